@@ -1,0 +1,48 @@
+"""Hive's full-ACID storage: directories, ORC files, partitions; no metastore, no network, local paths only."""
+
+from ingestd.acid.count import visible_rows
+from ingestd.acid.layout import (
+    ORC_ACID_VERSION,
+    ORC_ACID_VERSION_FILE,
+    Base,
+    DeleteDelta,
+    Delta,
+    ValidWriteIds,
+    VisibleDirectories,
+    bucket_name,
+    bucket_property,
+    delta_name,
+    parse_directory,
+    visible_directories,
+)
+from ingestd.acid.partitions import DEFAULT_PARTITION, Routed, partition_name, partition_value, route
+from ingestd.acid.pool import WriterPool, WrittenFile
+from ingestd.acid.writer import AcidWriter, ExactWriter, FastWriter, Finished, needs_exact
+
+__all__ = [
+    "DEFAULT_PARTITION",
+    "ORC_ACID_VERSION",
+    "ORC_ACID_VERSION_FILE",
+    "AcidWriter",
+    "Base",
+    "DeleteDelta",
+    "Delta",
+    "ExactWriter",
+    "FastWriter",
+    "Finished",
+    "Routed",
+    "ValidWriteIds",
+    "VisibleDirectories",
+    "WriterPool",
+    "WrittenFile",
+    "bucket_name",
+    "bucket_property",
+    "delta_name",
+    "needs_exact",
+    "parse_directory",
+    "partition_name",
+    "partition_value",
+    "route",
+    "visible_directories",
+    "visible_rows",
+]

@@ -1,0 +1,1 @@
+"""The commands; the only door to the terminal (click and rich)."""

@@ -1,0 +1,53 @@
+"""`ingestd check`: what is wrong with a configuration, before it runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.markup import escape
+
+from ingestd.cli.run import with_config
+from ingestd.config.files import read_document
+from ingestd.config.shape import Document, validated
+from ingestd.hive.client import Metastore
+from ingestd.ingest.checks import Finding, check_mapping, check_metastore
+
+
+@click.command()
+@with_config
+@click.option("--online", is_flag=True, help="Also ask Kafka, the metastore and the storage.")
+def check(files: tuple[Path, ...], directory: Path | None, online: bool) -> None:
+    """Say what is wrong with a configuration; exit 78 when it cannot be used, else that of the first finding."""
+    console = Console(soft_wrap=True, highlight=False)
+    document = validated(read_document(files, directory))
+    mappings = document.options()
+    console.print(f"[green]✓[/] configuration: {len(mappings)} mapping{'s' if len(mappings) != 1 else ''}")
+    if online:
+        faults = [f for f in _report(console, document) if f.error is not None]
+        if faults and faults[0].error is not None:
+            sys.exit(faults[0].error.exit_code)
+
+
+def _report(console: Console, document: Document) -> list[Finding]:
+    metastore = Metastore(document.metastore.uri, timeout_seconds=document.metastore.timeout)
+    findings = []
+    try:
+        for finding in check_metastore(metastore):
+            findings.append(_print(console, finding))
+        for options in document.options():
+            for finding in check_mapping(metastore, options):
+                findings.append(_print(console, finding))
+    finally:
+        metastore.close()
+    return findings
+
+
+def _print(console: Console, finding: Finding) -> Finding:
+    if finding.error is None:
+        console.print(f"[green]✓[/] {escape(finding.subject)}: {escape(finding.detail)}")
+    else:
+        console.print(f"[red]✗[/] {escape(finding.subject)}: {escape(str(finding.error))}")
+    return finding

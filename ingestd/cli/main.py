@@ -1,0 +1,37 @@
+"""`ingestd`: the group of commands, and the one place where an error becomes a sentence and an exit code.
+
+Exit codes: 0 well, 1 failure, 2 usage, 65 bad data or table, 69 a service is away, 70 fault of ingestd or Spark,
+77 credentials refused, 78 bad configuration.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ingestd import __version__
+from ingestd.cli.check import check
+from ingestd.cli.demo import demo
+from ingestd.cli.run import run
+from ingestd.cli.sandbox import sandbox
+from ingestd.errors import IngestdError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "INGESTD"})
+@click.version_option(__version__, prog_name="ingestd")
+def cli() -> None:
+    """Kafka records into Apache Hive ACID tables, exactly once."""
+
+
+for command in (run, check, demo, sandbox):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        cli(standalone_mode=True)
+    except IngestdError as error:
+        click.echo(f"ingestd: {error}", err=True)
+        sys.exit(error.exit_code)

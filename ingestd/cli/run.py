@@ -1,0 +1,57 @@
+"""`ingestd run`: the daemon in the foreground."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from ingestd.config.files import read_document
+from ingestd.config.shape import validated
+from ingestd.daemon import log
+from ingestd.daemon.run import run_daemon
+
+config_options: list[Any] = [
+    click.option(
+        "--config",
+        "files",
+        type=click.Path(path_type=Path, dir_okay=False),
+        multiple=True,
+        help="Configuration file; repeatable, later files win.",
+    ),
+    click.option(
+        "--config-dir",
+        "directory",
+        type=click.Path(path_type=Path),
+        help="Folder with one mapping per *.yaml file.",
+    ),
+]
+
+
+def with_config(command: Any) -> Any:
+    """Give a command --config and --config-dir."""
+    for option in reversed(config_options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@with_config
+@click.option("--until-caught-up", is_flag=True, help="Commit all that is in Kafka now, then exit 0.")
+@click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default="auto", show_default=True)
+def run(
+    files: tuple[Path, ...], directory: Path | None, until_caught_up: bool, log_format: Literal["auto", "text", "json"]
+) -> None:
+    """Move records from Kafka into Hive until stopped.
+
+    SIGTERM or SIGINT finishes the open transactions and exits 0; a second one aborts them.
+    """
+    log.configure(log_format)
+    document = validated(read_document(files, directory))
+    errors = run_daemon(document, drain=until_caught_up)
+    for error in errors:
+        click.echo(f"ingestd: {error}", err=True)
+    if errors:
+        sys.exit(errors[0].exit_code)

@@ -1,0 +1,202 @@
+"""`ingestd sandbox`: start, stop and look at a real Kafka and Hive on this machine.
+
+Invariant: standard output of `--json` is one JSON object and nothing else; everything for people goes to standard
+error when it is about progress.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from ingestd.clock import pause
+from ingestd.errors import SandboxError
+
+if TYPE_CHECKING:
+    from ingestd.sandbox import Addresses, Sandbox
+
+_SERVICES = ("kafka", "metastore", "hiveserver2")  # the package itself needs the extra `sandbox` to be imported
+_FOLLOW_SECONDS = 0.3
+_state_dir = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Where data, ports and logs are kept; several sandboxes need one each.  [default: in the cache folder]",
+)
+
+
+@click.group()
+def sandbox() -> None:
+    """A real Kafka and Hive 4 on this machine, to try ingestd out."""
+
+
+@sandbox.command()
+@_state_dir
+@click.option("--hiveserver2", is_flag=True, help="Start HiveServer2 too, to read back with SQL.")
+@click.option("--metastore-db", metavar="URL", help="PostgreSQL for the metastore instead of embedded Derby.")
+@click.option("--kafka-port", type=click.IntRange(1, 65535))
+@click.option("--metastore-port", type=click.IntRange(1, 65535))
+@click.option("--hiveserver2-port", type=click.IntRange(1, 65535))
+@click.option("--kafka-heap-mb", type=click.IntRange(128), default=512, show_default=True)
+@click.option("--metastore-heap-mb", type=click.IntRange(128), default=512, show_default=True)
+@click.option("--hiveserver2-heap-mb", type=click.IntRange(384), default=1024, show_default=True)
+@click.option("--txn-timeout-seconds", type=click.IntRange(1), default=300, show_default=True)
+@click.option("--housekeeper-seconds", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--compactor-check-seconds", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
+def up(as_json: bool, **options: Any) -> None:
+    """Start the services and return when they answer."""
+    with _interruptible(), _shown() as progress:
+        addresses = _sandbox(**options).up(progress)
+    if as_json:
+        click.echo(addresses.as_json())
+    else:
+        _print_addresses(addresses)
+
+
+@sandbox.command()
+@_state_dir
+def down(state_dir: Path | None) -> None:
+    """Stop the services; their data stays."""
+    with _shown() as progress:
+        ended = _sandbox(state_dir=state_dir).down(progress)
+    Console(highlight=False).print(f"stopped {', '.join(ended)}" if ended else "nothing was running")
+
+
+@sandbox.command()
+@_state_dir
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with one object per service.")
+def status(state_dir: Path | None, as_json: bool) -> None:
+    """Show what runs and whether it answers."""
+    states = _sandbox(state_dir=state_dir).status()
+    if as_json:
+        click.echo(json.dumps([{**asdict(state), "state": state.word} for state in states]))
+        return
+    table = Table("service", "state", "address", "pid", "memory", box=None)
+    colours = {"running": "green", "silent": "yellow", "stopped": "dim"}
+    for state in states:
+        memory = f"{state.memory_mb} MiB" if state.pid else ""
+        word = f"[{colours[state.word]}]{state.word}[/]"
+        table.add_row(state.name, word, state.address, str(state.pid or ""), memory)
+    Console().print(table)
+
+
+@sandbox.command()
+@_state_dir
+@click.argument("service", type=click.Choice(_SERVICES), required=False)
+@click.option("-n", "--lines", type=click.IntRange(0), default=50, show_default=True, help="How many last lines.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
+def logs(state_dir: Path | None, service: str | None, lines: int, follow: bool) -> None:
+    """Print the logs of one service, or of all."""
+    box = _sandbox(state_dir=state_dir)
+    names = [service] if service else list(_SERVICES)
+    files = {name: box.log_path(name) for name in names if box.log_path(name).exists()}
+    read = {name: _print_tail(name, file, lines, named=len(names) > 1) for name, file in files.items()}
+    while follow and files:
+        pause(_FOLLOW_SECONDS)
+        for name, file in files.items():
+            read[name] = _print_new(name, file, read[name], named=len(names) > 1)
+
+
+def _sandbox(**options: Any) -> Sandbox:
+    """The sandbox of these options; raises SandboxError when its optional dependencies are missing."""
+    try:
+        from ingestd.sandbox import Sandbox, SandboxOptions  # noqa: PLC0415  # see _SERVICES
+    except ModuleNotFoundError as error:
+        raise SandboxError(f"{error.name} is not installed", hint="run: pip install 'ingestd[sandbox]'") from error
+    return Sandbox(SandboxOptions(**options))
+
+
+def _print_tail(name: str, file: Path, lines: int, *, named: bool) -> int:
+    """Print the last lines of `file`; the byte to go on from."""
+    with file.open("rb") as log:
+        for line in deque(log, maxlen=lines):
+            _print_line(name if named else "", line)
+        return log.tell()
+
+
+def _print_new(name: str, file: Path, start: int, *, named: bool) -> int:
+    """Print what `file` got after `start`; a log that became shorter began anew."""
+    with file.open("rb") as log:
+        log.seek(start if file.stat().st_size >= start else 0)
+        for line in log:
+            _print_line(name if named else "", line)
+        return log.tell()
+
+
+def _print_line(name: str, line: bytes) -> None:
+    click.echo((f"{name}: " if name else "") + line.decode(errors="replace").rstrip("\n"))
+
+
+def _print_addresses(addresses: Addresses) -> None:
+    table = Table(show_header=False, box=None)
+    for name, value in asdict(addresses).items():
+        if value:
+            table.add_row(f"[bold]{name}[/]", escape(value))
+    Console().print(table)
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress on standard error: a bar on a terminal, else one line for each new step."""
+    console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        yield _lines(console)
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        task = bars.add_task("starting", total=None)
+
+        def show(step: str, done: int, total: int) -> None:
+            bars.update(task, description=step, completed=done, total=total or None)
+
+        yield show
+
+
+def _lines(console: Console) -> Callable[[str, int, int], None]:
+    last = [""]
+
+    def show(step: str, done: int, total: int) -> None:
+        if step != last[0]:
+            console.print(f"{step} ({total >> 20} MiB)" if total else step, markup=False)
+        last[0] = step
+
+    return show
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM becomes an exception, so that a half start is undone as Ctrl-C undoes it."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    import sys
+
+    from ingestd.errors import IngestdError
+
+    try:
+        sandbox()
+    except IngestdError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,50 @@
+"""Configuration to a running daemon, and from signals to its end.
+
+Invariant: a signal handler only sets a flag; the first lets what is open finish, the second aborts it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+from ingestd.config.shape import Document
+from ingestd.daemon.supervisor import Supervisor
+from ingestd.errors import IngestdError
+from ingestd.hive.client import Metastore
+from ingestd.ingest import failpoints
+from ingestd.ingest.mapping import Signals
+from ingestd.spark.engine import Engine
+
+
+def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
+    """Run until stopped, or with `drain` until caught up; returns the errors that ended mappings."""
+    failpoints.check()
+    mappings = document.options()
+    metastore = Metastore(document.metastore.uri, timeout_seconds=document.metastore.timeout)
+    signals = install_signals()
+    engine = Engine(document.spark.master, {k: _spark_text(v) for k, v in document.spark.conf.items()})
+    try:
+        supervisor = Supervisor(
+            metastore, engine, mappings, signals, drain=drain, shutdown_seconds=document.shutdown.timeout
+        )
+        return supervisor.run()
+    finally:
+        engine.stop()
+
+
+def install_signals() -> Signals:
+    """SIGTERM and SIGINT: the first sets `stop`, the second `abort`."""
+    signals = Signals(threading.Event(), threading.Event())
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        (signals.abort if signals.stop.is_set() else signals.stop).set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    return signals
+
+
+def _spark_text(value: str | int | float | bool) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

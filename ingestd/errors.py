@@ -1,0 +1,158 @@
+"""Every error that ingestd raises; the class decides the reaction, and an unknown error means stop.
+
+    IngestdError                       STOP      the daemon ends
+    ├ ConfigError                      STOP      exit 78
+    ├ RecordError                      STOP_ONE  this mapping stops; names topic, partition, offset, column
+    ├ Unavailable                      RETRY     wait and try again
+    │  ├ MetastoreUnavailable                    (Hive Streaming: ConnectionError)
+    │  ├ BrokerUnavailable
+    │  └ StorageUnavailable                      (Hive Streaming: StreamingIOFailure)
+    ├ LoginFailed                      STOP      exit 77
+    ├ InvalidTable                     STOP_ONE  missing, not ACID, not ORC, does not fit
+    ├ InvalidTopic                     STOP_ONE  missing, or no right to read it
+    ├ OffsetsLost                      STOP_ONE  Kafka no longer has what comes next
+    ├ TransactionError                 REWIND    nothing is visible: read the stored offsets, begin again
+    │  ├ TransactionAborted
+    │  ├ TableChanged                            its shape moved between plan and commit
+    │  └ CommitOutcomeUnknown          RESOLVE   ask the control row, never guess
+    ├ OwnershipLost                    STAND_BY  another daemon owns the mapping
+    └ SandboxError                     STOP      the sandbox could not start
+
+Foreign exceptions are translated once, at the door of the package that owns the foreign library.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import ClassVar
+
+
+class Reaction(Enum):
+    """What the supervisor does with an error."""
+
+    STOP = "stop"
+    STOP_ONE = "stop this mapping"
+    RETRY = "retry"
+    REWIND = "rewind"
+    RESOLVE = "resolve"
+    STAND_BY = "stand by"
+
+
+class IngestdError(Exception):
+    """An error that says what was wrong, where, and what to do.
+
+    `what` is one sentence; `where` names file, key, topic, partition, offset or column; `hint` is the mend.
+    """
+
+    reaction: ClassVar[Reaction] = Reaction.STOP
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
+        super().__init__(what, where, hint)
+        self.what = what
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        mend = f" → {self.hint}" if self.hint else ""
+        return f"{place}{self.what}{mend}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _revive, (type(self), self.what, self.where, self.hint)
+
+
+def _revive(kind: type[IngestdError], what: str, where: str, hint: str) -> IngestdError:
+    """Rebuild an error that crossed a process border (Spark tasks raise these)."""
+    return kind(what, where=where, hint=hint)
+
+
+class ConfigError(IngestdError):
+    """The configuration is wrong; `where` is file and key path."""
+
+    exit_code = 78
+
+
+class RecordError(IngestdError):
+    """A record cannot be stored as the table's columns ask (Hive Streaming: SerializationError)."""
+
+    reaction = Reaction.STOP_ONE
+    exit_code = 65
+
+
+class Unavailable(IngestdError):
+    """A service does not answer now; it may later."""
+
+    reaction = Reaction.RETRY
+    exit_code = 69
+
+
+class MetastoreUnavailable(Unavailable):
+    """No metastore of the list answers (Hive Streaming: ConnectionError)."""
+
+
+class BrokerUnavailable(Unavailable):
+    """Kafka does not answer."""
+
+
+class StorageUnavailable(Unavailable):
+    """The warehouse cannot be written now: disk full, no answer (Hive Streaming: StreamingIOFailure)."""
+
+
+class LoginFailed(IngestdError):
+    """Credentials were refused."""
+
+    exit_code = 77
+
+
+class InvalidTable(IngestdError):
+    """The table is missing, is not ACID ORC, or its columns do not fit the mapping."""
+
+    reaction = Reaction.STOP_ONE
+    exit_code = 65
+
+
+class InvalidTopic(IngestdError):
+    """The topic does not exist or may not be read."""
+
+    reaction = Reaction.STOP_ONE
+    exit_code = 65
+
+
+class OffsetsLost(IngestdError):
+    """Kafka no longer has the next offsets of this mapping."""
+
+    reaction = Reaction.STOP_ONE
+    exit_code = 65
+
+
+class TransactionError(IngestdError):
+    """The Hive transaction failed and nothing of it is visible."""
+
+    reaction = Reaction.REWIND
+
+
+class TransactionAborted(TransactionError):
+    """The metastore aborted the transaction: time-out, administrator, or a rival's take-over."""
+
+
+class TableChanged(TransactionError):
+    """The table's shape changed between plan and commit."""
+
+
+class CommitOutcomeUnknown(TransactionError):
+    """The answer to the commit was lost: it may or may not have happened."""
+
+    reaction = Reaction.RESOLVE
+
+
+class OwnershipLost(IngestdError):
+    """Another daemon owns this mapping; nothing of ours became visible."""
+
+    reaction = Reaction.STAND_BY
+
+
+class SandboxError(IngestdError):
+    """The sandbox could not start or stop."""
+
+    exit_code = 69

@@ -1,0 +1,138 @@
+"""A metastore connection per thread, with fail-over on use and every Thrift error translated.
+
+Invariant: a call is never repeated here. A broken connection raises MetastoreUnavailable and the next call dials anew,
+the next address of the list first: whether a call may be repeated is known only to the caller.
+"""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from hive_metastore import ThriftHiveMetastore, ttypes
+from hmsclient.hmsclient import HMSClient
+from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.Thrift import TApplicationException, TException
+from thrift.transport.TSocket import TSocket
+from thrift.transport.TTransport import TBufferedTransport, TTransportException
+
+from ingestd.errors import ConfigError, IngestdError, InvalidTable, MetastoreUnavailable, TransactionAborted
+
+_DEFAULT_PORT = 9083
+# HMS answers and accepts ACID tables only for a client that names what it can do (MetastoreDefaultTransformer).
+CAPABILITIES = [
+    "EXTWRITE", "EXTREAD", "HIVEBUCKET2", "HIVEFULLACIDREAD", "HIVEFULLACIDWRITE", "HIVEMANAGESTATS",
+    "HIVEMANAGEDINSERTWRITE", "HIVEMANAGEDINSERTREAD", "HIVESQL", "ACCEPTS_UNMODIFIED_METADATA",
+]  # fmt: skip
+
+
+class _Connection(ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
+    """hmsclient's handling of a connection with the calls of Hive 4 (its own stubs are Hive 2.3)."""
+
+    def __init__(self, protocol: TBinaryProtocol) -> None:
+        HMSClient.__init__(self, protocol)
+
+
+class Metastore:
+    """The calls of one metastore, by any of its addresses, from any thread.
+
+    `uris`: `thrift://host:port`, comma-separated; `timeout_seconds` bounds each call.
+    """
+
+    def __init__(self, uris: str, *, timeout_seconds: float = 60.0) -> None:
+        self.addresses = _addresses(uris)
+        self.timeout_seconds = timeout_seconds
+        # Whether its database can compare a table parameter, found out at the first try (`statistics.py`).
+        self.compares_parameters = True
+        self.user = getpass.getuser()
+        self.host = socket.gethostname()[:128]
+        self._local = threading.local()
+        self._first = 0
+
+    def call(self, method: str, *arguments: object) -> Any:
+        """Call a metastore method once; the answer is a Thrift value, so only this package may use it.
+
+        Raises MetastoreUnavailable when nobody answered or the server failed, TransactionAborted when the transaction
+        is gone, InvalidTable when an object is missing, `MetastoreRefusal` for every other declared exception.
+        """
+        connection = self._connection()
+        try:
+            return getattr(connection, method)(*arguments)
+        except (TTransportException, OSError, EOFError) as error:
+            self.close()
+            raise MetastoreUnavailable(f"{method}: {error or type(error).__name__}", where=self._where()) from error
+        except TException as error:
+            raise _translated(method, error, self._where()) from error
+
+    def close(self) -> None:
+        """Drop this thread's connection; the next call dials anew."""
+        connection = getattr(self._local, "connection", None)
+        self._local.connection = None
+        if connection is not None:
+            connection.close()
+
+    def _connection(self) -> _Connection:
+        connection = getattr(self._local, "connection", None)
+        return connection if connection is not None else self._dial()
+
+    def _dial(self) -> _Connection:
+        """Open the first address that answers, beginning with the one that answered last."""
+        failures = []
+        for step in range(len(self.addresses)):
+            index = (self._first + step) % len(self.addresses)
+            host, port = self.addresses[index]
+            try:
+                self._local.connection = self._open(host, port)
+            except (TException, OSError) as error:
+                failures.append(f"{host}:{port}: {error}")
+                continue
+            self._first = index
+            return self._local.connection
+        raise MetastoreUnavailable(
+            "no metastore answers", where="; ".join(failures), hint="is it running, and is metastore.uri right?"
+        )
+
+    def _open(self, host: str, port: int) -> _Connection:
+        wire = TSocket(host, port)
+        wire.setTimeout(self.timeout_seconds * 1000)
+        connection = _Connection(TBinaryProtocol(TBufferedTransport(wire)))
+        connection.open()
+        # HMS makes partition directories as this user when metastore.execute.setugi is on (TUGIBasedProcessor).
+        connection.set_ugi(self.user, [self.user])
+        return connection
+
+    def _where(self) -> str:
+        host, port = self.addresses[self._first]
+        return f"metastore {host}:{port}"
+
+
+class MetastoreRefusal(IngestdError):
+    """The metastore understood the call and said no; `what` holds its words."""
+
+
+def _addresses(uris: str) -> Sequence[tuple[str, int]]:
+    parsed = [urlsplit(uri.strip()) for uri in uris.split(",") if uri.strip()]
+    wrong = [p.geturl() for p in parsed if p.scheme != "thrift" or not p.hostname]
+    if wrong or not parsed:
+        raise ConfigError(
+            f"{wrong[0] if wrong else 'empty'} is not a metastore address",
+            where="metastore.uri",
+            hint="thrift://host:9083, several separated by commas",
+        )
+    return [(p.hostname or "", p.port or _DEFAULT_PORT) for p in parsed]
+
+
+def _translated(method: str, error: TException, where: str) -> IngestdError:
+    text = f"{method}: {getattr(error, 'message', None) or error}"
+    if isinstance(error, (ttypes.NoSuchTxnException, ttypes.TxnAbortedException, ttypes.NoSuchLockException)):
+        return TransactionAborted(text, where=where)
+    if isinstance(error, ttypes.NoSuchObjectException):
+        return InvalidTable(text, where=where)
+    # The server's own trouble, such as its database being away, comes as MetaException or as an undeclared exception.
+    if isinstance(error, (ttypes.MetaException, TApplicationException)):
+        return MetastoreUnavailable(text, where=where, hint="see the metastore's log")
+    return MetastoreRefusal(text, where=where)

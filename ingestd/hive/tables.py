@@ -1,0 +1,124 @@
+"""Tables as the metastore describes them, reduced to what a writer must know.
+
+Invariant: a `Table` that left `load_acid_table` is full ACID ORC, unbucketed, managed, and has only primitive columns.
+Source of the rules: TransactionalValidationListener, AcidUtils.isFullAcidTable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hive_metastore import ttypes
+
+from ingestd.acid.partitions import partition_name
+from ingestd.acid.writer import Compression
+from ingestd.errors import InvalidTable
+from ingestd.hive.client import CAPABILITIES, Metastore
+from ingestd.schema import Column, HiveType
+
+_ORC_INPUT = "org.apache.hadoop.hive.ql.io.orc.OrcInputFormat"
+
+_COMPRESSIONS: dict[str, Compression] = {"zlib": "zlib", "snappy": "snappy", "none": "none", "zstd": "zstd"}
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """`database.table`, both lower case as HMS stores them."""
+
+    database: str
+    table: str
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """Read `database.table`; a bare name is in `default`."""
+        database, _, table = text.strip().lower().rpartition(".")
+        return cls(database or "default", table)
+
+    def __str__(self) -> str:
+        return f"{self.database}.{self.table}"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One ACID table: `columns` without the partition columns, which are `partition_columns`.
+
+    `id` changes when the table is dropped and made again; `location` is the URI of its directory.
+    """
+
+    name: TableName
+    id: int
+    location: str
+    columns: tuple[Column, ...]
+    partition_columns: tuple[Column, ...]
+    parameters: Mapping[str, str] = field(compare=False)
+    raw: Any = field(compare=False, repr=False)
+
+    @property
+    def compression(self) -> Compression:
+        """The ORC compression that the table asks for by `orc.compress`; zstd when it asks for none that we write."""
+        return _COMPRESSIONS.get(self.parameters.get("orc.compress", "").lower(), "zstd")
+
+    def partition_name(self, values: Sequence[str]) -> str:
+        """Hive's name of a partition: `key=value/…`, escaped."""
+        return partition_name([c.name for c in self.partition_columns], values)
+
+
+def read_table(metastore: Metastore, name: TableName) -> Any:
+    """The Thrift table as HMS holds it now. Raises InvalidTable when there is none."""
+    request = ttypes.GetTableRequest(
+        dbName=name.database,
+        tblName=name.table,
+        capabilities=ttypes.ClientCapabilities(values=[ttypes.ClientCapability.INSERT_ONLY_TABLES]),
+        processorCapabilities=CAPABILITIES,
+        processorIdentifier="ingestd",
+    )
+    try:
+        return metastore.call("get_table_req", request).table
+    except InvalidTable as error:
+        raise InvalidTable("the table does not exist", where=f"table {name}", hint="create it first") from error
+
+
+def load_acid_table(metastore: Metastore, name: TableName) -> Table:
+    """Read and check a table. Raises InvalidTable naming the first thing that does not fit, with the mend."""
+    raw = read_table(metastore, name)
+    parameters = dict(raw.parameters or {})
+    _require_acid_orc(raw, parameters, name)
+    return Table(
+        name=name,
+        id=raw.id or 0,
+        location=raw.sd.location.rstrip("/"),
+        columns=_columns(raw.sd.cols, name),
+        partition_columns=_columns(raw.partitionKeys or [], name),
+        parameters=parameters,
+        raw=raw,
+    )
+
+
+def _columns(fields: Any, name: TableName) -> tuple[Column, ...]:
+    try:
+        return tuple(Column(f.name.lower(), HiveType.parse(f.type, column=f.name)) for f in fields)
+    except InvalidTable as error:
+        raise InvalidTable(error.what, where=f"table {name}, {error.where}", hint=error.hint) from error
+
+
+def _require_acid_orc(raw: Any, parameters: Mapping[str, str], name: TableName) -> None:
+    acid = parameters.get("transactional", "").lower() == "true"
+    insert_only = parameters.get("transactional_properties", "").lower() == "insert_only"
+    faults = [
+        (raw.tableType == "VIRTUAL_VIEW", "is a view", "name a table"),
+        (
+            not acid,
+            "is not a transactional table",
+            f"create it with STORED AS ORC TBLPROPERTIES('transactional'='true')"
+            f"{', a managed table is needed' if raw.tableType == 'EXTERNAL_TABLE' else ''}",
+        ),
+        (insert_only, "is an insert-only table", "use a full ACID table: STORED AS ORC without insert_only"),
+        (raw.sd.inputFormat != _ORC_INPUT, f"is stored as {raw.sd.inputFormat}", "STORED AS ORC"),
+        (bool(raw.sd.bucketCols), "is bucketed", "bucketed tables are not written yet: leave CLUSTERED BY out"),
+        ("repl.target.for" in parameters, "is a replica", "write to the source of the replication"),
+    ]
+    for wrong, what, mend in faults:
+        if wrong:
+            raise InvalidTable(f"the table {what}", where=f"table {name}", hint=mend)

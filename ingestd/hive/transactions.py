@@ -1,0 +1,152 @@
+"""One Hive transaction as a client sees it: open, allocate, lock, register, commit, abort.
+
+Invariant: the write id is allocated before any lock is asked for (the lock copies it into TXN_COMPONENTS), and every
+component says `isTransactional` and `operationType` itself: Python's Thrift sends defaults, which HMS takes as
+"not transactional", and then nothing is ever compacted or cleaned (InsertTxnComponentsCommand).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hive_metastore import ttypes
+
+from ingestd.clock import Deadline, pause
+from ingestd.errors import MetastoreUnavailable, TransactionAborted
+from ingestd.hive.client import Metastore
+from ingestd.hive.tables import TableName
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValue:
+    """A table parameter that the commit itself updates (CommitTxnKeyValue); the key must exist already."""
+
+    table_id: int
+    key: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """An open transaction that writes one table; `id` is the transaction's, `write_id` the table's number for it."""
+
+    id: int
+    write_id: int
+    table: TableName
+    agent: str
+
+
+def begin(metastore: Metastore, table: TableName, agent: str) -> Transaction:
+    """Open a transaction and allocate its write id.
+
+    `agent` (≤ 128 characters) goes into the host name too: HMS lists a transaction's host, but not its agent.
+    """
+    opened = metastore.call(
+        "open_txns",
+        ttypes.OpenTxnRequest(num_txns=1, user=metastore.user, hostname=agent[:128], agentInfo=agent[:128]),
+    )
+    txn_id = opened.txn_ids[0]
+    request = ttypes.AllocateTableWriteIdsRequest(dbName=table.database, tableName=table.table, txnIds=[txn_id])
+    allocated = metastore.call("allocate_table_write_ids", request)
+    return Transaction(txn_id, allocated.txnToWriteIds[0].writeId, table, agent)
+
+
+def lock(
+    metastore: Metastore,
+    txn: Transaction,
+    *,
+    lease: TableName,
+    dynamic: bool,
+    deadline: Deadline,
+    stop: threading.Event,
+) -> None:
+    """Lock the table for writing and take the lease, both at once, and wait until they are granted.
+
+    The lease is an EXCLUSIVE lock on a name that needs no table; a rival gets it only when `txn` has ended.
+    Raises TransactionAborted when the transaction is gone, MetastoreUnavailable when the locks do not come in time.
+    """
+    request = ttypes.LockRequest(
+        component=[_write_component(txn.table, dynamic), _lease_component(lease)],
+        txnid=txn.id,
+        user=metastore.user,
+        hostname=metastore.host,
+        agentInfo=txn.agent[:128],
+    )
+    answer = metastore.call("lock", request)
+    wait_seconds = 0.005
+    while answer.state == ttypes.LockState.WAITING:
+        if deadline.passed or pause(wait_seconds, stop):
+            raise MetastoreUnavailable(
+                "the locks were not granted in time", where=f"table {txn.table}", hint="see SHOW LOCKS"
+            )
+        wait_seconds = min(wait_seconds * 1.5, 0.5)
+        answer = metastore.call("check_lock", ttypes.CheckLockRequest(lockid=answer.lockid, txnid=txn.id))
+    if answer.state != ttypes.LockState.ACQUIRED:
+        raise TransactionAborted(f"the locks were refused: {answer.errorMessage}", where=f"table {txn.table}")
+
+
+def register_partitions(metastore: Metastore, txn: Transaction, names: Sequence[str]) -> None:
+    """Tell HMS which partitions the transaction writes; must precede any file under them.
+
+    An aborted write id whose partition was never registered becomes visible once HMS forgets the transaction.
+    """
+    metastore.call(
+        "add_dynamic_partitions",
+        ttypes.AddDynamicPartitions(
+            txnid=txn.id,
+            writeid=txn.write_id,
+            dbname=txn.table.database,
+            tablename=txn.table.table,
+            partitionnames=list(names),
+            operationType=ttypes.DataOperationType.INSERT,
+        ),
+    )
+
+
+def commit(metastore: Metastore, txn: Transaction, key_value: KeyValue) -> None:
+    """Make the transaction and its key-value visible, both or neither (TxnHandler.commitTxn, HIVE-20538)."""
+    value = ttypes.CommitTxnKeyValue(tableId=key_value.table_id, key=key_value.key, value=key_value.value)
+    metastore.call("commit_txn", ttypes.CommitTxnRequest(txnid=txn.id, keyValue=value))
+
+
+def abort(metastore: Metastore, txn_id: int) -> None:
+    """Abort a transaction. One that is gone already is fine: nothing of it is visible, or it had committed."""
+    try:
+        metastore.call("abort_txn", ttypes.AbortTxnRequest(txnid=txn_id))
+    except TransactionAborted:
+        return
+
+
+def open_transactions(metastore: Metastore, agent_prefix: str) -> list[int]:
+    """Ids of the open transactions whose agent begins with `agent_prefix`."""
+    answer = metastore.call("get_open_txns_info")
+    return [
+        txn.id
+        for txn in answer.open_txns
+        if txn.state == ttypes.TxnState.OPEN and (txn.hostname or "").startswith(agent_prefix)
+    ]
+
+
+def _write_component(table: TableName, dynamic: bool) -> ttypes.LockComponent:
+    return ttypes.LockComponent(
+        type=ttypes.LockType.SHARED_READ,
+        level=ttypes.LockLevel.TABLE,
+        dbname=table.database,
+        tablename=table.table,
+        operationType=ttypes.DataOperationType.INSERT,
+        isTransactional=True,
+        isDynamicPartitionWrite=dynamic,
+    )
+
+
+def _lease_component(lease: TableName) -> ttypes.LockComponent:
+    return ttypes.LockComponent(
+        type=ttypes.LockType.EXCLUSIVE,
+        level=ttypes.LockLevel.TABLE,
+        dbname=lease.database,
+        tablename=lease.table,
+        operationType=ttypes.DataOperationType.NO_TXN,
+        isTransactional=False,
+    )

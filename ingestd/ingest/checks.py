@@ -1,0 +1,95 @@
+"""Asks the real systems whether a mapping could work, without moving a record.
+
+Invariant: whatever a check makes (a lease, a hidden directory) is gone when it ends.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ingestd.errors import IngestdError, MetastoreUnavailable
+from ingestd.hive import leases
+from ingestd.hive.client import Metastore
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.ingest.mapping import STAGING, static_values
+from ingestd.ingest.options import MappingOptions
+from ingestd.kafka.broker import Broker
+from ingestd.kafka.ranges import OffsetRange
+from ingestd.kafka.reader import read
+from ingestd.storage import local
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of a report; `error` is None when all is well."""
+
+    subject: str
+    detail: str
+    error: IngestdError | None
+
+
+def check_metastore(metastore: Metastore) -> Iterator[Finding]:
+    """Does it answer, and does it grant locks?"""
+    yield _finding("metastore", lambda: f"answers, version {metastore.call('getVersion')}")
+    yield _finding("metastore locks", lambda: _try_lock(metastore))
+
+
+def check_mapping(metastore: Metastore, options: MappingOptions) -> Iterator[Finding]:
+    """Topics, table and storage of one mapping."""
+    subject = f"mapping {options.name}"
+    for topic in options.topics:
+        yield _finding(f"{subject}, topic {topic}", lambda topic=topic: _try_topic(options, topic))  # type: ignore[misc]
+    yield _finding(f"{subject}, table {options.table}", lambda: _try_table(metastore, options))
+    yield _finding(f"{subject}, storage", lambda: _try_storage(metastore, options))
+
+
+def _finding(subject: str, probe: Callable[[], str]) -> Finding:
+    try:
+        return Finding(subject, probe(), None)
+    except IngestdError as error:
+        return Finding(subject, "", error)
+
+
+def _try_lock(metastore: Metastore) -> str:
+    name = TableName("ingestd", f"check_{uuid.uuid4().hex[:8]}")
+    lock_id = leases.try_acquire(metastore, name, "ingestd/check")
+    if lock_id is None:
+        raise MetastoreUnavailable(
+            "a lock on a new name was not granted", hint="hive.txn.manager must be DbTxnManager, see SHOW LOCKS"
+        )
+    leases.release(metastore, lock_id)
+    return "are granted"
+
+
+def _try_topic(options: MappingOptions, topic: str) -> str:
+    broker = Broker(options.kafka)
+    partitions = broker.partitions([topic])
+    first, ends = broker.earliest(partitions), broker.ends(partitions)
+    for partition in partitions:
+        if ends[partition] > first[partition]:
+            last = OffsetRange(*partition, ends[partition] - 1, ends[partition])
+            list(read(options.kafka, [last]))
+            break
+    waiting = sum(ends[p] - first[p] for p in partitions)
+    return f"{len(partitions)} partitions, {waiting:,} offsets, readable"
+
+
+def _try_table(metastore: Metastore, options: MappingOptions) -> str:
+    table = load_acid_table(metastore, options.table)
+    static = static_values(table, options)
+    by = ", ".join(c.name for c in table.partition_columns)
+    how = "" if not by else f", partition {table.partition_name(static)}" if static else f", partitioned by {by}"
+    return f"full ACID ORC, {len(table.columns)} columns{how}"
+
+
+def _try_storage(metastore: Metastore, options: MappingOptions) -> str:
+    root = local.local_path(load_acid_table(metastore, options.table).location)
+    probe = root / STAGING / f"check-{uuid.uuid4().hex[:8]}"
+    local.make_directory(probe)
+    try:
+        local.write_bytes(probe / "probe", b"ingestd")
+    finally:
+        local.remove_tree(probe)
+    return f"{root} can be written"

@@ -1,0 +1,206 @@
+"""Makes one staged transaction visible in Hive exactly once: the page everybody must read.
+
+Invariant: rows become readable and the offsets they came from become recorded in the same metastore commit, or neither
+does. Killing the process between any two lines below changes nothing of this.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ingestd.acid.layout import ORC_ACID_VERSION, ORC_ACID_VERSION_FILE, bucket_name, delta_name
+from ingestd.acid.pool import WrittenFile
+from ingestd.clock import Deadline, Stopwatch
+from ingestd.errors import (
+    CommitOutcomeUnknown,
+    MetastoreUnavailable,
+    OwnershipLost,
+    TableChanged,
+    TransactionAborted,
+    TransactionError,
+)
+from ingestd.hive import transactions
+from ingestd.hive.client import Metastore
+from ingestd.hive.control import ControlTable, read_state
+from ingestd.hive.partitions import partition_locations
+from ingestd.hive.statistics import WHOLE_TABLE
+from ingestd.hive.tables import Table, load_acid_table
+from ingestd.hive.transactions import Transaction
+from ingestd.ingest import counting, failpoints
+from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.plan import Plan
+from ingestd.ingest.state import MappingState
+from ingestd.storage import local
+
+_LOCK_SECONDS = 120.0
+_RESOLVE_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One transaction between stage and commit: its plan, its table as planned, and the files that were staged."""
+
+    plan: Plan
+    table: Table
+    txn: Transaction
+    files: tuple[WrittenFile, ...]
+    staging: Path
+    records: int
+    skipped: int
+    bytes: int
+    watch: Stopwatch = field(compare=False)
+
+    @property
+    def rows(self) -> int:
+        """Rows that the commit adds."""
+        return sum(file.rows for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a commit did; `recounted` names what had to be counted again because others wrote statistics beside us."""
+
+    work: Work
+    state: MappingState
+    recounted: Sequence[str]
+
+
+class Committer:
+    """Carries the staged transactions of one mapping through the metastore, one after the other."""
+
+    def __init__(
+        self, metastore: Metastore, options: MappingOptions, control: ControlTable, stop: threading.Event
+    ) -> None:
+        self._metastore = metastore
+        self._options = options
+        self._control = control
+        self._stop = stop
+
+    def commit(self, work: Work, after: MappingState) -> Committed:
+        """Commit `work`; on return its rows are readable and `after` is the stored state.
+
+        Steps 1 to 3, plan, open and stage, came before (`mapping.py`); 9, the mirror in Kafka, comes after.
+
+        4. lock and fence   the table and the lease, both at once; then the offsets must still be where we began
+        5. register         partitions, before any file appears under them
+        6. place            the deltas, each by one rename
+        7. count            the row counts that Hive answers from
+        8. commit           the one visible moment
+
+        Raises OwnershipLost when somebody else committed meanwhile, TableChanged, TransactionAborted, or an
+        Unavailable: in each case nothing of `work` is or will become visible.
+        """
+        self._lock_and_fence(work)
+        locations = self._register(work)
+        self._place(work, locations)
+        expected = self._count(work)
+        self._commit(work, after)
+        return Committed(work, after, self._look_after(work, expected, locations))
+
+    def _lock_and_fence(self, work: Work) -> None:
+        """Take the locks, then see that neither the offsets nor the table moved since they were planned.
+
+        Only under the lease is the answer final: a rival gets the lease when our transaction has ended, and an ended
+        transaction cannot commit.
+        """
+        transactions.lock(
+            self._metastore,
+            work.txn,
+            lease=self._options.commit_lease,
+            dynamic=bool(work.table.partition_columns),
+            deadline=Deadline.after(_LOCK_SECONDS),
+            stop=self._stop,
+        )
+        stored = MappingState.parse(read_state(self._metastore, self._control))
+        if (stored.position if stored else {}) != work.plan.before:
+            raise OwnershipLost("the offsets were moved by another daemon", where=f"mapping {self._options.name}")
+        if load_acid_table(self._metastore, work.table.name) != work.table:
+            raise TableChanged("the table's columns or place changed", where=f"table {work.table.name}")
+        self._done(work, "locked")
+
+    def _register(self, work: Work) -> dict[str, str]:
+        """Make missing partitions and register all that are written; returns the directory of each name."""
+        if not work.table.partition_columns:
+            self._done(work, "registered")
+            return {WHOLE_TABLE: work.table.location}
+        values = {work.table.partition_name(f.partition): f.partition for f in work.files}
+        locations = partition_locations(self._metastore, work.table, values) if values else {}
+        if locations:
+            transactions.register_partitions(self._metastore, work.txn, list(locations))
+        self._done(work, "registered")
+        return locations
+
+    def _place(self, work: Work, locations: Mapping[str, str]) -> None:
+        """Gather each delta in the staging directory, then rename it to its place: it appears whole or not at all."""
+        deltas: dict[tuple[str, int], list[WrittenFile]] = {}
+        for file in work.files:
+            name = work.table.partition_name(file.partition) if work.table.partition_columns else WHOLE_TABLE
+            deltas.setdefault((name, file.statement), []).append(file)
+        for number, ((name, statement), files) in enumerate(deltas.items()):
+            gathered = work.staging / f"delta-{number}"
+            local.make_directory(gathered)
+            for file in files:
+                local.move(Path(file.path), gathered / bucket_name(file.bucket))
+            local.write_bytes(gathered / ORC_ACID_VERSION_FILE, ORC_ACID_VERSION)
+            target = local.local_path(locations[name]) / delta_name(work.txn.write_id, statement)
+            local.move(gathered, target)
+            local.sync_directory(target.parent)
+        self._done(work, "placed")
+
+    def _count(self, work: Work) -> dict[str, int]:
+        """Count the rows up just before the commit, so that `count(*)` is right from the first moment."""
+        added = counting.added_rows(work.table, work.files)
+        expected = counting.count_up(self._metastore, work.table, self._options.name, work.txn, added)
+        self._done(work, "counted")
+        return expected
+
+    def _commit(self, work: Work, after: MappingState) -> None:
+        """Commit rows and state at once; an answer that was lost is asked for, never guessed."""
+        try:
+            transactions.commit(self._metastore, work.txn, self._control.key_value(after.text()))
+        except MetastoreUnavailable as error:
+            self._resolve(work, after, error)
+        self._done(work, "committed")
+
+    def _resolve(self, work: Work, after: MappingState, cause: MetastoreUnavailable) -> None:
+        """Find out whether the commit happened: the control row says so, and until it does, commit again.
+
+        Repeating is safe: HMS accepts the repeated commit of a committed transaction and refuses that of an aborted one
+        (TxnHandler.commitTxn). Raises TransactionAborted or, when nobody answers in time, CommitOutcomeUnknown.
+        """
+        deadline = Deadline.after(_RESOLVE_SECONDS)
+        wait_seconds = 0.2
+        while not deadline.passed and not self._stop.wait(wait_seconds):
+            wait_seconds = min(wait_seconds * 2, 5.0)
+            try:
+                if self._is_stored(after):
+                    return
+                transactions.commit(self._metastore, work.txn, self._control.key_value(after.text()))
+                return
+            except MetastoreUnavailable:
+                continue
+            except TransactionAborted:
+                if self._is_stored(after):
+                    return
+                raise
+        raise CommitOutcomeUnknown(cause.what, where=f"transaction {work.txn.id}") from cause
+
+    def _is_stored(self, after: MappingState) -> bool:
+        return read_state(self._metastore, self._control) == after.text()
+
+    def _look_after(self, work: Work, expected: Mapping[str, int], locations: Mapping[str, str]) -> list[str]:
+        """The commit stands whatever happens here; a count that cannot be looked at now is looked at next time."""
+        try:
+            return counting.look_after(self._metastore, work.table, expected, locations)
+        except (MetastoreUnavailable, TransactionError) as error:
+            return [f"not looked at: {error}"]
+        finally:
+            local.remove_tree(work.staging)
+
+    @staticmethod
+    def _done(work: Work, step: str) -> None:
+        work.watch.lap(step)
+        failpoints.reach(step)

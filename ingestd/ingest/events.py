@@ -1,0 +1,75 @@
+"""One function per happening of a mapping: the only place where its log lines are worded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import structlog
+
+from ingestd.errors import IngestdError
+from ingestd.ingest.commit import Committed
+
+_log: Any = structlog.get_logger("ingestd")
+
+
+def committed(mapping: str, done: Committed) -> None:
+    """The canonical line of a commit."""
+    work = done.work
+    seconds = max(1, sum(work.watch.steps.values())) / 1000
+    extra: dict[str, Any] = {"skipped": work.skipped} if work.skipped else {}
+    if done.recounted:
+        extra["recounted"] = list(done.recounted)
+    _log.info(
+        "committed",
+        mapping=mapping,
+        txn=work.txn.id,
+        write_id=work.txn.write_id,
+        rows=work.rows,
+        records=work.records,
+        bytes=work.bytes,
+        files=len(work.files),
+        seconds=round(seconds, 2),
+        ms=dict(work.watch.steps),
+        ranges=[str(r) for r in work.plan.ranges],
+        **extra,
+    )
+
+
+def started(mapping: str, offsets: int, aborted: list[int]) -> None:
+    """The mapping is ours and begins at a position; `aborted` are transactions that a predecessor left open."""
+    _log.info("owner", mapping=mapping, next_offsets_sum=offsets, aborted_transactions=aborted)
+
+
+def standing_by(mapping: str, owner: str) -> None:
+    """Another daemon owns the mapping."""
+    _log.info("standing by", mapping=mapping, owner=owner)
+
+
+def trying_again(mapping: str, error: IngestdError, seconds: float) -> None:
+    """A step failed in a way that passes."""
+    _log.warning(
+        "waiting", mapping=mapping, reason=type(error).__name__, error=str(error), again_in=round(seconds, 1)
+    )
+
+
+def gap(mapping: str, text: str) -> None:
+    """Offsets were lost and policy says to go on."""
+    _log.error("offsets lost", mapping=mapping, gap=text)
+
+
+def counts_mended(mapping: str, names: list[str]) -> None:
+    """The row counts of an aborted transaction were taken back."""
+    _log.info("row counts mended", mapping=mapping, partitions=names)
+
+
+def mirror_failed(mapping: str, error: IngestdError) -> None:
+    """The group offsets in Kafka lag behind; the next commit sets them right."""
+    _log.warning("mirror failed", mapping=mapping, error=str(error))
+
+
+def stopped(mapping: str, error: IngestdError | None) -> None:
+    """The mapping ended, by error or because it was asked to."""
+    if error is None:
+        _log.info("stopped", mapping=mapping)
+    else:
+        _log.error("stopped by an error", mapping=mapping, reason=type(error).__name__, error=str(error))

@@ -1,0 +1,261 @@
+"""One mapping's life: own it, recover, then plan, open, stage and commit until told to stop.
+
+Invariant: whatever fails, the way on is the same: `_recover` aborts what is open and reads the stored position, so
+nothing that is kept in memory ever decides what was committed. The next stage runs while the last one commits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping as Map
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+
+from ingestd import retry
+from ingestd.acid.partitions import DEFAULT_PARTITION
+from ingestd.clock import Stopwatch
+from ingestd.errors import IngestdError, InvalidTable, TransactionAborted
+from ingestd.hive import transactions
+from ingestd.hive.client import Metastore
+from ingestd.hive.control import ensure_control_table, read_state
+from ingestd.hive.tables import Table, load_acid_table
+from ingestd.ingest import counting, events, failpoints, stage
+from ingestd.ingest.commit import Committer, Work
+from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.ownership import Ownership
+from ingestd.ingest.plan import Plan, Planner
+from ingestd.ingest.stage import Staged, StageTask
+from ingestd.ingest.state import MappingState
+from ingestd.kafka.broker import Broker, OffsetMirror
+from ingestd.kafka.ranges import TopicPartition, split
+from ingestd.spark.engine import Engine, JobFailed
+from ingestd.storage import local
+
+STAGING = ".ingestd-staging"
+# Below this a second task costs more than it gains, in time and in files.
+_OFFSETS_PER_TASK = 25_000
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """`stop`: finish what is open, then end. `abort`: drop what is open and end."""
+
+    stop: threading.Event
+    abort: threading.Event
+
+
+class MappingLoop:
+    """Runs one mapping; `run` returns when it was stopped or has caught up, or raises what stopped it."""
+
+    def __init__(
+        self, metastore: Metastore, engine: Engine, options: MappingOptions, signals: Signals, *, drain: bool
+    ) -> None:
+        self.options = options
+        self._metastore = metastore
+        self._engine = engine
+        self._signals = signals
+        self._drain = drain
+        self._broker = Broker(options.kafka)
+        self._planner = Planner(self._broker, options, lambda text: events.gap(options.name, text))
+        self._ownership = Ownership(metastore, options)
+        self._mirror = OffsetMirror(options.kafka, options.group)
+        self._backoff = retry.Backoff()
+        self._until: Map[TopicPartition, int] | None = None
+        self._state = MappingState(str(options.table))
+        self._wake = threading.Event()
+
+    def run(self) -> None:
+        """Work until stopped. Raises the IngestdError that ends this mapping; others are waited out."""
+        name = self.options.name
+        try:
+            retry.call(
+                self._attempt,
+                stop=self._signals.stop,
+                on_wait=lambda error, seconds: events.trying_again(name, error, seconds),
+                backoff=self._backoff,
+            )
+        finally:
+            self._give_up()
+
+    def cancel(self) -> None:
+        """Make a running stage fail now."""
+        self._engine.cancel(self.options.name)
+
+    def _attempt(self) -> None:
+        """Own the mapping, recover, and pump until something ends it."""
+        on_wait = lambda owner: events.standing_by(self.options.name, owner)  # noqa: E731
+        if not self._ownership.held and not self._ownership.acquire(self._signals.stop, on_wait):
+            return
+        table, committer = self._recover()
+        if self._drain and self._until is None:
+            self._until = self._planner.ends()
+        self._pump(table, committer)
+
+    def _recover(self) -> tuple[Table, Committer]:
+        """Abort what is open, take its traces back, and read where the last commit ended."""
+        options = self.options
+        aborted = self._ownership.abort_leftovers()
+        table = load_acid_table(self._metastore, options.table)
+        static_values(table, options)
+        local.remove_tree(self._staging(table))
+        mended = counting.take_back(self._metastore, table, options.name)
+        if mended:
+            events.counts_mended(options.name, mended)
+        control = ensure_control_table(self._metastore, options.control)
+        committer = Committer(self._metastore, options, control, self._signals.abort)
+        state = MappingState.parse(read_state(self._metastore, control))
+        if state is None:
+            self._begin_history(table, committer)
+        elif state.table != str(options.table):
+            raise InvalidTable(
+                f"the mapping wrote to {state.table} before, not to {options.table}",
+                where=f"mapping {options.name}",
+                hint="give a mapping to another table a new name",
+            )
+        else:
+            self._state = state
+        events.started(options.name, sum(self._state.position.values()), aborted)
+        return table, committer
+
+    def _begin_history(self, table: Table, committer: Committer) -> None:
+        """Store where the first run begins before anything is read: a crash must not move a `latest` start."""
+        self._state = MappingState(str(self.options.table))
+        plan = Plan((), {}, self._planner.first_position())
+        self._commit(committer, self._open(plan, table))
+
+    def _pump(self, table: Table, committer: Committer) -> None:
+        """Plan, open, stage and hand over to the committing thread, one transaction ahead of it."""
+        pending: Future[None] | None = None
+        position = self._state.position
+        self._wake.clear()
+        with ThreadPoolExecutor(1, thread_name_prefix=f"commit-{self.options.name}") as thread:
+            while (plan := self._planner.next(position, self._until, self._is_over)) is not None:
+                failpoints.reach("planned")
+                table = self._current(table)
+                work = self._stage(self._open(plan, table))
+                if pending is not None:
+                    pending.result()
+                work.watch.lap("queued")
+                pending = thread.submit(self._commit, committer, work)
+                pending.add_done_callback(lambda done: self._wake.set() if done.exception() else None)
+                position = plan.after
+            if pending is not None:
+                pending.result()
+
+    def _is_over(self) -> bool:
+        return self._signals.stop.is_set() or self._wake.is_set()
+
+    def _current(self, table: Table) -> Table:
+        """The table as it is now: columns that a user added take part from the next transaction on."""
+        fresh = load_acid_table(self._metastore, table.name)
+        static_values(fresh, self.options)
+        return fresh
+
+    def _open(self, plan: Plan, table: Table) -> Work:
+        """Open the transaction: its write id goes into every row."""
+        self._ownership.check()
+        watch = Stopwatch()
+        txn = transactions.begin(self._metastore, table.name, self._ownership.agent)
+        self._ownership.track(txn.id)
+        watch.lap("opened")
+        failpoints.reach("opened")
+        return Work(plan, table, txn, (), self._staging(table) / str(txn.id), 0, 0, 0, watch)
+
+    def _stage(self, work: Work) -> Work:
+        """Read, decode and write the ranges as one Spark job."""
+        local.make_directory(work.staging)
+        try:
+            answers = self._engine.run(self.options.name, stage.run, self._tasks(work))
+        except JobFailed as error:
+            if self._signals.abort.is_set():
+                raise TransactionAborted("stopped by a signal", where=f"mapping {self.options.name}") from error
+            raise
+        for answer in answers:
+            if isinstance(answer, IngestdError):
+                raise answer
+        parts = [a for a in answers if isinstance(a, Staged)]
+        records, size = sum(p.records for p in parts), sum(p.bytes for p in parts)
+        self._planner.observe(records, size)
+        work.watch.lap("staged")
+        failpoints.reach("staged")
+        files = tuple(f for p in parts for f in p.files)
+        return replace(work, files=files, records=records, skipped=sum(p.skipped for p in parts), bytes=size)
+
+    def _tasks(self, work: Work) -> list[StageTask]:
+        total = sum(r.span for r in work.plan.ranges)
+        count = max(1, min(self._engine.parallelism, total // _OFFSETS_PER_TASK))
+        return [
+            StageTask(
+                ranges=tuple(share),
+                kafka=dict(self.options.kafka),
+                columns=work.table.columns,
+                partition_columns=work.table.partition_columns,
+                static_partition=static_values(work.table, self.options),
+                tombstones=self.options.tombstones,
+                write_id=work.txn.write_id,
+                bucket=bucket,
+                staging=str(work.staging),
+                compression=work.table.compression,
+            )
+            for bucket, share in enumerate(split(work.plan.ranges, count))
+        ]
+
+    def _next_state(self, work: Work) -> MappingState:
+        return MappingState(
+            table=str(self.options.table),
+            position=work.plan.after,
+            rows=self._state.rows + work.rows,
+            txn=work.txn.id,
+            write_id=work.txn.write_id,
+            owner=self._ownership.agent,
+            at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+
+    def _commit(self, committer: Committer, work: Work) -> None:
+        """Commit, then mirror and tell."""
+        after = self._next_state(work)
+        self._ownership.check()
+        done = committer.commit(work, after)
+        self._ownership.untrack(work.txn.id)
+        self._state = after
+        self._backoff.reset()
+        self._mirror_offsets(after)
+        work.watch.lap("mirrored")
+        failpoints.reach("mirrored")
+        events.committed(self.options.name, done)
+
+    def _mirror_offsets(self, after: MappingState) -> None:
+        """Best effort: Hive knows the truth, and the next commit sets the group right."""
+        try:
+            self._mirror.commit(after.position)
+        except IngestdError as error:
+            events.mirror_failed(self.options.name, error)
+
+    def _staging(self, table: Table) -> Path:
+        return local.local_path(table.location) / STAGING / self.options.name
+
+    def _give_up(self) -> None:
+        """Leave nothing open: abort, release, leave the group. A metastore that is away is left to time-outs."""
+        try:
+            if self._ownership.held:
+                self._ownership.abort_leftovers()
+            self._ownership.release()
+        except IngestdError as error:
+            events.trying_again(self.options.name, error, 0.0)
+        self._mirror.close()
+        self._metastore.close()
+
+
+def static_values(table: Table, options: MappingOptions) -> tuple[str, ...]:
+    """The static partition values in the table's order, () when there are none. Raises InvalidTable on a misfit."""
+    keys = [c.name for c in table.partition_columns]
+    given = {k.lower(): v for k, v in options.partition.items()}
+    if given and set(given) != set(keys):
+        raise InvalidTable(
+            f"partition names {sorted(given)}, but the table is partitioned by {keys}",
+            where=f"mapping {options.name}, table {table.name}",
+            hint="give a value for every partition column, or none",
+        )
+    return tuple(given[k] or DEFAULT_PARTITION for k in keys) if given else ()

@@ -1,0 +1,108 @@
+"""The stage: one task reads its ranges, decodes, routes and writes ORC files that no reader can see yet.
+
+Runs inside Spark tasks. Invariant: columnar from the consumer's batches to the ORC file, and nothing is kept beyond a
+block and the writer pool's budget, whatever the size of the ranges.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ingestd.acid.partitions import route
+from ingestd.acid.pool import WriterPool, WrittenFile
+from ingestd.acid.writer import Compression
+from ingestd.errors import IngestdError, RecordError
+from ingestd.ingest.options import Tombstones
+from ingestd.kafka.ranges import OffsetRange
+from ingestd.kafka.reader import Block, read
+from ingestd.records.block import Decoded, Reject
+from ingestd.records.json import JsonDecoder
+from ingestd.schema import Column
+from ingestd.storage.local import make_directory
+
+_HEAD = 80
+
+
+@dataclass(frozen=True, slots=True)
+class StageTask:
+    """What one task must do; `bucket` numbers its files, so no two tasks of a transaction share one."""
+
+    ranges: tuple[OffsetRange, ...]
+    kafka: Mapping[str, Any] = field(repr=False)
+    columns: tuple[Column, ...]
+    partition_columns: tuple[Column, ...]
+    static_partition: tuple[str, ...]
+    tombstones: Tombstones
+    write_id: int
+    bucket: int
+    staging: str
+    compression: Compression
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What one task did: its files, the records it read and the bytes of their values."""
+
+    files: tuple[WrittenFile, ...]
+    records: int
+    skipped: int
+    bytes: int
+
+
+def run(task: StageTask) -> Staged | IngestdError:
+    """Stage one task's ranges. A known error is returned, not raised: Spark would turn it into text."""
+    try:
+        return _stage(task)
+    except IngestdError as error:
+        return error
+
+
+def _stage(task: StageTask) -> Staged:
+    # A retried task must never write into the files of its first attempt.
+    directory = Path(task.staging) / f"task-{task.bucket}-{uuid.uuid4().hex[:8]}"
+    make_directory(directory)
+    decoder = JsonDecoder(_record_columns(task), tombstones=task.tombstones)
+    pool = WriterPool(directory, task.columns, task.write_id, task.bucket, compression=task.compression)
+    records = skipped = size = 0
+    try:
+        for block in read(task.kafka, task.ranges):
+            decoded = decoder.decode(block.values)
+            _refuse(block, decoded)
+            _write(task, pool, decoded)
+            records, skipped, size = records + len(block.values), skipped + decoded.skipped, size + block.size
+        return Staged(tuple(pool.close()), records, skipped, size)
+    except BaseException:
+        pool.abort()
+        raise
+
+
+def _record_columns(task: StageTask) -> tuple[Column, ...]:
+    """Columns that come out of the record: with static partition values those are not asked for."""
+    return task.columns if task.static_partition else task.columns + task.partition_columns
+
+
+def _write(task: StageTask, pool: WriterPool, decoded: Decoded) -> None:
+    for batch in decoded.batches:
+        if task.static_partition or not task.partition_columns:
+            pool.add(task.static_partition, batch)
+            continue
+        for part in route(batch, task.columns, task.partition_columns):
+            pool.add(part.values, part.rows)
+
+
+def _refuse(block: Block, decoded: Decoded) -> None:
+    """Stop at the first bad record. Dead letters, when they come, take `decoded.rejects` here instead."""
+    if not decoded.rejects:
+        return
+    reject: Reject = decoded.rejects[0]
+    column = f", column {reject.column}" if reject.column else ""
+    more = f" ({len(decoded.rejects)} bad records in this block)" if len(decoded.rejects) > 1 else ""
+    raise RecordError(
+        f"{reject.reason}{more}; the record begins {reject.head[:_HEAD]!r}",
+        where=f"{block.origin(reject.row)}{column}",
+        hint="mend the producer or the table; the mapping stands before this record, nothing is lost",
+    )

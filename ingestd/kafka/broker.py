@@ -1,0 +1,104 @@
+"""What the driver asks of Kafka: which partitions a topic has, where they begin and end; and the mirrored offsets.
+
+Invariant: an end is the last *stable* offset: nothing of an open transaction is ever planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaException
+from confluent_kafka import TopicPartition as _TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from ingestd.errors import BrokerUnavailable, InvalidTopic
+from ingestd.kafka.client import translated
+from ingestd.kafka.ranges import Position, TopicPartition
+
+_PLAIN_KEYS = ("bootstrap.servers", "client.id", "client.dns.lookup", "broker.", "security.", "sasl.", "ssl.", "socket.")
+
+
+class Broker:
+    """The driver's conversation with one Kafka cluster; safe from several threads.
+
+    `timeout_seconds` bounds each question. Every method raises BrokerUnavailable, InvalidTopic or LoginFailed.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], *, timeout_seconds: float = 15.0) -> None:
+        self._settings = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)} | {"log_level": 3}
+        self.where = f"broker {settings['bootstrap.servers']}"
+        self.timeout_seconds = timeout_seconds
+        self._admin = AdminClient(self._settings)
+
+    def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
+        """All partitions of the topics."""
+        found: list[TopicPartition] = []
+        for topic in topics:
+            try:
+                metadata = self._admin.list_topics(topic, timeout=self.timeout_seconds).topics[topic]
+            except KafkaException as error:
+                raise translated(error, self.where) from error
+            if metadata.error is not None:
+                raise translated(metadata.error, f"topic {topic}")
+            if not metadata.partitions:
+                raise InvalidTopic("the topic has no partitions", where=f"topic {topic}")
+            found.extend(TopicPartition(topic, number) for number in sorted(metadata.partitions))
+        return found
+
+    def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The first offset that each partition still has."""
+        return self._offsets(partitions, OffsetSpec.earliest())
+
+    def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The last stable offset of each partition: the next one that a committed record may get."""
+        return self._offsets(partitions, OffsetSpec.latest())
+
+    def at_time(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
+        """The first offset whose record is not older than `timestamp_ms` (since 1970); the end when there is none."""
+        partitions = list(partitions)
+        found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
+        ends = self.ends([p for p in partitions if found[p] < 0])
+        return {p: ends.get(p, found[p]) for p in partitions}
+
+    def _offsets(self, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+        asked = {_TopicPartition(p.topic, p.partition): spec for p in partitions}
+        if not asked:
+            return {}
+        answers: Mapping[_TopicPartition, Future[Any]] = self._admin.list_offsets(
+            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_seconds
+        )
+        found = {}
+        for partition, answer in answers.items():
+            key = TopicPartition(partition.topic, partition.partition)
+            try:
+                found[key] = int(answer.result(timeout=self.timeout_seconds * 2).offset)
+            except KafkaException as error:
+                raise translated(error, f"{self.where}, {key}") from error
+            except TimeoutError as error:
+                raise BrokerUnavailable("no answer about offsets", where=f"{self.where}, {key}") from error
+        return found
+
+
+class OffsetMirror:
+    """Commits to a consumer group what Hive has already committed, for lag tools; never read back by us."""
+
+    def __init__(self, settings: Mapping[str, Any], group: str) -> None:
+        plain = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)}
+        self._consumer = Consumer(plain | {"group.id": group, "enable.auto.commit": False, "log_level": 3})
+        self._where = f"consumer group {group}"
+
+    def commit(self, position: Position) -> None:
+        """Commit next offsets. Raises what `translated` says."""
+        offsets = [_TopicPartition(p.topic, p.partition, offset) for p, offset in position.items()]
+        try:
+            for answer in self._consumer.commit(offsets=offsets, asynchronous=False) or []:
+                if answer.error is not None:
+                    raise translated(answer.error, self._where)
+        except KafkaException as error:
+            raise translated(error, self._where) from error
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._consumer.close()

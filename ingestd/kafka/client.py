@@ -1,0 +1,74 @@
+"""Clients' settings and the translation of librdkafka's errors.
+
+Invariant: settings by which a user could break exactly-once are refused, not overridden in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from confluent_kafka import KafkaError, KafkaException
+
+from ingestd.errors import BrokerUnavailable, ConfigError, IngestdError, InvalidTopic, LoginFailed, OffsetsLost
+
+# Key -> why it may not be set: ingestd itself decides where to read and what to commit.
+REFUSED = {
+    "enable.auto.commit": "offsets are committed in Hive first",
+    "enable.auto.offset.store": "offsets are committed in Hive first",
+    "auto.offset.reset": "use `start` and `on_offset_loss` of the mapping",
+    "isolation.level": "records of aborted transactions must not be read",
+    "group.id": "the group is named after the mapping: use `group` of the mapping",
+    "enable.partition.eof": "the end of a range is found by it",
+}
+# Measured: with these a task over-reads 5-25 % instead of several times its ranges.
+_READER = {
+    "queued.min.messages": 100_000,
+    "queued.max.messages.kbytes": 65_536,
+    "max.partition.fetch.bytes": 1_048_576,
+    "fetch.max.bytes": 16_777_216,
+    "fetch.wait.max.ms": 100,
+    "fetch.queue.backoff.ms": 5,
+}
+_MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+_FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
+_LOGIN = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
+_LOST = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
+
+
+def check_settings(settings: Mapping[str, object], where: str) -> None:
+    """Raise ConfigError for a missing broker list or a setting that would break exactly-once."""
+    if not settings.get("bootstrap.servers"):
+        raise ConfigError("bootstrap.servers is missing", where=where, hint='kafka: {bootstrap.servers: "host:9092"}')
+    for key, why in REFUSED.items():
+        if key in settings:
+            raise ConfigError(f"{key} may not be set: {why}", where=f"{where}.{key}", hint="remove it")
+
+
+def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Settings of a consumer that reads ranges; the user's own win over ours where they are a matter of speed."""
+    return {
+        **_READER,
+        "log_level": 3,
+        **settings,
+        "group.id": "ingestd-reader",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "error",
+        "isolation.level": "read_committed",
+    }
+
+
+def translated(error: KafkaException | KafkaError, where: str) -> IngestdError:
+    """The error in our words: InvalidTopic, OffsetsLost, LoginFailed, else BrokerUnavailable."""
+    cause = error.args[0] if isinstance(error, KafkaException) else error
+    code, text = cause.code(), cause.str()
+    if code in _MISSING:
+        return InvalidTopic("the topic or partition does not exist", where=where, hint="create the topic")
+    if code in _FORBIDDEN:
+        return InvalidTopic(f"reading is not allowed: {text}", where=where, hint="grant READ and DESCRIBE")
+    if code in _LOGIN:
+        return LoginFailed(text, where=where, hint="see the sasl.* keys of `kafka`")
+    if code in _LOST:
+        return OffsetsLost(f"Kafka does not have the offset any more: {text}", where=where)
+    return BrokerUnavailable(text, where=where, hint="is the broker running, and is bootstrap.servers right?")

@@ -1,0 +1,6 @@
+"""Kafka record values become Arrow batches; a value a column cannot hold exactly becomes a reject, never another value."""
+
+from ingestd.records.block import Decoded, Decoder, Reject
+from ingestd.records.json import JsonDecoder
+
+__all__ = ["Decoded", "Decoder", "JsonDecoder", "Reject"]

@@ -1,0 +1,65 @@
+"""Many JSON records become one buffer of lines, or nothing when Arrow could misread them.
+
+Invariant: a buffer that `frame` returns has one `{…}` line per record, is UTF-8, and holds nothing that pyarrow's JSON
+reader takes although it is not JSON (NaN, Inf), or that crashes it (a `null` at the root, bottomless nesting).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from ingestd.records.single import MAX_DEPTH
+
+MAX_BUFFER = 1 << 30
+_BLANK = b" \t\r\n"
+_NEWLINE, _OPEN, _CLOSE = 0x0A, 0x7B, 0x7D
+_CONSTANT = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")
+_SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
+
+
+def frame(values: Sequence[bytes]) -> bytes | None:
+    """The values as lines; None when they must be decoded one by one (or in smaller blocks)."""
+    joined = _lines(values)
+    if joined is None:
+        joined = _lines([value.strip(_BLANK).replace(b"\n", b"\t") for value in values])
+    if joined is None or len(joined) > MAX_BUFFER or not _is_utf8(joined):
+        return None
+    # a run of `null{` cannot be in one object outside a string; between two objects of a line it crashes Arrow 26
+    if _SECOND_ROOT.search(joined) or _has_constant(joined) or _may_nest(values):
+        return None
+    return joined
+
+
+def _lines(values: Sequence[bytes]) -> bytes | None:
+    """Join with newlines if every value starts with `{`, ends with `}` and has no newline of its own.
+
+    A raw newline is not allowed inside a JSON string, so `}` newline `{` is always between two root objects.
+    """
+    joined = b"\n".join(values)
+    if not joined.startswith(b"{") or not joined.endswith(b"}"):
+        return None
+    text = np.frombuffer(joined, np.uint8)
+    breaks = np.flatnonzero(text == _NEWLINE)
+    if len(breaks) != len(values) - 1 or (text[breaks - 1] != _CLOSE).any() or (text[breaks + 1] != _OPEN).any():
+        return None
+    return joined
+
+
+def _is_utf8(joined: bytes) -> bool:
+    try:
+        return joined.isascii() or bool(joined.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def _has_constant(joined: bytes) -> bool:
+    return (b"NaN" in joined or b"Inf" in joined) and _CONSTANT.search(joined) is not None
+
+
+def _may_nest(values: Sequence[bytes]) -> bool:
+    if max(map(len, values)) <= 2 * MAX_DEPTH:  # each level takes two bytes
+        return False
+    return any(len(value) > 2 * MAX_DEPTH and value.count(b"[") + value.count(b"{") > MAX_DEPTH for value in values)

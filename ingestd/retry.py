@@ -1,0 +1,69 @@
+"""The one loop that tries again: exponential, jittered, capped, and only where the error's class says so.
+
+Invariant: an error whose reaction is to stop passes through at the first time, untouched.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+import tenacity
+from tenacity.wait import wait_base
+
+from ingestd.errors import IngestdError, Reaction
+
+T = TypeVar("T")
+_AGAIN = {Reaction.RETRY, Reaction.REWIND, Reaction.RESOLVE, Reaction.STAND_BY}
+
+
+class Backoff(wait_base):
+    """Seconds to wait: doubling from `first_seconds` to `cap_seconds`, ± 25 %; `reset` after a success."""
+
+    def __init__(self, first_seconds: float = 0.2, cap_seconds: float = 10.0) -> None:
+        self._first = first_seconds
+        self._cap = cap_seconds
+        self._failures = 0
+
+    def reset(self) -> None:
+        """Begin again with the shortest wait."""
+        self._failures = 0
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> float:
+        seconds = min(self._cap, self._first * 2**self._failures)
+        self._failures = min(self._failures + 1, 30)
+        return seconds * random.uniform(0.75, 1.25)
+
+
+def call(
+    function: Callable[[], T],
+    *,
+    stop: threading.Event,
+    on_wait: Callable[[IngestdError, float], None],
+    backoff: Backoff | None = None,
+) -> T:
+    """Call `function` until it answers; `on_wait(error, seconds)` is told before each wait.
+
+    Raises the last error once `stop` is set, and an error that must stop the caller at once.
+    """
+
+    def before_sleep(state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, IngestdError):
+            on_wait(error, state.upcoming_sleep)
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(_worth_trying_again),
+        wait=backoff or Backoff(),
+        stop=tenacity.stop_when_event_set(stop),
+        sleep=tenacity.sleep_using_event(stop),
+        before_sleep=before_sleep,
+        reraise=True,
+    )
+    return retrying(function)
+
+
+def _worth_trying_again(error: BaseException) -> bool:
+    return isinstance(error, IngestdError) and error.reaction in _AGAIN

@@ -1,0 +1,47 @@
+"""The only door to PyHive: SQL against a HiveServer2 without authentication.
+
+Invariant: a connection uses the server's default settings, since those are the judge of what we wrote.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingestd.errors import SandboxError
+
+
+def connect(address: str) -> Any:
+    """An open PyHive connection to "HOST:PORT"; raises SandboxError when it cannot be opened."""
+    host, _, port = address.rpartition(":")
+    try:
+        from pyhive import hive  # type: ignore[import-untyped]  # noqa: PLC0415  # an optional dependency
+
+        return hive.connect(host=host, port=int(port), auth="NOSASL")
+    except ImportError as error:
+        raise SandboxError(f"{error.name} is not installed", hint="run: pip install 'ingestd[sandbox]'") from error
+    except Exception as error:  # thrift, socket and PyHive have no common base
+        raise SandboxError(f"HiveServer2 opened no session ({type(error).__name__})", where=address) from error
+
+
+def query(address: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Run one statement: column names and all rows, both empty when it has no result.
+
+    Raises SandboxError with Hive's own words when the statement fails.
+    """
+    connection = connect(address)
+    try:
+        cursor = connection.cursor()
+        cursor.execute(sql)
+        if cursor.description is None:
+            return [], []
+        return [column[0] for column in cursor.description], cursor.fetchall()
+    except Exception as error:
+        raise SandboxError(_words(error), where=f"HiveServer2 {address}") from error
+    finally:
+        connection.close()
+
+
+def _words(error: Exception) -> str:
+    """Hive's message out of PyHive's OperationalError, whose only argument is the whole Thrift response."""
+    status = getattr(error.args[0], "status", None) if error.args else None
+    return str(getattr(status, "errorMessage", None) or error or type(error).__name__)

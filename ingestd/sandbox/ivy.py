@@ -1,0 +1,92 @@
+"""Runs the Ivy that PySpark brings in its own jar folder.
+
+Invariant: Ivy writes only into the two folders it is given, and its failure becomes one sentence.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingestd.clock import pause
+from ingestd.errors import SandboxError
+from ingestd.sandbox.guard import Guard
+from ingestd.sandbox.lockfile import Locked, data_file
+from ingestd.sandbox.options import Progress
+
+_STEP = "fetching Kafka and Hive"
+_LOOK_SECONDS = 0.25
+_NO_ANSWER = re.compile(r"Server access error.*?\((.*)\)|Host \S+ not found", re.IGNORECASE)
+
+
+def ivy_jar() -> Path:
+    """Ivy's jar; found without importing PySpark, which takes a second."""
+    package = importlib.util.find_spec("pyspark")
+    jars = Path(package.origin).parent / "jars" if package and package.origin else Path()
+    found = sorted(jars.glob("ivy-*.jar"))
+    if not found:
+        raise SandboxError("PySpark's jar folder holds no Ivy", where=str(jars), hint="run: pip install pyspark")
+    return found[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Ivy:
+    """One run of Ivy. Unless `final`, a failure is left to the caller's next look at the files."""
+
+    java: Path
+    guard: Guard
+    final: bool
+
+    def retrieve(
+        self, confs: Sequence[str], cache: Path, into: Path, wanted: Sequence[Locked], progress: Progress
+    ) -> None:
+        """Fetch `confs` through `cache` into `into`/CONF/; `progress` counts bytes. Raises SandboxError when final."""
+        into.mkdir(parents=True)
+        log = into.parent / "ivy.log"
+        run = self.guard.start(self._command(confs, cache, into), log=log, cwd=into)
+        sizes = {item.name: item.size for item in wanted}
+        while run.poll() is None:
+            progress(_STEP, _arrived(sizes, cache), sum(sizes.values()))
+            pause(_LOOK_SECONDS)
+        if run.returncode and self.final:
+            raise _failure(log)
+        progress(_STEP, _arrived(sizes, cache), sum(sizes.values()))
+
+    def _command(self, confs: Sequence[str], cache: Path, into: Path) -> list[str]:
+        return [
+            str(self.java / "bin" / "java"),
+            f"-Divy.cache.base={cache}",
+            *("-jar", str(ivy_jar()), "-warn"),
+            *("-settings", str(data_file("ivysettings.xml")), "-ivy", str(data_file("ivy.xml"))),
+            *("-confs", *confs),
+            *("-retrieve", f"{into}/[conf]/[artifact]-[revision](-[classifier]).[ext]"),
+        ]
+
+
+def _arrived(sizes: dict[str, int], cache: Path) -> int:
+    """The bytes of the wanted files that lie in Ivy's cache, half ones included."""
+    return sum(_size(file) for file in cache.glob("*/*/*/*") if file.name.removesuffix(".part") in sizes)
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:  # Ivy renamed it between the look and this
+        return 0
+
+
+def _failure(log: Path) -> SandboxError:
+    text = log.read_text(errors="replace")
+    no_answer = _NO_ANSWER.search(text)
+    if no_answer:
+        cause = no_answer[1] or "host not found"
+        return SandboxError(
+            f"Kafka and Hive could not be fetched: no network ({cause})",
+            hint="connect once; later starts need no network",
+        )
+    last: Iterable[str] = (line.strip(" \t:") for line in reversed(text.splitlines()))
+    words = next((line for line in last if line), "it said nothing")
+    return SandboxError(f"Ivy failed: {words}", where=str(log))

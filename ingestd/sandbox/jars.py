@@ -1,0 +1,104 @@
+"""Brings the jars of Kafka and Hive into the user's cache and keeps them whole.
+
+Invariant: `ensure` returns only when every file of the wanted groups has the locked bytes, and a file that had them
+is not replaced (a running JVM may have it open). All state folders share the jars; one `ensure` works at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tarfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ingestd.errors import SandboxError
+from ingestd.java import cache_folder
+from ingestd.sandbox import ivy
+from ingestd.sandbox.guard import Guard
+from ingestd.sandbox.lockfile import Locked, broken, lock, lock_name
+from ingestd.sandbox.options import HIVESERVER2, KAFKA, METASTORE, Progress
+from ingestd.sandbox.state import locked
+
+SCHEMA = "schema"
+_TARBALL = "tarball"  # the metastore's release archive: 78 MB, of which only the schema scripts are kept
+_ATTEMPTS = 2
+_FETCH_SECONDS = 1800.0  # how long another command may fetch over a slow line
+
+
+def groups_for(services: Iterable[str]) -> tuple[str, ...]:
+    """The groups that `services` run from; the metastore's also hold the schema tool."""
+    wanted = [name for name in (KAFKA, METASTORE, HIVESERVER2) if name in services]
+    return (*wanted, SCHEMA)
+
+
+def folder() -> Path:
+    """Where the groups lie."""
+    return cache_folder() / "sandbox" / f"jars-{lock_name()}"
+
+
+def ensure(groups: Sequence[str], java: Path, guard: Guard, progress: Progress) -> Path:
+    """The folder of the jars, complete and verified; fetches what is missing or broken.
+
+    Raises SandboxError when there is no network or a fetched file is not the locked one.
+    """
+    home = folder()
+    with locked(home / "lock", "the cache of jars", _FETCH_SECONDS):
+        progress("verifying jars", 0, 0)
+        for attempt in range(1, _ATTEMPTS + 1):
+            bad = broken(groups, home)
+            if not bad:
+                return home
+            last = attempt == _ATTEMPTS
+            _mend(bad, home, ivy.Ivy(java, guard, final=last), progress)
+        bad = broken(groups, home)
+    if bad:
+        raise SandboxError(
+            f"{len(bad)} fetched files differ from the lock, first {bad[0].path}",
+            where=str(home),
+            hint="is a proxy or mirror changing them?",
+        )
+    return home
+
+
+def _mend(bad: Sequence[Locked], home: Path, fetcher: ivy.Ivy, progress: Progress) -> None:
+    """Fetch the groups of `bad` aside and move what has the locked bytes into its place."""
+    asked = {_TARBALL if item.group == SCHEMA else item.group for item in bad}
+    confs = [name for name in (KAFKA, METASTORE, HIVESERVER2, _TARBALL) if name in asked]
+    wanted = [item for item in lock() if item.group in confs]
+    cache = cache_folder() / "sandbox" / "ivy"
+    _drop_broken(bad, cache)
+    incoming = home / "incoming"
+    shutil.rmtree(incoming, ignore_errors=True)
+    fetcher.retrieve(confs, cache, incoming, wanted, progress)
+    if _TARBALL in confs:
+        _unpack_schema(wanted, incoming)
+    for item in bad:
+        if item.is_at(incoming / item.path):
+            target = home / item.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            (incoming / item.path).replace(target)
+    shutil.rmtree(incoming, ignore_errors=True)
+    shutil.rmtree(cache / "org.apache.hive" / "hive-standalone-metastore-server", ignore_errors=True)
+
+
+def _drop_broken(bad: Iterable[Locked], cache: Path) -> None:
+    """Ivy copies a truncated jar out of its own cache without a look: remove those, keep the good ones."""
+    for item in bad:
+        for kept in cache.glob(f"*/*/*/{item.name}"):
+            if not item.is_at(kept):
+                kept.unlink()
+
+
+def _unpack_schema(wanted: Iterable[Locked], incoming: Path) -> None:
+    names = {item.name for item in lock() if item.group == SCHEMA}
+    (incoming / SCHEMA).mkdir(exist_ok=True)
+    for item in wanted:
+        archive = incoming / item.path
+        if item.group != _TARBALL or not item.is_at(archive):
+            continue
+        with tarfile.open(archive) as tar:
+            for member in tar:
+                name = Path(member.name).name
+                content = tar.extractfile(member) if name in names else None
+                if content:
+                    (incoming / SCHEMA / name).write_bytes(content.read())

@@ -1,0 +1,71 @@
+"""The lock: every file the sandbox fetches, with its size and SHA-256.
+
+Invariant: a file counts as present only when its bytes are the ones of the lock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from pathlib import Path
+
+_PIECE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Locked:
+    """One file of the lock; `path` is "group/name", and a group is a class path (or the schema scripts)."""
+
+    sha256: str
+    size: int
+    path: str
+
+    @property
+    def group(self) -> str:
+        """The folder it lies in."""
+        return self.path.partition("/")[0]
+
+    @property
+    def name(self) -> str:
+        """The file's name; within the lock one name is one content."""
+        return self.path.partition("/")[2]
+
+    def is_at(self, file: Path) -> bool:
+        """True when `file` exists with exactly the locked bytes."""
+        try:
+            if file.stat().st_size != self.size:
+                return False
+            with file.open("rb") as source:
+                digest = hashlib.sha256()
+                while piece := source.read(_PIECE_BYTES):
+                    digest.update(piece)
+        except OSError:
+            return False
+        return digest.hexdigest() == self.sha256
+
+
+def data_file(name: str) -> Path:
+    """A data file of this package."""
+    return Path(str(resources.files("ingestd.sandbox") / "data" / name))
+
+
+@cache
+def lock() -> tuple[Locked, ...]:
+    """All files of the lock."""
+    lines = data_file("jars.lock").read_text().splitlines()
+    return tuple(Locked(sha256, int(size), path) for sha256, size, path in (line.split() for line in lines))
+
+
+@cache
+def lock_name() -> str:
+    """A short name of this lock's content: another version of ingestd keeps its files in another folder."""
+    return hashlib.sha256(data_file("jars.lock").read_bytes()).hexdigest()[:12]
+
+
+def broken(groups: Iterable[str], folder: Path) -> list[Locked]:
+    """The locked files of `groups` that are missing in `folder` or have other bytes; reads all of them (1 s)."""
+    wanted = frozenset(groups)
+    return [item for item in lock() if item.group in wanted and not item.is_at(folder / item.path)]

@@ -1,0 +1,76 @@
+"""Loopback ports: chosen once, remembered in the state, checked before a service is started on them.
+
+Invariant: a port that a caller may have written down never changes by itself; only internal ports do.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Collection
+
+from ingestd.errors import SandboxError
+from ingestd.sandbox.options import SERVICES, SandboxOptions
+
+HOST = "127.0.0.1"
+CONTROLLER = "controller"  # Kafka's own quorum
+DERBY = "derby"  # the network server inside the metastore's process, for HiveServer2's JDBC
+_INTERNAL = (CONTROLLER, DERBY)
+_RANGE = (20_000, 32_000)  # below what systems hand out to outgoing connections
+
+
+def is_free(port: int) -> bool:
+    """True when a server could listen on `port` of the loopback address now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: waiting closed ones do not count
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def settle(
+    options: SandboxOptions, remembered: dict[str, int], starting: Collection[str], running: frozenset[str]
+) -> dict[str, int]:
+    """The ports of all services, `running` ones unchanged.
+
+    Raises SandboxError when the port of a `starting` service is in use, or when a running one has another than asked.
+    """
+    ports = dict(remembered)
+    for service in SERVICES:
+        asked = options.asked_port(service)
+        if service in running:
+            _refuse_moving(service, asked, ports[service])
+        elif asked is not None:
+            ports[service] = asked
+        elif service not in ports:
+            ports[service] = _choose(ports)
+        if service in starting:
+            _refuse_taken(service, ports[service])
+    for name, service in zip(_INTERNAL, SERVICES, strict=False):
+        if service not in running and not (name in ports and is_free(ports[name])):
+            ports[name] = _choose(ports)
+    return ports
+
+
+def _refuse_moving(service: str, asked: int | None, port: int) -> None:
+    if asked not in (None, port):
+        raise SandboxError(f"{service} already runs on port {port}", hint="run `ingestd sandbox down` first")
+
+
+def _refuse_taken(service: str, port: int) -> None:
+    if not is_free(port):
+        raise SandboxError(
+            f"port {port} for {service} is in use by another program",
+            where=f"{HOST}:{port}",
+            hint=f"choose another with --{service}-port",
+        )
+
+
+def _choose(taken: dict[str, int]) -> int:
+    for _ in range(1000):
+        port = random.randint(*_RANGE)
+        if port not in taken.values() and is_free(port):
+            return port
+    raise SandboxError(f"no free port between {_RANGE[0]} and {_RANGE[1]} was found", where=HOST)

@@ -1,0 +1,58 @@
+"""Asks a service one small question in its own protocol, because an open port is not yet a service.
+
+Invariant: a probe answers within its time-out and raises nothing.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from ingestd.sandbox.ports import HOST
+
+_TIMEOUT_SECONDS = 5.0
+_PIECE_BYTES = 4096
+_METADATA, _VERSION_1 = 3, 1
+_KAFKA_HEAD = struct.Struct(">iii")  # size, correlation id, number of brokers
+# Thrift's strict binary protocol: version and type, the method's name, sequence 0, then a struct
+_GET_NAME = struct.pack(">II7sIB", 0x80010001, 7, b"getName", 0, 0)
+_REPLY = bytes.fromhex("80010002")
+# TOpenSessionReq with client_protocol 9 (Hive 3 and 4); the session ends with its connection
+_OPEN_SESSION = struct.pack(">II11sI", 0x80010001, 11, b"OpenSession", 0) + bytes.fromhex("0c0001080001000000090000")
+# the answer's beginning, up to status.statusCode = SUCCESS
+_SESSION_OPENED = struct.pack(">II11sI", 0x80010002, 11, b"OpenSession", 0) + bytes.fromhex(
+    "0c00000c000108000100000000"
+)
+
+
+def kafka_answers(port: int) -> bool:
+    """True when a Metadata request (version 1, no topics) names at least one broker."""
+    request = struct.pack(">hhihi", _METADATA, _VERSION_1, 1, -1, 0)
+    answer = _ask(port, struct.pack(">i", len(request)) + request, _KAFKA_HEAD.size)
+    return bool(answer) and _KAFKA_HEAD.unpack(answer)[2] > 0
+
+
+def metastore_answers(port: int) -> bool:
+    """True when the Thrift call `getName` (fb303) gets a reply."""
+    return _ask(port, _GET_NAME, len(_REPLY)) == _REPLY
+
+
+def hiveserver2_answers(port: int) -> bool:
+    """True when a session opens (Thrift call `OpenSession` without SASL) with the status SUCCESS."""
+    return _ask(port, _OPEN_SESSION, len(_SESSION_OPENED)) == _SESSION_OPENED
+
+
+def _ask(port: int, request: bytes, size: int) -> bytes:
+    """Send `request`; the first `size` bytes of the answer, or nothing when fewer came."""
+    answer = b""
+    try:
+        with socket.create_connection((HOST, port), timeout=_TIMEOUT_SECONDS) as connection:
+            connection.sendall(request)
+            while len(answer) < size and (piece := connection.recv(_PIECE_BYTES)):
+                answer += piece
+            connection.shutdown(socket.SHUT_WR)  # a reset instead would put a stack trace into the service's log
+            while connection.recv(_PIECE_BYTES):
+                pass
+    except OSError:
+        return b""
+    return answer[:size] if len(answer) >= size else b""

@@ -1,0 +1,167 @@
+"""The sandbox: real Kafka, Hive Metastore and HiveServer2 as processes of this machine that outlive the command.
+
+Invariant: `up` either returns with every asked service answering, or leaves nothing running that it started; `down`
+ends what the state file lists and nothing else. Commands on one state folder exclude each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from ingestd.errors import SandboxError
+from ingestd.sandbox import memory, ports, process
+from ingestd.sandbox.guard import Guard
+from ingestd.sandbox.options import (
+    HIVESERVER2,
+    KAFKA,
+    METASTORE,
+    SERVICES,
+    Addresses,
+    Progress,
+    SandboxOptions,
+    ServiceState,
+    no_progress,
+)
+from ingestd.sandbox.services import PROBES
+from ingestd.sandbox.starter import Starter
+from ingestd.sandbox.state import Child, Layout, State, load, locked, save
+
+_GRACE_SECONDS = 15.0
+
+
+class Sandbox:
+    """One state folder. Methods raise SandboxError (ConfigError without a Java), each in one sentence."""
+
+    def __init__(self, options: SandboxOptions | None = None) -> None:
+        self.options = options or SandboxOptions()
+        self._layout = Layout(self.options.folder)
+
+    def up(self, progress: Progress = no_progress) -> Addresses:
+        """Start what does not run yet and return when all of it answers."""
+        with self._locked() as lock:
+            state = self._without_the_dead()
+            missing = [name for name in self.options.services if name not in state.children]
+            state = self._settle(state, missing)
+            if missing:
+                memory.require(self.options, missing)
+                with Guard(lock) as guard:
+                    Starter(self.options, self._layout, guard, progress).start(missing)
+                    guard.release()
+            return self._addresses(load(self._layout.root))
+
+    def down(self, progress: Progress = no_progress) -> list[str]:
+        """End the processes of this state folder, HiveServer2 first; the names of those that ran."""
+        if not (self._layout.root / "state.json").exists():
+            return []
+        with self._locked():
+            state = load(self._layout.root)
+            ended = [name for name in reversed(SERVICES) if name in state.children]
+            ended = [name for name in ended if process.find(state.children[name])]
+            for name in ended:
+                progress(f"stopping {name}", 0, 0)
+                process.end([state.children[name]], grace_seconds=_GRACE_SECONDS)
+            save(self._layout.root, replace(state, children={}))
+            return ended
+
+    def status(self) -> list[ServiceState]:
+        """All services, running or not; asks each live one a real question. Takes no lock."""
+        state = load(self._layout.root)
+        return [self._look(name, state) for name in SERVICES]
+
+    def addresses(self) -> Addresses:
+        """The addresses of the last `up`; raises SandboxError when this folder was never up."""
+        state = load(self._layout.root)
+        if METASTORE not in state.ports:
+            raise SandboxError("there is no sandbox yet", where=str(self._layout.root), hint="run `ingestd sandbox up`")
+        return self._addresses(state)
+
+    def log_path(self, service: str) -> Path:
+        """The log of `service` since its last start."""
+        return self._layout.log(service)
+
+    def stop_service(self, name: str, kill: bool = False) -> None:
+        """End one service: politely, or by SIGKILL as a crash would."""
+        child = self._running(name)
+        with self._locked():
+            if kill:
+                process.crash(child)
+            else:
+                process.end([child], grace_seconds=_GRACE_SECONDS)
+            save(self._layout.root, load(self._layout.root).without_child(name))
+
+    def start_service(self, name: str) -> None:
+        """Start one stopped service at its remembered port and return when it answers."""
+        with self._locked() as lock:
+            self._settle(self._without_the_dead(), [name])
+            with Guard(lock) as guard:
+                Starter(self.options, self._layout, guard, no_progress).start([name])
+                guard.release()
+
+    def pause_service(self, name: str) -> None:
+        """SIGSTOP: the service holds its connections and answers nothing."""
+        process.suspend(self._running(name))
+
+    def resume_service(self, name: str) -> None:
+        """SIGCONT after `pause_service`."""
+        process.resume(self._running(name))
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        with locked(self._layout.root / "lock", "the state folder") as lock:
+            yield lock
+
+    def _without_the_dead(self) -> State:
+        """The remembered state, with only the services that live and answer; a silent rest is ended first."""
+        state = load(self._layout.root)
+        for name, child in state.children.items():
+            if not (process.find(child) and PROBES[name](state.ports[name])):
+                process.end([child], grace_seconds=_GRACE_SECONDS)
+                state = state.without_child(name)
+        return state
+
+    def _settle(self, state: State, starting: list[str]) -> State:
+        """Ports and database for this start, saved."""
+        asked = self.options.metastore_db
+        if asked and state.schema_ready and asked != state.metastore_db:
+            raise SandboxError(
+                "this state folder keeps its metastore in another database",
+                where=str(self._layout.root),
+                hint="use another --state-dir",
+            )
+        settled = ports.settle(self.options, state.ports, starting, frozenset(state.children))
+        bound = state.metastore_db if state.schema_ready else ""
+        state = replace(state, ports=settled, metastore_db=asked or bound)
+        save(self._layout.root, state)
+        return state
+
+    def _running(self, name: str) -> Child:
+        child = load(self._layout.root).children.get(name)
+        if not child or not process.find(child):
+            raise SandboxError(f"{name} does not run", where=str(self._layout.root))
+        return child
+
+    def _look(self, name: str, state: State) -> ServiceState:
+        child = state.children.get(name)
+        live = process.find(child) if child else None
+        port = state.ports.get(name)
+        return ServiceState(
+            name=name,
+            address=f"{ports.HOST}:{port}" if port else "",
+            pid=live.pid if live else None,
+            answers=bool(live and port and PROBES[name](port)),
+            memory_mb=process.resident_mb(child) if child else 0,
+            log=str(self._layout.log(name)),
+        )
+
+    def _addresses(self, state: State) -> Addresses:
+        served = HIVESERVER2 in state.children
+        return Addresses(
+            kafka=f"{ports.HOST}:{state.ports[KAFKA]}",
+            metastore=f"thrift://{ports.HOST}:{state.ports[METASTORE]}",
+            hiveserver2=f"{ports.HOST}:{state.ports[HIVESERVER2]}" if served else None,
+            warehouse=self._layout.warehouse.as_uri(),
+            state_dir=str(self._layout.root),
+        )

@@ -1,0 +1,140 @@
+"""The state folder: where everything of one sandbox lies, and the file that remembers ports and processes.
+
+Invariant: the state file is replaced whole, so a reader sees the old or the new one; a process is in it before it runs.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from ingestd.clock import Deadline, pause
+from ingestd.errors import SandboxError
+
+_LOCK_WAIT_SECONDS = 180.0  # longer than any `up` or `down` that has its jars
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The places inside one state folder."""
+
+    root: Path
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[\w./+-]+", str(self.root), re.ASCII):
+            raise SandboxError(
+                "the name of the state folder does not fit Hive's configuration",
+                where=str(self.root),
+                hint="use letters, digits and . _ + - / only",
+            )
+
+    @property
+    def data(self) -> Path:
+        """What outlives down and up: Kafka's log, the metastore's database, the warehouse."""
+        return self.root / "data"
+
+    @property
+    def warehouse(self) -> Path:
+        """The warehouse of managed tables."""
+        return self.data / "warehouse"
+
+    def conf(self, service: str) -> Path:
+        """The configuration folder of `service`; it is first on its class path."""
+        return self.root / "conf" / service
+
+    def work(self, service: str) -> Path:
+        """The working and temporary folder of `service`."""
+        return self.root / "run" / service
+
+    def log(self, name: str) -> Path:
+        """The log of a service or of a preparing step; the one of the start before it ends in `.1`."""
+        return self.root / "logs" / f"{name}.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process of ours: a pid is ours only while its command line holds the token."""
+
+    pid: int
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What is remembered between commands.
+
+    `metastore_db` is empty for embedded Derby, and binding once `schema_ready`.
+    """
+
+    ports: dict[str, int] = field(default_factory=dict)
+    children: dict[str, Child] = field(default_factory=dict)
+    metastore_db: str = ""
+    schema_ready: bool = False
+
+    def with_child(self, service: str, child: Child) -> State:
+        """This state with one more process."""
+        return replace(self, children={**self.children, service: child})
+
+    def without_child(self, service: str) -> State:
+        """This state without the process of `service`."""
+        return replace(self, children={name: child for name, child in self.children.items() if name != service})
+
+
+def load(root: Path) -> State:
+    """The state of the folder, or an empty one when there is none; raises SandboxError when it cannot be read."""
+    file = root / "state.json"
+    try:
+        raw = json.loads(file.read_text())
+        children = {name: Child(**child) for name, child in raw.pop("children").items()}
+        return State(**raw, children=children)
+    except FileNotFoundError:
+        return State()
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise SandboxError(
+            f"the state file cannot be read ({error})", where=str(file), hint="remove it, or use another --state-dir"
+        ) from error
+
+
+def save(root: Path, state: State) -> None:
+    """Replace the state file; it may hold a database password, so only the user can read it."""
+    fresh = root / "state.json.new"
+    handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "w") as out:
+        out.write(json.dumps(asdict(state), indent=1))
+        out.flush()
+        os.fsync(out.fileno())
+    fresh.replace(root / "state.json")
+
+
+@contextmanager
+def locked(file: Path, what: str, wait_seconds: float = _LOCK_WAIT_SECONDS) -> Iterator[int]:
+    """Hold `file` locked against other commands; yields its descriptor.
+
+    Raises SandboxError when another command holds it for `wait_seconds`, or when the folder cannot be written.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise SandboxError(f"{what} cannot be written ({error.strerror})", where=str(file.parent)) from error
+    try:
+        _acquire(handle, file, what, Deadline.after(wait_seconds))
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _acquire(handle: int, file: Path, what: str, deadline: Deadline) -> None:
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if deadline.passed:
+                raise SandboxError(f"another command still works on {what}", where=str(file.parent)) from None
+            pause(0.1)

