@@ -32,7 +32,8 @@ class Backoff(wait_base):
         self._failures = 0
 
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
-        seconds = min(self._cap, self._first * 2**self._failures)
+        """Seconds before the next try (tenacity's protocol)."""
+        seconds = min(self._cap, self._first * float(2**self._failures))
         self._failures = min(self._failures + 1, 30)
         return seconds * random.uniform(0.75, 1.25)
 

@@ -151,6 +151,38 @@ class FastWriter:
         )
 
 
+class _Sink:
+    """The file under pyorc; it fails once, because pyorc flushes again in its destructor, where nobody can catch."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._failed = False
+        self.name = str(path)
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError:
+            self._failed = True
+            raise
+
+    def flush(self) -> None:
+        """Nothing to do: `close` flushes, and `seal` brings the file to the disk."""
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def close(self) -> None:
+        """Close; a buffer that cannot be written raises OSError the first time."""
+        try:
+            self._file.close()
+        except OSError:
+            if not self._failed:
+                self._failed = True
+                raise
+
+
 class _Instant(ORCConverter):
     """Timestamps as nanoseconds since 1970; the default converter goes through float and the process time zone."""
 
@@ -202,16 +234,20 @@ class ExactWriter:
         self._write_id = write_id
         self._bucket = bucket
         self._rows = 0
-        self._file = path.open("wb")
-        self._orc = pyorc.Writer(
-            self._file,
-            _event_type(columns),
-            batch_size=1024,
-            stripe_size=stripe_bytes,
-            compression=_COMPRESSION[compression],
-            compression_block_size=BLOCK_BYTES,
-            converters=_CONVERTERS,
-        )
+        self._file = _Sink(path)
+        try:
+            self._orc = pyorc.Writer(
+                self._file,  # type: ignore[arg-type]  # it asks for BinaryIO and uses what _Sink has
+                _event_type(columns),
+                batch_size=1024,
+                stripe_size=stripe_bytes,
+                compression=_COMPRESSION[compression],
+                compression_block_size=BLOCK_BYTES,
+                converters=_CONVERTERS,
+            )
+        except BaseException:
+            _discard(path, self._file.close)
+            raise
 
     def write(self, batch: pa.RecordBatch) -> None:
         columns = [_python_values(array) for array in batch.columns]

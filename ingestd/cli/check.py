@@ -33,16 +33,13 @@ def check(files: tuple[Path, ...], directory: Path | None, online: bool) -> None
 
 def _report(console: Console, document: Document) -> list[Finding]:
     metastore = Metastore(document.metastore.uri, timeout_seconds=document.metastore.timeout)
-    findings = []
     try:
-        for finding in check_metastore(metastore):
-            findings.append(_print(console, finding))
+        findings = [_print(console, f) for f in check_metastore(metastore)]
         for options in document.options():
-            for finding in check_mapping(metastore, options):
-                findings.append(_print(console, finding))
+            findings.extend(_print(console, f) for f in check_mapping(metastore, options))
+        return findings
     finally:
         metastore.close()
-    return findings
 
 
 def _print(console: Console, finding: Finding) -> Finding:

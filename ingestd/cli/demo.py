@@ -1,3 +1,212 @@
+"""`ingestd demo`: the whole way on this machine, from a real Kafka into a real Hive table and back through HiveServer2.
+
+Invariant: whatever happens, what the demo started is stopped, and what it made is removed unless `--keep` was given.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+
 import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ingestd.cli.sandbox import interruptible, shown
+from ingestd.clock import Deadline, monotonic
+from ingestd.errors import IngestdError
+from ingestd.kafka.writing import create_topic, produce
+from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
+from ingestd.sandbox.hiveserver2 import query
+
+_TOPIC = "orders"
+_TABLE = "shop.orders"
+_PARTITIONS = 16
+_DAYS = 3
+_DDL = (
+    "CREATE DATABASE IF NOT EXISTS shop",
+    f"DROP TABLE IF EXISTS {_TABLE}",
+    f"CREATE TABLE {_TABLE} (id bigint, ordered_at timestamp, customer string, amount decimal(10,2), express boolean, "
+    "note string) PARTITIONED BY (dt date) STORED AS ORC TBLPROPERTIES ('transactional'='true')",
+)
+_QUERIES = (
+    ("every record, exactly once", "SELECT count(*) AS row_count, count(DISTINCT id) AS ids FROM shop.orders"),
+    ("a day at a time", "SELECT dt, count(*) AS orders, sum(amount) AS amount FROM shop.orders GROUP BY dt ORDER BY dt"),
+    ("the first rows", "SELECT id, ordered_at, customer, amount, dt FROM shop.orders WHERE id < 3 ORDER BY id"),
+)
+_CONFIG = """\
+# what `ingestd demo` runs
+metastore: {{uri: "{metastore}"}}
+kafka: {{bootstrap.servers: "{kafka}"}}
+spark: {{master: "local[2]"}}
+mappings:
+  - name: orders
+    topics: [orders]
+    table: shop.orders          # dt is a partition column: its value comes from the field of that name
+    commit: {{rows: 250000, interval: 5s}}
+"""
+
+
 @click.command()
-def demo() -> None: ...
+@click.option("--records", type=click.IntRange(1), default=1_000_000, show_default=True)
+@click.option("--keep", is_flag=True, help="Leave the sandbox running and everything in place.")
+def demo(records: int, keep: bool) -> None:
+    """Show ingestd at work: real Kafka, real Hive, a million records, exactly once."""
+    console = Console(highlight=False)
+    state_dir = Path(tempfile.mkdtemp(prefix="ingestd-demo-"))
+    box = Sandbox(SandboxOptions(state_dir=state_dir, hiveserver2=True))
+    kept = False
+    try:
+        with interruptible():
+            _Show(console, box, state_dir).run(records)
+        kept = keep
+    finally:
+        if kept:
+            console.print(f"\nKept. Stop it with: ingestd sandbox down --state-dir {state_dir}")
+        else:
+            box.down()
+            shutil.rmtree(state_dir, ignore_errors=True)
+    if not kept:
+        console.print("\nAll stopped and removed; --keep leaves it running.")
+
+
+class _Show:
+    """The steps of the demo, told as they go."""
+
+    def __init__(self, console: Console, box: Sandbox, directory: Path) -> None:
+        self._console = console
+        self._box = box
+        self._config = directory / "demo.yaml"
+
+    def run(self, records: int) -> None:
+        self._say("Starting a real Kafka, Hive Metastore and HiveServer2 on this machine (first time: 195 MB of jars)")
+        with shown() as progress:
+            addresses = self._box.up(progress)
+        self._prepare(addresses)
+        self._produce(addresses, records)
+        self._ingest(addresses, records)
+        self._ask(addresses)
+        self._point_onward(addresses)
+
+    def _say(self, text: str) -> None:
+        self._console.print(f"\n[bold]▸ {text}[/]")
+
+    def _prepare(self, addresses: Addresses) -> None:
+        self._say(f"A topic of {_PARTITIONS} partitions, and a partitioned ACID table made through HiveServer2")
+        create_topic(addresses.kafka, _TOPIC, _PARTITIONS)
+        for statement in _DDL:
+            query(_hiveserver2(addresses), statement)
+        self._console.print(f"  [dim]{_DDL[-1]}[/]")
+
+    def _produce(self, addresses: Addresses, records: int) -> None:
+        self._say(f"Producing {records:,} JSON records")
+        with _bar(self._console) as bar:
+            task = bar.add_task("produced", total=records)
+            produce(addresses.kafka, _TOPIC, _orders(records), lambda more: bar.advance(task, more))
+
+    def _ingest(self, addresses: Addresses, records: int) -> None:
+        self._say("ingestd run --until-caught-up, with this configuration")
+        text = _CONFIG.format(metastore=addresses.metastore, kafka=addresses.kafka)
+        self._config.write_text(text, encoding="utf-8")
+        self._console.print(f"[dim]{text}[/]")
+        command = [sys.executable, "-m", "ingestd", "run", "--config", str(self._config)]
+        command += ["--until-caught-up", "--log-format", "json"]
+        began = monotonic()
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as daemon:
+            try:
+                commits = self._follow(daemon, records)
+            except BaseException:
+                daemon.terminate()
+                raise
+        if daemon.returncode:
+            raise IngestdError("the daemon ended early; its words are above", where=f"exit code {daemon.returncode}")
+        seconds, working = monotonic() - began, sum(c["seconds"] for c in commits)
+        self._console.print(
+            f"  {records:,} records in {seconds:.1f} s, the start of Spark included ({records / seconds:,.0f} a second)"
+        )
+        self._console.print(f"  [dim]{len(commits)} commits, {working:.1f} s from open to mirror, stages overlapping[/]")
+
+    def _follow(self, daemon: subprocess.Popen[str], records: int) -> list[dict[str, float]]:
+        """Show the commit log as it grows."""
+        commits: list[dict[str, float]] = []
+        with _bar(self._console) as bar:
+            task = bar.add_task("committed", total=records)
+            for line in daemon.stderr or ():
+                event = _parsed(line)
+                if event.get("event") == "committed" and event["rows"]:
+                    commits.append(event)
+                    bar.advance(task, event["rows"])
+                    steps = ", ".join(f"{step} {ms}" for step, ms in event["ms"].items() if ms)
+                    bar.console.print(
+                        f"  txn {event['txn']}, write id {event['write_id']}: {event['rows']:,} rows, "
+                        f"{event['files']} files; ms: {steps}"
+                    )
+                elif event.get("level") in ("warning", "error") or not event:
+                    bar.console.print(f"  {line.rstrip()}", markup=False)
+        return commits
+
+    def _ask(self, addresses: Addresses) -> None:
+        self._say("What HiveServer2 says")
+        for title, sql in _QUERIES:
+            self._console.print(f"  [dim]{sql}[/]")
+            columns, rows = query(_hiveserver2(addresses), sql)
+            table = Table(*columns, title=title)
+            for row in rows:
+                table.add_row(*(str(value) for value in row))
+            self._console.print(table)
+
+    def _point_onward(self, addresses: Addresses) -> None:
+        self._say("Where to look next")
+        self._console.print("  ingestd run --help      the daemon: the first configuration is in the README")
+        self._console.print("  ingestd check --help    what is wrong with a configuration, before it runs")
+        self._console.print("  ingestd sandbox --help  this Kafka and Hive, to play with")
+        self._console.print(f"  [dim]this run: kafka {addresses.kafka}, metastore {addresses.metastore}[/]")
+
+
+def _orders(records: int) -> Iterator[bytes]:
+    """Orders of three days, as a shop's front end would send them."""
+    chance = random.Random(20261121)
+    start = datetime(2026, 11, 19)  # noqa: DTZ001 - wall time, as Hive's timestamp is
+    step = timedelta(days=_DAYS) / records
+    for number in range(records):
+        moment = start + step * number
+        yield json.dumps(
+            {
+                "id": number,
+                "ordered_at": moment.isoformat(sep=" ", timespec="milliseconds"),
+                "customer": f"customer-{chance.randrange(50_000):05d}",
+                "amount": f"{chance.randrange(100, 50_000) / 100:.2f}",
+                "express": chance.random() < 0.1,
+                "note": "leave at the door" if number % 3 else "",
+                "dt": moment.date().isoformat(),
+            },
+            separators=(",", ":"),
+        ).encode()
+
+
+def _bar(console: Console) -> Progress:
+    columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console)
+
+
+def _parsed(line: str) -> dict[str, object] | dict[str, float]:
+    with suppress(json.JSONDecodeError):
+        parsed = json.loads(line)
+        return parsed if isinstance(parsed, dict) else {}
+    return {}
+
+
+def _hiveserver2(addresses: Addresses) -> str:
+    if addresses.hiveserver2 is None:
+        raise IngestdError("the sandbox runs without HiveServer2", where=addresses.state_dir)
+    return addresses.hiveserver2

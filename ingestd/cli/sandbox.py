@@ -58,7 +58,7 @@ def sandbox() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
 def up(as_json: bool, **options: Any) -> None:
     """Start the services and return when they answer."""
-    with _interruptible(), _shown() as progress:
+    with interruptible(), shown() as progress:
         addresses = _sandbox(**options).up(progress)
     if as_json:
         click.echo(addresses.as_json())
@@ -70,7 +70,7 @@ def up(as_json: bool, **options: Any) -> None:
 @_state_dir
 def down(state_dir: Path | None) -> None:
     """Stop the services; their data stays."""
-    with _shown() as progress:
+    with shown() as progress:
         ended = _sandbox(state_dir=state_dir).down(progress)
     Console(highlight=False).print(f"stopped {', '.join(ended)}" if ended else "nothing was running")
 
@@ -149,7 +149,7 @@ def _print_addresses(addresses: Addresses) -> None:
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[str, int, int], None]]:
+def shown() -> Iterator[Callable[[str, int, int], None]]:
     """Progress on standard error: a bar on a terminal, else one line for each new step."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
@@ -177,7 +177,7 @@ def _lines(console: Console) -> Callable[[str, int, int], None]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """SIGTERM becomes an exception, so that a half start is undone as Ctrl-C undoes it."""
 
     def leave(number: int, frame: FrameType | None) -> None:
@@ -188,15 +188,3 @@ def _interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-if __name__ == "__main__":
-    import sys
-
-    from ingestd.errors import IngestdError
-
-    try:
-        sandbox()
-    except IngestdError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)

@@ -86,12 +86,13 @@ class Metastore:
             index = (self._first + step) % len(self.addresses)
             host, port = self.addresses[index]
             try:
-                self._local.connection = self._open(host, port)
+                connection = self._open(host, port)
             except (TException, OSError) as error:
                 failures.append(f"{host}:{port}: {error}")
                 continue
+            self._local.connection = connection
             self._first = index
-            return self._local.connection
+            return connection
         raise MetastoreUnavailable(
             "no metastore answers", where="; ".join(failures), hint="is it running, and is metastore.uri right?"
         )

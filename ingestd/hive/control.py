@@ -71,9 +71,7 @@ def _create(metastore: Metastore, name: TableName) -> None:
         parameters={_KEY: " ", "EXTERNAL": "TRUE", "comment": "state of an ingestd mapping: never alter it"},
         tableType="EXTERNAL_TABLE",
     )
-    request = ttypes.CreateTableRequest(
-        table=table, processorCapabilities=CAPABILITIES, processorIdentifier="ingestd"
-    )
+    request = ttypes.CreateTableRequest(table=table, processorCapabilities=CAPABILITIES, processorIdentifier="ingestd")
     try:
         metastore.call("create_table_req", request)
     except MetastoreRefusal as error:

@@ -24,9 +24,9 @@ class Holder:
     beat: tuple[int, int]
 
 
-def try_acquire(metastore: Metastore, lease: TableName, agent: str) -> int | None:
-    """The lock id when the lease was free, else None and nothing is left waiting."""
-    component = ttypes.LockComponent(
+def lease_component(lease: TableName) -> ttypes.LockComponent:
+    """The part of a lock request that takes a lease, inside a transaction or outside one."""
+    return ttypes.LockComponent(
         type=ttypes.LockType.EXCLUSIVE,
         level=ttypes.LockLevel.TABLE,
         dbname=lease.database,
@@ -34,8 +34,12 @@ def try_acquire(metastore: Metastore, lease: TableName, agent: str) -> int | Non
         operationType=ttypes.DataOperationType.NO_TXN,
         isTransactional=False,
     )
+
+
+def try_acquire(metastore: Metastore, lease: TableName, agent: str) -> int | None:
+    """The lock id when the lease was free, else None and nothing is left waiting."""
     request = ttypes.LockRequest(
-        component=[component], user=metastore.user, hostname=metastore.host, agentInfo=agent[:128]
+        component=[lease_component(lease)], user=metastore.user, hostname=metastore.host, agentInfo=agent[:128]
     )
     answer = metastore.call("lock", request)
     if answer.state == ttypes.LockState.ACQUIRED:

@@ -20,6 +20,7 @@ from ingestd.schema import Column, HiveType
 
 _ORC_INPUT = "org.apache.hadoop.hive.ql.io.orc.OrcInputFormat"
 
+_MAKE_ACID = "create it as a managed table, STORED AS ORC TBLPROPERTIES('transactional'='true')"
 _COMPRESSIONS: dict[str, Compression] = {"zlib": "zlib", "snappy": "snappy", "none": "none", "zstd": "zstd"}
 
 
@@ -108,12 +109,7 @@ def _require_acid_orc(raw: Any, parameters: Mapping[str, str], name: TableName) 
     insert_only = parameters.get("transactional_properties", "").lower() == "insert_only"
     faults = [
         (raw.tableType == "VIRTUAL_VIEW", "is a view", "name a table"),
-        (
-            not acid,
-            "is not a transactional table",
-            f"create it with STORED AS ORC TBLPROPERTIES('transactional'='true')"
-            f"{', a managed table is needed' if raw.tableType == 'EXTERNAL_TABLE' else ''}",
-        ),
+        (not acid, "is not a transactional table", _MAKE_ACID),
         (insert_only, "is an insert-only table", "use a full ACID table: STORED AS ORC without insert_only"),
         (raw.sd.inputFormat != _ORC_INPUT, f"is stored as {raw.sd.inputFormat}", "STORED AS ORC"),
         (bool(raw.sd.bucketCols), "is bucketed", "bucketed tables are not written yet: leave CLUSTERED BY out"),

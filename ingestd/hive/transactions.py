@@ -16,6 +16,7 @@ from hive_metastore import ttypes
 from ingestd.clock import Deadline, pause
 from ingestd.errors import MetastoreUnavailable, TransactionAborted
 from ingestd.hive.client import Metastore
+from ingestd.hive.leases import lease_component
 from ingestd.hive.tables import TableName
 
 
@@ -68,7 +69,7 @@ def lock(
     Raises TransactionAborted when the transaction is gone, MetastoreUnavailable when the locks do not come in time.
     """
     request = ttypes.LockRequest(
-        component=[_write_component(txn.table, dynamic), _lease_component(lease)],
+        component=[_write_component(txn.table, dynamic=dynamic), lease_component(lease)],
         txnid=txn.id,
         user=metastore.user,
         hostname=metastore.host,
@@ -129,7 +130,7 @@ def open_transactions(metastore: Metastore, agent_prefix: str) -> list[int]:
     ]
 
 
-def _write_component(table: TableName, dynamic: bool) -> ttypes.LockComponent:
+def _write_component(table: TableName, *, dynamic: bool) -> ttypes.LockComponent:
     return ttypes.LockComponent(
         type=ttypes.LockType.SHARED_READ,
         level=ttypes.LockLevel.TABLE,
@@ -138,15 +139,4 @@ def _write_component(table: TableName, dynamic: bool) -> ttypes.LockComponent:
         operationType=ttypes.DataOperationType.INSERT,
         isTransactional=True,
         isDynamicPartitionWrite=dynamic,
-    )
-
-
-def _lease_component(lease: TableName) -> ttypes.LockComponent:
-    return ttypes.LockComponent(
-        type=ttypes.LockType.EXCLUSIVE,
-        level=ttypes.LockLevel.TABLE,
-        dbname=lease.database,
-        tablename=lease.table,
-        operationType=ttypes.DataOperationType.NO_TXN,
-        isTransactional=False,
     )

@@ -47,9 +47,7 @@ def standing_by(mapping: str, owner: str) -> None:
 
 def trying_again(mapping: str, error: IngestdError, seconds: float) -> None:
     """A step failed in a way that passes."""
-    _log.warning(
-        "waiting", mapping=mapping, reason=type(error).__name__, error=str(error), again_in=round(seconds, 1)
-    )
+    _log.warning("waiting", mapping=mapping, reason=type(error).__name__, error=str(error), again_in=round(seconds, 1))
 
 
 def gap(mapping: str, text: str) -> None:

@@ -137,8 +137,6 @@ class Ownership:
             leases.heartbeat_transaction(self._metastore, txn_id)
 
 
-
-
 def _identity() -> str:
     """`machine:pid:start`: a process of one boot of one machine (or container), told apart from a later one."""
     return f"{_machine()}:{os.getpid()}:{_started(os.getpid())}"
@@ -163,5 +161,5 @@ def _started(pid: int) -> str:
 def _died_here(agent: str) -> bool:
     """True when `agent` was a process of this machine that runs no more."""
     identity = agent.rpartition("/")[2].rpartition("-")[0]
-    machine, pid, started = (identity.split(":") + ["", "", ""])[:3]
+    machine, pid, started = [*identity.split(":"), "", "", ""][:3]
     return machine == _machine() and pid.isdigit() and _started(int(pid)) != started

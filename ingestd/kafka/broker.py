@@ -17,7 +17,8 @@ from ingestd.errors import BrokerUnavailable, InvalidTopic
 from ingestd.kafka.client import translated
 from ingestd.kafka.ranges import Position, TopicPartition
 
-_PLAIN_KEYS = ("bootstrap.servers", "client.id", "client.dns.lookup", "broker.", "security.", "sasl.", "ssl.", "socket.")
+# Keys that every client understands; a consumer's own would be warned about.
+_PLAIN_KEYS = ("bootstrap.servers", "client.", "broker.", "security.", "sasl.", "ssl.", "socket.")
 
 
 class Broker:

@@ -61,13 +61,13 @@ def read(
     """
     limits = limits or ReadLimits()
     consumer = _consumer(settings)
-    for topic in sorted({r.topic for r in ranges}):
-        try:
+    try:
+        for topic in sorted({r.topic for r in ranges}):
             yield from _TopicRead(consumer, topic, [r for r in ranges if r.topic == topic], limits).blocks()
-        except BaseException:
-            # Whatever is still assigned or queued must not leak into the next task.
-            _forget(settings)
-            raise
+    except BaseException:
+        # Whatever is still assigned or queued must not leak into the next task.
+        _forget(settings)
+        raise
 
 
 class _TopicRead:

@@ -1,7 +1,7 @@
 """Many JSON records become one buffer of lines, or nothing when Arrow could misread them.
 
-Invariant: a buffer that `frame` returns has one `{…}` line per record, is UTF-8, and holds nothing that pyarrow's JSON
-reader takes although it is not JSON (NaN, Inf), or that crashes it (a `null` at the root, bottomless nesting).
+Invariant: a buffer that `frame` returns has one `{…}` line per record, is UTF-8, and holds nothing that crashes pyarrow's
+JSON reader (a `null` at the root, bottomless nesting).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ingestd.records.single import MAX_DEPTH
 
 MAX_BUFFER = 1 << 30
 _BLANK = b" \t\r\n"
-_NEWLINE, _OPEN, _CLOSE = 0x0A, 0x7B, 0x7D
+_OPEN, _CLOSE = 0x7B, 0x7D
 _CONSTANT = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")
 _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
@@ -27,10 +27,13 @@ def frame(values: Sequence[bytes]) -> bytes | None:
         joined = _lines([value.strip(_BLANK).replace(b"\n", b"\t") for value in values])
     if joined is None or len(joined) > MAX_BUFFER or not _is_utf8(joined):
         return None
-    # a run of `null{` cannot be in one object outside a string; between two objects of a line it crashes Arrow 26
-    if _SECOND_ROOT.search(joined) or _has_constant(joined) or _may_nest(values):
-        return None
-    return joined
+    # outside strings `null{` can only stand between two objects of one line, where it crashes Arrow (seen in 26)
+    return None if _SECOND_ROOT.search(joined) or _may_nest(values) else joined
+
+
+def has_constant(joined: bytes) -> bool:
+    """Whether NaN or Inf may stand where a value stands: Arrow's reader takes them, JSON does not know them."""
+    return (b"NaN" in joined or b"Inf" in joined) and _CONSTANT.search(joined) is not None
 
 
 def _lines(values: Sequence[bytes]) -> bytes | None:
@@ -41,9 +44,11 @@ def _lines(values: Sequence[bytes]) -> bytes | None:
     joined = b"\n".join(values)
     if not joined.startswith(b"{") or not joined.endswith(b"}"):
         return None
+    if joined.count(b"\n") != len(values) - 1:
+        return None
     text = np.frombuffer(joined, np.uint8)
-    breaks = np.flatnonzero(text == _NEWLINE)
-    if len(breaks) != len(values) - 1 or (text[breaks - 1] != _CLOSE).any() or (text[breaks + 1] != _OPEN).any():
+    breaks = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)) + 1)[:-1] - 1
+    if (text[breaks - 1] != _CLOSE).any() or (text[breaks + 1] != _OPEN).any():
         return None
     return joined
 
@@ -53,10 +58,6 @@ def _is_utf8(joined: bytes) -> bool:
         return joined.isascii() or bool(joined.decode())
     except UnicodeDecodeError:
         return False
-
-
-def _has_constant(joined: bytes) -> bool:
-    return (b"NaN" in joined or b"Inf" in joined) and _CONSTANT.search(joined) is not None
 
 
 def _may_nest(values: Sequence[bytes]) -> bool:

@@ -33,6 +33,8 @@ from ingestd.records.single import BadRecord, Row, SingleDecoder, needs_micros, 
 from ingestd.schema import Column
 
 SMALLEST_BLOCK = 256
+HOPELESS = 4  # so many smallest blocks failed in a row: no more splitting, each try costs Arrow about 1 ms
+PARTS = 16  # of a failed block: few levels of decoding again, whether one record is bad or all are
 
 
 class JsonDecoder:
@@ -66,18 +68,20 @@ class JsonDecoder:
         return Decoded(block.close(), rejects, len(values) - len(live) if self._skip else 0)
 
     def _split(self, values: Sequence[bytes], places: Sequence[int], block: _Block) -> None:
-        """Decode by Arrow, in halves where it fails, one by one where halves are small."""
+        """Decode by Arrow, in parts where it fails, one by one where parts are small."""
         if not values:
             return
         batch = self._lines.decode(values)
         if batch is not None:
             block.add_batch(batch)
-        elif len(values) <= SMALLEST_BLOCK:
+            block.failures = 0
+        elif len(values) <= SMALLEST_BLOCK or block.failures >= HOPELESS:
             self._one_by_one(values, places, block)
+            block.failures += 1
         else:
-            middle = len(values) // 2
-            self._split(values[:middle], places[:middle], block)
-            self._split(values[middle:], places[middle:], block)
+            size = max(SMALLEST_BLOCK, -(-len(values) // PARTS))
+            for start in range(0, len(values), size):
+                self._split(values[start : start + size], places[start : start + size], block)
 
     def _one_by_one(self, values: Sequence[bytes], places: Sequence[int], block: _Block) -> None:
         for place, value in zip(places, values, strict=True):
@@ -92,6 +96,7 @@ class _Block:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self.rejects: list[Reject] = []
+        self.failures = 0
         self._columns = columns
         self._timestamps = [place for place, column in enumerate(columns) if column.type.kind == "timestamp"]
         self._batches: list[pa.RecordBatch] = []

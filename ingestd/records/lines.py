@@ -13,12 +13,14 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.json as pj
 
-from ingestd.records.frame import frame
+from ingestd.records.frame import frame, has_constant
 from ingestd.records.vector import Doubtful, convert, read_type
 from ingestd.schema import Column
 
 _CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+)", re.DOTALL)
 _UNEXPECTED = "unexpected field"
+# what the reader does with fields that are no columns; each level looks less closely than the one before
+_REFUSE, _INFER, _IGNORE = "error", "infer", "ignore"
 _ESCAPED_NAME = re.compile(rb'\\u[0-9a-fA-F]{4}(?:[^"\\]|\\.)*"[ \t\r]*:')
 _KELVIN = "\u212a".encode()  # the only non-ASCII character whose lower case is ASCII
 
@@ -30,21 +32,26 @@ class LineDecoder:
         self._columns = tuple(columns)
         self._spelling = [column.name for column in columns]
         self._quoted = [False] * len(columns)
-        self._extra_fields = False
+        self._others = _REFUSE
+        self._name_pattern()
 
     def decode(self, values: Sequence[bytes]) -> pa.RecordBatch | None:
         """One batch of all values, or None."""
         joined = frame(values)
         if joined is None:
             return None
-        for _ in range(len(self._columns) + 3):  # each failed try teaches one thing: a column, a spelling, more fields
+        before = self._others
+        taught: set[int] = set()
+        for _ in range(len(self._columns) + 4):  # each failed try teaches one thing: a column, a spelling, other fields
             try:
                 table = self._read(joined)
             except pa.ArrowInvalid as error:
-                if not self._learn(str(error), values):
-                    return None
+                if not self._learn(str(error), values, taught):
+                    break
                 continue
             return self._finish(table, joined, len(values))
+        if self._others == _IGNORE:
+            self._others = before  # it did not help: the block is bad, not its other fields
         return None
 
     def _read(self, joined: bytes) -> pa.Table:
@@ -56,31 +63,42 @@ class LineDecoder:
             pa.BufferReader(joined),
             read_options=pj.ReadOptions(use_threads=False, block_size=len(joined) + 1),
             parse_options=pj.ParseOptions(
-                explicit_schema=pa.schema(fields),
-                newlines_in_values=False,
-                unexpected_field_behavior="ignore" if self._extra_fields else "error",
+                explicit_schema=pa.schema(fields), newlines_in_values=False, unexpected_field_behavior=self._others
             ),
         )
 
     def _finish(self, table: pa.Table, joined: bytes, rows: int) -> pa.RecordBatch | None:
-        if table.num_rows != rows or (self._extra_fields and self._other_spelling(joined)):
+        if table.num_rows != rows:
+            return None
+        if self._others != _REFUSE and (has_constant(joined) or self._other_spelling(table, joined)):
             return None
         try:
-            return convert(self._columns, [chunked.combine_chunks() for chunked in table.columns])
+            columns = table.columns[: len(self._columns)]  # inferred ones come after those asked for
+            return convert(self._columns, [chunked.combine_chunks() for chunked in columns])
         except (Doubtful, pa.ArrowInvalid):
             return None
 
-    def _learn(self, error: str, values: Sequence[bytes]) -> bool:
-        """Change the reading after an error; False when the error teaches nothing."""
+    def _learn(self, error: str, values: Sequence[bytes], taught: set[int]) -> bool:
+        """Change the reading after an error, each column once; False when the error teaches nothing."""
         if _UNEXPECTED in error:
             if not self._learn_spelling(values[0]):
-                self._extra_fields = True
+                self._others = _INFER
             return True
         changed = _CHANGED.search(error)
-        if changed is None or changed[1] not in self._spelling:
+        if changed and changed[1] in self._spelling:
+            place = self._spelling.index(changed[1])
+            if place in taught or not self._learn_quotes(place, changed[3]):
+                return False
+            taught.add(place)
+            return True
+        if self._others != _INFER:
             return False
-        place = self._spelling.index(changed[1])
-        quoted = changed[3] == "string"
+        self._others = _IGNORE  # a field that is no column may have many types
+        return True
+
+    def _learn_quotes(self, place: int, found: str) -> bool:
+        """Read the column as text from now on, or no longer; False when that is no remedy."""
+        quoted = found == "string"
         if quoted == self._quoted[place] or read_type(self._columns[place].type, quoted=False) == pa.string():
             return False
         self._quoted[place] = quoted
@@ -96,21 +114,23 @@ class LineDecoder:
         spelling = [spelled.get(column.name, used) for column, used in zip(self._columns, self._spelling, strict=True)]
         changed = spelling != self._spelling
         self._spelling = spelling
+        self._name_pattern()
         return changed
 
-    def _other_spelling(self, joined: bytes) -> bool:
-        """Whether a field name may occur in a spelling that the reader would ignore without a word."""
+    def _name_pattern(self) -> None:
+        """Finds field names that are the columns' but for the case; the look at the first letter makes it fast."""
+        names = [name.encode() for name in self._spelling]
+        ours = b"|".join(map(re.escape, names))
+        letters = re.escape(bytes({name[0] for name in (*map(bytes.lower, names), *map(bytes.upper, names))}))
+        self._strange_name = re.compile(b'"(?=[' + letters + b"])(?!(?:" + ours + b')")(?i:' + ours + rb')"[ \t\r]*:')
+
+    def _other_spelling(self, table: pa.Table, joined: bytes) -> bool:
+        """Whether a column's name may occur in a spelling that the reader did not take for the column."""
+        if self._others == _INFER:
+            names = {column.name for column in self._columns}
+            return any(name.lower() in names for name in table.schema.names[len(names) :])
         if b"\\u" in joined and _ESCAPED_NAME.search(joined):
             return True
         if not joined.isascii() and (_KELVIN in joined or not all(name.isascii() for name in self._spelling)):
             return True
-        lower = joined.lower()
-        return any(self._spelled_otherwise(name.encode(), joined, lower) for name in self._spelling)
-
-    @staticmethod
-    def _spelled_otherwise(name: bytes, joined: bytes, lower: bytes) -> bool:
-        """Count quoted names in any case against the spelling in use; look closer only if they differ."""
-        if lower.count(b'"' + name.lower() + b'"') == joined.count(b'"' + name + b'"'):
-            return False
-        found = re.finditer(rb'"(' + re.escape(name) + rb')"[ \t\r]*:', joined, re.IGNORECASE)
-        return any(match[1] != name for match in found)
+        return self._strange_name.search(joined) is not None

@@ -135,7 +135,8 @@ _WIDE = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[InvalidOperation]
 
 
 def _decimal(kind: HiveType) -> Convert:
-    unit, limit = Decimal((0, (1,), -kind.scale)), Decimal(10) ** (kind.precision - kind.scale)
+    unit, zero = Decimal((0, (1,), -kind.scale)), Decimal((0, (0,), -kind.scale))  # Arrow has no negative zero
+    limit = Decimal(10) ** (kind.precision - kind.scale)
 
     def convert(value: object) -> Decimal:
         text = _numeric(value, str(kind))
@@ -143,8 +144,8 @@ def _decimal(kind: HiveType) -> Convert:
             number = Decimal(text).quantize(unit, context=_EXACT)
         except (Inexact, InvalidOperation):
             raise Unfit(f"{_shown(value)} does not fit {kind} exactly") from None
-        if abs(number) < limit:
-            return number
+        if number.copy_abs() < limit:
+            return number if number else zero
         raise Unfit(f"{_shown(value)} does not fit {kind} exactly")
 
     return convert

@@ -77,8 +77,7 @@ def _decimal(kind: HiveType, array: pa.Array) -> pa.Array:
 def _floating(kind: HiveType, array: pa.Array) -> pa.Array:
     if pa.types.is_string(array.type):
         array = _unquoted(array, kind.arrow, _NUMERIC)
-    if pc.any(pc.is_inf(array)).as_py():
-        raise Doubtful
+    _require(pc.is_finite(array))  # an overflow, or the literal NaN that Arrow takes for a number
     return array
 
 

@@ -41,7 +41,7 @@ def derby(data: Path, port: int) -> Database:
         driver="org.apache.derby.jdbc.EmbeddedDriver",
         other_process_driver="org.apache.derby.jdbc.ClientDriver",
         user="APP",
-        password="mine",  # of a database that only this user's files and the loopback address reach
+        password="mine",  # noqa: S106  # of a database that only this user's files and the loopback address reach
         script="hive-schema-4.0.0.derby.sql",
     )
 

@@ -14,7 +14,7 @@ def connect(address: str) -> Any:
     """An open PyHive connection to "HOST:PORT"; raises SandboxError when it cannot be opened."""
     host, _, port = address.rpartition(":")
     try:
-        from pyhive import hive  # type: ignore[import-untyped]  # noqa: PLC0415  # an optional dependency
+        from pyhive import hive  # noqa: PLC0415  # an optional dependency
 
         return hive.connect(host=host, port=int(port), auth="NOSASL")
     except ImportError as error:

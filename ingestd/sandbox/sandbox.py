@@ -82,7 +82,7 @@ class Sandbox:
         """The log of `service` since its last start."""
         return self._layout.log(service)
 
-    def stop_service(self, name: str, kill: bool = False) -> None:
+    def stop_service(self, name: str, *, kill: bool = False) -> None:
         """End one service: politely, or by SIGKILL as a crash would."""
         child = self._running(name)
         with self._locked():

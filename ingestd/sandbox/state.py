@@ -131,10 +131,15 @@ def locked(file: Path, what: str, wait_seconds: float = _LOCK_WAIT_SECONDS) -> I
 
 
 def _acquire(handle: int, file: Path, what: str, deadline: Deadline) -> None:
-    while True:
-        try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if deadline.passed:
-                raise SandboxError(f"another command still works on {what}", where=str(file.parent)) from None
-            pause(0.1)
+    while not _try_lock(handle):
+        if deadline.passed:
+            raise SandboxError(f"another command still works on {what}", where=str(file.parent))
+        pause(0.1)
+
+
+def _try_lock(handle: int) -> bool:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

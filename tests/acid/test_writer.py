@@ -38,9 +38,7 @@ COLUMNS = [Column(name, HiveType.parse(text)) for name, (text, _) in TYPES.items
 
 
 def batch_of_all_types() -> pa.RecordBatch:
-    arrays = [
-        pa.array(values, column.type.arrow) for column, (_, values) in zip(COLUMNS, TYPES.values(), strict=True)
-    ]
+    arrays = [pa.array(values, column.type.arrow) for column, (_, values) in zip(COLUMNS, TYPES.values(), strict=True)]
     return pa.RecordBatch.from_arrays(arrays, names=list(TYPES))
 
 
@@ -82,7 +80,7 @@ def test_close_when_several_stripes_then_metadata_names_each_last_key(
     columns = [Column("a", HiveType.parse("bigint"))]
     writer = writer_type(path, columns, 9, 1 << 29, compression=compression, stripe_bytes=64 << 10)
     for start in range(0, 100_000, 10_000):
-        values = pa.array([(n * 2654435761) % 2**62 for n in range(start, start + 10_000)])
+        values = pa.array([hash((n, n * n)) for n in range(start, start + 10_000)])
         writer.write(pa.RecordBatch.from_arrays([values], names=["a"]))
     writer.close()
     with path.open("rb") as file:

@@ -158,9 +158,7 @@ def test_decode_when_few_bad_among_many_then_order_and_places_are_kept() -> None
     for bad in (0, 1234, 1235, 4999):
         values[bad] = b'{"id":"bad"}'
     decoded = JsonDecoder(columns_of(id="int")).decode(values)
-    assert [(reject.row, reject.column) for reject in decoded.rejects] == [
-        (bad, "id") for bad in (0, 1234, 1235, 4999)
-    ]
+    assert [(reject.row, reject.column) for reject in decoded.rejects] == [(bad, "id") for bad in (0, 1234, 1235, 4999)]
     assert ids(decoded) == [n for n in range(5000) if n not in (0, 1234, 1235, 4999)]
 
 
@@ -233,7 +231,9 @@ def members(draw: st.DrawFn) -> str:
 
 RECORDS = st.one_of(
     *[st.lists(members(), max_size=3).map(lambda parts: ("{" + ",".join(parts) + "}").encode(errors="replace"))] * 6,
-    st.sampled_from([b"", b"{}", b"{}{}", b"null", b"{}null{}", b"[]", b"1", b" {} ", b"{}\n{}", b"\xff", b'{"k":"\xff"}']),
+    st.sampled_from(
+        [b"", b"{}", b"{}{}", b"null", b"{}null{}", b"[]", b"1", b" {} ", b"{}\n{}", b"\xff", b'{"k":"\xff"}']
+    ),
     st.binary(max_size=12),
 )
 
@@ -319,7 +319,7 @@ def test_decode_when_alike_records_then_arrow_agrees_with_one_by_one(data: st.Da
 
 def test_line_decoder_when_ordinary_topic_then_whole_blocks_are_fast() -> None:
     columns = columns_of(id="bigint", ts="timestamp", amount="decimal(10,2)", flag="boolean", note="string")
-    record = '{"id":1,"ts":"2026-11-21T10:00:00Z","amount":1.5,"flag":true,"note":"a \\u00e4 null { NaN"}'
+    record = '{"id":1,"ts":"2026-11-21T10:00:00Z","amount":1.5,"flag":true,"note":"a \\u00e4 null NaN"}'
     variants = [
         record,
         record.replace('"id"', '"ID"'),

@@ -14,9 +14,12 @@ import pytest
 
 from ingestd import java
 from ingestd.clock import Deadline, pause
-from ingestd.sandbox import Sandbox, SandboxOptions
+from ingestd.sandbox import KAFKA, METASTORE, Sandbox, SandboxOptions, jars
+from ingestd.sandbox.guard import Guard
+from ingestd.sandbox.options import no_progress
+from ingestd.sandbox.state import locked
 
-COMMAND = (sys.executable, "-m", "ingestd.cli.sandbox")
+COMMAND = (sys.executable, "-m", "ingestd", "sandbox")
 # what every JVM honours, Ivy's too: as good as a pulled plug
 NO_NETWORK = {
     "JAVA_TOOL_OPTIONS": " ".join(
@@ -82,7 +85,9 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 @pytest.fixture
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The jar cache as hard links: a file may be replaced here, but never written in place."""
+    """The jar cache, filled, as hard links: a file may be replaced here, but never written in place."""
+    with locked(tmp_path / "fill", "the test") as handle, Guard(handle) as guard:
+        jars.ensure(jars.groups_for((KAFKA, METASTORE)), java.find_java(), guard, no_progress)
     shared, private = java.cache_folder() / "sandbox", tmp_path / "cache"
     for folder in (shared / "ivy", *shared.glob("jars-*")):
         shutil.copytree(folder, private / "sandbox" / folder.name, copy_function=os.link)

@@ -1,4 +1,4 @@
-"""The jar cache: broken and half files are mended, from Ivy's own cache when that is whole, and never without a word."""
+"""The jar cache: broken and half files are mended, from Ivy's own cache when that is whole, never in silence."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from ingestd.clock import monotonic
 from ingestd.sandbox import HIVESERVER2, KAFKA, METASTORE, Sandbox, SandboxOptions, process
@@ -118,7 +118,8 @@ def test_down_never_ends_a_process_that_got_a_pid_of_ours(cli: Cli) -> None:
 def test_a_process_that_ignores_the_polite_signal_is_killed() -> None:
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", deaf, "token-1"], stdout=subprocess.PIPE) as stubborn:
-        assert stubborn.stdout and stubborn.stdout.readline() == b"deaf\n"
+        assert stubborn.stdout
+        assert stubborn.stdout.readline() == b"deaf\n"
         process.end([Child(stubborn.pid, "token-1")], grace_seconds=0.2)
         assert stubborn.wait(5) == -signal.SIGKILL
 

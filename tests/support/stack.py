@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from ingestd.clock import Deadline, pause
@@ -122,8 +122,6 @@ class Stack:
 
     def group_offsets(self, group: str, topic: str, partitions: int) -> list[int]:
         """Next offsets that the group has in Kafka."""
-        from confluent_kafka import Consumer, TopicPartition
-
         consumer = Consumer({"bootstrap.servers": self.addresses.kafka, "group.id": group})
         try:
             asked = [TopicPartition(topic, p) for p in range(partitions)]

@@ -1,0 +1,73 @@
+"""kill -9 between any two steps and at random moments: every id once."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ingestd.clock import Deadline, pause
+from ingestd.hive.transactions import open_transactions
+from tests.support.stack import Stack, eventually
+
+RECORDS = 3_000
+STEPS = ("planned", "opened", "staged", "locked", "registered", "placed", "counted", "committed", "mirrored")
+
+
+def _orders(first: int, last: int) -> list[dict[str, object]]:
+    return [{"id": i, "note": f"note {i}", "dt": f"2026-11-{i % 3 + 1:02d}"} for i in range(first, last)]
+
+
+def _prepare(stack: Stack) -> None:
+    stack.topic(4)
+    stack.produce(_orders(0, RECORDS))
+    stack.table("id bigint, note string", "dt string")
+
+
+def _assert_exactly_once(stack: Stack, records: int) -> None:
+    assert stack.ids() == list(range(records))
+    assert stack.count() == records
+    assert stack.count("WHERE dt = '2026-11-02'") == sum(i % 3 == 1 for i in range(records))
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_kill_after_each_step_when_restarted_then_every_id_once(stack: Stack, step: str) -> None:
+    _prepare(stack)
+    config = stack.config({"commit": {"rows": 1000, "interval": "1s"}})
+    # The third time: the first transaction stores the start position, the second commits rows.
+    times = 3 if step not in ("planned", "staged") else 2
+    killed = stack.start(
+        config, "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}@{times}=kill"
+    )
+    assert killed.wait() == -9, killed.text()
+    killed.kill()
+    visible = stack.ids()
+    assert visible == sorted(set(visible))
+    began = Deadline.after(60)
+    daemon = stack.drain(config)
+    assert began.left > 0
+    _assert_exactly_once(stack, RECORDS)
+    assert open_transactions(stack.metastore, "ingestd/ingestd/") == []
+    assert len(daemon.events("owner")) == 1
+
+
+def test_kill_at_random_moments_when_restarted_each_time_then_every_id_once(stack: Stack) -> None:
+    _prepare(stack)
+    config = stack.config({"commit": {"rows": 400, "interval": "200ms"}})
+    chance = random.Random(7)
+    produced = RECORDS
+    for _ in range(4):
+        daemon = stack.start(config)
+        eventually("the mapping to be owned", lambda daemon=daemon: daemon.events("owner"))
+        stack.produce(_orders(produced, produced + 1_500))
+        produced += 1_500
+        pause(chance.uniform(0.1, 2.5))
+        daemon.kill()
+    stack.drain(config)
+    _assert_exactly_once(stack, produced)
+
+
+def test_failpoint_without_testing_is_refused(stack: Stack) -> None:
+    daemon = stack.start(stack.config(), INGESTD_FAILPOINT="opened=kill")
+    assert daemon.wait() == 78
+    assert "failpoints are for tests only" in daemon.text()

@@ -1,0 +1,88 @@
+"""One owner per mapping: standby, take-over, and rivals that both believe."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from ingestd.clock import monotonic
+from tests.support.stack import Stack, eventually
+
+
+def _rows(first: int, last: int) -> list[dict[str, int]]:
+    return [{"id": i} for i in range(first, last)]
+
+
+def test_second_daemon_when_first_lives_then_stands_by_and_takes_over(stack: Stack) -> None:
+    stack.topic(2)
+    stack.table("id bigint")
+    config = stack.config()
+    first = stack.start(config)
+    eventually("the first to own", lambda: first.events("owner"))
+    second = stack.start(config)
+    eventually("the second to stand by", lambda: second.events("standing by"))
+    stack.produce(_rows(0, 100))
+    eventually("the rows", lambda: stack.count() == 100)
+    assert not second.events("owner")
+    first.kill()
+    began = monotonic()
+    stack.produce(_rows(100, 200))
+    eventually("the second to take over", lambda: second.events("owner"), 15)
+    assert monotonic() - began < 10
+    eventually("all rows", lambda: stack.ids() == list(range(200)))
+    second.terminate()
+    assert second.wait(60) == 0
+
+
+def test_owner_killed_with_its_transaction_locked_when_restarted_then_commits_at_once(stack: Stack) -> None:
+    stack.topic(1)
+    stack.produce(_rows(0, 100))
+    stack.table("id bigint")
+    config = stack.config()
+    killed = stack.start(config, INGESTD_TESTING="1", INGESTD_FAILPOINT="placed@2=kill")
+    assert killed.wait() == -9
+    killed.kill()
+    daemon = stack.start(config)
+    eventually("take-over", lambda: daemon.events("owner"), 10 + 15)
+    assert daemon.events("owner")[0]["aborted_transactions"]
+    eventually("the rows", lambda: stack.ids() == list(range(100)), 30)
+    daemon.terminate()
+    assert daemon.wait(60) == 0
+
+
+def test_two_that_both_believe_when_the_first_wakes_up_then_nothing_is_doubled(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint")
+    config = stack.config()
+    gate = stack.directory / "gate"
+    sleeper = stack.start(config, INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged@1=hold:{gate}")
+    eventually("the first to own", lambda: sleeper.events("owner"))
+    stack.produce(_rows(0, 100))
+    eventually("the stage to be held", lambda: os.path.exists(f"{gate}.held"))
+    # Frozen between stage and lock, heartbeats included: exactly what a long pause of a machine looks like.
+    os.kill(sleeper.process.pid, signal.SIGSTOP)
+    rival = stack.start(config)
+    eventually("the rival to take over", lambda: rival.events("owner"), 30)
+    eventually("the rival's rows", lambda: stack.count() == 100)
+    gate.touch()
+    os.kill(sleeper.process.pid, signal.SIGCONT)
+    eventually("the sleeper to stand by", lambda: sleeper.events("standing by"), 30)
+    stack.produce(_rows(100, 200))
+    eventually("all rows", lambda: stack.ids() == list(range(200)))
+    assert len(rival.events("owner")) == 1
+    for daemon in (rival, sleeper):
+        daemon.terminate()
+    assert rival.wait(60) == 0
+    assert sleeper.wait(60) == 0
+
+
+def test_sigterm_when_running_then_offsets_are_mirrored_and_exit_is_0(stack: Stack) -> None:
+    stack.topic(2)
+    stack.produce(_rows(0, 50))
+    stack.table("id bigint")
+    daemon = stack.start(stack.config({"group": f"group-{stack.name}"}))
+    eventually("the rows", lambda: stack.count() == 50)
+    eventually("the mirror", lambda: sum(stack.group_offsets(f"group-{stack.name}", stack.name, 2)) == 50)
+    daemon.terminate()
+    assert daemon.wait(60) == 0
+    assert daemon.events("stopped")
