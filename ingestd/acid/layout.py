@@ -30,7 +30,7 @@ def bucket_name(bucket: int) -> str:
 
 
 def bucket_property(bucket: int, statement: int) -> int:
-    """The value of the ACID column `bucket`: version 1 in bits 31-29, bucket in 27-16, statement in 11-0 (BucketCodec)."""
+    """The value of the ACID column `bucket`: bits 31-29 version 1, 27-16 bucket, 11-0 statement (BucketCodec V1)."""
     _check("bucket", bucket, MAX_BUCKET)
     _check("statement", statement, MAX_STATEMENT)
     return 1 << 29 | bucket << 16 | statement

@@ -64,7 +64,7 @@ class WriterPool:
     then call `abort`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         staging: Path,
         columns: Sequence[Column],
@@ -98,8 +98,8 @@ class WriterPool:
         if batch.num_rows == 0:
             return
         state = self._partitions.setdefault(partition, _Partition())
-        for lane, rows in _lanes(batch):
-            rows = _own_memory(rows)
+        for lane, part in _lanes(batch):
+            rows = _own_memory(part)
             state.pending[lane].append(rows)
             state.bytes += rows.nbytes
             self._pending_bytes += rows.nbytes

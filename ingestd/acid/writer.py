@@ -7,7 +7,9 @@ file; Hive reads every value as it was (two writers, because pyarrow cannot writ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -120,6 +122,7 @@ class FastWriter:
             self._rows += batch.num_rows
 
     def close(self) -> Finished:
+        """Finish the file; an empty one too is complete."""
         if not self._rows:  # pyarrow writes no footer if it never saw a schema
             self._orc.write(pa.Table.from_batches([self._events(pa.RecordBatch.from_pylist([], schema=self._schema))]))
         self._orc.close()
@@ -128,6 +131,7 @@ class FastWriter:
         return Finished(sealed.rows, sealed.bytes)
 
     def abort(self) -> None:
+        """Let go of the file and remove it; never raises."""
         _discard(self._path, self._orc.close, self._file.close)
 
     def _events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -250,6 +254,7 @@ class ExactWriter:
             raise
 
     def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows through Python values."""
         columns = [_python_values(array) for array in batch.columns]
         write_id, bucket = self._write_id, self._bucket
         rows = enumerate(zip(*columns, strict=True), self._rows)
@@ -257,12 +262,14 @@ class ExactWriter:
         self._rows += batch.num_rows
 
     def close(self) -> Finished:
+        """Finish the file."""
         self._orc.close()
         self._file.close()
         sealed = seal(self._path, self._write_id, self._bucket)
         return Finished(sealed.rows, sealed.bytes)
 
     def abort(self) -> None:
+        """Let go of the file and remove it; never raises."""
         _discard(self._path, self._orc.close, self._file.close)
 
 
@@ -308,12 +315,7 @@ _ORC_TYPES: dict[str, Callable[[HiveType], Any]] = {
 
 def _discard(path: Path, *closers: Callable[[], object]) -> None:
     """Close what is open and remove the file; what fails here no longer matters."""
-    for close in closers:
-        try:
-            close()
-        except (OSError, ValueError, RuntimeError, pa.ArrowException):
-            continue
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return
+    steps: list[Callable[[], object]] = [*closers, partial(path.unlink, missing_ok=True)]
+    for step in steps:
+        with suppress(OSError, ValueError, RuntimeError, pa.ArrowException):
+            step()

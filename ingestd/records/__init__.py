@@ -1,4 +1,4 @@
-"""Kafka record values become Arrow batches; a value a column cannot hold exactly becomes a reject, never another value."""
+"""Record values become Arrow batches; what a column cannot hold exactly becomes a reject, never another value."""
 
 from ingestd.records.block import Decoded, Decoder, Reject
 from ingestd.records.json import JsonDecoder

@@ -1,7 +1,7 @@
 """Many JSON records become one buffer of lines, or nothing when Arrow could misread them.
 
-Invariant: a buffer that `frame` returns has one `{…}` line per record, is UTF-8, and holds nothing that crashes pyarrow's
-JSON reader (a `null` at the root, bottomless nesting).
+Invariant: a buffer that `frame` returns has one `{…}` line per record, is UTF-8, and holds nothing that crashes
+pyarrow's JSON reader (a `null` at the root, bottomless nesting).
 """
 
 from __future__ import annotations

@@ -85,10 +85,13 @@ class JsonDecoder:
 
     def _one_by_one(self, values: Sequence[bytes], places: Sequence[int], block: _Block) -> None:
         for place, value in zip(places, values, strict=True):
-            try:
-                block.add_row(self._single.decode(value))
-            except BadRecord as error:
-                block.rejects.append(Reject.of(place, value, error.column, error.reason))
+            self._one(place, value, block)
+
+    def _one(self, place: int, value: bytes, block: _Block) -> None:
+        try:
+            block.add_row(self._single.decode(value))
+        except BadRecord as error:
+            block.rejects.append(Reject.of(place, value, error.column, error.reason))
 
 
 class _Block:

@@ -42,11 +42,11 @@ class SingleDecoder:
         """The row of one record. Raises BadRecord."""
         fields = self._fields(_parse(value, _PLAIN), value)
         row: list[Value] = []
-        for column, convert, field in zip(self._columns, self._converters, fields, strict=True):
-            try:
+        try:
+            for convert, field in zip(self._converters, fields, strict=True):
                 row.append(None if field is None else convert(field))
-            except Unfit as error:
-                raise BadRecord(column.name, str(error)) from None
+        except Unfit as error:
+            raise BadRecord(self._columns[len(row)].name, str(error)) from None
         self._check_units(row)
         return tuple(row)
 

@@ -129,17 +129,24 @@ def _timestamps(stamps: dict[int, pa.Array]) -> dict[int, pa.Array]:
 def _instants(texts: pa.Array, unit: str) -> pa.Array:
     """Wall times of texts without zone, UTC wall times of texts with one; a column may mix them."""
     naive, aware = pa.timestamp(unit), pa.timestamp(unit, "UTC")
-    for target in (naive, aware):
-        try:
-            return pc.cast(texts, target).view(naive)
-        except pa.ArrowInvalid:
-            continue
+    whole = _all_cast(texts, naive)
+    if whole is None:
+        whole = _all_cast(texts, aware)
+    if whole is not None:
+        return whole.view(naive)
     zoned = pc.match_substring_regex(texts, _ZONED)
     nothing = pa.scalar(None, pa.string())
     return pc.coalesce(
         pc.cast(pc.if_else(zoned, nothing, texts), naive),
         pc.cast(pc.if_else(zoned, texts, nothing), aware).view(naive),
     )
+
+
+def _all_cast(texts: pa.Array, target: pa.DataType) -> pa.Array | None:
+    try:
+        return pc.cast(texts, target)
+    except pa.ArrowInvalid:
+        return None
 
 
 _JUDGES: dict[str, Callable[[HiveType, pa.Array], pa.Array]] = {

@@ -55,8 +55,9 @@ def test_parse_directory_when_name_then_value(name: str, expected: object) -> No
 
 def seen(names: list[str], valid: ValidWriteIds, bad_txns: tuple[int, ...] = ()) -> list[str]:
     directories = visible_directories(names, valid, lambda txn: txn not in bad_txns)
-    chosen = [*([directories.base] if directories.base else []), *directories.deltas, *directories.delete_deltas]
-    return [one.name for one in chosen]
+    base = [directories.base.name] if directories.base else []
+    deltas = [one.name for one in directories.deltas]
+    return [*base, *deltas, *(one.name for one in directories.delete_deltas)]
 
 
 TEN = ValidWriteIds("d.t", 10)
@@ -78,7 +79,8 @@ TEN = ValidWriteIds("d.t", 10)
         (["base_3", "base_5", "delta_4_4_0000"], TEN, (), ["base_5"]),
         (["base_5", "delta_4_4_0000"], ValidWriteIds("d.t", 10, aborted=frozenset({5})), (), ["delta_4_4_0000"]),
         (["base_5_v20", "delta_4_4_0000"], ValidWriteIds("d.t", 10, open=frozenset({5})), (), ["delta_4_4_0000"]),
-        (["delta_1_1_0000", "delta_2_2_0000"], ValidWriteIds("d.t", 10, aborted=frozenset({1})), (), ["delta_2_2_0000"]),
+        (["delta_1_1_0000", "delta_2_2_0000"], ValidWriteIds("d.t", 10, aborted=frozenset({1})), (),
+         ["delta_2_2_0000"]),
         (["delta_1_3"], ValidWriteIds("d.t", 10, open=frozenset({1}), aborted=frozenset({2})), (), ["delta_1_3"]),
         (["delta_1_3", "delta_2_2_0000"], TEN, (), ["delta_1_3"]),
     ],

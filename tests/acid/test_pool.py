@@ -109,7 +109,7 @@ def test_add_when_slice_of_large_batch_waits_then_large_batch_is_freed(tmp_path:
 @pytest.mark.parametrize("stamp", [0, -1])
 def test_add_when_staging_is_missing_then_storage_unavailable(tmp_path: Path, stamp: int) -> None:
     pool = WriterPool(tmp_path / "gone", COLUMNS, 1, 0, max_pending_bytes=0)
-    with pytest.raises(StorageUnavailable, match="f00001.orc") as caught:
+    with pytest.raises(StorageUnavailable, match=r"f00001\.orc") as caught:
         pool.add((), batch(0, 1, stamp))
     assert caught.value.reaction is Reaction.RETRY
     pool.abort()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyorc
@@ -42,7 +43,7 @@ def batch_of_all_types() -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, names=list(TYPES))
 
 
-def rows_by_pyarrow(path: Path) -> list[dict[str, object]]:
+def rows_by_pyarrow(path: Path) -> list[dict[str, Any]]:
     return list(orc.read_table(str(path)).to_pylist())
 
 
@@ -60,10 +61,10 @@ def test_write_when_every_type_then_rows_read_back(
     assert (done.rows, done.bytes) == (5, path.stat().st_size)
     rows = rows_by_pyarrow(path)
     expected = batch.to_pylist() + batch.slice(1, 2).to_pylist()
-    assert [
-        {**row["row"], "c_char": row["row"]["c_char"] and row["row"]["c_char"].rstrip(" ")}  # type: ignore[index]
-        for row in rows
-    ] == expected
+    stored: list[dict[str, Any]] = [row["row"] for row in rows]
+    for row in stored:
+        row["c_char"] = row["c_char"] and row["c_char"].rstrip(" ")
+    assert stored == expected
     assert [row["rowId"] for row in rows] == list(range(5))
     property_ = (1 << 29) | (1 << 16) | 2
     for row in rows:

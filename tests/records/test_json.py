@@ -56,11 +56,13 @@ def one(type_text: str, text: str) -> Any:
         ("decimal(10,2)", "1e2", Decimal("100.00")), ("decimal(10,2)", '"-0.010"', Decimal("-0.01")),
         ("decimal(38,19)", "1e-19", Decimal("1e-19")), ("decimal(10,2)", "1e-19", "reject"),
         ("decimal(38,0)", "9" * 38, Decimal("9" * 38)), ("decimal(38,0)", "9" * 39, "reject"),
-        ("decimal(38,18)", "12345678901234567890.123456789012345678", Decimal("12345678901234567890.123456789012345678")),
+        ("decimal(38,18)", "12345678901234567890.123456789012345678",
+        Decimal("12345678901234567890.123456789012345678")),
         ("string", '"a\\u0000\\ud83d\\ude00"', "a\0😀"), ("string", "1.50", "1.50"), ("string", "true", "true"),
         ("string", '{"a": [1, "x", null, 1.0]}', '{"a":[1,"x",null,1.0]}'), ("string", '"\\ud800"', "reject"),
         ("varchar(3)", '"äöü"', "äöü"), ("varchar(3)", '"abcd"', "reject"), ("varchar(3)", '"abc "', "reject"),
-        ("char(3)", '"abc   "', "abc"), ("char(3)", '"abcd"', "reject"), ("char(3)", '"a\\u00a0\\u00a0\\u00a0"', "reject"),
+        ("char(3)", '"abc   "', "abc"), ("char(3)", '"abcd"', "reject"),
+        ("char(3)", '"a\\u00a0\\u00a0\\u00a0"', "reject"),
         ("binary", '"AAH/"', b"\0\x01\xff"), ("binary", '"AAH"', b"AAH"), ("binary", '"a b="', b"a b="),
         ("binary", '""', b""), ("binary", "5", "reject"),
         ("date", '"2026-11-21"', date(2026, 11, 21)), ("date", '"0001-01-01"', date(1, 1, 1)),
@@ -94,10 +96,13 @@ def test_decode_when_nanoseconds_then_kept() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        b"", b" ", b"null", b"5", b"[]", b'"x"', b"{", b"}", b"{} {}", b"{}null{}", b"{}null", b"null{}", b"{}\nnull\n{}",
+        b"", b" ", b"null", b"5", b"[]", b'"x"', b"{", b"}", b"{} {}", b"{}null{}", b"{}null", b"null{}",
+        b"{}\nnull\n{}",
         b"{}x", b'{"id":1,}', b"{'id':1}", b'{"id":NaN}', b'{"x":NaN}', b'{"x":[-Infinity]}', b'{"x":Inf}',
-        b'{"x":"\xff"}', b'{"x":"\xed\xa0\x80"}', b'\xef\xbb\xbf{"id":1}', b'{"x":"a\nb"}', b'{"x":"a\tb"}', b'{"x":01}',
-        b'{"id":1}\x00', b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"x":' + b'{"x":' * 300 + b"1" + b"}" * 301,
+        b'{"x":"\xff"}', b'{"x":"\xed\xa0\x80"}', b'\xef\xbb\xbf{"id":1}', b'{"x":"a\nb"}', b'{"x":"a\tb"}',
+        b'{"x":01}',
+        b'{"id":1}\x00', b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"x":' + b'{"x":' * 300 + b"1" + b"}" * 301,
         b"{}{}", b"{}\n{}", b"{}\r{}", b"{}//", b'{"x":tru}', b'{"x":+1}', b'{"x":.5}', b"\xff\xfe{\0}\0",
     ],
 )  # fmt: skip
@@ -186,18 +191,25 @@ COLUMNS = [Column(f"c{place}", HiveType.parse(text)) for place, text in enumerat
 NAMES = [column.name for column in COLUMNS]
 SCALARS = [
     "5", "-0", "5.0", "1e2", "12.50", "12.345", "0.1", "127", "128", "32768", "2147483648", "9223372036854775808",
-    "123456789.1", "99999999.99", "1e-19", "1e-21", "1e308", "1e309", "3.4e38", "3.5e38", "1E400", "true", "false", "null", "NaN",
+    "123456789.1", "99999999.99", "1e-19", "1e-21", "1e308", "1e309", "3.4e38", "3.5e38", "1E400", "true", "false",
+    "null", "NaN",
     "Infinity", "-Inf", "[]", "{}", '{"c0":1}', "[1,{}]", "16777217", "0.1000000014901161",
     *map(json.dumps, [
-        "", "5", "-5", "+5", "5.", ".5", "007", "0x10", "1e2", "1e400", "-1E-3", "12.50", "12.345", "0e400", "99999999.99",
-        "123456789.1", "nan", "NaN", "inf", "-Infinity", "true", "FALSE", "tRue", "yes", "abc", "abcde", "abc     ", "äöüäö",
-        "a\u00a0", "abcdef", "QUJD", "QUI=", "QQ==", "QR==", "QUJ", "Q===", "a b=", "\u0000", "😀", "null {", "x}\n{", '"k":',
+        "", "5", "-5", "+5", "5.", ".5", "007", "0x10", "1e2", "1e400", "-1E-3", "12.50", "12.345", "0e400",
+        "99999999.99",
+        "123456789.1", "nan", "NaN", "inf", "-Infinity", "true", "FALSE", "tRue", "yes", "abc", "abcde", "abc     ",
+        "äöüäö",
+        "a\u00a0", "abcdef", "QUJD", "QUI=", "QQ==", "QR==", "QUJ", "Q===", "a b=", "\u0000", "😀", "null {", "x}\n{",
+        '"k":',
         "2026-11-21", "0001-01-01", "0000-12-31", "9999-12-31", "2026-02-29", "2024-02-29", "2026-1-1", "10000-01-01",
-        "2026-11-21T10", "2026-11-21 10:00", "2026-11-21T10:00:00", "2026-11-21T10:00:00.1", "2026-11-21 10:00:00.123456789",
+        "2026-11-21T10", "2026-11-21 10:00", "2026-11-21T10:00:00", "2026-11-21T10:00:00.1",
+        "2026-11-21 10:00:00.123456789",
         "2026-11-21T10:00:00.1234567890", "2026-11-21T10:00:00Z", "2026-11-21T10:00Z", "2026-11-21T10Z",
         "2026-11-21T10:00:00.5+02:00", "2026-11-21T10:00:00-0330", "2026-11-21T10:00:00+02", "2026-11-21T10:00:00+2",
-        "2026-11-21T10:00:00+24:00", "2026-11-21T10:00:00+23:60", "2026-11-21Z", "2026-11-21T24:00:00", "2026-11-21T10:00:60",
-        "2500-01-01T00:00:00", "2500-01-01T00:00:00.1234567", "1600-01-01T00:00:00.123456", "1969-12-31T23:59:59.999999999",
+        "2026-11-21T10:00:00+24:00", "2026-11-21T10:00:00+23:60", "2026-11-21Z", "2026-11-21T24:00:00",
+        "2026-11-21T10:00:60",
+        "2500-01-01T00:00:00", "2500-01-01T00:00:00.1234567", "1600-01-01T00:00:00.123456",
+        "1969-12-31T23:59:59.999999999",
         "2262-04-11T23:47:16.854775807", "2262-04-11T23:47:16.854775808", "1677-09-21T00:12:43.145224193",
         "1677-09-21T00:12:43.145224192", "0001-01-01T00:00:00+00:01", "9999-12-31T23:59:59.999999-00:01",
         "9999-12-31T23:59:59.999999", "2026-11-21t10:00:00", " 2026-11-21",
@@ -261,13 +273,19 @@ def comparable(array: pa.Array) -> list[object]:
 
 def slowly(values: Sequence[bytes]) -> tuple[list[tuple[object, ...]], list[tuple[int, str]]]:
     """What the reference says: rows, and the places and columns of rejects."""
-    single, rows, rejects = SingleDecoder(COLUMNS), [], []
-    for place, value in enumerate(values):
+    single = SingleDecoder(COLUMNS)
+    rows: list[tuple[object, ...]] = []
+    rejects: list[tuple[int, str]] = []
+
+    def decode(place: int, value: bytes) -> None:
         try:
             rows.append(single.decode(value))
         except BadRecord as error:
             rejects.append((place, error.column))
-    typed = [
+
+    for place, value in enumerate(values):
+        decode(place, value)
+    typed: list[tuple[object, ...]] = [
         tuple(
             stamp if column.type.kind in ("timestamp", "date") or stamp is None
             else str(stamp) if isinstance(stamp, float | Decimal) else stamp
