@@ -38,6 +38,9 @@ class Reaction(Enum):
     STAND_BY = "stand by"
 
 
+AGAIN = frozenset({Reaction.RETRY, Reaction.REWIND, Reaction.RESOLVE, Reaction.STAND_BY})
+
+
 class IngestdError(Exception):
     """An error that says what was wrong, where, and what to do.
 

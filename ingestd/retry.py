@@ -13,10 +13,9 @@ from typing import TypeVar
 import tenacity
 from tenacity.wait import wait_base
 
-from ingestd.errors import IngestdError, Reaction
+from ingestd.errors import AGAIN, IngestdError
 
 T = TypeVar("T")
-_AGAIN = {Reaction.RETRY, Reaction.REWIND, Reaction.RESOLVE, Reaction.STAND_BY}
 
 
 class Backoff(wait_base):
@@ -67,4 +66,4 @@ def call(
 
 
 def _worth_trying_again(error: BaseException) -> bool:
-    return isinstance(error, IngestdError) and error.reaction in _AGAIN
+    return isinstance(error, IngestdError) and error.reaction in AGAIN

@@ -1,6 +1,8 @@
 """Hive's full-ACID storage: directories, ORC files, partitions; no metastore, no network, local paths only."""
 
 from ingestd.acid.count import visible_rows
+from ingestd.acid.exact import ExactWriter
+from ingestd.acid.fast import FastWriter
 from ingestd.acid.layout import (
     ORC_ACID_VERSION,
     ORC_ACID_VERSION_FILE,
@@ -17,7 +19,7 @@ from ingestd.acid.layout import (
 )
 from ingestd.acid.partitions import DEFAULT_PARTITION, Routed, partition_name, partition_value, route
 from ingestd.acid.pool import WriterPool, WrittenFile
-from ingestd.acid.writer import AcidWriter, ExactWriter, FastWriter, Finished, needs_exact
+from ingestd.acid.writer import AcidWriter, Finished, needs_exact
 
 __all__ = [
     "DEFAULT_PARTITION",

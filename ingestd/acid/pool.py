@@ -16,8 +16,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingestd.acid.exact import ExactWriter
+from ingestd.acid.fast import FastWriter
 from ingestd.acid.layout import MAX_STATEMENT, bucket_property
-from ingestd.acid.writer import STRIPE_BYTES, AcidWriter, Compression, ExactWriter, FastWriter, exact_rows
+from ingestd.acid.writer import STRIPE_BYTES, AcidWriter, Compression, exact_rows
 from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.schema import Column
 

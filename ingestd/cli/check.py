@@ -12,6 +12,7 @@ from rich.markup import escape
 from ingestd.cli.run import with_config
 from ingestd.config.files import read_document
 from ingestd.config.shape import Document, validated
+from ingestd.daemon import log
 from ingestd.hive.client import Metastore
 from ingestd.ingest.checks import Finding, check_mapping, check_metastore
 
@@ -21,6 +22,7 @@ from ingestd.ingest.checks import Finding, check_mapping, check_metastore
 @click.option("--online", is_flag=True, help="Also ask Kafka, the metastore and the storage.")
 def check(files: tuple[Path, ...], directory: Path | None, online: bool) -> None:
     """Say what is wrong with a configuration; exit 78 when it cannot be used, else that of the first finding."""
+    log.configure("auto")
     console = Console(soft_wrap=True, highlight=False)
     document = validated(read_document(files, directory))
     mappings = document.options()

@@ -6,7 +6,6 @@ Invariant: whatever happens, what the demo started is stopped, and what it made 
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from ingestd.cli.sandbox import interruptible, shown
-from ingestd.clock import Deadline, monotonic
+from ingestd.clock import monotonic
 from ingestd.errors import IngestdError
 from ingestd.kafka.writing import create_topic, produce
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
@@ -33,15 +33,17 @@ _TOPIC = "orders"
 _TABLE = "shop.orders"
 _PARTITIONS = 16
 _DAYS = 3
-_DDL = (
-    "CREATE DATABASE IF NOT EXISTS shop",
-    f"DROP TABLE IF EXISTS {_TABLE}",
+_CREATE = (
     f"CREATE TABLE {_TABLE} (id bigint, ordered_at timestamp, customer string, amount decimal(10,2), express boolean, "
-    "note string) PARTITIONED BY (dt date) STORED AS ORC TBLPROPERTIES ('transactional'='true')",
+    "note string) PARTITIONED BY (dt date) STORED AS ORC TBLPROPERTIES ('transactional'='true')"
 )
+_DDL = ("CREATE DATABASE IF NOT EXISTS shop", f"DROP TABLE IF EXISTS {_TABLE}", _CREATE)
 _QUERIES = (
     ("every record, exactly once", "SELECT count(*) AS row_count, count(DISTINCT id) AS ids FROM shop.orders"),
-    ("a day at a time", "SELECT dt, count(*) AS orders, sum(amount) AS amount FROM shop.orders GROUP BY dt ORDER BY dt"),
+    (
+        "a day at a time",
+        "SELECT dt, count(*) AS orders, sum(amount) AS amount FROM shop.orders GROUP BY dt ORDER BY dt",
+    ),
     ("the first rows", "SELECT id, ordered_at, customer, amount, dt FROM shop.orders WHERE id < 3 ORDER BY id"),
 )
 _CONFIG = """\
@@ -106,7 +108,7 @@ class _Show:
         create_topic(addresses.kafka, _TOPIC, _PARTITIONS)
         for statement in _DDL:
             query(_hiveserver2(addresses), statement)
-        self._console.print(f"  [dim]{_DDL[-1]}[/]")
+        self._console.print(f"  [dim]{_CREATE}[/]")
 
     def _produce(self, addresses: Addresses, records: int) -> None:
         self._say(f"Producing {records:,} JSON records")
@@ -134,11 +136,13 @@ class _Show:
         self._console.print(
             f"  {records:,} records in {seconds:.1f} s, the start of Spark included ({records / seconds:,.0f} a second)"
         )
-        self._console.print(f"  [dim]{len(commits)} commits, {working:.1f} s from open to mirror, stages overlapping[/]")
+        self._console.print(
+            f"  [dim]{len(commits)} commits, {working:.1f} s from open to mirror, stages overlapping[/]"
+        )
 
-    def _follow(self, daemon: subprocess.Popen[str], records: int) -> list[dict[str, float]]:
+    def _follow(self, daemon: subprocess.Popen[str], records: int) -> list[dict[str, Any]]:
         """Show the commit log as it grows."""
-        commits: list[dict[str, float]] = []
+        commits: list[dict[str, Any]] = []
         with _bar(self._console) as bar:
             task = bar.add_task("committed", total=records)
             for line in daemon.stderr or ():
@@ -176,7 +180,7 @@ class _Show:
 def _orders(records: int) -> Iterator[bytes]:
     """Orders of three days, as a shop's front end would send them."""
     chance = random.Random(20261121)
-    start = datetime(2026, 11, 19)  # noqa: DTZ001 - wall time, as Hive's timestamp is
+    start = datetime(2026, 11, 19)
     step = timedelta(days=_DAYS) / records
     for number in range(records):
         moment = start + step * number
@@ -199,7 +203,7 @@ def _bar(console: Console) -> Progress:
     return Progress(*columns, console=console)
 
 
-def _parsed(line: str) -> dict[str, object] | dict[str, float]:
+def _parsed(line: str) -> dict[str, Any]:
     with suppress(json.JSONDecodeError):
         parsed = json.loads(line)
         return parsed if isinstance(parsed, dict) else {}

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.console import Console
@@ -23,12 +23,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Te
 from rich.table import Table
 
 from ingestd.clock import pause
-from ingestd.errors import SandboxError
+from ingestd.sandbox import SERVICES, Addresses, Sandbox, SandboxOptions
 
-if TYPE_CHECKING:
-    from ingestd.sandbox import Addresses, Sandbox
-
-_SERVICES = ("kafka", "metastore", "hiveserver2")  # the package itself needs the extra `sandbox` to be imported
 _FOLLOW_SECONDS = 0.3
 _state_dir = click.option(
     "--state-dir",
@@ -95,13 +91,13 @@ def status(state_dir: Path | None, as_json: bool) -> None:
 
 @sandbox.command()
 @_state_dir
-@click.argument("service", type=click.Choice(_SERVICES), required=False)
+@click.argument("service", type=click.Choice(SERVICES), required=False)
 @click.option("-n", "--lines", type=click.IntRange(0), default=50, show_default=True, help="How many last lines.")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
 def logs(state_dir: Path | None, service: str | None, lines: int, follow: bool) -> None:
     """Print the logs of one service, or of all."""
     box = _sandbox(state_dir=state_dir)
-    names = [service] if service else list(_SERVICES)
+    names = [service] if service else list(SERVICES)
     files = {name: box.log_path(name) for name in names if box.log_path(name).exists()}
     read = {name: _print_tail(name, file, lines, named=len(names) > 1) for name, file in files.items()}
     while follow and files:
@@ -111,11 +107,6 @@ def logs(state_dir: Path | None, service: str | None, lines: int, follow: bool) 
 
 
 def _sandbox(**options: Any) -> Sandbox:
-    """The sandbox of these options; raises SandboxError when its optional dependencies are missing."""
-    try:
-        from ingestd.sandbox import Sandbox, SandboxOptions  # noqa: PLC0415  # see _SERVICES
-    except ModuleNotFoundError as error:
-        raise SandboxError(f"{error.name} is not installed", hint="run: pip install 'ingestd[sandbox]'") from error
     return Sandbox(SandboxOptions(**options))
 
 

@@ -82,6 +82,8 @@ def _looked_up(match: re.Match[str], where: str) -> str:
         return Path(name).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror}", where=where) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name} is not UTF-8 text", where=where) from error
 
 
 def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

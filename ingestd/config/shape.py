@@ -8,13 +8,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import date, datetime, timezone
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from ingestd.config.units import seconds, size
 from ingestd.errors import ConfigError
+from ingestd.hive.client import addresses
 from ingestd.hive.tables import TableName
 from ingestd.ingest.options import CommitOptions, MappingOptions, StartOptions
 from ingestd.kafka.client import check_settings
@@ -34,6 +35,13 @@ def _table_name(text: str) -> str:
     if not re.fullmatch(r"\w+(\.\w+)?", text):
         raise ValueError(f"{text!r} is not database.table")
     return text
+
+
+def _partition_text(value: object) -> object:
+    """Hive's text of what YAML takes for a number, a flag or a date."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, (int, float, date)) else value
 
 
 class _Section(BaseModel):
@@ -100,7 +108,7 @@ class MappingSection(_Section):
     topics: Annotated[list[str], Field(min_length=1)]
     table: Annotated[str, AfterValidator(_table_name)]
     format: FormatSection = FormatSection()
-    partition: dict[str, str | int | float | bool] = {}
+    partition: dict[str, Annotated[str, BeforeValidator(_partition_text)]] = {}
     commit: CommitSection = CommitSection()
     start: Literal["earliest", "latest"] | TimestampStart = "earliest"
     on_offset_loss: Literal["stop", "earliest", "latest"] = "stop"
@@ -120,7 +128,11 @@ class Document(_Section):
     mappings: Annotated[list[MappingSection], Field(min_length=1)]
 
     def options(self) -> list[MappingOptions]:
-        """The mappings with the defaults filled in. Raises ConfigError for a name used twice or a refused key."""
+        """The mappings with the defaults filled in.
+
+        Raises ConfigError for a wrong address, a name used twice, or a Kafka key that is refused or unknown.
+        """
+        addresses(self.metastore.uri)
         names = [m.name for m in self.mappings]
         for name in names:
             if names.count(name) > 1:
@@ -137,7 +149,7 @@ class Document(_Section):
             control_database=self.control.database,
             group=section.group or f"ingestd-{section.name}",
             tombstones=section.format.tombstones,
-            partition={k: str(v) for k, v in section.partition.items()},
+            partition=section.partition,
             commit=_commit_options(self.defaults.commit, section.commit),
             start=_start_options(section.start),
             on_offset_loss=section.on_offset_loss,

@@ -46,5 +46,6 @@ def install_signals() -> Signals:
     return signals
 
 
-def _spark_text(value: str | int | float | bool) -> str:
+def _spark_text(value: object) -> str:
+    """Spark writes true and false in lower case."""
     return str(value).lower() if isinstance(value, bool) else str(value)

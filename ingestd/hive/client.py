@@ -44,7 +44,7 @@ class Metastore:
     """
 
     def __init__(self, uris: str, *, timeout_seconds: float = 60.0) -> None:
-        self.addresses = _addresses(uris)
+        self.addresses = addresses(uris)
         self.timeout_seconds = timeout_seconds
         # Whether its database can compare a table parameter, found out at the first try (`statistics.py`).
         self.compares_parameters = True
@@ -115,16 +115,27 @@ class MetastoreRefusal(IngestdError):
     """The metastore understood the call and said no; `what` holds its words."""
 
 
-def _addresses(uris: str) -> Sequence[tuple[str, int]]:
-    parsed = [urlsplit(uri.strip()) for uri in uris.split(",") if uri.strip()]
-    wrong = [p.geturl() for p in parsed if p.scheme != "thrift" or not p.hostname]
-    if wrong or not parsed:
-        raise ConfigError(
-            f"{wrong[0] if wrong else 'empty'} is not a metastore address",
-            where="metastore.uri",
-            hint="thrift://host:9083, several separated by commas",
-        )
-    return [(p.hostname or "", p.port or _DEFAULT_PORT) for p in parsed]
+def addresses(uris: str) -> Sequence[tuple[str, int]]:
+    """Host and port of each address of `metastore.uri`. Raises ConfigError."""
+    given = [uri.strip() for uri in uris.split(",") if uri.strip()] or [""]
+    found = [(uri, _address(uri)) for uri in given]
+    for uri, address in found:
+        if address is None:
+            raise ConfigError(
+                f"{uri!r} is not a metastore address",
+                where="metastore.uri",
+                hint="thrift://host:9083, several separated by commas",
+            )
+    return [address for _, address in found if address is not None]
+
+
+def _address(uri: str) -> tuple[str, int] | None:
+    try:
+        parsed = urlsplit(uri)
+        port = parsed.port or _DEFAULT_PORT
+    except ValueError:
+        return None
+    return (parsed.hostname, port) if parsed.scheme == "thrift" and parsed.hostname else None
 
 
 def _translated(method: str, error: TException, where: str) -> IngestdError:

@@ -50,6 +50,11 @@ def trying_again(mapping: str, error: IngestdError, seconds: float) -> None:
     _log.warning("waiting", mapping=mapping, reason=type(error).__name__, error=str(error), again_in=round(seconds, 1))
 
 
+def left_open(mapping: str, error: IngestdError) -> None:
+    """The end came while the metastore was away: a lock or a transaction stays until the next owner or a time-out."""
+    _log.warning("left open", mapping=mapping, error=str(error))
+
+
 def gap(mapping: str, text: str) -> None:
     """Offsets were lost and policy says to go on."""
     _log.error("offsets lost", mapping=mapping, gap=text)

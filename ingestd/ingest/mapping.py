@@ -243,7 +243,7 @@ class MappingLoop:
                 self._ownership.abort_leftovers()
             self._ownership.release()
         except IngestdError as error:
-            events.trying_again(self.options.name, error, 0.0)
+            events.left_open(self.options.name, error)
         self._mirror.close()
         self._metastore.close()
 

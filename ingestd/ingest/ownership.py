@@ -22,6 +22,8 @@ from ingestd.hive.leases import Holder
 from ingestd.ingest.options import MappingOptions
 
 _LOOK_SECONDS = 1.0
+# Two that ask at once see each other's waiting lock, and no holder.
+_CONTEST_SECONDS = 0.2
 _BEAT_SECONDS = 2.0
 # Heartbeats of transactions are rarer: hive.txn.timeout is minutes.
 _TXN_BEATS_EVERY = 5
@@ -57,6 +59,7 @@ class Ownership:
                 return True
             holder = next(iter(leases.holders(self._metastore, self._lease)), None)
             if holder is None:
+                pause(_CONTEST_SECONDS, stop)
                 continue
             if seen is None or holder.lock_id != seen.lock_id:
                 on_wait(holder.agent)

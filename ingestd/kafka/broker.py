@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NoAnswer
 from typing import Any
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaException
 from confluent_kafka import TopicPartition as _TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from ingestd.errors import BrokerUnavailable, InvalidTopic
-from ingestd.kafka.client import translated
+from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
+from ingestd.kafka.client import QUIET, is_missing, made, translated
 from ingestd.kafka.ranges import Position, TopicPartition
 
 # Keys that every client understands; a consumer's own would be warned about.
@@ -28,13 +29,14 @@ class Broker:
     """
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_seconds: float = 15.0) -> None:
-        self._settings = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)} | {"log_level": 3}
+        self._settings = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)} | QUIET
         self.where = f"broker {settings['bootstrap.servers']}"
         self.timeout_seconds = timeout_seconds
-        self._admin = AdminClient(self._settings)
+        self._admin = made(AdminClient, self._settings)
+        self._seen: set[str] = set()
 
     def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
-        """All partitions of the topics."""
+        """All partitions of the topics. A topic that was there once and is not now is BrokerUnavailable."""
         found: list[TopicPartition] = []
         for topic in topics:
             try:
@@ -42,11 +44,17 @@ class Broker:
             except KafkaException as error:
                 raise translated(error, self.where) from error
             if metadata.error is not None:
-                raise translated(metadata.error, f"topic {topic}")
-            if not metadata.partitions:
-                raise InvalidTopic("the topic has no partitions", where=f"topic {topic}")
+                raise (
+                    self._without(topic) if is_missing(metadata.error) else translated(metadata.error, f"topic {topic}")
+                )
+            self._seen.add(topic)
             found.extend(TopicPartition(topic, number) for number in sorted(metadata.partitions))
         return found
+
+    def _without(self, topic: str) -> IngestdError:
+        if topic in self._seen:
+            return BrokerUnavailable("the topic is not there any more", where=f"{self.where}, topic {topic}")
+        return InvalidTopic("the topic does not exist", where=f"{self.where}, topic {topic}", hint="create the topic")
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The first offset that each partition still has."""
@@ -77,7 +85,7 @@ class Broker:
                 found[key] = int(answer.result(timeout=self.timeout_seconds * 2).offset)
             except KafkaException as error:
                 raise translated(error, f"{self.where}, {key}") from error
-            except TimeoutError as error:
+            except NoAnswer as error:
                 raise BrokerUnavailable("no answer about offsets", where=f"{self.where}, {key}") from error
         return found
 
@@ -87,7 +95,7 @@ class OffsetMirror:
 
     def __init__(self, settings: Mapping[str, Any], group: str) -> None:
         plain = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)}
-        self._consumer = Consumer(plain | {"group.id": group, "enable.auto.commit": False, "log_level": 3})
+        self._consumer = Consumer(plain | {"group.id": group, "enable.auto.commit": False} | QUIET)
         self._where = f"consumer group {group}"
 
     def commit(self, position: Position) -> None:

@@ -5,12 +5,14 @@ Invariant: settings by which a user could break exactly-once are refused, not ov
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from ingestd.errors import BrokerUnavailable, ConfigError, IngestdError, InvalidTopic, LoginFailed, OffsetsLost
 
+C = TypeVar("C")
 # Key -> why it may not be set: ingestd itself decides where to read and what to commit.
 REFUSED = {
     "enable.auto.commit": "offsets are committed in Hive first",
@@ -20,6 +22,8 @@ REFUSED = {
     "group.id": "the group is named after the mapping: use `group` of the mapping",
     "enable.partition.eof": "the end of a range is found by it",
 }
+# librdkafka repeats its failed dials twenty times a second; what matters of them comes as an error and is told once.
+QUIET = {"log_level": 2}
 # Measured: with these a task over-reads 5-25 % instead of several times its ranges.
 _READER = {
     "queued.min.messages": 100_000,
@@ -36,19 +40,28 @@ _LOST = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
 
 
 def check_settings(settings: Mapping[str, object], where: str) -> None:
-    """Raise ConfigError for a missing broker list or a setting that would break exactly-once."""
+    """Raise ConfigError for a missing broker list, a setting that would break exactly-once, or one that is none."""
     if not settings.get("bootstrap.servers"):
         raise ConfigError("bootstrap.servers is missing", where=where, hint='kafka: {bootstrap.servers: "host:9092"}')
     for key, why in REFUSED.items():
         if key in settings:
             raise ConfigError(f"{key} may not be set: {why}", where=f"{where}.{key}", hint="remove it")
+    made(Consumer, reader_settings(settings)).close()
+    # Without an address the client checks its settings and dials nobody.
+    unaddressed = {k: v for k, v in reader_settings(settings).items() if k != "bootstrap.servers"}
+    try:
+        Consumer(unaddressed).close()
+    except (KafkaException, TypeError, ValueError) as error:
+        cause = error.args[0] if error.args else error
+        text = cause.str() if isinstance(cause, KafkaError) else str(cause)
+        raise ConfigError(text, where=where, hint="see librdkafka's CONFIGURATION.md") from error
 
 
 def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
     """Settings of a consumer that reads ranges; the user's own win over ours where they are a matter of speed."""
     return {
         **_READER,
-        "log_level": 3,
+        **QUIET,
         **settings,
         "group.id": "ingestd-reader",
         "enable.auto.commit": False,
@@ -59,12 +72,24 @@ def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
     }
 
 
+def made(client: Callable[[Mapping[str, object]], C], settings: Mapping[str, object]) -> C:
+    """A client of these settings. Raises ConfigError for a key or value that librdkafka does not take."""
+    try:
+        return client(dict(settings))
+    except KafkaException as error:
+        raise ConfigError(error.args[0].str(), where="kafka", hint="see librdkafka's CONFIGURATION.md") from error
+
+
+def is_missing(error: KafkaException | KafkaError) -> bool:
+    """True when the broker says that it has no such topic or partition; one that restarts may say so for a while."""
+    cause = error.args[0] if isinstance(error, KafkaException) else error
+    return cause.code() in _MISSING
+
+
 def translated(error: KafkaException | KafkaError, where: str) -> IngestdError:
-    """The error in our words: InvalidTopic, OffsetsLost, LoginFailed, else BrokerUnavailable."""
+    """The error in our words: InvalidTopic (no right), OffsetsLost, LoginFailed, else BrokerUnavailable."""
     cause = error.args[0] if isinstance(error, KafkaException) else error
     code, text = cause.code(), cause.str()
-    if code in _MISSING:
-        return InvalidTopic("the topic or partition does not exist", where=where, hint="create the topic")
     if code in _FORBIDDEN:
         return InvalidTopic(f"reading is not allowed: {text}", where=where, hint="grant READ and DESCRIBE")
     if code in _LOGIN:

@@ -12,13 +12,13 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as _TopicPartition
 from numpy.typing import NDArray
 
 from ingestd.clock import Deadline
 from ingestd.errors import BrokerUnavailable
-from ingestd.kafka.client import reader_settings, translated
+from ingestd.kafka.client import made, reader_settings, translated
 from ingestd.kafka.ranges import OffsetRange
 
 _BATCH = 20_000
@@ -56,8 +56,8 @@ def read(
 ) -> Iterator[Block]:
     """Every record of the ranges, in blocks, offsets of one partition ascending.
 
-    Raises OffsetsLost when Kafka no longer has a range, InvalidTopic, LoginFailed, or BrokerUnavailable when nothing
-    came for `limits.silence_seconds`.
+    Raises OffsetsLost when Kafka no longer has a range, InvalidTopic (no right), LoginFailed, or BrokerUnavailable when
+    nothing came for `limits.silence_seconds`.
     """
     limits = limits or ReadLimits()
     consumer = _consumer(settings)
@@ -167,10 +167,7 @@ def _key(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 def _consumer(settings: Mapping[str, Any]) -> Consumer:
     key = _key(settings)
     if key not in _consumers:
-        try:
-            _consumers[key] = Consumer(reader_settings(settings))
-        except KafkaException as error:
-            raise translated(error, "kafka") from error
+        _consumers[key] = made(Consumer, reader_settings(settings))
     return _consumers[key]
 
 

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from ingestd.errors import BrokerUnavailable
-from ingestd.kafka.client import translated
+from ingestd.kafka.client import QUIET, translated
 
 _SETTINGS = {"compression.type": "lz4", "linger.ms": 50, "batch.num.messages": 50_000, "batch.size": 1_000_000}
 _TELL_EVERY = 10_000
@@ -19,7 +19,7 @@ _TELL_EVERY = 10_000
 
 def create_topic(servers: str, topic: str, partitions: int) -> None:
     """Make a topic. Raises BrokerUnavailable."""
-    admin = AdminClient({"bootstrap.servers": servers, "log_level": 3})
+    admin = AdminClient({"bootstrap.servers": servers} | QUIET)
     try:
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
     except KafkaException as error:

@@ -17,6 +17,14 @@ MAX_BUFFER = 1 << 30
 _BLANK = b" \t\r\n"
 _OPEN, _CLOSE = 0x7B, 0x7D
 _CONSTANT = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")
+_TINY_HINTS = (  # each begins with a literal, which makes the search fast
+    re.compile(rb'e-(?<=[0-9.]e-)[0-9]{2,}"?[ \t\r]*[,}]'),
+    re.compile(rb'E-(?<=[0-9.]E-)[0-9]{2,}"?[ \t\r]*[,}]'),
+    re.compile(rb"\.[0-9]{29}"),
+)
+_TINY = re.compile(
+    rb'[:,\[][ \t\r]*"?[+-]?[0-9]*\.?[0-9]*[eE]-[0-9]{2,}"?[ \t\r]*[,}]|[:,\[][ \t\r]*"?[+-]?[0-9]*\.[0-9]{29}'
+)
 _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
 
@@ -34,6 +42,14 @@ def frame(values: Sequence[bytes]) -> bytes | None:
 def has_constant(joined: bytes) -> bool:
     """Whether NaN or Inf may stand where a value stands: Arrow's reader takes them, JSON does not know them."""
     return (b"NaN" in joined or b"Inf" in joined) and _CONSTANT.search(joined) is not None
+
+
+def has_tiny_number(joined: bytes) -> bool:
+    """Whether a number may have more than 38 digits behind the point, written out or by its exponent.
+
+    For these Arrow reads past its table of powers of ten and may take 1e-39 for a decimal(10,0) zero.
+    """
+    return any(hint.search(joined) for hint in _TINY_HINTS) and _TINY.search(joined) is not None
 
 
 def _lines(values: Sequence[bytes]) -> bytes | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.json as pj
 
-from ingestd.records.frame import frame, has_constant
+from ingestd.records.frame import frame, has_constant, has_tiny_number
 from ingestd.records.vector import Doubtful, convert, read_type
 from ingestd.schema import Column
 
@@ -32,13 +32,14 @@ class LineDecoder:
         self._columns = tuple(columns)
         self._spelling = [column.name for column in columns]
         self._quoted = [False] * len(columns)
+        self._decimals = any(column.type.kind == "decimal" for column in columns)
         self._others = _REFUSE
         self._name_pattern()
 
     def decode(self, values: Sequence[bytes]) -> pa.RecordBatch | None:
         """One batch of all values, or None."""
         joined = frame(values)
-        if joined is None:
+        if joined is None or (self._decimals and has_tiny_number(joined)):
             return None
         before = self._others
         taught: set[int] = set()

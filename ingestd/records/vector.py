@@ -117,13 +117,18 @@ def _within(numbers: pa.Array, first: int, last: int) -> None:
 
 def _timestamps(stamps: dict[int, pa.Array]) -> dict[int, pa.Array]:
     """All timestamp columns in nanoseconds; failing that all in microseconds."""
-    try:
+    if all(map(_in_nanoseconds, stamps.values())):
         return {place: _instants(array, "ns") for place, array in stamps.items()}
-    except pa.ArrowInvalid:
-        micros = {place: _instants(array, "us") for place, array in stamps.items()}
+    micros = {place: _instants(array, "us") for place, array in stamps.items()}
     for array in micros.values():
         _within(array.view(pa.int64()), FIRST_SECOND * 1_000_000, LAST_SECOND * 1_000_000 + 999_999)
     return micros
+
+
+def _in_nanoseconds(texts: pa.Array) -> bool:
+    """Whether all years are well inside what 64 bits of nanoseconds hold; Arrow 18 wraps what is not."""
+    ends = pc.min_max(texts).as_py()
+    return ends["min"] is None or (ends["min"] >= "1678" and ends["max"] < "2262")
 
 
 def _instants(texts: pa.Array, unit: str) -> pa.Array:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from ingestd.errors import SandboxError
 from ingestd.sandbox.options import SandboxOptions

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Iterable
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from ingestd.clock import Deadline, pause
 from ingestd.sandbox.state import Child

@@ -55,6 +55,10 @@ def one(type_text: str, text: str) -> Any:
         ("decimal(10,2)", "123456789.1", "reject"), ("decimal(10,2)", "12345678.1", Decimal("12345678.10")),
         ("decimal(10,2)", "1e2", Decimal("100.00")), ("decimal(10,2)", '"-0.010"', Decimal("-0.01")),
         ("decimal(38,19)", "1e-19", Decimal("1e-19")), ("decimal(10,2)", "1e-19", "reject"),
+        ("decimal(10,0)", "1e-39", "reject"), ("decimal(10,0)", "1E-75", "reject"),
+        ("decimal(10,0)", '"1e-39"', "reject"),
+        ("decimal(38,20)", "1.7205955712238422e-79", "reject"), ("decimal(10,0)", "0." + "0" * 80 + "1", "reject"),
+        ("decimal(10,0)", f'"0.{"0" * 40}1"', "reject"), ("decimal(10,0)", "0." + "0" * 29 + "1e-9", "reject"),
         ("decimal(38,0)", "9" * 38, Decimal("9" * 38)), ("decimal(38,0)", "9" * 39, "reject"),
         ("decimal(38,18)", "12345678901234567890.123456789012345678",
         Decimal("12345678901234567890.123456789012345678")),
@@ -191,7 +195,8 @@ COLUMNS = [Column(f"c{place}", HiveType.parse(text)) for place, text in enumerat
 NAMES = [column.name for column in COLUMNS]
 SCALARS = [
     "5", "-0", "5.0", "1e2", "12.50", "12.345", "0.1", "127", "128", "32768", "2147483648", "9223372036854775808",
-    "123456789.1", "99999999.99", "1e-19", "1e-21", "1e308", "1e309", "3.4e38", "3.5e38", "1E400", "true", "false",
+    "123456789.1", "99999999.99", "1e-19", "1e-21", "1e-39", "1E-75", "0." + "0" * 40 + "1",
+    "1e308", "1e309", "3.4e38", "3.5e38", "1E400", "true", "false",
     "null", "NaN",
     "Infinity", "-Inf", "[]", "{}", '{"c0":1}', "[1,{}]", "16777217", "0.1000000014901161",
     *map(json.dumps, [

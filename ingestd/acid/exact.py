@@ -1,0 +1,178 @@
+"""Arrow batches become an ORC file of insert events through Python values, where pyarrow would spoil them.
+
+Invariant: timestamps and dates go to ORC as whole numbers; no float and no time zone comes near them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyorc
+from pyorc.converters import ORCConverter
+
+from ingestd.acid.footer import seal
+from ingestd.acid.writer import BLOCK_BYTES, STRIPE_BYTES, Compression, Finished, discard
+from ingestd.schema import Column, HiveType
+
+_SECOND = 1_000_000_000
+
+
+class _Sink:
+    """The file under pyorc; it fails once, because pyorc flushes again in its destructor, where nobody can catch."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._failed = False
+        self.name = str(path)
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._file.write(data)
+        except OSError:
+            self._failed = True
+            raise
+
+    def flush(self) -> None:
+        """Nothing to do: `close` flushes, and `seal` brings the file to the disk."""
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def close(self) -> None:
+        """Close; a buffer that cannot be written raises OSError the first time."""
+        try:
+            self._file.close()
+        except OSError:
+            if not self._failed:
+                self._failed = True
+                raise
+
+
+class _Instant(ORCConverter):
+    """Timestamps as nanoseconds since 1970; the default converter goes through float and the process time zone."""
+
+    @staticmethod
+    def from_orc(seconds: int, nanos: int, _zone: object) -> int:
+        return seconds * _SECOND + nanos
+
+    @staticmethod
+    def to_orc(stamp: int, _zone: object) -> tuple[int, int]:
+        return divmod(stamp, _SECOND)
+
+
+class _Day(ORCConverter):
+    """Dates as days since 1970."""
+
+    @staticmethod
+    def from_orc(days: int) -> int:
+        return days
+
+    @staticmethod
+    def to_orc(days: int) -> int:
+        return days
+
+
+_CONVERTERS = {pyorc.TypeKind.TIMESTAMP: _Instant, pyorc.TypeKind.DATE: _Day}
+_COMPRESSION = {
+    "zstd": pyorc.CompressionKind.ZSTD,
+    "zlib": pyorc.CompressionKind.ZLIB,
+    "snappy": pyorc.CompressionKind.SNAPPY,
+    "none": pyorc.CompressionKind.NONE,
+}
+
+
+class ExactWriter:
+    """Row by row writer over pyorc: every timestamp and date of the years 0001 to 9999; several times slower."""
+
+    def __init__(
+        self,
+        path: Path,
+        columns: Sequence[Column],
+        write_id: int,
+        bucket: int,
+        *,
+        compression: Compression = "zstd",
+        stripe_bytes: int = STRIPE_BYTES,
+    ) -> None:
+        """`bucket` is the bucket property. Creates the file; raises OSError."""
+        self._path = path
+        self._write_id = write_id
+        self._bucket = bucket
+        self._rows = 0
+        self._file = _Sink(path)
+        try:
+            self._orc = pyorc.Writer(
+                self._file,  # type: ignore[arg-type]  # it asks for BinaryIO and uses what _Sink has
+                _event_type(columns),
+                batch_size=1024,
+                stripe_size=stripe_bytes,
+                compression=_COMPRESSION[compression],
+                compression_block_size=BLOCK_BYTES,
+                converters=_CONVERTERS,
+            )
+        except BaseException:
+            discard(path, self._file.close)
+            raise
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows through Python values."""
+        columns = [_python_values(array) for array in batch.columns]
+        write_id, bucket = self._write_id, self._bucket
+        rows = enumerate(zip(*columns, strict=True), self._rows)
+        self._orc.writerows([(0, write_id, bucket, row_id, write_id, row) for row_id, row in rows])
+        self._rows += batch.num_rows
+
+    def close(self) -> Finished:
+        """Finish the file."""
+        self._orc.close()
+        self._file.close()
+        sealed = seal(self._path, self._write_id, self._bucket)
+        return Finished(sealed.rows, sealed.bytes)
+
+    def abort(self) -> None:
+        """Let go of the file and remove it; never raises."""
+        discard(self._path, self._orc.close, self._file.close)
+
+
+def _python_values(array: pa.Array) -> list[Any]:
+    """Python values of a column; timestamps as nanoseconds and dates as days, in integers of any size."""
+    if pa.types.is_date32(array.type):
+        return array.view(pa.int32()).to_pylist()  # type: ignore[no-any-return]
+    if not pa.types.is_timestamp(array.type):
+        return array.to_pylist()  # type: ignore[no-any-return]
+    scale = 1000 if array.type.unit == "us" else 1
+    return [None if stamp is None else stamp * scale for stamp in array.view(pa.int64()).to_pylist()]
+
+
+def _event_type(columns: Sequence[Column]) -> pyorc.Struct:
+    """The schema of Hive's ACID events (OrcRecordUpdater.createEventObjectInspector)."""
+    return pyorc.Struct(
+        operation=pyorc.Int(),
+        originalTransaction=pyorc.BigInt(),
+        bucket=pyorc.Int(),
+        rowId=pyorc.BigInt(),
+        currentTransaction=pyorc.BigInt(),
+        row=pyorc.Struct(**{column.name: _ORC_TYPES[column.type.kind](column.type) for column in columns}),
+    )
+
+
+_ORC_TYPES: dict[str, Callable[[HiveType], Any]] = {
+    "boolean": lambda _: pyorc.Boolean(),
+    "tinyint": lambda _: pyorc.TinyInt(),
+    "smallint": lambda _: pyorc.SmallInt(),
+    "int": lambda _: pyorc.Int(),
+    "bigint": lambda _: pyorc.BigInt(),
+    "float": lambda _: pyorc.Float(),
+    "double": lambda _: pyorc.Double(),
+    "string": lambda _: pyorc.String(),
+    "binary": lambda _: pyorc.Binary(),
+    "date": lambda _: pyorc.Date(),
+    "timestamp": lambda _: pyorc.Timestamp(),
+    "decimal": lambda kind: pyorc.Decimal(kind.precision, kind.scale),
+    "varchar": lambda kind: pyorc.VarChar(kind.length),
+    "char": lambda kind: pyorc.Char(kind.length),
+}

@@ -1,0 +1,199 @@
+"""Keys, values and units: what is taken, and what is said about the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from ingestd.config.shape import validated
+from ingestd.config.units import seconds, size
+from ingestd.errors import ConfigError
+from ingestd.ingest.options import MappingOptions
+from ingestd.kafka.client import REFUSED
+
+
+def _document(mapping: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
+    return {
+        "metastore": {"uri": "thrift://localhost:9083"},
+        "kafka": {"bootstrap.servers": "localhost:9092"},
+        "mappings": [{"name": "orders", "topics": ["orders"], "table": "shop.orders"} | (mapping or {})],
+    } | sections
+
+
+def _options(mapping: dict[str, Any] | None = None, **sections: Any) -> MappingOptions:
+    return validated(_document(mapping, **sections)).options()[0]
+
+
+def _fault(mapping: dict[str, Any] | None = None, **sections: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        validated(_document(mapping, **sections)).options()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "sections", "expected"),
+    [
+        ({"commmit": {"rows": 1}}, {}, "mappings[0].commmit: unknown key, did you mean commit?"),
+        ({"commit": {"row": 1}}, {}, "mappings[0].commit.row: unknown key, did you mean rows?"),
+        ({"format": {"tombstone": "skip"}}, {}, "mappings[0].format.tombstone: unknown key, did you mean tombstones?"),
+        ({}, {"metastore": {"uris": "x"}}, "metastore.uris: unknown key, did you mean uri?"),
+        ({}, {"defaults": {"comit": {}}}, "defaults.comit: unknown key, did you mean commit?"),
+        ({}, {"defaults": {"commit": {"intervall": 1}}}, "defaults.commit.intervall: unknown key, did you mean interval"),
+        ({}, {"sparkk": {}}, "sparkk: unknown key, did you mean spark?"),
+        ({}, {"spark": {"zzz": 1}}, "spark.zzz: unknown key; known here: master, conf"),
+        ({"start": {"timestmp": "2026-11-01"}}, {}, "mappings[0].start"),
+    ],
+)
+def test_unknown_key_then_is_named_with_its_path_and_the_nearest(
+    mapping: dict[str, Any], sections: dict[str, Any], expected: str
+) -> None:
+    assert expected in _fault(mapping, **sections)
+
+
+def test_several_faults_then_all_are_told() -> None:
+    text = _fault({"commit": {"rows": 0}, "table": "a.b.c"}, shutdown={"timeout": "soon"})
+    assert "mappings[0].commit.rows" in text
+    assert "mappings[0].table" in text
+    assert "shutdown.timeout" in text
+
+
+@pytest.mark.parametrize("key", ["name", "topics", "table"])
+def test_mapping_when_a_key_is_missing_then_names_it(key: str) -> None:
+    document = _document()
+    del document["mappings"][0][key]
+    with pytest.raises(ConfigError, match=rf"mappings\[0\]\.{key}: is missing"):
+        validated(document)
+
+
+def test_document_when_empty_then_names_what_is_missing() -> None:
+    with pytest.raises(ConfigError) as caught:
+        validated({})
+    for key in ("metastore", "kafka", "mappings"):
+        assert f"{key}: is missing" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "path"),
+    [
+        ({"name": "Orders"}, "mappings[0].name"),
+        ({"name": "a" * 41}, "mappings[0].name"),
+        ({"name": "a-b"}, "mappings[0].name"),
+        ({"topics": []}, "mappings[0].topics"),
+        ({"topics": "orders"}, "mappings[0].topics"),
+        ({"table": ""}, "mappings[0].table"),
+        ({"table": "a.b.c"}, "mappings[0].table"),
+        ({"commit": {"interval": "0s"}}, "mappings[0].commit.interval"),
+        ({"commit": {"interval": "5 weeks"}}, "mappings[0].commit.interval"),
+        ({"commit": {"interval": "-5s"}}, "mappings[0].commit.interval"),
+        ({"commit": {"bytes": "1 parsec"}}, "mappings[0].commit.bytes"),
+        ({"commit": {"bytes": 0}}, "mappings[0].commit.bytes"),
+        ({"commit": {"rows": "many"}}, "mappings[0].commit.rows"),
+        ({"commit": {"rows": -1}}, "mappings[0].commit.rows"),
+        ({"commit": []}, "mappings[0].commit"),
+        ({"start": "yesterday"}, "mappings[0].start"),
+        ({"start": {"timestamp": "soon"}}, "mappings[0].start"),
+        ({"on_offset_loss": "ignore"}, "mappings[0].on_offset_loss"),
+        ({"format": {"type": "avro"}}, "mappings[0].format.type"),
+        ({"partition": {"dt": []}}, "mappings[0].partition.dt"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_bad_value_then_is_named_with_its_path(mapping: dict[str, Any], path: str) -> None:
+    text = _fault(mapping)
+    assert path in text
+    assert "pydantic" not in text.lower()
+
+
+@pytest.mark.parametrize("uri", ["", "localhost:9083", "http://localhost", "thrift://", "thrift://host:port"])
+def test_metastore_uri_when_it_is_none_then_is_a_config_error(uri: str) -> None:
+    assert "metastore.uri" in _fault(metastore={"uri": uri})
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED))
+def test_kafka_key_when_it_would_break_exactly_once_then_is_refused(key: str) -> None:
+    servers = {"bootstrap.servers": "localhost:9092"}
+    assert f"kafka.{key}: {key} may not be set" in _fault(kafka=servers | {key: "x"})
+    assert f"mappings[0].kafka.{key}" in _fault({"kafka": {key: "x"}})
+
+
+def test_kafka_when_it_names_no_broker_then_says_so() -> None:
+    assert "bootstrap.servers is missing" in _fault(kafka={})
+
+
+def test_mappings_when_two_have_one_name_then_is_refused() -> None:
+    document = _document()
+    document["mappings"] *= 2
+    with pytest.raises(ConfigError, match="two mappings have this name") as caught:
+        validated(document).options()
+    assert "orders" in caught.value.where
+
+
+def test_mapping_when_it_says_nothing_then_takes_the_defaults() -> None:
+    options = _options()
+    assert str(options.table) == "shop.orders"
+    assert (options.commit.rows, options.commit.bytes, options.commit.interval_seconds) == (1_000_000, 256 << 20, 30.0)
+    assert (options.start.at, options.on_offset_loss, options.tombstones) == ("earliest", "stop", "stop")
+    assert options.group == "ingestd-orders"
+    assert str(options.control) == "ingestd.mapping_orders"
+
+
+def test_commit_when_defaults_and_mapping_say_something_then_are_joined_key_by_key() -> None:
+    options = _options(
+        {"commit": {"rows": 5}}, defaults={"commit": {"rows": 7, "bytes": "1MiB", "interval": "500ms"}}
+    )
+    assert (options.commit.rows, options.commit.bytes, options.commit.interval_seconds) == (5, 1 << 20, 0.5)
+
+
+def test_kafka_when_the_mapping_says_something_then_is_joined_key_by_key() -> None:
+    options = _options({"kafka": {"client.id": "mine"}})
+    assert dict(options.kafka) == {"bootstrap.servers": "localhost:9092", "client.id": "mine"}
+
+
+def test_start_when_a_time_is_given_then_is_utc_unless_it_says_a_zone() -> None:
+    wanted = 1793491200000  # 2026-11-01T00:00:00Z
+    for text in ("2026-11-01T00:00:00Z", "2026-11-01T00:00:00", "2026-11-01T01:00:00+01:00"):
+        start = _options({"start": {"timestamp": text}}).start
+        assert (start.at, start.timestamp_ms) == ("timestamp", wanted)
+
+
+def test_topic_when_named_twice_then_counts_once() -> None:
+    assert _options({"topics": ["a", "b", "a"]}).topics == ("a", "b")
+
+
+def test_partition_values_when_yaml_makes_no_text_of_them_then_become_hives_text() -> None:
+    given = yaml.safe_load("{n: 5, dt: 2026-11-21, at: 2026-11-21 10:00:00, b: true, nothing: ''}")
+    assert _options({"partition": given}).partition == {
+        "n": "5",
+        "dt": "2026-11-21",
+        "at": "2026-11-21 10:00:00",
+        "b": "true",
+        "nothing": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("500ms", 0.5), ("30s", 30), ("5m", 300), ("1h", 3600), (7, 7), ("1.5 s", 1.5)]
+)
+def test_seconds_then_reads_units(text: object, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "s", "5 weeks", "-1s", "1e3", "5M", True, None, "1s 2s"])
+def test_seconds_when_wrong_then_raises(text: object) -> None:
+    with pytest.raises(ValueError, match="is not a duration"):
+        seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("64KiB", 65536), ("64 kib", 65536), ("1GB", 10**9), (5, 5), ("1.5MB", 1_500_000), ("3B", 3)]
+)
+def test_size_then_reads_units(text: object, expected: int) -> None:
+    assert size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "KiB", "1 parsec", "-1", "1TiBB", False])
+def test_size_when_wrong_then_raises(text: object) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        size(text)
