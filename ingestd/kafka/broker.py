@@ -95,7 +95,7 @@ class OffsetMirror:
 
     def __init__(self, settings: Mapping[str, Any], group: str) -> None:
         plain = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)}
-        self._consumer = Consumer(plain | {"group.id": group, "enable.auto.commit": False} | QUIET)
+        self._consumer = made(Consumer, plain | {"group.id": group, "enable.auto.commit": False} | QUIET)
         self._where = f"consumer group {group}"
 
     def commit(self, position: Position) -> None:

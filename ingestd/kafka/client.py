@@ -53,7 +53,7 @@ def check_settings(settings: Mapping[str, object], where: str) -> None:
         Consumer(unaddressed).close()
     except (KafkaException, TypeError, ValueError) as error:
         cause = error.args[0] if error.args else error
-        text = cause.str() if isinstance(cause, KafkaError) else str(cause)
+        text = " ".join((cause.str() if isinstance(cause, KafkaError) else str(cause)).split())
         raise ConfigError(text, where=where, hint="see librdkafka's CONFIGURATION.md") from error
 
 

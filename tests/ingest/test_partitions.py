@@ -1,0 +1,172 @@
+"""Partitions: named, placed and filled as HiveServer2 itself does it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from ingestd.sandbox import Addresses
+from tests.support.compaction import compact
+from tests.support.stack import Stack
+
+DEFAULT = "__HIVE_DEFAULT_PARTITION__"
+STRINGS = ["a/b", "a:b", "a=b", "100%", "%41", "a b", "it's", 'say "x"', "a\\b", "{x}[y]", "#^?*", "äöü", "漢字𝄞"]
+STRINGS += ["", "2026-11-21", "a,b;c&d", "~", "a\tb", "UPPER", "1e5", "-1", "null", "a+b", "<x>|"]
+DAYS = [f"2026-{month:02d}-{day:02d}" for month in (9, 10) for day in range(1, 31)]
+
+# What a twin table gets by Hive's own INSERT: type of the partition column, our JSON values and Hive's literals.
+TWINS: dict[str, tuple[str, Sequence[Any], Sequence[str]]] = {
+    "text": ("string", [*STRINGS, None], [*(f"'{s.translate({39: chr(92) + chr(39), 92: chr(92) * 2})}'" for s in STRINGS), "NULL"]),
+    "day": ("date", ["0001-01-01", "1582-10-15", "2026-11-21", None], ["'0001-01-01'", "'1582-10-15'", "'2026-11-21'", "NULL"]),
+    "whole": ("int", [0, -5, 2147483647, "7", None], ["0", "-5", "2147483647", "7", "NULL"]),
+    "flag": ("boolean", [True, False, None], ["true", "false", "NULL"]),
+    "money": ("decimal(10,2)", [1, "1.5", -0.01, 100, 0, None], ["1", "1.5", "-0.01", "100", "0", "NULL"]),
+    "at": (
+        "timestamp",
+        ["2026-11-21T10:11:12", "2026-11-21 10:11:12.5", "1999-12-31 00:00:00", None],
+        ["'2026-11-21 10:11:12'", "'2026-11-21 10:11:12.5'", "'1999-12-31 00:00:00'", "NULL"],
+    ),
+    "var": ("varchar(5)", ["abc", "é", "", None], ["'abc'", "'é'", "''", "NULL"]),
+    "fix": ("char(5)", ["abc", "abcde", None], ["'abc'", "'abcde'", "NULL"]),
+}  # fmt: skip
+
+
+class _Partitions:
+    """Several tables, loaded by one daemon."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.mappings: list[dict[str, Any]] = []
+        self.commits: dict[str, list[dict[str, Any]]] = {}
+
+    def name(self, case: str) -> str:
+        return f"{self.stack.name}_{case}"
+
+    def add(self, case: str, partitioned: str, records: list[dict[str, Any]], **mapping: Any) -> str:
+        """Make topic and table of a case and its mapping."""
+        name = self.name(case)
+        self.stack.topic(2, name)
+        self.stack.produce(records, name)
+        self.stack.table("id int, note string", partitioned, f"default.{name}")
+        self.mappings.append({"name": name[-40:], "topics": [name], "table": f"default.{name}"} | mapping)
+        return name
+
+    def load(self) -> None:
+        daemon = self.stack.drain(self.stack.config(*self.mappings))
+        for event in daemon.events("committed"):
+            self.commits.setdefault(event["mapping"], []).append(event)
+
+    def shown(self, name: str) -> set[str]:
+        """SHOW PARTITIONS."""
+        return {row[0] for row in self.stack.sql(f"SHOW PARTITIONS {name}")}
+
+    def rows(self, name: str) -> list[tuple[Any, ...]]:
+        return sorted(self.stack.sql(f"SELECT * FROM {name}"), key=lambda row: row[0])
+
+
+def _records(values: Sequence[Any], column: str) -> list[dict[str, Any]]:
+    return [{"id": n, "note": "n", column: value} for n, value in enumerate(values)]
+
+
+@pytest.fixture(scope="module")
+def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Partitions]:
+    directory = Path(tmp_path_factory.mktemp("partitions"))
+    stack = Stack(addresses, "part", directory)
+    try:
+        cases = _Partitions(stack)
+        for case, (kind, values, _) in TWINS.items():
+            # One record lacks the field at all: the same as NULL.
+            cases.add(case, f"p {kind}", [*_records(values, "p"), {"id": len(values), "note": "n"}])
+        two = [{"id": n, "dt": f"2026-11-{n % 3 + 1:02d}", "region": "DE/é" if n % 2 else None} for n in range(60)]
+        cases.add("two", "dt date, region string", two)
+        static = {"dt": "2026-11-21", "Region": "a/ü b"}
+        cases.add("static", "dt date, region string", [{"id": n, "region": "ignored"} for n in range(10)], partition=static)
+        cases.add("none", "p string", _records(range(3), "q"), partition={"p": ""})
+        cases.add("wide", "dt string", [{"id": n, "dt": DAYS[n % 60]} for n in range(600)], commit={"interval": "1s"})
+        place = cases.add("place", "p string", [{"id": n, "p": "far" if n % 2 else "hive"} for n in range(10)])
+        stack.sql(f"ALTER TABLE {place} ADD PARTITION (p='far') LOCATION '{(directory / 'elsewhere').as_uri()}'")
+        stack.sql(f"INSERT INTO {place} PARTITION (p='hive') VALUES (100, 'theirs')")
+        cases.load()
+        yield cases
+    finally:
+        stack.close()
+
+
+@pytest.mark.parametrize("case", list(TWINS))
+def test_values_when_dynamic_then_partitions_are_named_as_hive_names_them(loaded: _Partitions, case: str) -> None:
+    kind, values, literals = TWINS[case]
+    name, twin = loaded.name(case), loaded.stack.table("id int, note string", f"p {kind}", f"default.{loaded.name(case)}_t")
+    rows = ", ".join(f"({n}, 'n', cast({text} AS {kind}))" for n, text in enumerate([*literals, "NULL"]))
+    loaded.stack.sql(f"INSERT INTO {twin} PARTITION (p) VALUES {rows}")
+    assert loaded.shown(name) == loaded.shown(twin)
+    assert loaded.rows(name) == loaded.rows(twin)
+    assert loaded.stack.count("WHERE p IS NULL", name) == loaded.stack.count("WHERE p IS NULL", twin)
+    assert len(values) == len(literals)
+
+
+def test_directories_when_values_need_escaping_then_are_hives_own(loaded: _Partitions) -> None:
+    name = loaded.name("text")
+    root = Path(unquote(loaded.stack.addresses.warehouse.removeprefix("file://"))) / name
+    assert {path.name for path in root.iterdir() if not path.name.startswith(".")} == loaded.shown(name)
+
+
+def test_two_levels_when_one_is_null_then_it_alone_is_the_default(loaded: _Partitions) -> None:
+    name = loaded.name("two")
+    wanted = {f"dt=2026-11-0{d}/region={r}" for d in (1, 2, 3) for r in ("DE%2Fé", DEFAULT)}
+    assert loaded.shown(name) == wanted
+    counted = loaded.stack.sql(f"SELECT cast(dt AS string), region, count(*) FROM {name} GROUP BY dt, region")
+    assert sorted(counted, key=str) == sorted(
+        ((f"2026-11-0{d}", r, 10) for d in (1, 2, 3) for r in ("DE/é", None)), key=str
+    )
+
+
+def test_static_values_then_all_rows_go_there_whatever_the_record_says(loaded: _Partitions) -> None:
+    name = loaded.name("static")
+    assert loaded.shown(name) == {"dt=2026-11-21/region=a%2Fü b"}
+    assert [row[0] for row in loaded.rows(name)] == list(range(10))
+    assert {row[3] for row in loaded.rows(name)} == {"a/ü b"}
+
+
+def test_static_value_when_empty_then_is_the_default_partition(loaded: _Partitions) -> None:
+    assert loaded.shown(loaded.name("none")) == {f"p={DEFAULT}"}
+    assert loaded.rows(loaded.name("none")) == [(n, "n", None) for n in range(3)]
+
+
+def test_sixty_partitions_when_in_one_transaction_then_all_are_there(loaded: _Partitions) -> None:
+    name = loaded.name("wide")
+    assert loaded.shown(name) == {f"dt={day}" for day in DAYS}
+    assert loaded.stack.ids(name) == list(range(600))
+    commits = [c for c in loaded.commits[name[-40:]] if c["rows"]]
+    assert [(c["rows"], c["files"]) for c in commits] == [(600, 60)]
+    counted = loaded.stack.sql(f"SELECT dt, count(*) FROM {name} GROUP BY dt")
+    assert sorted(counted) == [(day, 10) for day in DAYS]
+
+
+def test_partition_when_it_has_its_own_location_then_the_rows_lie_there(loaded: _Partitions) -> None:
+    name = loaded.name("place")
+    assert loaded.stack.ids(name) == [*range(10), 100]
+    assert list((loaded.stack.directory / "elsewhere").glob("delta_*"))
+    files = loaded.stack.sql(f"SELECT DISTINCT INPUT__FILE__NAME FROM {name} WHERE p = 'far'")
+    assert files
+    assert all("/elsewhere/delta_" in row[0] for row in files)
+
+
+def test_partition_when_hive_made_it_then_both_write_it(loaded: _Partitions) -> None:
+    name = loaded.name("place")
+    assert sorted(row[0] for row in loaded.rows(name) if row[2] == "hive") == [0, 2, 4, 6, 8, 100]
+    assert loaded.stack.count("WHERE p = 'hive'", name) == 6
+
+
+def test_rows_when_updated_deleted_and_compacted_then_are_right(loaded: _Partitions) -> None:
+    name = loaded.name("two")
+    loaded.stack.sql(f"UPDATE {name} SET note = 'changed' WHERE id % 2 = 1")
+    loaded.stack.sql(f"DELETE FROM {name} WHERE id % 3 = 0")
+    wanted = [(n, "changed" if n % 2 else None) for n in range(60) if n % 3]
+    assert [row[:2] for row in loaded.rows(name)] == wanted
+    compact(loaded.stack, f"default.{name}", "major", "dt='2026-11-02', region='DE/é'")
+    assert [row[:2] for row in loaded.rows(name)] == wanted
+    assert loaded.stack.count("", name) == len(wanted)
