@@ -46,6 +46,8 @@ _QUERIES = (
     ),
     ("the first rows", "SELECT id, ordered_at, customer, amount, dt FROM shop.orders WHERE id < 3 ORDER BY id"),
 )
+# The JVM says this whenever Spark 4 starts.
+_JVM_NOISE = "WARNING: Using incubator modules"
 _CONFIG = """\
 # what `ingestd demo` runs
 metastore: {{uri: "{metastore}"}}
@@ -120,7 +122,7 @@ class _Show:
         self._say("ingestd run --until-caught-up, with this configuration")
         text = _CONFIG.format(metastore=addresses.metastore, kafka=addresses.kafka)
         self._config.write_text(text, encoding="utf-8")
-        self._console.print(f"[dim]{text}[/]")
+        self._console.print(text, style="dim", markup=False)
         command = [sys.executable, "-m", "ingestd", "run", "--config", str(self._config)]
         command += ["--until-caught-up", "--log-format", "json"]
         began = monotonic()
@@ -155,7 +157,7 @@ class _Show:
                         f"  txn {event['txn']}, write id {event['write_id']}: {event['rows']:,} rows, "
                         f"{event['files']} files; ms: {steps}"
                     )
-                elif event.get("level") in ("warning", "error") or not event:
+                elif event.get("level") in ("warning", "error") or not (event or line.startswith(_JVM_NOISE)):
                     bar.console.print(f"  {line.rstrip()}", markup=False)
         return commits
 

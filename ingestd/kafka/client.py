@@ -46,15 +46,8 @@ def check_settings(settings: Mapping[str, object], where: str) -> None:
     for key, why in REFUSED.items():
         if key in settings:
             raise ConfigError(f"{key} may not be set: {why}", where=f"{where}.{key}", hint="remove it")
-    made(Consumer, reader_settings(settings)).close()
     # Without an address the client checks its settings and dials nobody.
-    unaddressed = {k: v for k, v in reader_settings(settings).items() if k != "bootstrap.servers"}
-    try:
-        Consumer(unaddressed).close()
-    except (KafkaException, TypeError, ValueError) as error:
-        cause = error.args[0] if error.args else error
-        text = " ".join((cause.str() if isinstance(cause, KafkaError) else str(cause)).split())
-        raise ConfigError(text, where=where, hint="see librdkafka's CONFIGURATION.md") from error
+    made(Consumer, {k: v for k, v in reader_settings(settings).items() if k != "bootstrap.servers"}, where).close()
 
 
 def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
@@ -72,12 +65,14 @@ def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def made(client: Callable[[Mapping[str, object]], C], settings: Mapping[str, object]) -> C:
+def made(client: Callable[[Mapping[str, object]], C], settings: Mapping[str, object], where: str = "kafka") -> C:
     """A client of these settings. Raises ConfigError for a key or value that librdkafka does not take."""
     try:
         return client(dict(settings))
-    except KafkaException as error:
-        raise ConfigError(error.args[0].str(), where="kafka", hint="see librdkafka's CONFIGURATION.md") from error
+    except (KafkaException, TypeError, ValueError) as error:
+        cause = error.args[0] if error.args else error
+        text = " ".join((cause.str() if isinstance(cause, KafkaError) else str(cause)).split())
+        raise ConfigError(text, where=where, hint="see librdkafka's CONFIGURATION.md") from error
 
 
 def is_missing(error: KafkaException | KafkaError) -> bool:
