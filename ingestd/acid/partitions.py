@@ -55,7 +55,7 @@ def partition_value(column: Column, scalar: pa.Scalar) -> str:
     if kind in ("float", "double"):
         return _java_double(str(np.float32(value)) if kind == "float" else repr(value))
     if kind == "char":
-        value = value.rstrip(" ")
+        value = value.ljust(column.type.length)  # HiveCharWritable.toString pads
     return str(value) or DEFAULT_PARTITION
 
 

@@ -158,7 +158,7 @@ def _alter_table(metastore: Metastore, table: Table, change: Change, writer: tup
             pause(int(touched) + _SETTLED_SECONDS - now())
             continue
         raw.parameters = _changed(raw.parameters, WHOLE_TABLE, change)
-        if _compare_and_set(metastore, raw, touched, writer):
+        if write_back(metastore, raw, touched, writer):
             return
     raise MetastoreUnavailable(
         f"others changed the table {_TRIES} times in a row while its row count was being kept",
@@ -166,7 +166,7 @@ def _alter_table(metastore: Metastore, table: Table, change: Change, writer: tup
     )
 
 
-def _compare_and_set(metastore: Metastore, raw: Any, touched: str, writer: tuple[int, str] | None) -> bool:
+def write_back(metastore: Metastore, raw: Any, touched: str, writer: tuple[int, str] | None) -> bool:
     """Write the table back unless somebody changed it since `touched`; False when somebody did.
 
     A metastore whose database cannot compare its text columns (Derby, Oracle) says so once; from then on the table is

@@ -26,7 +26,7 @@ def test_partition_name_when_special_characters_then_escaped_as_hive() -> None:
     ("type_text", "value", "expected"),
     [
         ("string", "x y", "x y"), ("string", "", DEFAULT_PARTITION), ("string", None, DEFAULT_PARTITION),
-        ("char(5)", "a  ", "a"), ("varchar(5)", "a ", "a "), ("int", -5, "-5"), ("bigint", 2**60, str(2**60)),
+        ("char(5)", "a  ", "a    "), ("varchar(5)", "a ", "a "), ("int", -5, "-5"), ("bigint", 2**60, str(2**60)),
         ("boolean", True, "true"), ("boolean", False, "false"), ("date", date(1, 2, 3), "0001-02-03"),
         ("decimal(10,2)", Decimal("12.50"), "12.5"), ("decimal(10,2)", Decimal("100.00"), "100"),
         ("decimal(10,2)", Decimal("-0.00"), "0"), ("decimal(38,18)", Decimal("1e-18"), "0.000000000000000001"),

