@@ -173,7 +173,8 @@ def write_back(metastore: Metastore, raw: Any, touched: str, writer: tuple[int, 
     written back without the comparison, milliseconds after it was read.
     """
     properties = dict(_CONTEXT)
-    if metastore.compares_parameters:
+    comparing = metastore.compares_parameters  # another mapping's thread may find out meanwhile
+    if comparing:
         properties |= {"expected_parameter_key": _DDL_TIME, "expected_parameter_value": touched}
     request = ttypes.AlterTableRequest(
         dbName=raw.dbName,
@@ -189,7 +190,7 @@ def write_back(metastore: Metastore, raw: Any, touched: str, writer: tuple[int, 
     except MetastoreUnavailable as error:
         if _MODIFIED in error.what:
             return False
-        if not (metastore.compares_parameters and _CANNOT_COMPARE in error.what):
+        if not (comparing and _CANNOT_COMPARE in error.what):
             raise
         metastore.compares_parameters = False
         return False

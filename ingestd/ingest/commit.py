@@ -96,9 +96,10 @@ class Committer:
         self._lock_and_fence(work)
         locations = self._register(work)
         self._place(work, locations)
-        expected = self._count(work)
-        self._commit(work, after)
-        return Committed(work, after, self._look_after(work, expected, locations))
+        with counting.one_at_a_time(work.table):
+            expected = self._count(work)
+            self._commit(work, after)
+            return Committed(work, after, self._look_after(work, expected, locations))
 
     def _lock_and_fence(self, work: Work) -> None:
         """Take the locks, then see that neither the offsets nor the table moved since they were planned.

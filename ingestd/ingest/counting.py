@@ -7,7 +7,9 @@ changed the number in between, and then the rows are counted from the ORC footer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from ingestd.acid.count import visible_rows
 from ingestd.acid.pool import WrittenFile
@@ -18,6 +20,19 @@ from ingestd.hive.tables import Table
 from ingestd.hive.transactions import Transaction
 from ingestd.hive.write_ids import is_committed, read_snapshot
 from ingestd.storage.local import local_path
+
+
+_busy: dict[str, threading.Lock] = {}
+_registry = threading.Lock()
+
+
+@contextmanager
+def one_at_a_time(table: Table) -> Iterator[None]:
+    """Keep two mappings of this daemon from counting one table at once: neither would see the other's number."""
+    with _registry:
+        lock = _busy.setdefault(str(table.name), threading.Lock())
+    with lock:
+        yield
 
 
 def added_rows(table: Table, files: Iterable[WrittenFile]) -> dict[str, Added]:

@@ -134,9 +134,12 @@ class MappingLoop:
             while (plan := self._planner.next(position, self._until, self._is_over)) is not None:
                 failpoints.reach("planned")
                 table = self._current(table)
-                work = self._stage(self._open(plan, table))
-                if pending is not None:
-                    pending.result()
+                try:
+                    work = self._stage(self._open(plan, table))
+                finally:
+                    # Also when the stage failed: a commit before it that failed is the first fault.
+                    if pending is not None:
+                        pending.result()
                 work.watch.lap("queued")
                 pending = thread.submit(self._commit, committer, work)
                 pending.add_done_callback(lambda done: self._wake.set() if done.exception() else None)

@@ -204,3 +204,18 @@ def test_column_added_between_two_of_our_transactions_then_is_filled(stack: Stac
     assert stack.sql(f"SELECT id, extra FROM {stack.name} ORDER BY id") == [(1, None), (2, "late")]
     daemon.terminate()
     assert daemon.wait() == 0
+
+
+def test_two_mappings_into_one_table_when_both_commit_all_the_while_then_count_is_right(stack: Stack) -> None:
+    topics = [stack.topic(1, f"{stack.name}_{side}") for side in "ab"]
+    stack.table("id bigint, note string", "dt string")
+    mappings = [
+        {"name": f"{topic[-38:]}", "topics": [topic], "commit": {"rows": 20, "interval": "100ms"}} for topic in topics
+    ]
+    for side, topic in enumerate(topics):
+        stack.produce(({"id": side * 1000 + i, "dt": "a"} for i in range(200)), topic)
+    daemon = stack.drain(stack.config(*mappings))
+    assert len([e for e in daemon.events("committed") if e["rows"]]) == 20
+    assert stack.count() == 400
+    rows = stack.sql(f"DESCRIBE FORMATTED {stack.name} PARTITION (dt='a')")
+    assert [value.strip() for _, name, value in rows if name and name.strip() == "numRows"] == ["400"]

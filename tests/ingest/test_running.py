@@ -1,0 +1,196 @@
+"""A daemon at work: when it commits, how it stops, and what a bad record or a full disk does to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingestd.clock import now
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.hive.transactions import open_transactions
+from ingestd.storage.local import local_path
+from tests.support.stack import Daemon, Stack, eventually
+
+KIB = "x" * 1_000
+
+
+def _add(stack: Stack, case: str, columns: str = "id bigint, note string", **mapping: Any) -> dict[str, Any]:
+    """Topic, table and mapping of one case."""
+    name = f"{stack.name}_{case}"
+    stack.topic(1, name)
+    stack.table(columns, name=f"default.{name}")
+    return {"name": name[-40:], "topics": [name], "table": f"default.{name}"} | mapping
+
+
+def _produce(stack: Stack, mapping: dict[str, Any], ids: range, note: str = "") -> None:
+    stack.produce(({"id": n, "note": note} for n in ids), mapping["topics"][0])
+
+
+def _commits(daemon: Daemon, mapping: dict[str, Any]) -> list[dict[str, Any]]:
+    """The commits that moved records."""
+    return [e for e in daemon.events("committed") if e["mapping"] == mapping["name"] and e["records"]]
+
+
+def _stop(daemon: Daemon) -> None:
+    daemon.terminate()
+    assert daemon.wait(60) == 0, daemon.text()[-3000:]
+
+
+def test_commits_when_rows_bytes_or_time_are_reached_then_happen_and_a_restart_goes_on(stack: Stack) -> None:
+    rows = _add(stack, "rows", commit={"rows": 100, "interval": "1h"})
+    size = _add(stack, "bytes", commit={"bytes": "64KiB", "interval": "1h"})
+    time = _add(stack, "time", commit={"interval": "500ms"})
+    config = stack.config(rows, size, time)
+    daemon = stack.start(config)
+    eventually("all to be owned", lambda: len(daemon.events("owner")) == 3)
+    _produce(stack, rows, range(250))
+    _produce(stack, size, range(300), KIB)
+    _produce(stack, time, range(10))
+    eventually("two commits by rows", lambda: len(_commits(daemon, rows)) == 2)
+    assert [c["rows"] for c in _commits(daemon, rows)] == [100, 100]
+    eventually("commits by bytes", lambda: len(_commits(daemon, size)) >= 3)
+    # How large records are is learnt from the first commit.
+    assert all(50_000 < c["bytes"] <= 64 * 1024 for c in _commits(daemon, size)[1:])
+    eventually("a commit by time", lambda: sum(c["rows"] for c in _commits(daemon, time)) == 10)
+    _stop(daemon)
+    _produce(stack, rows, range(250, 260))
+    stack.drain(config)
+    for mapping, count in ((rows, 260), (size, 300), (time, 10)):
+        assert stack.ids(mapping["topics"][0]) == list(range(count))
+
+
+def test_bad_record_then_only_its_mapping_stops_and_goes_on_once_the_table_is_mended(stack: Stack) -> None:
+    bad = _add(stack, "bad", "id bigint, qty int", commit={"rows": 50})
+    good = _add(stack, "good")
+    _produce(stack, good, range(500))
+    records: list[dict[str, object]] = [{"id": n, "qty": n} for n in range(120)]
+    records[70]["qty"] = "many"
+    stack.produce(records, bad["topics"][0], 0)
+    config = stack.config(bad, good)
+    for _ in range(2):
+        daemon = stack.drain(config, expect=65)
+        stops = daemon.events("stopped by an error")
+        assert [e["mapping"] for e in stops] == [bad["name"]]
+        for part in (f"{bad['topics'][0]}[0] offset 70", "column qty", "'many' is not a number", '{"id": 70'):
+            assert part in stops[0]["error"]
+        assert "Traceback" not in daemon.text()
+        # The commit before the bad record stands; of the one that has it nothing is seen.
+        assert stack.ids(bad["topics"][0]) == list(range(50))
+        assert stack.ids(good["topics"][0]) == list(range(500))
+        assert open_transactions(stack.metastore, f"ingestd/ingestd/{bad['name']}/") == []
+    stack.sql(f"ALTER TABLE {bad['table']} CHANGE COLUMN qty qty string")
+    stack.drain(config)
+    assert stack.ids(bad["topics"][0]) == list(range(120))
+    assert stack.sql(f"SELECT qty FROM {bad['table']} WHERE id IN (69, 70, 71)") == [("69",), ("many",), ("71",)]
+
+
+def test_sigterm_when_a_transaction_is_open_then_it_is_finished_and_exit_is_0(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint")
+    gate = stack.directory / "gate"
+    # The first transaction stores where the run begins; the second has the records.
+    daemon = stack.start(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"opened@2=hold:{gate}")
+    eventually("the mapping to be owned", lambda: daemon.events("owner"))
+    stack.produce({"id": n} for n in range(100))
+    eventually("the stage to be held", lambda: os.path.exists(f"{gate}.held"))
+    daemon.terminate()
+    stack.produce({"id": n} for n in range(100, 110))
+    gate.touch()
+    assert daemon.wait(60) == 0, daemon.text()
+    assert daemon.events("stopped")
+    held = [n for n in stack.ids() if n < 100]
+    assert held
+    assert held == list(range(len(held)))
+    assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/") == []
+    stack.drain()
+    assert stack.ids() == list(range(110))
+
+
+def _staging(stack: Stack) -> Path:
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    return local_path(table.location) / ".ingestd-staging"
+
+
+@contextmanager
+def _unusable(place: Path) -> Iterator[None]:
+    """A file where a directory must be: every write below it fails, root's too."""
+    place.touch()
+    try:
+        yield
+    finally:
+        place.unlink()
+
+
+@contextmanager
+def _full(place: Path) -> Iterator[None]:
+    """A file system of 2 MiB with room for nothing; skips where it may not be mounted."""
+    place.mkdir(exist_ok=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no right to mount a tmpfs: {mounted.stderr.decode().strip()}")
+    filler = place / "filler"
+    try:
+        with pytest.raises(OSError, match="No space left"):
+            filler.write_bytes(bytes(4 << 20))
+        yield
+        filler.unlink()
+    except BaseException:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+        raise
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"), [(_unusable, ".ingestd-staging"), (_full, "No space left on device")], ids=["file", "full"]
+)
+def test_storage_when_it_fails_then_the_daemon_waits_and_goes_on_by_itself(
+    stack: Stack, broken: Any, words: str
+) -> None:
+    stack.topic(1)
+    stack.table("id bigint, note string")
+    daemon = stack.start(stack.config())
+    eventually("the mapping to be owned", lambda: daemon.events("owner"))
+    stack.produce({"id": n, "note": f"{n}"} for n in range(100))
+    eventually("the first rows", lambda: stack.count() == 100)
+    place = _staging(stack)
+    try:
+        _remove_tree_when_idle(place)
+        with broken(place):
+            stack.produce({"id": n, "note": os.urandom(500).hex()} for n in range(100, 1_000))
+            waits = eventually("the daemon to wait", lambda: _waits(daemon), 30)
+            assert waits[0]["reason"] == "StorageUnavailable"
+            assert words in waits[0]["error"]
+            began = now()
+            eventually("two tries", lambda: len(_waits(daemon)) >= 2 and now() > began, 30)
+            assert stack.count() == 100
+        eventually("all rows", lambda: stack.count() == 1_000, 60)
+        assert stack.ids() == list(range(1_000))
+        _stop(daemon)
+        assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/") == []
+    finally:
+        subprocess.run(["umount", "-l", str(place)], capture_output=True)
+
+
+def _waits(daemon: Daemon) -> list[dict[str, Any]]:
+    return daemon.events("waiting")
+
+
+def _remove_tree_when_idle(place: Path) -> None:
+    """The daemon removes a transaction's directory after its commit; then only empty ones are left."""
+
+    def removed() -> bool:
+        for directory in sorted(place.rglob("*"), reverse=True):
+            try:
+                directory.rmdir()
+            except OSError:
+                return False
+        if place.exists():
+            place.rmdir()
+        return True
+
+    eventually("an empty staging directory", removed, 10)
