@@ -95,7 +95,9 @@ class OffsetMirror:
 
     def __init__(self, settings: Mapping[str, Any], group: str) -> None:
         plain = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)}
-        self._consumer = made(Consumer, plain | {"group.id": group, "enable.auto.commit": False} | QUIET)
+        # A commit waits for the group's coordinator as long as a session lasts, which is 45 s where nothing is said.
+        ours = {"group.id": group, "enable.auto.commit": False, "session.timeout.ms": 6_000}
+        self._consumer = made(Consumer, plain | ours | QUIET)
         self._where = f"consumer group {group}"
 
     def commit(self, position: Position) -> None:

@@ -15,6 +15,7 @@ from ingestd.clock import Deadline, pause
 from ingestd.sandbox.state import Child
 
 _KILLED_SECONDS = 10.0
+_EXEC_SECONDS = 1.0
 _adopted: list[subprocess.Popen[bytes]] = []
 
 
@@ -28,7 +29,13 @@ def find(child: Child) -> psutil.Process | None:
     _reap()
     try:
         found = psutil.Process(child.pid)
-        return found if child.token in found.cmdline() else None
+        words = found.cmdline()
+        limit = Deadline.after(_EXEC_SECONDS)
+        while not words and not limit.passed:
+            # Empty for a moment while the process becomes another program; a zombie's raises.
+            pause(0.005)
+            words = found.cmdline()
+        return found if child.token in words else None
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return None
 

