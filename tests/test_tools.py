@@ -15,7 +15,7 @@ BIN = Path(sys.executable).parent
 @pytest.mark.parametrize(
     "command",
     [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]],
-    ids=lambda command: " ".join(command),
+    ids=" ".join,
 )
 def test_tool_over_the_whole_tree_finds_nothing(command: list[str]) -> None:
     done = subprocess.run([BIN / command[0], *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -31,7 +31,7 @@ for command in (run, check, demo, sandbox):
 def main() -> None:
     """The console script."""
     try:
-        cli(standalone_mode=True)
+        cli(prog_name="ingestd")
     except IngestdError as error:
         click.echo(f"ingestd: {error}", err=True)
         sys.exit(error.exit_code)

@@ -20,6 +20,9 @@ from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import read
 from ingestd.storage import local
 
+# Somebody sits before the terminal.
+_ANSWER_SECONDS = 5.0
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -64,7 +67,7 @@ def _try_lock(metastore: Metastore) -> str:
 
 
 def _try_topic(options: MappingOptions, topic: str) -> str:
-    broker = Broker(options.kafka)
+    broker = Broker(options.kafka, timeout_seconds=_ANSWER_SECONDS)
     partitions = broker.partitions([topic])
     first, ends = broker.earliest(partitions), broker.ends(partitions)
     for partition in partitions:

@@ -21,7 +21,6 @@ from ingestd.hive.transactions import Transaction
 from ingestd.hive.write_ids import is_committed, read_snapshot
 from ingestd.storage.local import local_path
 
-
 _busy: dict[str, threading.Lock] = {}
 _registry = threading.Lock()
 

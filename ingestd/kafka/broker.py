@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaException
+from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaException
 from confluent_kafka import TopicPartition as _TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
@@ -82,11 +82,15 @@ class Broker:
         for partition, answer in answers.items():
             key = TopicPartition(partition.topic, partition.partition)
             try:
-                found[key] = int(answer.result(timeout=self.timeout_seconds * 2).offset)
+                offset = int(answer.result(timeout=self.timeout_seconds * 2).offset)
             except KafkaException as error:
                 raise translated(error, f"{self.where}, {key}") from error
             except NoAnswer as error:
                 raise BrokerUnavailable("no answer about offsets", where=f"{self.where}, {key}") from error
+            # A broker that is silent for the whole time comes as "invalid offset" without an error.
+            if offset == OFFSET_INVALID:
+                raise BrokerUnavailable("no answer about offsets", where=f"{self.where}, {key}")
+            found[key] = offset
         return found
 
 
@@ -95,8 +99,9 @@ class OffsetMirror:
 
     def __init__(self, settings: Mapping[str, Any], group: str) -> None:
         plain = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)}
-        # A commit waits for the group's coordinator as long as a session lasts, which is 45 s where nothing is said.
-        ours = {"group.id": group, "enable.auto.commit": False, "session.timeout.ms": 6_000}
+        # What a commit waits for a coordinator or for a silent broker; librdkafka's own are 45 s and 60 s.
+        waits = {"session.timeout.ms": 6_000, "socket.timeout.ms": 6_000}
+        ours = waits | {"group.id": group, "enable.auto.commit": False}
         self._consumer = made(Consumer, plain | ours | QUIET)
         self._where = f"consumer group {group}"
 

@@ -40,7 +40,11 @@ def _fault(mapping: dict[str, Any] | None = None, **sections: Any) -> str:
         ({"format": {"tombstone": "skip"}}, {}, "mappings[0].format.tombstone: unknown key, did you mean tombstones?"),
         ({}, {"metastore": {"uris": "x"}}, "metastore.uris: unknown key, did you mean uri?"),
         ({}, {"defaults": {"comit": {}}}, "defaults.comit: unknown key, did you mean commit?"),
-        ({}, {"defaults": {"commit": {"intervall": 1}}}, "defaults.commit.intervall: unknown key, did you mean interval"),
+        (
+            {},
+            {"defaults": {"commit": {"intervall": 1}}},
+            "defaults.commit.intervall: unknown key, did you mean interval",
+        ),
         ({}, {"sparkk": {}}, "sparkk: unknown key, did you mean spark?"),
         ({}, {"spark": {"zzz": 1}}, "spark.zzz: unknown key; known here: master, conf"),
         ({"start": {"timestmp": "2026-11-01"}}, {}, "mappings[0].start"),
@@ -140,9 +144,7 @@ def test_mapping_when_it_says_nothing_then_takes_the_defaults() -> None:
 
 
 def test_commit_when_defaults_and_mapping_say_something_then_are_joined_key_by_key() -> None:
-    options = _options(
-        {"commit": {"rows": 5}}, defaults={"commit": {"rows": 7, "bytes": "1MiB", "interval": "500ms"}}
-    )
+    options = _options({"commit": {"rows": 5}}, defaults={"commit": {"rows": 7, "bytes": "1MiB", "interval": "500ms"}})
     assert (options.commit.rows, options.commit.bytes, options.commit.interval_seconds) == (5, 1 << 20, 0.5)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions
 
-from ingestd.clock import now
+from ingestd.clock import Deadline, now
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import read
 from ingestd.sandbox import Addresses
@@ -116,9 +117,15 @@ def _compacted(cases: _Topics) -> None:
         producer.produce(name, json.dumps({"id": n}), key=str(n % 3), partition=0)
     producer.flush(30)
     # A segment is cleaned once a later record has closed it.
-    eventually("the segment's age", lambda since=now(): now() > since + 0.2)
+    _pass_time(0.2)
     producer.produce(name, json.dumps({"id": 300}), key="last", partition=0)
     producer.flush(30)
+
+
+def _pass_time(seconds: float) -> None:
+    """Timestamps of what comes next are later by at least this."""
+    limit = Deadline.after(seconds)
+    eventually("a later moment", lambda: limit.passed)
 
 
 def _kept(cases: _Topics) -> int:
@@ -139,9 +146,9 @@ def _before_first(cases: _Topics) -> _Transactions:
     cases.produce(cases.add("latest", start="latest"), range(10))
     timed = cases.add("timed")
     cases.produce(timed, range(10))
-    eventually("a later millisecond", lambda since=now(): now() > since + 0.05)
-    cases.mappings[-1]["start"] = {"timestamp": f"{_iso(now())}"}
-    eventually("a later millisecond", lambda since=now(): now() > since + 0.05)
+    _pass_time(0.05)
+    cases.mappings[-1]["start"] = {"timestamp": _iso(now())}
+    _pass_time(0.05)
     cases.produce(timed, range(10, 20))
     for case, policy in (("lost", "stop"), ("skipped", "earliest"), ("jumped", "latest")):
         cases.produce(cases.add(case, on_offset_loss=policy), range(10))
@@ -172,8 +179,6 @@ def _between(cases: _Topics, still_open: _Transactions) -> None:
 
 
 def _iso(moment: float) -> str:
-    from datetime import datetime, timezone  # noqa: PLC0415
-
     return datetime.fromtimestamp(moment, timezone.utc).isoformat(timespec="milliseconds")
 
 

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from ingestd.errors import BrokerUnavailable, ConfigError, IngestdError, InvalidTopic, LoginFailed, OffsetsLost
-from ingestd.kafka.client import REFUSED, check_settings, reader_settings, translated
+from ingestd.kafka.client import REFUSED, check_settings, is_missing, reader_settings, translated
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}
 
@@ -44,7 +44,7 @@ def test_reader_settings_when_the_user_tunes_then_the_user_wins() -> None:
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, InvalidTopic),
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, BrokerUnavailable),
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, InvalidTopic),
         (KafkaError._AUTHENTICATION, LoginFailed),
         (KafkaError.SASL_AUTHENTICATION_FAILED, LoginFailed),
@@ -59,3 +59,15 @@ def test_translated_then_the_class_says_what_to_do(code: int, kind: type[Ingestd
         told = translated(error, "topic orders")
         assert type(told) is kind
         assert told.where == "topic orders"
+
+
+def test_is_missing_when_the_broker_knows_no_such_topic_then_true() -> None:
+    assert is_missing(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+    assert not is_missing(KafkaError(KafkaError._TIMED_OUT))
+
+
+@pytest.mark.parametrize("setting", [{"sasl.foo": 1}, {"fetch.wait.max.ms": "long"}])
+def test_settings_when_librdkafka_refuses_them_then_is_a_config_error(setting: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(setting))) as caught:
+        check_settings(SERVERS | setting, "kafka")
+    assert caught.value.where == "kafka"

@@ -19,7 +19,8 @@ def _accepted(stack: Stack, request: str) -> bool:
         stack.sql(request)
     except SandboxError as error:
         # 4.0.1 refuses while an earlier compaction of the table waits for the cleaner.
-        assert "10432" in str(error) or "refused" in str(error).lower(), error
+        if "10432" not in str(error) and "refused" not in str(error).lower():
+            raise
         return False
     return True
 

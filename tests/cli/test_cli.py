@@ -1,0 +1,245 @@
+"""The commands as a user meets them: exit codes, and never a stack trace for a user's mistake."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ingestd import __version__
+from ingestd.cli.main import main
+from ingestd.sandbox import Addresses
+from tests.support.stack import Stack
+
+NOWHERE = "127.0.0.1:1"
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        return self.out + self.err
+
+
+Run = Callable[..., Said]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The console script in this process: starting a new one for each line would take a second."""
+
+    def call(*arguments: object) -> Said:
+        monkeypatch.setattr(sys, "argv", ["ingestd", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        code = ended.value.code
+        said = Said(code if isinstance(code, int) else 0 if code is None else 1, printed.out, printed.err)
+        assert "Traceback" not in said.text
+        return said
+
+    return call
+
+
+def _config(directory: Path, mapping: dict[str, Any] | None = None, **sections: Any) -> Path:
+    document = {
+        "metastore": {"uri": f"thrift://{NOWHERE}", "timeout": "2s"},
+        "kafka": {"bootstrap.servers": NOWHERE},
+        "mappings": [{"name": "orders", "topics": ["orders"], "table": "shop.orders"} | (mapping or {})],
+    } | sections
+    path = directory / "ingestd.yaml"
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
+    return path
+
+
+def test_version_then_is_the_packages(run: Run) -> None:
+    said = run("--version")
+    assert (said.code, said.out.strip()) == (0, f"ingestd, version {__version__}")
+
+
+@pytest.mark.parametrize("arguments", [[], ["run"], ["check"], ["demo"], ["sandbox"], ["sandbox", "up"]])
+def test_help_then_says_what_the_command_does(run: Run, arguments: list[str]) -> None:
+    said = run(*arguments, "--help")
+    assert said.code == 0
+    assert f"Usage: {' '.join(['ingestd', *arguments])}" in said.out
+
+
+@pytest.mark.parametrize("arguments", [["fly"], ["run", "--configg", "x"], ["run", "--log-format", "xml"]])
+def test_usage_when_wrong_then_exit_is_2(run: Run, arguments: list[str]) -> None:
+    assert run(*arguments).code == 2
+
+
+def test_check_when_all_is_well_then_exit_is_0(run: Run, tmp_path: Path) -> None:
+    said = run("check", "--config", _config(tmp_path))
+    assert (said.code, said.out.strip()) == (0, "✓ configuration: 1 mapping")
+
+
+def test_check_when_mappings_lie_in_a_folder_then_counts_them(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "mappings.d"
+    folder.mkdir()
+    (folder / "clicks.yaml").write_text("{name: clicks, topics: [clicks], table: web.clicks}", encoding="utf-8")
+    said = run("check", "--config", _config(tmp_path), "--config-dir", folder)
+    assert (said.code, said.out.strip()) == (0, "✓ configuration: 2 mappings")
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+@pytest.mark.parametrize(
+    ("mapping", "sections", "words"),
+    [
+        ({"commmit": {}}, {}, "mappings[0].commmit: unknown key, did you mean commit?"),
+        ({"commit": {"interval": "soon"}}, {}, "mappings[0].commit.interval"),
+        ({}, {"kafka": {"bootstrap.servers": NOWHERE, "group.id": "mine"}}, "kafka.group.id: group.id may not be set"),
+        ({}, {"kafka": {"bootstrap.servers": NOWHERE, "sasl.foo": 1}}, "sasl.foo"),
+        ({}, {"kafka": {"bootstrap.servers": NOWHERE, "fetch.wait.max.ms": "long"}}, "fetch.wait.max.ms"),
+        ({}, {"metastore": {"uri": "localhost:9083"}}, "metastore.uri"),
+        ({}, {"metastore": {"uri": "thrift://host:port"}}, "metastore.uri"),
+        ({}, {"mappings": []}, "mappings"),
+    ],
+    ids=["key", "unit", "refused", "no-kafka-key", "kafka-value", "uri", "port", "no-mapping"],
+)
+def test_configuration_when_wrong_then_one_sentence_and_exit_78(
+    run: Run, tmp_path: Path, command: str, mapping: dict[str, Any], sections: dict[str, Any], words: str
+) -> None:
+    said = run(command, "--config", _config(tmp_path, mapping, **sections))
+    assert said.code == 78
+    assert words in said.err
+    assert said.err.startswith("ingestd: ")
+    assert len(said.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("a: [1, 2\nb: 3\n", "line 2"), ("- a\n", "must hold keys"), ("a: ${ENV:NO_SUCH}", "NO_SUCH")],
+)
+def test_file_when_broken_then_names_it_and_exit_is_78(run: Run, tmp_path: Path, content: str, words: str) -> None:
+    file = tmp_path / "broken.yaml"
+    file.write_text(content, encoding="utf-8")
+    said = run("check", "--config", file)
+    assert said.code == 78
+    assert str(file) in said.err
+    assert words in said.err
+
+
+def test_configuration_when_none_is_given_then_exit_is_78(run: Run) -> None:
+    assert run("check").code == 78
+    assert run("run").code == 78
+    assert run("check", "--config", "/no/such/file.yaml").code in (2, 78)
+
+
+def test_check_online_when_nothing_answers_then_says_so_for_each_and_exit_is_69(run: Run, tmp_path: Path) -> None:
+    said = run("check", "--online", "--config", _config(tmp_path))
+    assert said.code == 69
+    assert "✗ metastore: " in said.out
+    assert "is it running, and is metastore.uri right?" in said.out
+    assert "✗ mapping orders, topic orders: " in said.out
+    assert "is the broker running, and is bootstrap.servers right?" in said.out
+    assert said.err == ""
+
+
+class _Online:
+    """Topics and tables of every kind on the real stack, checked by one command."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        name = stack.name
+        stack.topic(2)
+        stack.produce([{"id": 1}])
+        stack.table("id int")
+        stack.table("id int", "dt string", name=f"default.{name}_parts")
+        acid = "STORED AS ORC TBLPROPERTIES ('transactional'='true')"
+        stack.sql(f"CREATE TABLE {name}_bucketed (id int) CLUSTERED BY (id) INTO 2 BUCKETS {acid}")
+        stack.sql(f"CREATE TABLE {name}_complex (id int, tags array<string>) {acid}")
+        stack.sql(
+            f"CREATE TABLE {name}_insert_only (id int) TBLPROPERTIES "
+            "('transactional'='true', 'transactional_properties'='insert_only')"
+        )
+        stack.sql(f"CREATE EXTERNAL TABLE {name}_external (id int) STORED AS ORC")
+        stack.sql(f"CREATE VIEW {name}_view AS SELECT id FROM {name}")
+
+    def mapping(self, case: str, **more: Any) -> dict[str, Any]:
+        table = f"default.{self.stack.name}_{case}" if case != "fine" else f"default.{self.stack.name}"
+        return {"name": case, "table": table} | more
+
+    def config(self) -> Path:
+        cases = [
+            self.mapping("fine"),
+            self.mapping("parts", partition={"dt": "2026-11-21"}),
+            self.mapping("lost", table=f"default.{self.stack.name}", topics=[f"{self.stack.name}-none"]),
+            self.mapping("nowhere"),
+            *(self.mapping(case) for case in ("bucketed", "complex", "insert_only", "external", "view")),
+            self.mapping("wrong", table=f"default.{self.stack.name}_parts", partition={"day": "x"}),
+        ]
+        return self.stack.config(*cases)
+
+
+@pytest.fixture(scope="module")
+def online(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Online]:
+    stack = Stack(addresses, "check", Path(tmp_path_factory.mktemp("check")))
+    try:
+        yield _Online(stack)
+    finally:
+        stack.close()
+
+
+def test_check_online_then_ticks_what_is_well_and_mends_what_is_not(run: Run, online: _Online) -> None:
+    said = run("check", "--online", "--config", online.config())
+    assert said.code == 65
+    lines = said.out.splitlines()
+
+    def line(start: str) -> str:
+        found = [text for text in lines if text[2:].startswith(start)]
+        assert len(found) == 1, (start, said.out)
+        return found[0]
+
+    name = online.stack.name
+    for start in ("metastore: answers", "metastore locks: are granted", f"mapping fine, topic {name}: 2 partitions"):
+        assert line(start).startswith("✓ ")
+    assert line(f"mapping fine, table default.{name}").endswith("full ACID ORC, 1 columns")
+    assert "partition dt=2026-11-21" in line("mapping parts, table")
+    assert line("mapping fine, storage").endswith("can be written")
+    for start, words, mend in (
+        (f"mapping lost, topic {name}-none", "does not exist", "create the topic"),
+        ("mapping nowhere, table", "does not exist", "create it first"),
+        ("mapping bucketed, table", "is bucketed", "leave CLUSTERED BY out"),
+        ("mapping complex, table", "array<string> is not supported", "use a primitive type"),
+        ("mapping insert_only, table", "is an insert-only table", "use a full ACID table"),
+        ("mapping external, table", "is not a transactional table", "transactional"),
+        ("mapping view, table", "is a view", "name a table"),
+        ("mapping wrong, table", "['day']", "give a value for every partition column"),
+    ):
+        assert line(start).startswith("✗ ")
+        assert words in line(start)
+        assert mend in line(start)
+
+
+def test_check_online_then_leaves_nothing_behind(run: Run, online: _Online) -> None:
+    run("check", "--online", "--config", online.config())
+    assert not [row for row in online.stack.sql("SHOW LOCKS") if "ingestd/check" in str(row)]
+    warehouse = Path(online.stack.addresses.warehouse.removeprefix("file://"))
+    assert not list(warehouse.glob(f"{online.stack.name}*/.ingestd-staging/*"))
+
+
+def test_run_when_the_table_is_missing_then_one_sentence_and_exit_65(online: _Online) -> None:
+    config = online.stack.config(online.mapping("nowhere"))
+    daemon = online.stack.drain(config, expect=65)
+    assert "ingestd: " in daemon.text()
+    assert "the table does not exist" in daemon.text()
+    assert "Traceback" not in daemon.text()
+
+
+def test_module_then_is_the_command() -> None:
+    said = subprocess.run([sys.executable, "-m", "ingestd", "check"], capture_output=True, text=True, check=False)
+    assert said.returncode == 78
+    assert said.stderr.startswith("ingestd: no configuration was given")
