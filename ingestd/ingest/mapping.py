@@ -1,12 +1,13 @@
 """One mapping's life: own it, recover, then plan, open, stage and commit until told to stop.
 
 Invariant: whatever fails, the way on is the same: `_recover` aborts what is open and reads the stored position, so
-nothing that is kept in memory ever decides what was committed. The next stage runs while the last one commits.
+nothing that is kept in memory ever decides what was committed. The next stages run while the last one commits.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Mapping as Map
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -34,6 +35,8 @@ from ingestd.spark.engine import Engine, JobFailed
 from ingestd.storage import local
 
 STAGING = ".ingestd-staging"
+# Transactions between open and commit, besides the one that commits.
+_STAGES_AHEAD = 2
 # Below this a second task costs more than it gains, in time and in files.
 _OFFSETS_PER_TASK = 25_000
 
@@ -126,26 +129,34 @@ class MappingLoop:
         self._commit(committer, self._open(plan, table))
 
     def _pump(self, table: Table, committer: Committer) -> None:
-        """Plan, open, stage and hand over to the committing thread, one transaction ahead of it."""
-        pending: Future[None] | None = None
+        """Plan and open; stages run ahead, two at a time so that no core waits, and commits follow in order."""
+        pending: deque[Future[None]] = deque()
         position = self._state.position
         self._wake.clear()
-        with ThreadPoolExecutor(1, thread_name_prefix=f"commit-{self.options.name}") as thread:
+        name = self.options.name
+        with ThreadPoolExecutor(2, f"stage-{name}") as stages, ThreadPoolExecutor(1, f"commit-{name}") as commits:
             while (plan := self._planner.next(position, self._until, self._is_over)) is not None:
                 failpoints.reach("planned")
                 table = self._current(table)
-                try:
-                    work = self._stage(self._open(plan, table))
-                finally:
-                    # Also when the stage failed: a commit before it that failed is the first fault.
-                    if pending is not None:
-                        pending.result()
-                work.watch.lap("queued")
-                pending = thread.submit(self._commit, committer, work)
-                pending.add_done_callback(lambda done: self._wake.set() if done.exception() else None)
+                staged = stages.submit(self._stage, self._open(plan, table))
+                pending.append(commits.submit(self._commit_staged, committer, staged))
                 position = plan.after
-            if pending is not None:
-                pending.result()
+                if len(pending) > _STAGES_AHEAD:
+                    pending.popleft().result()
+            for done in pending:
+                done.result()
+
+    def _commit_staged(self, committer: Committer, staged: Future[Work]) -> None:
+        """Commit what a stage made, in the order of the plans; after a failure nothing that follows is tried."""
+        if self._wake.is_set():
+            raise TransactionAborted("an earlier transaction failed", where=f"mapping {self.options.name}")
+        try:
+            work = staged.result()
+            work.watch.lap("queued")
+            self._commit(committer, work)
+        except BaseException:
+            self._wake.set()
+            raise
 
     def _is_over(self) -> bool:
         return self._signals.stop.is_set() or self._wake.is_set()
@@ -247,7 +258,6 @@ class MappingLoop:
             self._ownership.release()
         except IngestdError as error:
             events.left_open(self.options.name, error)
-        self._mirror.close()
         self._metastore.close()
 
 

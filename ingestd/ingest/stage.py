@@ -6,6 +6,7 @@ block and the writer pool's budget, whatever the size of the ranges.
 
 from __future__ import annotations
 
+import gc
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,10 +56,14 @@ class Staged:
 
 def run(task: StageTask) -> Staged | IngestdError:
     """Stage one task's ranges. A known error is returned, not raised: Spark would turn it into text."""
+    # Millions of messages come and go by reference counts; looking for cycles among them cost 17 % of the CPU.
+    gc.disable()
     try:
         return _stage(task)
     except IngestdError as error:
         return error
+    finally:
+        gc.enable()
 
 
 def _stage(task: StageTask) -> Staged:

@@ -10,14 +10,16 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaException
+from confluent_kafka import OFFSET_INVALID, ConsumerGroupTopicPartitions, IsolationLevel, KafkaException
 from confluent_kafka import TopicPartition as _TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from ingestd.clock import Deadline, pause
 from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
 from ingestd.kafka.client import QUIET, is_missing, made, translated
 from ingestd.kafka.ranges import Position, TopicPartition
 
+_AGAIN_SECONDS = 0.1
 # Keys that every client understands; a consumer's own would be warned about.
 _PLAIN_KEYS = ("bootstrap.servers", "client.", "broker.", "security.", "sasl.", "ssl.", "socket.")
 
@@ -95,26 +97,40 @@ class Broker:
 
 
 class OffsetMirror:
-    """Commits to a consumer group what Hive has already committed, for lag tools; never read back by us."""
+    """Commits to a consumer group what Hive has already committed, for lag tools; never read back by us.
 
-    def __init__(self, settings: Mapping[str, Any], group: str) -> None:
+    By the admin client, since a consumer's commit has no time-out: before a silent broker it never returns.
+    """
+
+    def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_seconds: float = 5.0) -> None:
         plain = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)}
-        # What a commit waits for a coordinator or for a silent broker; librdkafka's own are 45 s and 60 s.
-        waits = {"session.timeout.ms": 6_000, "socket.timeout.ms": 6_000}
-        ours = waits | {"group.id": group, "enable.auto.commit": False}
-        self._consumer = made(Consumer, plain | ours | QUIET)
-        self._where = f"consumer group {group}"
+        self._admin = made(AdminClient, plain | QUIET)
+        self._group = group
+        self._timeout = timeout_seconds
 
     def commit(self, position: Position) -> None:
         """Commit next offsets. Raises what `translated` says."""
-        offsets = [_TopicPartition(p.topic, p.partition, offset) for p, offset in position.items()]
-        try:
-            for answer in self._consumer.commit(offsets=offsets, asynchronous=False) or []:
-                if answer.error is not None:
-                    raise translated(answer.error, self._where)
-        except KafkaException as error:
-            raise translated(error, self._where) from error
+        limit = Deadline.after(self._timeout)
+        while True:
+            try:
+                return self._commit(position)
+            except BrokerUnavailable:  # noqa: PERF203
+                if limit.passed:
+                    raise
+                # A coordinator that was just made or moved refuses for a moment.
+                pause(_AGAIN_SECONDS)
 
-    def close(self) -> None:
-        """Leave the group."""
-        self._consumer.close()
+    def _commit(self, position: Position) -> None:
+        where = f"consumer group {self._group}"
+        asked = ConsumerGroupTopicPartitions(
+            self._group, [_TopicPartition(*p, offset) for p, offset in position.items()]
+        )
+        answers = self._admin.alter_consumer_group_offsets([asked], request_timeout=self._timeout)
+        try:
+            for answer in answers[self._group].result(self._timeout * 2).topic_partitions:
+                if answer.error is not None:
+                    raise translated(answer.error, where)
+        except KafkaException as error:
+            raise translated(error, where) from error
+        except NoAnswer as error:
+            raise BrokerUnavailable("no answer to the offsets", where=where) from error

@@ -22,7 +22,8 @@ from ingestd.kafka.client import made, reader_settings, translated
 from ingestd.kafka.ranges import OffsetRange
 
 _BATCH = 20_000
-_POLL_SECONDS = 0.5
+# `consume` waits for as many messages as it was asked for; a gap at a range's end must not cost more than this.
+_POLL_SECONDS = 0.05
 # Consumers outlive the task: dialling and fetching metadata anew would cost each small transaction 100 ms or more.
 _consumers: dict[tuple[tuple[str, str], ...], Consumer] = {}
 
@@ -71,7 +72,7 @@ def read(
 
 
 class _TopicRead:
-    """The ranges of one topic; `_next[p]` is the end of partition p's range, 0 once it is reached."""
+    """The ranges of one topic: `_next[p]` is the end of partition p's range, 0 once reached, `_at[p]` where we are."""
 
     def __init__(self, consumer: Consumer, topic: str, ranges: Sequence[OffsetRange], limits: ReadLimits) -> None:
         self._consumer = consumer
@@ -80,8 +81,9 @@ class _TopicRead:
         self._limits = limits
         self._open = {r.partition for r in ranges}
         self._next: NDArray[np.int64] = np.zeros(max(self._open) + 1, np.int64)
+        self._at = self._next.copy()
         for r in ranges:
-            self._next[r.partition] = r.next
+            self._at[r.partition], self._next[r.partition] = r.first, r.next
 
     def blocks(self) -> Iterator[Block]:
         starts = [_TopicPartition(self._topic, r.partition, r.first) for r in self._ranges]
@@ -89,7 +91,7 @@ class _TopicRead:
         pieces: list[Block] = []
         silence = Deadline.after(self._limits.silence_seconds)
         while self._open:
-            messages = self._consumer.consume(_BATCH, _POLL_SECONDS)
+            messages = self._consumer.consume(min(_BATCH, self._left()), _POLL_SECONDS)
             if messages:
                 silence = Deadline.after(self._limits.silence_seconds)
                 pieces.append(self._take(messages))
@@ -102,6 +104,10 @@ class _TopicRead:
                 pieces = []
         if any(piece.values for piece in pieces):
             yield _joined(self._topic, pieces)
+
+    def _left(self) -> int:
+        """Offsets still to come, at least 1: asking for more would mean to wait for what nobody wants."""
+        return max(1, int(np.maximum(self._next - self._at, 0).sum()))
 
     def _full(self, pieces: list[Block]) -> bool:
         records, size = sum(len(p.values) for p in pieces), sum(p.size for p in pieces)
@@ -118,6 +124,8 @@ class _TopicRead:
         partitions = np.fromiter(map(Message.partition, messages), np.int32, count)
         offsets = np.fromiter(map(Message.offset, messages), np.int64, count)
         ends = self._next[partitions]
+        # Offsets of one partition ascend within a batch, so the last assignment of each is the highest.
+        self._at[partitions] = offsets + 1
         ended |= set(np.unique(partitions[offsets >= ends - 1]).tolist())
         wanted = offsets < ends
         if not wanted.all():

@@ -36,7 +36,7 @@ def frame(values: Sequence[bytes]) -> bytes | None:
     if joined is None or len(joined) > MAX_BUFFER or not _is_utf8(joined):
         return None
     # outside strings `null{` can only stand between two objects of one line, where it crashes Arrow (seen in 26)
-    return None if _SECOND_ROOT.search(joined) or _may_nest(values) else joined
+    return None if (b"null" in joined and _SECOND_ROOT.search(joined)) or _may_nest(values) else joined
 
 
 def has_constant(joined: bytes) -> bool:
