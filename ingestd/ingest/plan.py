@@ -18,8 +18,8 @@ from ingestd.kafka.ranges import OffsetRange, Position, TopicPartition, cap
 
 _LOOK_SECONDS = 0.1
 _PARTITIONS_SECONDS = 10.0
-# Until records have been seen their size is guessed; a guess too high only makes the first transaction smaller.
-_FIRST_GUESS_BYTES = 512.0
+# Until a stage has shown how large records are they are taken for large: the first transactions are small, not huge.
+_FIRST_GUESS_BYTES = 8192.0
 
 
 @dataclass(frozen=True, slots=True)

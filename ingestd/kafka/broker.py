@@ -10,16 +10,16 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
 from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, ConsumerGroupTopicPartitions, IsolationLevel, KafkaException
+from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as _TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from ingestd.clock import Deadline, pause
+from ingestd.clock import Deadline
 from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
 from ingestd.kafka.client import QUIET, is_missing, made, translated
 from ingestd.kafka.ranges import Position, TopicPartition
 
-_AGAIN_SECONDS = 0.1
+_ANSWER_SECONDS = 0.005
 # Keys that every client understands; a consumer's own would be warned about.
 _PLAIN_KEYS = ("bootstrap.servers", "client.", "broker.", "security.", "sasl.", "ssl.", "socket.")
 
@@ -99,38 +99,38 @@ class Broker:
 class OffsetMirror:
     """Commits to a consumer group what Hive has already committed, for lag tools; never read back by us.
 
-    By the admin client, since a consumer's commit has no time-out: before a silent broker it never returns.
+    A consumer's own waiting commit never returns before a silent broker, and the admin client's calls about groups abort
+    the process when they time out (librdkafka issue 4605); so the answer to an asynchronous commit is waited for here.
     """
 
     def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_seconds: float = 5.0) -> None:
         plain = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)}
-        self._admin = made(AdminClient, plain | QUIET)
-        self._group = group
+        ours = {"group.id": group, "enable.auto.commit": False, "on_commit": self._answered}
+        self._consumer = made(Consumer, plain | ours | QUIET)
+        self._where = f"consumer group {group}"
         self._timeout = timeout_seconds
+        self._unanswered = False
+        self._error: KafkaError | None = None
 
     def commit(self, position: Position) -> None:
-        """Commit next offsets. Raises what `translated` says."""
+        """Commit next offsets. Raises what `translated` says, BrokerUnavailable when no answer came in time."""
+        if not self._unanswered:
+            offsets = [_TopicPartition(p.topic, p.partition, offset) for p, offset in position.items()]
+            self._unanswered, self._error = True, None
+            self._consumer.commit(offsets=offsets, asynchronous=True)
         limit = Deadline.after(self._timeout)
-        while True:
-            try:
-                return self._commit(position)
-            except BrokerUnavailable:  # noqa: PERF203
-                if limit.passed:
-                    raise
-                # A coordinator that was just made or moved refuses for a moment.
-                pause(_AGAIN_SECONDS)
+        while self._unanswered and not limit.passed:
+            self._consumer.poll(_ANSWER_SECONDS)
+        if self._unanswered:
+            raise BrokerUnavailable("no answer to the offsets", where=self._where)
+        if self._error is not None:
+            raise translated(self._error, self._where)
 
-    def _commit(self, position: Position) -> None:
-        where = f"consumer group {self._group}"
-        asked = ConsumerGroupTopicPartitions(
-            self._group, [_TopicPartition(*p, offset) for p, offset in position.items()]
-        )
-        answers = self._admin.alter_consumer_group_offsets([asked], request_timeout=self._timeout)
-        try:
-            for answer in answers[self._group].result(self._timeout * 2).topic_partitions:
-                if answer.error is not None:
-                    raise translated(answer.error, where)
-        except KafkaException as error:
-            raise translated(error, where) from error
-        except NoAnswer as error:
-            raise BrokerUnavailable("no answer to the offsets", where=where) from error
+    def close(self) -> None:
+        """Let go of the group; not while an answer is awaited, since that would wait as long as the broker is silent."""
+        if not self._unanswered:
+            self._consumer.close()
+
+    def _answered(self, error: KafkaError | None, partitions: Sequence[_TopicPartition]) -> None:
+        self._error = error or next((p.error for p in partitions if p.error is not None), None)
+        self._unanswered = False
