@@ -99,8 +99,8 @@ class Broker:
 class OffsetMirror:
     """Commits to a consumer group what Hive has already committed, for lag tools; never read back by us.
 
-    A consumer's own waiting commit never returns before a silent broker, and the admin client's calls about groups abort
-    the process when they time out (librdkafka issue 4605); so the answer to an asynchronous commit is waited for here.
+    A consumer's own waiting commit never returns before a silent broker, and the admin client's calls about groups
+    abort the process when they time out (librdkafka issue 4605): the answer to an asynchronous commit is awaited here.
     """
 
     def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_seconds: float = 5.0) -> None:
@@ -114,22 +114,26 @@ class OffsetMirror:
 
     def commit(self, position: Position) -> None:
         """Commit next offsets. Raises what `translated` says, BrokerUnavailable when no answer came in time."""
-        if not self._unanswered:
-            offsets = [_TopicPartition(p.topic, p.partition, offset) for p, offset in position.items()]
-            self._unanswered, self._error = True, None
-            self._consumer.commit(offsets=offsets, asynchronous=True)
         limit = Deadline.after(self._timeout)
-        while self._unanswered and not limit.passed:
-            self._consumer.poll(_ANSWER_SECONDS)
-        if self._unanswered:
-            raise BrokerUnavailable("no answer to the offsets", where=self._where)
+        self._await(limit)
+        offsets = [_TopicPartition(p.topic, p.partition, offset) for p, offset in position.items()]
+        self._unanswered, self._error = True, None
+        self._consumer.commit(offsets=offsets, asynchronous=True)
+        self._await(limit)
         if self._error is not None:
             raise translated(self._error, self._where)
 
     def close(self) -> None:
-        """Let go of the group; not while an answer is awaited, since that would wait as long as the broker is silent."""
+        """Let go of the group; not while an answer is awaited: that would wait as long as the broker is silent."""
         if not self._unanswered:
             self._consumer.close()
+
+    def _await(self, limit: Deadline) -> None:
+        """Wait for the answer to an earlier commit, if there is one to come."""
+        while self._unanswered and not limit.passed:
+            self._consumer.poll(_ANSWER_SECONDS)
+        if self._unanswered:
+            raise BrokerUnavailable("no answer to the offsets", where=self._where)
 
     def _answered(self, error: KafkaError | None, partitions: Sequence[_TopicPartition]) -> None:
         self._error = error or next((p.error for p in partitions if p.error is not None), None)
