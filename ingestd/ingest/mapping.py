@@ -258,6 +258,7 @@ class MappingLoop:
             self._ownership.release()
         except IngestdError as error:
             events.left_open(self.options.name, error)
+        self._mirror.close()
         self._metastore.close()
 
 

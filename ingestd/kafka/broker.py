@@ -114,12 +114,16 @@ class OffsetMirror:
 
     def commit(self, position: Position) -> None:
         """Commit next offsets. Raises what `translated` says, BrokerUnavailable when no answer came in time."""
-        limit = Deadline.after(self._timeout)
-        self._await(limit)
         offsets = [_TopicPartition(p.topic, p.partition, offset) for p, offset in position.items()]
+        limit = Deadline.after(self._timeout)
+        self._await_answer(limit)
         self._unanswered, self._error = True, None
-        self._consumer.commit(offsets=offsets, asynchronous=True)
-        self._await(limit)
+        try:
+            self._consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            self._unanswered = False
+            raise translated(error, self._where) from error
+        self._await_answer(limit)
         if self._error is not None:
             raise translated(self._error, self._where)
 
@@ -128,7 +132,7 @@ class OffsetMirror:
         if not self._unanswered:
             self._consumer.close()
 
-    def _await(self, limit: Deadline) -> None:
+    def _await_answer(self, limit: Deadline) -> None:
         """Wait for the answer to an earlier commit, if there is one to come."""
         while self._unanswered and not limit.passed:
             self._consumer.poll(_ANSWER_SECONDS)
