@@ -158,7 +158,8 @@ def _before_first(cases: _Topics) -> _Transactions:
     for case, mode in (("tomb", "stop"), ("tombs", "skip")):
         cases.stack.produce([{"id": 1}, None, {"id": 2}], cases.add(case, format={"tombstones": mode}), 0)
     cases.add("missing", 0)
-    cases.produce(cases.add("hot", 2), range(HOT), 1)
+    # A limit so high that even records taken for large fit into one transaction.
+    cases.produce(cases.add("hot", 2, commit={"bytes": "4GiB"}), range(HOT), 1)
     return still_open
 
 
