@@ -62,7 +62,7 @@ class Table:
         return _COMPRESSIONS.get(self.parameters.get("orc.compress", "").lower(), "zstd")
 
     def partition_name(self, values: Sequence[str]) -> str:
-        """Hive's name of a partition: `key=value/…`, escaped."""
+        """Hive's name of a partition: `key=value/…`, escaped; '' (WHOLE_TABLE) for an unpartitioned table."""
         return partition_name([c.name for c in self.partition_columns], values)
 
 

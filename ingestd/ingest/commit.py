@@ -138,7 +138,7 @@ class Committer:
         """Gather each delta in the staging directory, then rename it to its place: it appears whole or not at all."""
         deltas: dict[tuple[str, int], list[WrittenFile]] = {}
         for file in work.files:
-            name = work.table.partition_name(file.partition) if work.table.partition_columns else WHOLE_TABLE
+            name = work.table.partition_name(file.partition)
             deltas.setdefault((name, file.statement), []).append(file)
         for number, ((name, statement), files) in enumerate(deltas.items()):
             gathered = work.staging / f"delta-{number}"

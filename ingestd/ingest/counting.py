@@ -15,7 +15,7 @@ from ingestd.acid.count import visible_rows
 from ingestd.acid.pool import WrittenFile
 from ingestd.hive import statistics
 from ingestd.hive.client import Metastore
-from ingestd.hive.statistics import WHOLE_TABLE, Added
+from ingestd.hive.statistics import Added
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import Transaction
 from ingestd.hive.write_ids import is_committed, read_snapshot
@@ -38,7 +38,7 @@ def added_rows(table: Table, files: Iterable[WrittenFile]) -> dict[str, Added]:
     """What the files add, by partition name or WHOLE_TABLE."""
     added: dict[str, Added] = {}
     for file in files:
-        name = table.partition_name(file.partition) if table.partition_columns else WHOLE_TABLE
+        name = table.partition_name(file.partition)
         before = added.get(name, Added(0, 0, 0))
         added[name] = Added(before.rows + file.rows, before.files + 1, before.bytes + file.bytes)
     return added
