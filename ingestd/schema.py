@@ -1,4 +1,4 @@
-"""Hive's primitive column types and what they are in Arrow.
+"""Hive's column types and what they are in Arrow.
 
 Invariant: one Hive type text has one `HiveType`, and every module below and above speaks of columns in these values.
 Source of the type texts: Hive's `serdeConstants` and `TypeInfoUtils`.
@@ -27,22 +27,35 @@ _PLAIN = {
     "timestamp": pa.timestamp("ns"),
 }
 _SIZED = re.compile(r"(varchar|char|decimal)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
+_COMPLEX = re.compile(r"(array|map|struct)\s*<(.*)>", re.DOTALL)
+_ARITY = {"array": 1, "map": 2}
+_USABLE = (
+    "use boolean, tinyint … bigint, float, double, decimal, string, varchar, char, date, timestamp, binary, "
+    "or array, map and struct of these"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class HiveType:
-    """One primitive Hive type; `length` for char and varchar, `precision` and `scale` for decimal, else 0."""
+    """One Hive type; `length` for char and varchar, `precision` and `scale` for decimal, else 0.
+
+    `children` of an array: its element; of a map: key and value; of a struct: its fields, whose lower-case names are
+    `names`. Both are empty for primitive types.
+    """
 
     kind: str
     length: int = 0
     precision: int = 0
     scale: int = 0
+    children: tuple[HiveType, ...] = ()
+    names: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, text: str, *, column: str = "") -> HiveType:
-        """Read Hive's text of a type, such as `decimal(10,2)`.
+        """Read Hive's text of a type, such as `decimal(10,2)` or `map<string,array<struct<a:int,b:date>>>`.
 
-        Raises InvalidTable for complex types, `timestamp with local time zone` and intervals.
+        Raises InvalidTable for uniontype, `timestamp with local time zone`, intervals, map keys that are not primitive
+        and structs whose field names are the same but for the case.
         """
         text = text.strip().lower()
         if text in _PLAIN:
@@ -52,24 +65,70 @@ class HiveType:
             if kind == "decimal":
                 return cls(kind, precision=int(first or 10), scale=int(second or 0))
             return cls(kind, length=int(first or (255 if kind == "char" else 65535)))
-        raise InvalidTable(
-            f"type {text} is not supported",
-            where=f"column {column}" if column else "",
-            hint="use a primitive type: boolean, tinyint … bigint, float, double, decimal, string, varchar, "
-            "char, date, timestamp, binary",
-        )
+        if match := _COMPLEX.fullmatch(text):
+            return cls._complex(match[1], _parts(match[2]), text, column)
+        raise _unusable(f"type {text} is not supported", column)
+
+    @classmethod
+    def _complex(cls, kind: str, parts: list[str], text: str, column: str) -> HiveType:
+        names: tuple[str, ...] = ()
+        if kind == "struct":
+            fields = [part.partition(":") for part in parts]
+            names, parts = tuple(name.strip() for name, _, _ in fields), [rest for _, _, rest in fields]
+            if not all(names) or len(set(names)) < len(names):
+                raise _unusable(f"type {text} has fields without a name of their own", column)
+        if not all(map(str.strip, parts)) or len(parts) != _ARITY.get(kind, len(parts)):
+            raise _unusable(f"type {text} is not supported", column)
+        children = tuple(cls.parse(part, column=column) for part in parts)
+        if kind == "map" and children[0].is_complex:
+            raise _unusable(f"type {text} has map keys that are not primitive", column)
+        return cls(kind, children=children, names=names)
+
+    @property
+    def is_complex(self) -> bool:
+        """Whether it is an array, a map or a struct."""
+        return bool(self.children)
 
     @property
     def arrow(self) -> pa.DataType:
-        """The Arrow type of decoded columns; a timestamp may also come as timestamp[us] when ns cannot hold it."""
+        """The Arrow type of decoded columns.
+
+        A timestamp, inside a complex type too, may also come as timestamp[us] when ns cannot hold it.
+        """
         if self.kind == "decimal":
             return pa.decimal128(self.precision, self.scale)
-        return _PLAIN.get(self.kind, pa.string())
+        if not self.is_complex:
+            return _PLAIN.get(self.kind, pa.string())
+        children = [child.arrow for child in self.children]
+        if self.kind == "struct":
+            return pa.struct([pa.field(name, child) for name, child in zip(self.names, children, strict=True)])
+        return pa.map_(*children) if self.kind == "map" else pa.list_(*children)
 
     def __str__(self) -> str:
         if self.kind == "decimal":
             return f"decimal({self.precision},{self.scale})"
-        return f"{self.kind}({self.length})" if self.length else self.kind
+        if not self.is_complex:
+            return f"{self.kind}({self.length})" if self.length else self.kind
+        children = list(map(str, self.children))
+        if self.kind == "struct":
+            children = [f"{name}:{child}" for name, child in zip(self.names, children, strict=True)]
+        return f"{self.kind}<{','.join(children)}>"
+
+
+def _parts(text: str) -> list[str]:
+    """The texts between the commas that stand outside all brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "<(") - (letter in ">)")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _unusable(what: str, column: str) -> InvalidTable:
+    return InvalidTable(what, where=f"column {column}" if column else "", hint=_USABLE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from ingestd.acid.writer import BLOCK_BYTES, STRIPE_BYTES, Compression, Finished
 from ingestd.schema import Column, HiveType
 
 _SECOND = 1_000_000_000
+_ROWS = 4096
 
 
 class _Sink:
@@ -119,7 +120,11 @@ class ExactWriter:
             raise
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows through Python values."""
+        """Append rows through Python values, a few at a time, as these take many times the memory."""
+        for start in range(0, batch.num_rows, _ROWS):
+            self._write(batch.slice(start, _ROWS))
+
+    def _write(self, batch: pa.RecordBatch) -> None:
         columns = [_python_values(array) for array in batch.columns]
         write_id, bucket = self._write_id, self._bucket
         rows = enumerate(zip(*columns, strict=True), self._rows)
@@ -139,13 +144,35 @@ class ExactWriter:
 
 
 def _python_values(array: pa.Array) -> list[Any]:
-    """Python values of a column; timestamps as nanoseconds and dates as days, in integers of any size."""
+    """Python values of a column, as pyorc takes them.
+
+    Timestamps are nanoseconds and dates days, in integers of any size; arrays are lists, maps dicts, structs tuples.
+    """
+    if pa.types.is_nested(array.type):
+        return _structs(array) if pa.types.is_struct(array.type) else _containers(array)
     if pa.types.is_date32(array.type):
         return array.view(pa.int32()).to_pylist()  # type: ignore[no-any-return]
     if not pa.types.is_timestamp(array.type):
         return array.to_pylist()  # type: ignore[no-any-return]
     scale = 1000 if array.type.unit == "us" else 1
     return [None if stamp is None else stamp * scale for stamp in array.view(pa.int64()).to_pylist()]
+
+
+def _structs(array: pa.StructArray) -> list[tuple[Any, ...] | None]:
+    rows = zip(*map(_python_values, array.flatten()), strict=True)
+    return [row if valid else None for row, valid in zip(rows, array.is_valid().to_pylist(), strict=True)]
+
+
+def _containers(array: pa.ListArray | pa.MapArray) -> list[list[Any] | dict[Any, Any] | None]:
+    """Lists and maps; a map's items are structs of key and value. An array may be a slice, its items are then not."""
+    if not len(array):
+        return []
+    offsets = array.offsets.to_pylist()
+    first = offsets[0]
+    items = _python_values(array.values.slice(first, offsets[-1] - first))
+    make: Callable[[list[Any]], list[Any] | dict[Any, Any]] = dict if pa.types.is_map(array.type) else list
+    ends = zip(offsets[:-1], offsets[1:], array.is_valid().to_pylist(), strict=True)
+    return [make(items[start - first : end - first]) if valid else None for start, end, valid in ends]
 
 
 def _event_type(columns: Sequence[Column]) -> pyorc.Struct:
@@ -156,8 +183,12 @@ def _event_type(columns: Sequence[Column]) -> pyorc.Struct:
         bucket=pyorc.Int(),
         rowId=pyorc.BigInt(),
         currentTransaction=pyorc.BigInt(),
-        row=pyorc.Struct(**{column.name: _ORC_TYPES[column.type.kind](column.type) for column in columns}),
+        row=pyorc.Struct(**{column.name: _orc_type(column.type) for column in columns}),
     )
+
+
+def _orc_type(kind: HiveType) -> Any:
+    return _ORC_TYPES[kind.kind](kind)
 
 
 _ORC_TYPES: dict[str, Callable[[HiveType], Any]] = {
@@ -175,4 +206,7 @@ _ORC_TYPES: dict[str, Callable[[HiveType], Any]] = {
     "decimal": lambda kind: pyorc.Decimal(kind.precision, kind.scale),
     "varchar": lambda kind: pyorc.VarChar(kind.length),
     "char": lambda kind: pyorc.Char(kind.length),
+    "array": lambda kind: pyorc.Array(_orc_type(kind.children[0])),
+    "map": lambda kind: pyorc.Map(key=_orc_type(kind.children[0]), value=_orc_type(kind.children[1])),
+    "struct": lambda kind: pyorc.Struct(**dict(zip(kind.names, map(_orc_type, kind.children), strict=True))),
 }

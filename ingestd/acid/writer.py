@@ -48,7 +48,7 @@ class AcidWriter(Protocol):
 
 
 def needs_exact(batch: pa.RecordBatch) -> bool:
-    """Whether `FastWriter` would spoil a timestamp of this batch (see `exact_rows`)."""
+    """Whether `FastWriter` would spoil a value of this batch (see `exact_rows`)."""
     return exact_rows(batch) is not None
 
 
@@ -56,8 +56,11 @@ def exact_rows(batch: pa.RecordBatch) -> pa.BooleanArray | None:
     """Which rows only `ExactWriter` writes right; None if there are none.
 
     Those with a timestamp before 1970 that has a fraction (pyarrow writes negative nanoseconds, and Hive then fails
-    every query of the column), or outside the range of timestamp[ns].
+    every query of the column), or outside the range of timestamp[ns]. All rows if a column is complex: pyarrow puts the
+    children of structs into wrong rows after a null struct inside a struct, as `row` is one.
     """
+    if any(pa.types.is_nested(array.type) for array in batch.columns):
+        return pa.repeat(pa.scalar(value=True), batch.num_rows)
     masks = [mask for array in batch.columns if (mask := _exact_values(array)) is not None]
     if not masks:
         return None

@@ -15,22 +15,29 @@ Invariant: the result does not depend on how records fall into blocks, only on e
 | binary | text: base64 if valid, else its UTF-8 bytes | numbers, objects … | same |
 | date | "yyyy-MM-dd", years 0001 to 9999 | all else | lenient |
 | timestamp | date, or date[ T]HH[:mm[:ss[.f]]] with Z, +hh, +hhmm, +hh:mm (becomes UTC) | see below | NULL |
+| array | an array; null elements stay | all else | error |
+| map | an object; keys as text of their type, last of equal keys wins; null values stay | all else | error |
+| struct | an object, its fields as those of the record | all else | error |
 
 A timestamp refuses JSON numbers, more than 9 digits of fraction, and digits below the microsecond if the record has a
-timestamp outside the years 1678 to 2261 (the columns of a batch share one unit).
+timestamp outside the years 1678 to 2261 (all timestamps of a batch, also inside complex values, share one unit).
+What is inside an array, a map or a struct follows the line of its own type; one element that does not fit refuses the
+record, and the reason says where it is: `tags[3].name`. Tables with such columns are decoded one record at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from itertools import accumulate
+from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from ingestd.records.block import Decoded, Reject
 from ingestd.records.lines import LineDecoder
-from ingestd.records.single import BadRecord, Row, SingleDecoder, needs_micros, needs_nanos
-from ingestd.schema import Column
+from ingestd.records.single import BadRecord, Instants, Row, SingleDecoder
+from ingestd.schema import Column, HiveType
 
 SMALLEST_BLOCK = 256
 HOPELESS = 4  # so many smallest blocks failed in a row: no more splitting, each try costs Arrow about 1 ms
@@ -101,7 +108,7 @@ class _Block:
         self.rejects: list[Reject] = []
         self.failures = 0
         self._columns = columns
-        self._timestamps = [place for place, column in enumerate(columns) if column.type.kind == "timestamp"]
+        self._instants = Instants(columns)
         self._batches: list[pa.RecordBatch] = []
         self._rows: list[Row] = []
         self._unit = ""
@@ -123,15 +130,15 @@ class _Block:
 
     def _unit_of(self, row: Row) -> str:
         """The one unit that holds the row's timestamps, '' when either does."""
-        if needs_micros(row, self._timestamps):
+        if self._instants.need_micros(row):
             return "us"
-        return "ns" if needs_nanos(row, self._timestamps) else ""
+        return "" if self._instants.place_of_nanos(row) is None else "ns"
 
     def _flush(self) -> None:
         if self._rows:
             unit = self._unit or "ns"
             arrays = [
-                _array(column, values, unit)
+                _array(column.type, values, unit)
                 for column, values in zip(self._columns, zip(*self._rows, strict=True), strict=True)
             ]
             fields = [pa.field(column.name, array.type) for column, array in zip(self._columns, arrays, strict=True)]
@@ -139,9 +146,33 @@ class _Block:
         self._rows, self._unit = [], ""
 
 
-def _array(column: Column, values: Sequence[object], unit: str) -> pa.Array:
-    if column.type.kind != "timestamp":
-        return pa.array(values, column.type.arrow)
+def _array(kind: HiveType, values: Sequence[Any], unit: str) -> pa.Array:
+    """An Arrow array of the values that `scalar.converter` gives; all timestamps in `unit`."""
+    if kind.is_complex:
+        return _struct(kind, values, unit) if kind.kind == "struct" else _container(kind, values, unit)
+    if kind.kind != "timestamp":
+        return pa.array(values, kind.arrow)
     if unit == "us":
-        values = [None if stamp is None else int(stamp) // 1000 for stamp in values]  # type: ignore[call-overload]
+        values = [None if stamp is None else stamp // 1000 for stamp in values]
     return pa.array(values, pa.timestamp(unit))
+
+
+def _struct(kind: HiveType, values: Sequence[Any], unit: str) -> pa.Array:
+    arrays = [
+        _array(child, [None if value is None else value[place] for value in values], unit)
+        for place, child in enumerate(kind.children)
+    ]
+    fields = [pa.field(name, array.type) for name, array in zip(kind.names, arrays, strict=True)]
+    nulls = pa.array([value is None for value in values], pa.bool_())
+    return pa.StructArray.from_arrays(arrays, fields=fields, mask=nulls)
+
+
+def _container(kind: HiveType, values: Sequence[Any], unit: str) -> pa.Array:
+    """A list or a map: the items of all values in one array, and where each value begins in it."""
+    items = [item for value in values if value is not None for item in value]
+    starts = list(accumulate((0 if value is None else len(value) for value in values), initial=0))
+    offsets = pa.array(starts, pa.int32(), mask=np.array([*(value is None for value in values), False]))
+    if kind.kind == "array":
+        return pa.ListArray.from_arrays(offsets, _array(kind.children[0], items, unit))
+    sides = ([key for key, _ in items], [value for _, value in items])
+    return pa.MapArray.from_arrays(offsets, *(_array(*side, unit) for side in zip(kind.children, sides, strict=True)))

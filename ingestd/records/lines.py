@@ -33,11 +33,14 @@ class LineDecoder:
         self._spelling = [column.name for column in columns]
         self._quoted = [False] * len(columns)
         self._decimals = any(column.type.kind == "decimal" for column in columns)
+        self._complex = any(column.type.is_complex for column in columns)
         self._others = _REFUSE
         self._name_pattern()
 
     def decode(self, values: Sequence[bytes]) -> pa.RecordBatch | None:
-        """One batch of all values, or None."""
+        """One batch of all values, or None; always None for tables with complex columns, which nothing here judges."""
+        if self._complex:
+            return None
         joined = frame(values)
         if joined is None or (self._decimals and has_tiny_number(joined)):
             return None

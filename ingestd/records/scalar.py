@@ -18,12 +18,24 @@ import pyarrow.compute as pc
 
 from ingestd.schema import HiveType
 
-Value = bool | int | float | str | bytes | Decimal | None
+Value = bool | int | float | str | bytes | Decimal | None | list["Value"] | tuple["Value", ...]
 Convert = Callable[[object], Value]
 
 
 class Unfit(ValueError):
-    """A value does not fit its column; the text says why."""
+    """A value does not fit its column; the text says why, and where inside a complex value: `tags[3].name: …`."""
+
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(reason, path)
+        self.reason = reason
+        self.path = path
+
+    def inside(self, step: str) -> Unfit:
+        """The same of the value that holds this one; `step` is `.name`, `[3]` or `['key']`."""
+        return Unfit(self.reason, step + self.path)
+
+    def __str__(self) -> str:
+        return f"{self.path.removeprefix('.')}: {self.reason}" if self.path else self.reason
 
 
 class Number(str):
@@ -53,8 +65,12 @@ _FLOAT_WORDS = ("NaN", "Infinity", "-Infinity")
 def converter(kind: HiveType) -> Convert:
     """The conversion of one JSON value (str, Number, bool, list, dict; never None) to a column of this type.
 
-    Timestamps come as nanoseconds since 1970 of the wall time (an int of any size), dates as days since 1970.
+    Timestamps come as nanoseconds since 1970 of the wall time (an int of any size), dates as days since 1970; arrays as
+    a list, maps as a list of (key, value), structs as a tuple in the order of the fields. The objects of a value for a
+    complex type must have their keys in the order of the last occurrence, as the last of equal keys wins.
     """
+    if kind.is_complex:
+        return _COMPLEX[kind.kind](kind)
     if kind.kind in INTEGER_BITS:
         return _integer(1 << (INTEGER_BITS[kind.kind] - 1), kind.kind)
     sized: dict[str, Callable[[HiveType], Convert]] = {"decimal": _decimal, "varchar": _sized, "char": _sized}
@@ -247,3 +263,66 @@ _PLAIN: dict[str, Convert] = {
     "date": _date,
     "timestamp": _timestamp,
 }
+
+
+def _array(kind: HiveType) -> Convert:
+    convert_element = converter(kind.children[0])
+
+    def convert(value: object) -> Value:
+        if not isinstance(value, list):
+            raise Unfit(f"{_shown(value)} is not an array, the type is {kind}")
+        elements: list[Value] = []
+        try:
+            for item in value:
+                elements.append(None if item is None else convert_element(item))  # noqa: PERF401  # its length is used
+        except Unfit as error:
+            raise error.inside(f"[{len(elements)}]") from None
+        return elements
+
+    return convert
+
+
+def _map(kind: HiveType) -> Convert:
+    key_of, value_of = map(converter, kind.children)
+
+    def convert(value: object) -> Value:
+        if not isinstance(value, dict):
+            raise Unfit(f"{_shown(value)} is not an object, the type is {kind}")
+        pairs: dict[Value, Value] = {}
+        text = ""
+        try:
+            for text, item in value.items():
+                key = key_of(text)
+                pairs.pop(key, None)  # 0.0 equals -0.0, and the last one stays
+                pairs[key] = None if item is None else value_of(item)
+        except Unfit as error:
+            raise error.inside(f"[{_shown(text)}]") from None
+        return list(pairs.items())
+
+    return convert
+
+
+def _struct(kind: HiveType) -> Convert:
+    places = {name: place for place, name in enumerate(kind.names)}
+    converters = tuple(map(converter, kind.children))
+
+    def convert(value: object) -> Value:
+        if not isinstance(value, dict):
+            raise Unfit(f"{_shown(value)} is not an object, the type is {kind}")
+        items: list[object] = [None] * len(converters)
+        for key, item in value.items():
+            place = places.get(key.lower())
+            if place is not None:
+                items[place] = item
+        fields: list[Value] = []
+        try:
+            for convert_field, item in zip(converters, items, strict=True):
+                fields.append(None if item is None else convert_field(item))
+        except Unfit as error:
+            raise error.inside(f".{kind.names[len(fields)]}") from None
+        return tuple(fields)
+
+    return convert
+
+
+_COMPLEX: dict[str, Callable[[HiveType], Convert]] = {"array": _array, "map": _map, "struct": _struct}

@@ -1,0 +1,204 @@
+"""Complex columns go to the exact writer, and pyorc reads back every value, also from slices and after null structs."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyorc
+import pytest
+from pyorc.converters import ORCConverter
+
+from ingestd.acid import ExactWriter, WriterPool, bucket_property, needs_exact, route
+from ingestd.acid.writer import exact_rows
+from ingestd.schema import Column, HiveType
+
+SECOND = 10**9
+FIRST, LAST = -62135596800 * SECOND, 253402300799 * SECOND + 999_999_000
+
+
+class _Pair(ORCConverter):
+    """Nanoseconds since 1970."""
+
+    @staticmethod
+    def from_orc(seconds: int, nanos: int, _zone: object) -> int:
+        return seconds * SECOND + nanos
+
+    @staticmethod
+    def to_orc(_value: int, _zone: object) -> tuple[int, int]:
+        raise NotImplementedError
+
+
+class _Day(ORCConverter):
+    """Days since 1970."""
+
+    @staticmethod
+    def from_orc(days: int) -> int:
+        return days
+
+    @staticmethod
+    def to_orc(_value: int) -> int:
+        raise NotImplementedError
+
+
+def rows_of(path: Path) -> list[tuple[Any, ...]]:
+    """The `row` of every event."""
+    converters = {pyorc.TypeKind.TIMESTAMP: _Pair, pyorc.TypeKind.DATE: _Day}
+    with path.open("rb") as file:
+        return [event[5] for event in pyorc.Reader(file, converters=converters)]
+
+
+TYPES = {
+    "a": "array<int>",
+    "m": "map<string,double>",
+    "s": "struct<a:int,b:string,t:timestamp,d:date>",
+    "o": "array<struct<s:struct<x:int,y:array<string>>,v:varchar(3),c:char(2),n:decimal(10,2)>>",
+    "mt": "map<date,map<int,timestamp>>",
+    "mm": "map<binary,array<boolean>>",
+    "odd": "struct<a b:int,x.y:struct<größe:tinyint>>",
+}
+COLUMNS = [Column(name, HiveType.parse(text)) for name, text in TYPES.items()]
+EMPTY: tuple[Any, ...] = (None,) * len(COLUMNS)
+
+
+def record(**values: Any) -> dict[str, Any]:
+    return dict.fromkeys(TYPES) | values
+
+
+RECORDS = [
+    record(a=[1, None, -(2**31)], m=[("k", 0.5), ("", None)]),
+    record(s={"a": 1, "b": "x", "t": 0, "d": -719162}, o=[None, {"s": None, "v": "abc"}, {"s": {"x": 1, "y": []}}]),
+    record(),
+    record(s={"a": None, "b": None, "t": None, "d": None}, a=[], m=[], o=[], mt=[], mm=[]),
+    record(s={"a": 2, "b": "y", "t": -1_500_001_000, "d": 2932896}, mt=[(-141428, [(1, FIRST), (2, LAST), (3, None)])]),
+    record(
+        o=[{"s": {"x": 2, "y": ["p", None]}, "v": "q", "c": "z", "n": "1.50"}, {"s": {"x": 3}}], mm=[(b"\0", [True])]
+    ),
+    record(odd={"a b": 1, "x.y": None}, mt=[(0, None)], mm=[(b"", None), (b"\xff", [])]),
+    record(odd={"a b": 2, "x.y": {"größe": 127}}),
+]
+
+
+def value_of(kind: HiveType, value: Any, unit: int) -> Any:
+    """A value as `pa.array` wants it; `unit` is nanoseconds per unit of timestamps."""
+    if value is None:
+        return None
+    if kind.kind == "map":
+        key, item = kind.children
+        return [(value_of(key, one, unit), value_of(item, other, unit)) for one, other in value]
+    if kind.kind == "array":
+        return [value_of(kind.children[0], item, unit) for item in value]
+    if kind.kind == "struct":
+        fields = zip(kind.names, kind.children, strict=True)
+        return {name: value_of(child, value.get(name), unit) for name, child in fields}
+    if kind.kind == "timestamp":
+        return value // unit
+    return Decimal(value) if kind.kind == "decimal" else value
+
+
+def stored(kind: HiveType, value: Any) -> Any:
+    """A value as pyorc reads it."""
+    if value is None:
+        return None
+    if kind.kind == "char":
+        return value.ljust(kind.length)
+    if kind.kind == "array":
+        return [stored(kind.children[0], item) for item in value]
+    if kind.kind == "map":
+        return {key: stored(kind.children[1], item) for key, item in value}
+    if kind.kind == "struct":
+        return tuple(stored(child, value[name]) for name, child in zip(kind.names, kind.children, strict=True))
+    return value
+
+
+def arrow_of(kind: HiveType, unit: str) -> pa.DataType:
+    """The Arrow type with timestamps in this unit."""
+    if kind.kind == "timestamp":
+        return pa.timestamp(unit)
+    children = [arrow_of(child, unit) for child in kind.children]
+    if kind.kind == "struct":
+        return pa.struct(list(zip(kind.names, children, strict=True)))
+    if kind.kind == "map":
+        return pa.map_(*children)
+    return pa.list_(*children) if children else kind.arrow
+
+
+def batch_of(records: list[dict[str, Any]], unit: str) -> pa.RecordBatch:
+    size = 1000 if unit == "us" else 1
+    arrays = [
+        pa.array([value_of(c.type, row[c.name], size) for row in records], arrow_of(c.type, unit)) for c in COLUMNS
+    ]
+    return pa.RecordBatch.from_arrays(arrays, names=list(TYPES))
+
+
+def expected(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [tuple(stored(c.type, value_of(c.type, row[c.name], 1)) for c in COLUMNS) for row in records]
+
+
+def test_write_when_complex_columns_then_pyorc_reads_them_back(tmp_path: Path) -> None:
+    path = tmp_path / "f.orc"
+    writer = ExactWriter(path, COLUMNS, 7, bucket_property(0, 0))
+    batch = batch_of(RECORDS, "us")
+    assert all(batch.column(c.name).type == c.type.arrow for c in COLUMNS if "timestamp" not in str(c.type))
+    writer.write(batch)
+    writer.write(batch.slice(3, 0))
+    writer.write(batch.slice(4, 3))
+    writer.write(batch_of(RECORDS[:4], "ns").slice(1))
+    assert writer.close().rows == len(RECORDS) + 3 + 3
+    assert rows_of(path) == expected(RECORDS + RECORDS[4:7] + RECORDS[1:4])
+    with path.open("rb") as file:
+        assert str(pyorc.Reader(file).schema).endswith(
+            f"row:struct<{','.join(f'{c.name}:{c.type}' for c in COLUMNS)}>>"
+        )
+
+
+def test_write_when_many_rows_then_null_structs_shift_nothing(tmp_path: Path) -> None:
+    """More rows than pyorc's and Arrow's batches hold."""
+    path = tmp_path / "f.orc"
+    columns = [Column("n", HiveType.parse("int")), Column("s", HiveType.parse("struct<a:int,l:array<struct<b:int>>>"))]
+    rows: list[tuple[int, Any]] = [
+        (n, None if n % 3 == 0 else (n, [None, (n,)] if n % 5 else None)) for n in range(5000)
+    ]
+    dicts: list[dict[str, Any]] = [
+        {"n": n, "s": s and {"a": s[0], "l": s[1] and [item and {"b": item[0]} for item in s[1]]}} for n, s in rows
+    ]
+    writer = ExactWriter(path, columns, 1, 1 << 29, stripe_bytes=4096)
+    writer.write(pa.RecordBatch.from_pylist(dicts, schema=pa.schema([(c.name, c.type.arrow) for c in columns])))
+    writer.close()
+    assert rows_of(path) == rows
+
+
+def test_write_when_only_nulls_or_nothing_then_file_is_readable(tmp_path: Path) -> None:
+    for count in (0, 3):
+        path = tmp_path / f"{count}.orc"
+        writer = ExactWriter(path, COLUMNS, 1, 1 << 29)
+        writer.write(batch_of([record()] * count, "ns"))
+        writer.close()
+        assert rows_of(path) == [EMPTY] * count
+
+
+@pytest.mark.parametrize("text", ["array<int>", "map<string,int>", "struct<a:int>"])
+def test_exact_rows_when_a_column_is_complex_then_all(text: str) -> None:
+    columns = [pa.array([1, 2]), pa.array([None, None], HiveType.parse(text).arrow)]
+    batch = pa.RecordBatch.from_arrays(columns, names=["n", "c"])
+    assert exact_rows(batch) == pa.array([True, True])
+    assert needs_exact(batch)
+
+
+def test_pool_when_complex_columns_then_every_row_is_exact(tmp_path: Path) -> None:
+    pool = WriterPool(tmp_path, COLUMNS, 1, 0)
+    for start in range(len(RECORDS)):
+        pool.add((), batch_of(RECORDS * 200, "us").slice(start * 100, 100))
+    (file,) = pool.close()
+    assert rows_of(Path(file.path)) == expected(RECORDS * 100)
+
+
+def test_route_when_complex_columns_then_rows_go_whole() -> None:
+    key = Column("p", HiveType.parse("int"))
+    records = RECORDS * 3
+    batch = batch_of(records, "us").append_column("p", pa.array([n % 4 for n in range(len(records))], pa.int32()))
+    routed = route(batch, COLUMNS, [key])
+    found = {part.values: part.rows.to_pylist() for part in routed}
+    assert found == {(str(n),): batch_of(records[n::4], "us").to_pylist() for n in range(4)}
