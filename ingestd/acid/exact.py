@@ -5,6 +5,7 @@ Invariant: timestamps and dates go to ORC as whole numbers; no float and no time
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,14 @@ import pyorc
 from pyorc.converters import ORCConverter
 
 from ingestd.acid.footer import seal
-from ingestd.acid.writer import BLOCK_BYTES, STRIPE_BYTES, Compression, Finished, discard
+from ingestd.acid.writer import BLOCK_BYTES, DICTIONARY, STANDARD, STRIPE_BYTES, Encoding, Finished, discard
 from ingestd.schema import Column, HiveType
 
 _SECOND = 1_000_000_000
 _ROWS = 4096
 
 
-class _Sink:
+class OrcSink:
     """The file under pyorc; it fails once, because pyorc flushes again in its destructor, where nobody can catch."""
 
     def __init__(self, path: Path) -> None:
@@ -30,6 +31,7 @@ class _Sink:
         self.name = str(path)
 
     def write(self, data: bytes) -> int:
+        """Append; raises OSError."""
         try:
             return self._file.write(data)
         except OSError:
@@ -39,8 +41,14 @@ class _Sink:
     def flush(self) -> None:
         """Nothing to do: `close` flushes, and `seal` brings the file to the disk."""
 
+    def sync(self) -> None:
+        """Bring what was written so far to the disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
     @property
     def closed(self) -> bool:
+        """Whether `close` was called."""
         return self._file.closed
 
     def close(self) -> None:
@@ -96,7 +104,7 @@ class ExactWriter:
         write_id: int,
         bucket: int,
         *,
-        compression: Compression = "zstd",
+        encoding: Encoding = STANDARD,
         stripe_bytes: int = STRIPE_BYTES,
     ) -> None:
         """`bucket` is the bucket property. Creates the file; raises OSError."""
@@ -104,31 +112,16 @@ class ExactWriter:
         self._write_id = write_id
         self._bucket = bucket
         self._rows = 0
-        self._file = _Sink(path)
+        self._file = OrcSink(path)
         try:
-            self._orc = pyorc.Writer(
-                self._file,  # type: ignore[arg-type]  # it asks for BinaryIO and uses what _Sink has
-                _event_type(columns),
-                batch_size=1024,
-                stripe_size=stripe_bytes,
-                compression=_COMPRESSION[compression],
-                compression_block_size=BLOCK_BYTES,
-                converters=_CONVERTERS,
-            )
+            self._orc = orc_writer(self._file, columns, encoding, stripe_bytes=stripe_bytes)
         except BaseException:
             discard(path, self._file.close)
             raise
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows through Python values, a few at a time, as these take many times the memory."""
-        for start in range(0, batch.num_rows, _ROWS):
-            self._write(batch.slice(start, _ROWS))
-
-    def _write(self, batch: pa.RecordBatch) -> None:
-        columns = [_python_values(array) for array in batch.columns]
-        write_id, bucket = self._write_id, self._bucket
-        rows = enumerate(zip(*columns, strict=True), self._rows)
-        self._orc.writerows([(0, write_id, bucket, row_id, write_id, row) for row_id, row in rows])
+        """Append rows through Python values."""
+        write_rows(self._orc, batch, self._write_id, self._bucket, self._rows)
         self._rows += batch.num_rows
 
     def close(self) -> Finished:
@@ -141,6 +134,39 @@ class ExactWriter:
     def abort(self) -> None:
         """Let go of the file and remove it; never raises."""
         discard(self._path, self._orc.close, self._file.close)
+
+
+def orc_writer(
+    sink: OrcSink,
+    columns: Sequence[Column],
+    encoding: Encoding,
+    *,
+    batch_size: int = 1024,
+    stripe_bytes: int = STRIPE_BYTES,
+) -> pyorc.Writer:
+    """A pyorc writer of insert events. Raises OSError."""
+    return pyorc.Writer(
+        sink,  # type: ignore[arg-type]  # it asks for BinaryIO and uses what OrcSink has
+        _event_type(columns),
+        batch_size=batch_size,
+        stripe_size=stripe_bytes,
+        row_index_stride=encoding.index_stride,
+        dict_key_size_threshold=DICTIONARY if encoding.dictionaries else 0.0,
+        compression=_COMPRESSION[encoding.compression],
+        compression_block_size=BLOCK_BYTES,
+        converters=_CONVERTERS,
+    )
+
+
+def write_rows(writer: pyorc.Writer, batch: pa.RecordBatch, write_id: int, bucket: int, first_row: int) -> None:
+    """Append rows as insert events, a few at a time, as Python values take many times the memory.
+
+    `bucket` is the bucket property, `first_row` the rowId of the first. Raises OSError.
+    """
+    for start in range(0, batch.num_rows, _ROWS):
+        columns = [_python_values(array) for array in batch.slice(start, _ROWS).columns]
+        rows = enumerate(zip(*columns, strict=True), first_row + start)
+        writer.writerows([(0, write_id, bucket, row_id, write_id, row) for row_id, row in rows])
 
 
 def _python_values(array: pa.Array) -> list[Any]:

@@ -14,8 +14,11 @@ import pyarrow.compute as pc
 from pyarrow import orc
 
 from ingestd.acid.footer import seal
-from ingestd.acid.writer import BLOCK_BYTES, STRIPE_BYTES, Compression, Finished, discard
+from ingestd.acid.writer import BLOCK_BYTES, DICTIONARY, STANDARD, STRIPE_BYTES, Encoding, Finished, discard
 from ingestd.schema import Column
+
+# pyarrow refuses to leave indexes out; one entry for a stripe is next to none.
+_ONE_ENTRY = 1 << 30
 
 
 class FastWriter:
@@ -28,7 +31,7 @@ class FastWriter:
         write_id: int,
         bucket: int,
         *,
-        compression: Compression = "zstd",
+        encoding: Encoding = STANDARD,
         stripe_bytes: int = STRIPE_BYTES,
     ) -> None:
         """`bucket` is the bucket property. Creates the file; raises OSError."""
@@ -41,9 +44,11 @@ class FastWriter:
         self._file = pa.OSFile(str(path), "wb")
         self._orc = orc.ORCWriter(
             self._file,
-            compression="uncompressed" if compression == "none" else compression,
+            compression="uncompressed" if encoding.compression == "none" else encoding.compression,
             compression_block_size=BLOCK_BYTES,
             stripe_size=stripe_bytes,
+            row_index_stride=encoding.index_stride or _ONE_ENTRY,
+            dictionary_key_size_threshold=DICTIONARY if encoding.dictionaries else 0.0,
         )
 
     def write(self, batch: pa.RecordBatch) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,17 +35,36 @@ class Sealed:
 
 
 def seal(path: Path, write_id: int, bucket: int) -> Sealed:
-    """Patch the footer of a closed ORC file in place and fsync it; `bucket` is the bucket property of its rows.
+    """Patch the footer of a closed ORC file of one write id in place and fsync it; see `seal_shared`."""
+    return _seal(path, bucket, lambda row: (write_id, row))
+
+
+def seal_shared(path: Path, runs: Sequence[tuple[int, int]], bucket: int) -> Sealed:
+    """Patch the footer of a closed ORC file in place and fsync it.
+
+    `runs` has (write id, rows) of each transaction in file order; `bucket` is the bucket property of all rows.
 
     Adds `calendar` = PROLEPTIC_GREGORIAN (else Hive 4 shifts dates before 1582), `hive.acid.key.index` with the last
     key of each stripe, `hive.acid.stats`, `hive.acid.version` (OrcRecordUpdater). Raises OSError; ValueError if the
     file is no ORC file or its compression is not one of none, zlib, snappy, zstd.
     """
+    ends = list(accumulate(rows for _, rows in runs))
+
+    def key(row: int) -> tuple[int, int]:
+        run = bisect_right(ends, row)
+        return runs[run][0], row - (ends[run - 1] if run else 0)
+
+    return _seal(path, bucket, key)
+
+
+def _seal(path: Path, bucket: int, key: Callable[[int], tuple[int, int]]) -> Sealed:
+    """`key` gives write id and rowId of a row by its place in the file."""
     with path.open("r+b") as file:
         post_script, footer, start = _read_tail(file)
         ends = _stripe_ends(footer)
         rows = ends[-1] if ends else 0
-        index = "".join(f"{write_id},{bucket},{end - 1};" for end in ends)
+        last_keys = [key(end - 1) for end in ends]
+        index = "".join(f"{write_id},{bucket},{row_id};" for write_id, row_id in last_keys)
         footer += _varint_field(_FOOTER_CALENDAR, _PROLEPTIC_GREGORIAN)
         footer += _item("hive.acid.key.index", index)
         footer += _item("hive.acid.stats", f"{rows},0,0")

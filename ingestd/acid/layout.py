@@ -23,6 +23,15 @@ def delta_name(write_id: int, statement: int) -> str:
     return f"delta_{write_id:07d}_{write_id:07d}_{statement:04d}"
 
 
+def shared_delta_name(first: int, last: int, statement: int) -> str:
+    """Directory that the write ids first..last of a transaction batch share: `delta_0000007_0000009_0000`.
+
+    It must have rows of more than one write id's range: for `first` = `last` readers ignore side files.
+    """
+    _check("statement", statement, MAX_STATEMENT)
+    return f"delta_{first:07d}_{last:07d}_{statement:04d}"
+
+
 def bucket_name(bucket: int) -> str:
     """File of one bucket: `bucket_00000`; its number must be the one inside the rows (AcidUtils.createBucketFile)."""
     _check("bucket", bucket, MAX_BUCKET)

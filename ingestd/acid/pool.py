@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from ingestd.acid.exact import ExactWriter
 from ingestd.acid.fast import FastWriter
 from ingestd.acid.layout import MAX_STATEMENT, bucket_property
-from ingestd.acid.writer import STRIPE_BYTES, AcidWriter, Compression, exact_rows
+from ingestd.acid.writer import STANDARD, STRIPE_BYTES, AcidWriter, Encoding, exact_rows
 from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.schema import Column
 
@@ -62,8 +62,9 @@ class WriterPool:
 
     A partition's rows wait as Arrow batches until all waiting bytes exceed `max_pending_bytes`; then the largest
     partition is written. At most `max_open_writers` files are open, the one used longest ago is closed first; each
-    further file of a partition takes the next statement id. Every method raises StorageUnavailable when the disk fails;
-    then call `abort`.
+    further file of a partition takes the next statement id. With `statement` every file takes that one: a partition
+    then has one file, written row by row, and no file is closed before the end. Every method raises StorageUnavailable
+    when the disk fails; then call `abort`.
     """
 
     def __init__(  # noqa: PLR0913
@@ -73,16 +74,18 @@ class WriterPool:
         write_id: int,
         bucket: int,
         *,
-        compression: Compression = "zstd",
+        encoding: Encoding = STANDARD,
         max_open_writers: int = 16,
         max_pending_bytes: int = 64 << 20,
         stripe_bytes: int = STRIPE_BYTES,
+        statement: int | None = None,
     ) -> None:
         self._staging = staging
+        self._statement = statement
         self._columns = tuple(columns)
         self._write_id = write_id
         self._bucket = bucket
-        self._compression = compression
+        self._encoding = encoding
         self._stripe_bytes = stripe_bytes
         self._max_open = max_open_writers
         self._max_pending = max_pending_bytes
@@ -99,8 +102,8 @@ class WriterPool:
         """
         if batch.num_rows == 0:
             return
-        state = self._partitions.setdefault(partition, _Partition())
-        for lane, part in _lanes(batch):
+        state = self._partitions.setdefault(partition, _Partition(self._statement or 0))
+        for lane, part in _lanes(batch) if self._statement is None else [(_EXACT, batch)]:
             rows = _own_memory(part)
             state.pending[lane].append(rows)
             state.bytes += rows.nbytes
@@ -108,11 +111,20 @@ class WriterPool:
         while self._pending_bytes > self._max_pending:
             self._write(max(self._partitions, key=lambda one: self._partitions[one].bytes))
 
-    def close(self) -> list[WrittenFile]:
-        """Write what waits, close every file (fsync each; the directory is the caller's) and tell what there is."""
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the rows that wait in memory."""
+        return self._pending_bytes
+
+    def flush(self) -> None:
+        """Give all rows that wait to their ORC writers."""
         for partition, state in self._partitions.items():
             if state.bytes:
                 self._write(partition)
+
+    def close(self) -> list[WrittenFile]:
+        """Write what waits, close every file (fsync each; the directory is the caller's) and tell what there is."""
+        self.flush()
         while self._open:
             self._close_oldest()
         return list(self._files)
@@ -133,7 +145,7 @@ class WriterPool:
         for lane, batches in enumerate(state.pending):
             if batches:
                 target = self._writer(partition, lane)
-                with _storage(target.path):
+                with storage_errors(target.path):
                     for batch in batches:
                         target.writer.write(batch)
                 batches.clear()
@@ -146,7 +158,7 @@ class WriterPool:
         if key in self._open:
             self._open.move_to_end(key)
             return self._open[key]
-        while len(self._open) >= self._max_open:
+        while self._statement is None and len(self._open) >= self._max_open:
             self._close_oldest()
         state = self._partitions[partition]
         if state.statement > MAX_STATEMENT:
@@ -156,13 +168,13 @@ class WriterPool:
                 hint="commit more often, or raise the writers' memory and number",
             )
         path = self._staging / f"f{next(self._numbers):05d}.orc"
-        with _storage(path):
+        with storage_errors(path):
             writer = _LANES[lane](
                 path,
                 self._columns,
                 self._write_id,
                 bucket_property(self._bucket, state.statement),
-                compression=self._compression,
+                encoding=self._encoding,
                 stripe_bytes=self._stripe_bytes,
             )
         self._open[key] = _Open(writer, state.statement, path)
@@ -171,7 +183,7 @@ class WriterPool:
 
     def _close_oldest(self) -> None:
         key, oldest = next(iter(self._open.items()))
-        with _storage(oldest.path):
+        with storage_errors(oldest.path):
             done = oldest.writer.close()
         del self._open[key]
         partition, _ = key
@@ -200,7 +212,7 @@ def _own_memory(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 @contextmanager
-def _storage(path: Path) -> Iterator[None]:
+def storage_errors(path: Path) -> Iterator[None]:
     """Every OSError at this door (ENOSPC, EDQUOT, EIO, a vanished mount) means that staging cannot be written."""
     try:
         yield

@@ -18,9 +18,22 @@ import pyarrow.compute as pc
 
 Compression = Literal["zstd", "zlib", "snappy", "none"]
 STRIPE_BYTES = 16 << 20
+DICTIONARY = 0.8  # Hive's orc.dictionary.key.threshold
 BLOCK_BYTES = 64 << 10
 _SECOND = 1_000_000_000
 _MICROS = 2**63 // 1000 - 1  # beyond this a timestamp[us] does not fit timestamp[ns]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How ORC stores a delta: an index entry every `index_stride` rows (0: none), and whether to try dictionaries."""
+
+    compression: Compression = "zstd"
+    index_stride: int = 10_000
+    dictionaries: bool = False
+
+
+STANDARD = Encoding()
 
 
 @dataclass(frozen=True, slots=True)

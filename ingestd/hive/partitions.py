@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hive_metastore import ttypes
@@ -16,8 +17,9 @@ from ingestd.hive.tables import Table
 
 # Statistics of a partition that we make start at zero and are counted up by each commit; without numRows Hive would
 # begin to count at its own first INSERT and be wrong for ever (live experiment B11).
-MARK = "ingestd.added."
-_NEW_PARAMETERS = {"numRows": "0", "numFiles": "0", "totalSize": "0", "rawDataSize": "0", f"{MARK}": "0 0 0 0"}
+# LEFT is numRows as a writer of ours left it (`statistics.py`).
+LEFT = "ingestd.rows"
+_NEW_PARAMETERS = {"numRows": "0", "numFiles": "0", "totalSize": "0", "rawDataSize": "0", LEFT: "0"}
 
 
 def read_partitions(
@@ -36,18 +38,36 @@ def read_partitions(
     return list(metastore.call("get_partitions_by_names_req", request).partitions)
 
 
-def partition_locations(metastore: Metastore, table: Table, values: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Location URI of each partition, `values` by name; those that do not exist are made, empty.
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """A partition: its escaped name, the URI of its directory, and whether it existed before it was asked for."""
+
+    name: str
+    location: str
+    existed: bool
+
+
+def ensure_partitions(
+    metastore: Metastore, table: Table, values: Mapping[str, Sequence[str]]
+) -> dict[str, PartitionInfo]:
+    """Each partition by name, `values` by name; those that do not exist are made, empty.
 
     Several clients may race to make one: whoever comes second finds it there.
     """
-    found = {tuple(p.values): p.sd.location.rstrip("/") for p in read_partitions(metastore, table, list(values))}
-    missing = {name: list(v) for name, v in values.items() if tuple(v) not in found}
+    found = _infos(metastore, table, list(values), existed=True)
+    missing = {name: list(v) for name, v in values.items() if name not in found}
     if missing:
         _add(metastore, table, missing)
-        for partition in read_partitions(metastore, table, list(missing)):
-            found[tuple(partition.values)] = partition.sd.location.rstrip("/")
-    return {name: found[tuple(v)] for name, v in values.items()}
+        found |= _infos(metastore, table, list(missing), existed=False)
+    return found
+
+
+def _infos(metastore: Metastore, table: Table, names: Sequence[str], *, existed: bool) -> dict[str, PartitionInfo]:
+    infos = {}
+    for partition in read_partitions(metastore, table, names):
+        name = table.partition_name(partition.values)
+        infos[name] = PartitionInfo(name, partition.sd.location.rstrip("/"), existed)
+    return infos
 
 
 def _add(metastore: Metastore, table: Table, values: Mapping[str, list[str]]) -> None:

@@ -2,8 +2,9 @@
 
 Invariant: `numRows` of a table or partition equals its visible rows, and the flag COLUMN_STATS_ACCURATE is absent after
 every change of ours. The flag alone is not enough: Hive's compaction sets it again and trusts the `numRows` it finds
-(Updater's `analyze … noscan`), and so does StatsOptimizer. Each change carries a mark, `ingestd.added.MAPPING` =
-`writeId rows files bytes`, by which a change whose transaction aborted can be found and taken back.
+(Updater's `analyze … noscan`), and so does StatsOptimizer. Each change carries a mark, `ingestd.added.WRITER` =
+`writeId rows files bytes`, by which a change whose transaction aborted can be found and taken back; and it leaves its
+numRows in `ingestd.rows` too, so that a number written by anybody else since is seen.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ingestd.acid.layout import ValidWriteIds
 from ingestd.clock import now, pause
 from ingestd.errors import MetastoreUnavailable
 from ingestd.hive.client import CAPABILITIES, Metastore
-from ingestd.hive.partitions import MARK, read_partitions
+from ingestd.hive.partitions import LEFT, read_partitions
 from ingestd.hive.tables import Table, read_table
 from ingestd.hive.write_ids import as_text, as_writer
 
@@ -33,7 +34,8 @@ _SETTLED_SECONDS = 1.1
 _MODIFIED = "The table has been modified"
 # The statement of HIVE-26882, which the database behind the metastore refused.
 _CANNOT_COMPARE = 'update "TABLE_PARAMS" set'
-_UNKNOWN = -1
+_ROWS = "numRows"
+_MARK = "ingestd.added."
 # The name under which an unpartitioned table's own counters go.
 WHOLE_TABLE = ""
 
@@ -52,71 +54,82 @@ class Added:
 def count_up(
     metastore: Metastore,
     table: Table,
-    mapping: str,
+    writer: str,
     added: Mapping[str, Added],
-    writer: tuple[int, ValidWriteIds],
-) -> dict[str, int]:
-    """Add to the counters as the writer of a write id, leave the mark, drop the flag; returns numRows by name.
+    view: tuple[int, ValidWriteIds],
+) -> frozenset[str]:
+    """Add to the counters as the writer of a write id, leave the mark, drop the flag.
 
-    `added` is by partition name, or WHOLE_TABLE. With the write id and the writer's view of the table, an ANALYZE by
-    somebody who cannot see our rows loses its flag by itself (ObjectStore.alterTable, isCurrentStatsValidForTheQuery).
-    A number that nobody vouches for, neither Hive's flag nor a mark of ours, is answered as -1: it must be counted.
+    `added` is by partition name, or WHOLE_TABLE; `view` is the write id and the snapshot it was allocated over. With
+    both, an ANALYZE by somebody who cannot see our rows loses its flag by itself (ObjectStore.alterTable,
+    isCurrentStatsValidForTheQuery). Returns the names whose number nobody vouched for, neither Hive's flag nor a mark
+    of ours: they must be counted.
     """
-    write_id, snapshot = writer
-    expected: dict[str, int] = {}
+    write_id, snapshot = view
+    doubtful = set()
 
     def change(name: str, parameters: dict[str, str]) -> None:
-        more = added[name]
-        trusted = _is_trusted(parameters)
-        for key, amount in (("numRows", more.rows), ("numFiles", more.files), ("totalSize", more.bytes)):
-            parameters[key] = str(max(0, _number(parameters, key)) + amount)
-        parameters[_mark(mapping)] = f"{write_id} {more.rows} {more.files} {more.bytes}"
-        expected[name] = int(parameters["numRows"]) if trusted else _UNKNOWN
+        if not _is_trusted(parameters):
+            doubtful.add(name)
+        _settle(parameters, snapshot)
+        _add(parameters, added[name], 1)
+        parameters[f"{_MARK}{writer}"] = f"{write_id} {added[name].rows} {added[name].files} {added[name].bytes}"
 
     _alter(metastore, table, list(added), change, (write_id, as_text(as_writer(snapshot, write_id))))
-    return expected
+    return frozenset(doubtful)
 
 
-def take_back(metastore: Metastore, table: Table, mapping: str, aborted: frozenset[int]) -> list[str]:
+def take_back(metastore: Metastore, table: Table, snapshot: ValidWriteIds) -> list[str]:
     """Subtract what aborted write ids had added; returns the names that were mended."""
 
     def is_stale(parameters: Mapping[str, str]) -> bool:
-        return int(parameters.get(_mark(mapping), "0").split()[0]) in aborted
-
-    def change(name: str, parameters: dict[str, str]) -> None:
-        if not is_stale(parameters):
-            return
-        _, rows, files, size = map(int, parameters.pop(_mark(mapping)).split())
-        for key, amount in (("numRows", rows), ("numFiles", files), ("totalSize", size)):
-            parameters[key] = str(max(0, _number(parameters, key) - amount))
+        return any(write_id in snapshot.aborted for _, write_id, _ in _marks(parameters))
 
     stale = [name for name, parameters in _every(metastore, table) if is_stale(parameters)]
     if stale:
-        _alter(metastore, table, stale, change, None)
+        _alter(metastore, table, stale, lambda _, parameters: _settle(parameters, snapshot), None)
     return stale
 
 
-def moved(metastore: Metastore, table: Table, expected: Mapping[str, int]) -> list[str]:
-    """Names whose numRows is not what we left: an ANALYZE or a writer came in between, or the flag is back."""
-    current = dict(_some(metastore, table, list(expected)))
-    return [name for name, rows in expected.items() if name in current and _number(current[name], "numRows") != rows]
+def moved(metastore: Metastore, table: Table, names: Sequence[str]) -> list[str]:
+    """Names whose numRows is not what the last writer of ours left: an ANALYZE or another writer came in between."""
+    return [
+        name for name, parameters in _some(metastore, table, names) if parameters.get(LEFT) != parameters.get(_ROWS)
+    ]
 
 
 def set_rows(metastore: Metastore, table: Table, counted: Mapping[str, int]) -> None:
     """Write counted rows as numRows and drop the flag."""
 
     def change(name: str, parameters: dict[str, str]) -> None:
-        parameters["numRows"] = str(counted[name])
+        parameters[_ROWS] = parameters[LEFT] = str(counted[name])
 
     _alter(metastore, table, list(counted), change, None)
 
 
-def _mark(mapping: str) -> str:
-    return f"{MARK}{mapping}"
+def _marks(parameters: Mapping[str, str]) -> list[tuple[str, int, Added]]:
+    """Key, write id and amounts of every mark."""
+    found = []
+    for key, value in parameters.items():
+        if key.startswith(_MARK):
+            write_id, rows, files, size = map(int, value.split())
+            found.append((key, write_id, Added(rows, files, size)))
+    return found
 
 
-def _number(parameters: Mapping[str, str], key: str) -> int:
-    return int(parameters.get(key) or 0)
+def _settle(parameters: dict[str, str], snapshot: ValidWriteIds) -> None:
+    """Take back what aborted write ids added, and forget the marks of all that have ended."""
+    for key, write_id, amount in _marks(parameters):
+        if write_id in snapshot.aborted:
+            _add(parameters, amount, -1)
+        if write_id in snapshot.aborted or snapshot.is_valid(write_id):
+            del parameters[key]
+
+
+def _add(parameters: dict[str, str], amount: Added, sign: int) -> None:
+    for key, more in ((_ROWS, amount.rows), ("numFiles", amount.files), ("totalSize", amount.bytes)):
+        parameters[key] = str(max(0, int(parameters.get(key) or 0) + sign * more))
+    parameters[LEFT] = parameters[_ROWS]
 
 
 def _alter(
@@ -198,9 +211,10 @@ def write_back(metastore: Metastore, raw: Any, touched: str, writer: tuple[int, 
 
 
 def _is_trusted(parameters: Mapping[str, str]) -> bool:
-    """Hive vouches for numRows by BASIC_STATS, we by a mark."""
-    vouched = '"BASIC_STATS":"true"' in parameters.get(_ACCURATE, "").replace(" ", "")
-    return "numRows" in parameters and (vouched or any(key.startswith(MARK) for key in parameters))
+    """We vouch for numRows as we left it; where we never wrote, Hive does by BASIC_STATS."""
+    if LEFT in parameters:
+        return parameters[LEFT] == parameters.get(_ROWS)
+    return _ROWS in parameters and '"BASIC_STATS":"true"' in parameters.get(_ACCURATE, "").replace(" ", "")
 
 
 def _changed(parameters: Mapping[str, str] | None, name: str, change: Change) -> dict[str, str]:

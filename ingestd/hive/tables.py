@@ -1,6 +1,6 @@
 """Tables as the metastore describes them, reduced to what a writer must know.
 
-Invariant: a `Table` that left `load_acid_table` is full ACID ORC, unbucketed, managed, and has only primitive columns.
+Invariant: a `Table` that left `load_acid_table` is full ACID ORC and managed, and its partition columns are primitive.
 Source of the rules: TransactionalValidationListener, AcidUtils.isFullAcidTable.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 from hive_metastore import ttypes
 
 from ingestd.acid.partitions import partition_name
-from ingestd.acid.writer import Compression
+from ingestd.acid.spread import Bucketing, Shape
+from ingestd.acid.writer import Compression, Encoding
 from ingestd.errors import InvalidTable
 from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.schema import Column, HiveType
@@ -53,13 +54,19 @@ class Table:
     location: str
     columns: tuple[Column, ...]
     partition_columns: tuple[Column, ...]
+    bucketing: Bucketing | None
     parameters: Mapping[str, str] = field(compare=False)
     raw: Any = field(compare=False, repr=False)
 
     @property
-    def compression(self) -> Compression:
-        """The ORC compression that the table asks for by `orc.compress`; zstd when it asks for none that we write."""
-        return _COMPRESSIONS.get(self.parameters.get("orc.compress", "").lower(), "zstd")
+    def encoding(self) -> Encoding:
+        """Compressed as the table asks for by `orc.compress`, or by zstd when it asks for none that we write."""
+        return Encoding(_COMPRESSIONS.get(self.parameters.get("orc.compress", "").lower(), "zstd"))
+
+    @property
+    def shape(self) -> Shape:
+        """The table as the ORC writers see it."""
+        return Shape(self.columns, self.partition_columns, self.bucketing, self.encoding)
 
     def partition_name(self, values: Sequence[str]) -> str:
         """Hive's name of a partition: `key=value/…`, escaped; '' (WHOLE_TABLE) for an unpartitioned table."""
@@ -83,18 +90,40 @@ def read_table(metastore: Metastore, name: TableName) -> Any:
 
 def load_acid_table(metastore: Metastore, name: TableName) -> Table:
     """Read and check a table. Raises InvalidTable naming the first thing that does not fit, with the mend."""
-    raw = read_table(metastore, name)
+    return as_acid_table(read_table(metastore, name))
+
+
+def as_acid_table(raw: Any) -> Table:
+    """Check a Thrift table; raises as `load_acid_table` does."""
+    name = TableName(raw.dbName.lower(), raw.tableName.lower())
     parameters = dict(raw.parameters or {})
     _require_acid_orc(raw, parameters, name)
+    columns = _columns(raw.sd.cols, name)
+    partition_columns = _columns(raw.partitionKeys or [], name)
+    for column in partition_columns:
+        if column.type.is_complex:
+            raise InvalidTable(
+                f"a partition column cannot be {column.type}", where=f"table {name}, column {column.name}"
+            )
     return Table(
         name=name,
         id=raw.id or 0,
         location=raw.sd.location.rstrip("/"),
-        columns=_columns(raw.sd.cols, name),
-        partition_columns=_columns(raw.partitionKeys or [], name),
+        columns=columns,
+        partition_columns=partition_columns,
+        bucketing=_bucketing(raw, parameters, columns),
         parameters=parameters,
         raw=raw,
     )
+
+
+def _bucketing(raw: Any, parameters: Mapping[str, str], columns: Sequence[Column]) -> Bucketing | None:
+    """Version 2 hashes only where the table says so; tables of before have none (Utilities.getBucketingVersion)."""
+    if not raw.sd.bucketCols or raw.sd.numBuckets < 1:
+        return None
+    by_name = {column.name: column for column in columns}
+    chosen = tuple(by_name[name.lower()] for name in raw.sd.bucketCols)
+    return Bucketing(chosen, raw.sd.numBuckets, 2 if parameters.get("bucketing_version") == "2" else 1)
 
 
 def _columns(fields: Any, name: TableName) -> tuple[Column, ...]:
@@ -112,7 +141,6 @@ def _require_acid_orc(raw: Any, parameters: Mapping[str, str], name: TableName) 
         (not acid, "is not a transactional table", _MAKE_ACID),
         (insert_only, "is an insert-only table", "use a full ACID table: STORED AS ORC without insert_only"),
         (raw.sd.inputFormat != _ORC_INPUT, f"is stored as {raw.sd.inputFormat}", "STORED AS ORC"),
-        (bool(raw.sd.bucketCols), "is bucketed", "bucketed tables are not written yet: leave CLUSTERED BY out"),
         ("repl.target.for" in parameters, "is a replica", "write to the source of the replication"),
     ]
     for wrong, what, mend in faults:

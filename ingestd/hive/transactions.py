@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hive_metastore import ttypes
 
 from ingestd.clock import Deadline, pause
-from ingestd.errors import MetastoreUnavailable, TransactionAborted
+from ingestd.errors import IngestdError, MetastoreUnavailable, TransactionAborted
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import lease_component
 from ingestd.hive.tables import TableName
@@ -29,6 +29,18 @@ class KeyValue:
     value: str
 
 
+class LockTimeout(MetastoreUnavailable):
+    """Locks were not granted in time; others hold them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """How long to wait for locks, and what ends the wait at once."""
+
+    deadline: Deadline
+    stop: threading.Event
+
+
 @dataclass(frozen=True, slots=True)
 class Transaction:
     """An open transaction that writes one table; `id` is the transaction's, `write_id` the table's number for it."""
@@ -40,36 +52,57 @@ class Transaction:
 
 
 def begin(metastore: Metastore, table: TableName, agent: str) -> Transaction:
-    """Open a transaction and allocate its write id.
+    """Open a transaction and allocate its write id (see `begin_batch`)."""
+    return begin_batch(metastore, table, agent, 1)[0]
+
+
+def begin_batch(metastore: Metastore, table: TableName, agent: str, count: int) -> list[Transaction]:
+    """Open `count` transactions at once; their write ids are contiguous and ascend.
 
     `agent` (≤ 128 characters) goes into the host name too: HMS lists a transaction's host, but not its agent.
+    HMS opens at most `hive.txn.max.open.batch` at once, so fewer may come back.
     """
     opened = metastore.call(
         "open_txns",
-        ttypes.OpenTxnRequest(num_txns=1, user=metastore.user, hostname=agent[:128], agentInfo=agent[:128]),
+        ttypes.OpenTxnRequest(num_txns=count, user=metastore.user, hostname=agent[:128], agentInfo=agent[:128]),
     )
-    txn_id = opened.txn_ids[0]
-    request = ttypes.AllocateTableWriteIdsRequest(dbName=table.database, tableName=table.table, txnIds=[txn_id])
-    allocated = metastore.call("allocate_table_write_ids", request)
-    return Transaction(txn_id, allocated.txnToWriteIds[0].writeId, table, agent)
+    ids = list(opened.txn_ids)
+    request = ttypes.AllocateTableWriteIdsRequest(dbName=table.database, tableName=table.table, txnIds=ids)
+    try:
+        allocated = metastore.call("allocate_table_write_ids", request).txnToWriteIds
+    except IngestdError:
+        for txn_id in ids:  # nobody else knows these transactions
+            abort(metastore, txn_id)
+        raise
+    pairs = sorted((pair.writeId, pair.txnId) for pair in allocated)
+    return [Transaction(txn_id, write_id, table, agent) for write_id, txn_id in pairs]
 
 
 def lock(
     metastore: Metastore,
     txn: Transaction,
     *,
-    lease: TableName,
     dynamic: bool,
-    deadline: Deadline,
-    stop: threading.Event,
+    wait: Wait,
+    lease: TableName | None = None,
 ) -> None:
-    """Lock the table for writing and take the lease, both at once, and wait until they are granted.
+    """Lock the table for writing and take the lease, if one is named, both at once; wait until they are granted.
 
     The lease is an EXCLUSIVE lock on a name that needs no table; a rival gets it only when `txn` has ended.
-    Raises TransactionAborted when the transaction is gone, MetastoreUnavailable when the locks do not come in time.
+    Raises TransactionAborted when the transaction is gone, LockTimeout when the locks do not come in time.
     """
+    components = [_write_component(txn.table, dynamic=dynamic)]
+    _lock(metastore, txn, components + ([lease_component(lease)] if lease else []), wait)
+
+
+def take_lease(metastore: Metastore, txn: Transaction, lease: TableName, wait: Wait) -> None:
+    """Take a lease for the rest of the transaction; raises as `lock` does."""
+    _lock(metastore, txn, [lease_component(lease)], wait)
+
+
+def _lock(metastore: Metastore, txn: Transaction, components: Sequence[ttypes.LockComponent], wait: Wait) -> None:
     request = ttypes.LockRequest(
-        component=[_write_component(txn.table, dynamic=dynamic), lease_component(lease)],
+        component=list(components),
         txnid=txn.id,
         user=metastore.user,
         hostname=metastore.host,
@@ -78,10 +111,8 @@ def lock(
     answer = metastore.call("lock", request)
     wait_seconds = 0.005
     while answer.state == ttypes.LockState.WAITING:
-        if deadline.passed or pause(wait_seconds, stop):
-            raise MetastoreUnavailable(
-                "the locks were not granted in time", where=f"table {txn.table}", hint="see SHOW LOCKS"
-            )
+        if wait.deadline.passed or pause(wait_seconds, wait.stop):
+            raise LockTimeout("the locks were not granted in time", where=f"table {txn.table}", hint="see SHOW LOCKS")
         wait_seconds = min(wait_seconds * 1.5, 0.5)
         answer = metastore.call("check_lock", ttypes.CheckLockRequest(lockid=answer.lockid, txnid=txn.id))
     if answer.state != ttypes.LockState.ACQUIRED:
@@ -106,10 +137,12 @@ def register_partitions(metastore: Metastore, txn: Transaction, names: Sequence[
     )
 
 
-def commit(metastore: Metastore, txn: Transaction, key_value: KeyValue) -> None:
+def commit(metastore: Metastore, txn: Transaction, key_value: KeyValue | None = None) -> None:
     """Make the transaction and its key-value visible, both or neither (TxnHandler.commitTxn, HIVE-20538)."""
-    value = ttypes.CommitTxnKeyValue(tableId=key_value.table_id, key=key_value.key, value=key_value.value)
-    metastore.call("commit_txn", ttypes.CommitTxnRequest(txnid=txn.id, keyValue=value))
+    request = ttypes.CommitTxnRequest(txnid=txn.id)
+    if key_value is not None:
+        request.keyValue = ttypes.CommitTxnKeyValue(key_value.table_id, key_value.key, key_value.value)
+    metastore.call("commit_txn", request)
 
 
 def abort(metastore: Metastore, txn_id: int) -> None:

@@ -35,6 +35,13 @@ def as_text(snapshot: ValidWriteIds) -> str:
     return f"{snapshot.table}:{snapshot.high_watermark}:{lowest}:{opened}:{aborted}"
 
 
+def has_ended(metastore: Metastore, txn_id: int) -> bool:
+    """Whether a transaction has committed or aborted."""
+    answer = metastore.call("get_open_txns_info")
+    is_open = any(txn.id == txn_id and txn.state == ttypes.TxnState.OPEN for txn in answer.open_txns)
+    return txn_id <= answer.txn_high_water_mark and not is_open
+
+
 def is_committed(metastore: Metastore, txn_id: int) -> bool:
     """Whether a transaction has committed, as far as HMS knows: it is neither open nor aborted nor in the future."""
     answer = metastore.call("get_open_txns")

@@ -13,8 +13,9 @@ from ingestd.errors import IngestdError, MetastoreUnavailable
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName, load_acid_table
-from ingestd.ingest.mapping import STAGING, static_values
+from ingestd.ingest.mapping import STAGING
 from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.target import load_target, static_values
 from ingestd.kafka.broker import Broker
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import read
@@ -80,7 +81,7 @@ def _try_topic(options: MappingOptions, topic: str) -> str:
 
 
 def _try_table(metastore: Metastore, options: MappingOptions) -> str:
-    table = load_acid_table(metastore, options.table)
+    table = load_target(metastore, options)
     static = static_values(table, options)
     by = ", ".join(c.name for c in table.partition_columns)
     how = "" if not by else f", partition {table.partition_name(static)}" if static else f", partitioned by {by}"

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ingestd.acid.layout import ORC_ACID_VERSION, ORC_ACID_VERSION_FILE, bucket_name, delta_name
 from ingestd.acid.pool import WrittenFile
 from ingestd.clock import Deadline, Stopwatch
 from ingestd.errors import (
@@ -22,14 +21,13 @@ from ingestd.errors import (
     TransactionAborted,
     TransactionError,
 )
-from ingestd.hive import transactions
+from ingestd.hive import counting, deltas, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ControlTable, read_state
-from ingestd.hive.partitions import partition_locations
-from ingestd.hive.statistics import WHOLE_TABLE
+from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table, load_acid_table
-from ingestd.hive.transactions import Transaction
-from ingestd.ingest import counting, failpoints
+from ingestd.hive.transactions import Transaction, Wait
+from ingestd.ingest import failpoints
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.plan import Plan
 from ingestd.ingest.state import MappingState
@@ -94,12 +92,11 @@ class Committer:
         Unavailable: in each case nothing of `work` is or will become visible.
         """
         self._lock_and_fence(work)
-        locations = self._register(work)
-        self._place(work, locations)
-        with counting.one_at_a_time(work.table):
-            expected = self._count(work)
-            self._commit(work, after)
-            return Committed(work, after, self._look_after(work, expected, locations))
+        partitions = self._register(work)
+        self._place(work, partitions)
+        doubtful = self._count(work)
+        self._commit(work, after)
+        return Committed(work, after, self._look_after(work, partitions, doubtful))
 
     def _lock_and_fence(self, work: Work) -> None:
         """Take the locks, then see that neither the offsets nor the table moved since they were planned.
@@ -110,10 +107,9 @@ class Committer:
         transactions.lock(
             self._metastore,
             work.txn,
-            lease=self._options.commit_lease,
             dynamic=bool(work.table.partition_columns),
-            deadline=Deadline.after(_LOCK_SECONDS),
-            stop=self._stop,
+            wait=Wait(Deadline.after(_LOCK_SECONDS), self._stop),
+            lease=self._options.commit_lease,
         )
         stored = MappingState.parse(read_state(self._metastore, self._control))
         if (stored.position if stored else {}) != work.plan.before:
@@ -122,41 +118,23 @@ class Committer:
             raise TableChanged("the table's columns or place changed", where=f"table {work.table.name}")
         self._done(work, "locked")
 
-    def _register(self, work: Work) -> dict[str, str]:
-        """Make missing partitions and register all that are written; returns the directory of each name."""
-        if not work.table.partition_columns:
-            self._done(work, "registered")
-            return {WHOLE_TABLE: work.table.location}
-        values = {work.table.partition_name(f.partition): f.partition for f in work.files}
-        locations = partition_locations(self._metastore, work.table, values) if values else {}
-        if locations:
-            transactions.register_partitions(self._metastore, work.txn, list(locations))
+    def _register(self, work: Work) -> dict[str, PartitionInfo]:
+        """Make missing partitions and register all that are written."""
+        partitions = deltas.register(self._metastore, work.table, work.txn, [file.partition for file in work.files])
         self._done(work, "registered")
-        return locations
+        return partitions
 
-    def _place(self, work: Work, locations: Mapping[str, str]) -> None:
-        """Gather each delta in the staging directory, then rename it to its place: it appears whole or not at all."""
-        deltas: dict[tuple[str, int], list[WrittenFile]] = {}
-        for file in work.files:
-            name = work.table.partition_name(file.partition)
-            deltas.setdefault((name, file.statement), []).append(file)
-        for number, ((name, statement), files) in enumerate(deltas.items()):
-            gathered = work.staging / f"delta-{number}"
-            local.make_directory(gathered)
-            for file in files:
-                local.move(Path(file.path), gathered / bucket_name(file.bucket))
-            local.write_bytes(gathered / ORC_ACID_VERSION_FILE, ORC_ACID_VERSION)
-            target = local.local_path(locations[name]) / delta_name(work.txn.write_id, statement)
-            local.move(gathered, target)
-            local.sync_directory(target.parent)
+    def _place(self, work: Work, partitions: Mapping[str, PartitionInfo]) -> None:
+        """Rename the staged deltas to their place: each appears whole or not at all."""
+        deltas.place(work.table, work.txn.write_id, work.files, partitions, work.staging)
         self._done(work, "placed")
 
-    def _count(self, work: Work) -> dict[str, int]:
+    def _count(self, work: Work) -> frozenset[str]:
         """Count the rows up just before the commit, so that `count(*)` is right from the first moment."""
         added = counting.added_rows(work.table, work.files)
-        expected = counting.count_up(self._metastore, work.table, self._options.name, work.txn, added)
+        doubtful = counting.count_up(self._metastore, work.table, self._options.name, work.txn, added)
         self._done(work, "counted")
-        return expected
+        return doubtful
 
     def _commit(self, work: Work, after: MappingState) -> None:
         """Commit rows and state at once; an answer that was lost is asked for, never guessed."""
@@ -192,10 +170,10 @@ class Committer:
     def _is_stored(self, after: MappingState) -> bool:
         return read_state(self._metastore, self._control) == after.text()
 
-    def _look_after(self, work: Work, expected: Mapping[str, int], locations: Mapping[str, str]) -> list[str]:
+    def _look_after(self, work: Work, partitions: Mapping[str, PartitionInfo], doubtful: frozenset[str]) -> list[str]:
         """The commit stands whatever happens here; a count that cannot be looked at now is looked at next time."""
         try:
-            return counting.look_after(self._metastore, work.table, expected, locations)
+            return counting.look_after(self._metastore, work.table, partitions if work.files else {}, doubtful)
         except (MetastoreUnavailable, TransactionError) as error:
             return [f"not looked at: {error}"]
         finally:

@@ -15,20 +15,20 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from ingestd import retry
-from ingestd.acid.partitions import DEFAULT_PARTITION
 from ingestd.clock import Stopwatch
 from ingestd.errors import IngestdError, InvalidTable, TransactionAborted
-from ingestd.hive import transactions
+from ingestd.hive import counting, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ensure_control_table, read_state
-from ingestd.hive.tables import Table, load_acid_table
-from ingestd.ingest import counting, events, failpoints, stage
+from ingestd.hive.tables import Table
+from ingestd.ingest import events, failpoints, stage
 from ingestd.ingest.commit import Committer, Work
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
 from ingestd.ingest.plan import Plan, Planner
 from ingestd.ingest.stage import Staged, StageTask
 from ingestd.ingest.state import MappingState
+from ingestd.ingest.target import load_target, static_values
 from ingestd.kafka.broker import Broker, OffsetMirror
 from ingestd.kafka.ranges import TopicPartition, split
 from ingestd.spark.engine import Engine, JobFailed
@@ -100,10 +100,9 @@ class MappingLoop:
         """Abort what is open, take its traces back, and read where the last commit ended."""
         options = self.options
         aborted = self._ownership.abort_leftovers()
-        table = load_acid_table(self._metastore, options.table)
-        static_values(table, options)
+        table = load_target(self._metastore, options)
         local.remove_tree(self._staging(table))
-        mended = counting.take_back(self._metastore, table, options.name)
+        mended = counting.take_back(self._metastore, table)
         if mended:
             events.counts_mended(options.name, mended)
         control = ensure_control_table(self._metastore, options.control)
@@ -137,7 +136,8 @@ class MappingLoop:
         with ThreadPoolExecutor(2, f"stage-{name}") as stages, ThreadPoolExecutor(1, f"commit-{name}") as commits:
             while (plan := self._planner.next(position, self._until, self._is_over)) is not None:
                 failpoints.reach("planned")
-                table = self._current(table)
+                # Columns that a user added take part from the next transaction on.
+                table = load_target(self._metastore, self.options)
                 staged = stages.submit(self._stage, self._open(plan, table))
                 pending.append(commits.submit(self._commit_staged, committer, staged))
                 position = plan.after
@@ -160,12 +160,6 @@ class MappingLoop:
 
     def _is_over(self) -> bool:
         return self._signals.stop.is_set() or self._wake.is_set()
-
-    def _current(self, table: Table) -> Table:
-        """The table as it is now: columns that a user added take part from the next transaction on."""
-        fresh = load_acid_table(self._metastore, table.name)
-        static_values(fresh, self.options)
-        return fresh
 
     def _open(self, plan: Plan, table: Table) -> Work:
         """Open the transaction: its write id goes into every row."""
@@ -211,7 +205,7 @@ class MappingLoop:
                 write_id=work.txn.write_id,
                 bucket=bucket,
                 staging=str(work.staging),
-                compression=work.table.compression,
+                encoding=work.table.encoding,
             )
             for bucket, share in enumerate(split(work.plan.ranges, count))
         ]
@@ -260,16 +254,3 @@ class MappingLoop:
             events.left_open(self.options.name, error)
         self._mirror.close()
         self._metastore.close()
-
-
-def static_values(table: Table, options: MappingOptions) -> tuple[str, ...]:
-    """The static partition values in the table's order, () when there are none. Raises InvalidTable on a misfit."""
-    keys = [c.name for c in table.partition_columns]
-    given = {k.lower(): v for k, v in options.partition.items()}
-    if given and set(given) != set(keys):
-        raise InvalidTable(
-            f"partition names {sorted(given)}, but the table is partitioned by {keys}",
-            where=f"mapping {options.name}, table {table.name}",
-            hint="give a value for every partition column, or none",
-        )
-    return tuple(given[k] or DEFAULT_PARTITION for k in keys) if given else ()

@@ -15,7 +15,7 @@ from typing import Any
 
 from ingestd.acid.partitions import route
 from ingestd.acid.pool import WriterPool, WrittenFile
-from ingestd.acid.writer import Compression
+from ingestd.acid.writer import Encoding
 from ingestd.errors import IngestdError, RecordError
 from ingestd.ingest.options import Tombstones
 from ingestd.kafka.ranges import OffsetRange
@@ -41,7 +41,7 @@ class StageTask:
     write_id: int
     bucket: int
     staging: str
-    compression: Compression
+    encoding: Encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _stage(task: StageTask) -> Staged:
     directory = Path(task.staging) / f"task-{task.bucket}-{uuid.uuid4().hex[:8]}"
     make_directory(directory)
     decoder = JsonDecoder(_record_columns(task), tombstones=task.tombstones)
-    pool = WriterPool(directory, task.columns, task.write_id, task.bucket, compression=task.compression)
+    pool = WriterPool(directory, task.columns, task.write_id, task.bucket, encoding=task.encoding)
     records = skipped = size = 0
     try:
         for block in read(task.kafka, task.ranges):

@@ -35,6 +35,7 @@ import numpy as np
 import pyarrow as pa
 
 from ingestd.records.block import Decoded, Reject
+from ingestd.records.glance import Glance
 from ingestd.records.lines import LineDecoder
 from ingestd.records.single import BadRecord, Instants, Row, SingleDecoder
 from ingestd.schema import Column, HiveType
@@ -55,6 +56,17 @@ class JsonDecoder:
         self._skip = tombstones == "skip"
         self._lines = LineDecoder(columns)
         self._single = SingleDecoder(columns)
+        self._glance = Glance(columns)
+
+    def check(self, value: bytes) -> Reject | None:
+        """What is wrong with one record, as `decode` would say it; None when it is good."""
+        if self._glance.passes(value):
+            return None
+        try:
+            self._single.decode(value)
+        except BadRecord as error:
+            return Reject.of(0, value, error.column, error.reason)
+        return None
 
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Decode a block, best of 20,000 to 100,000 records; never raises for what records hold."""

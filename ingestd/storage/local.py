@@ -72,6 +72,11 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=not path.exists())
 
 
+def discard_tree(path: Path) -> None:
+    """Remove a directory that nobody needs any more, as far as the system lets us; never raises."""
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def sync_directory(path: Path) -> None:
     """Make renames into `path` survive a power cut."""
     with guarded(path):

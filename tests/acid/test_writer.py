@@ -13,7 +13,7 @@ import pytest
 from pyarrow import orc
 
 from ingestd.acid import ExactWriter, FastWriter, bucket_property, needs_exact
-from ingestd.acid.writer import Compression
+from ingestd.acid.writer import Compression, Encoding
 from ingestd.schema import Column, HiveType
 
 WRITERS = [FastWriter, ExactWriter]
@@ -53,7 +53,7 @@ def test_write_when_every_type_then_rows_read_back(
     tmp_path: Path, writer_type: type[FastWriter] | type[ExactWriter], compression: Compression
 ) -> None:
     path = tmp_path / "f.orc"
-    writer = writer_type(path, COLUMNS, 7, bucket_property(1, 2), compression=compression)
+    writer = writer_type(path, COLUMNS, 7, bucket_property(1, 2), encoding=Encoding(compression))
     batch = batch_of_all_types()
     writer.write(batch)
     writer.write(batch.slice(1, 2))
@@ -79,7 +79,7 @@ def test_close_when_several_stripes_then_metadata_names_each_last_key(
 ) -> None:
     path = tmp_path / "f.orc"
     columns = [Column("a", HiveType.parse("bigint"))]
-    writer = writer_type(path, columns, 9, 1 << 29, compression=compression, stripe_bytes=64 << 10)
+    writer = writer_type(path, columns, 9, 1 << 29, encoding=Encoding(compression), stripe_bytes=64 << 10)
     for start in range(0, 100_000, 10_000):
         values = pa.array([hash((n, n * n)) for n in range(start, start + 10_000)])
         writer.write(pa.RecordBatch.from_arrays([values], names=["a"]))

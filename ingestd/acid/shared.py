@@ -1,0 +1,107 @@
+"""One ORC file that the transactions of a batch write, one after the other, while readers read it.
+
+Invariant: what readers may read ends with a whole footer, and its length is in the side file before the transaction
+commits; the bucket file appears under its name only with rows in it. So at every moment, also after kill -9, a reader
+finds a valid file or none.
+Source: OrcRecordUpdater (a delta of several write ids), AcidUtils.getLogicalLength.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from ingestd.acid.exact import OrcSink, orc_writer, write_rows
+from ingestd.acid.footer import seal_shared
+from ingestd.acid.layout import bucket_name, bucket_property
+from ingestd.acid.writer import Encoding, Finished
+from ingestd.schema import Column
+
+SIDE_FILE = "_flush_length"
+
+
+class SharedFile:
+    """The file of one bucket in a delta of several write ids. All methods raise OSError."""
+
+    def __init__(
+        self, directory: Path, columns: Sequence[Column], bucket: int, statement: int, encoding: Encoding
+    ) -> None:
+        """`directory` is the delta, which exists. Nothing appears in it under a name that readers look at."""
+        self._path = directory / bucket_name(bucket)
+        self._side = self._path.with_name(self._path.name + SIDE_FILE)
+        self._hidden = self._path.with_name("_" + self._path.name)
+        self._bucket = bucket_property(bucket, statement)
+        self._runs: list[tuple[int, int]] = []
+        self._unflushed = 0
+        self._length = 0
+        self._sink = OrcSink(self._hidden)
+        # pyorc keeps rows of an unfinished batch back from an intermediate footer: with 1 there are none.
+        self._orc = orc_writer(self._sink, columns, encoding, batch_size=1)
+
+    def write(self, batch: pa.RecordBatch, write_id: int) -> None:
+        """Append rows of a write id; ids ascend from call to call."""
+        before = self._runs.pop()[1] if self._runs and self._runs[-1][0] == write_id else 0
+        write_rows(self._orc, batch, write_id, self._bucket, before)
+        self._runs.append((write_id, before + batch.num_rows))
+        self._unflushed += batch.num_rows
+
+    def flush(self) -> Finished:
+        """Bring all rows so far to the disk and let readers have them as their transactions commit.
+
+        Returns the rows and bytes since the last flush.
+        """
+        if not self._unflushed:
+            return Finished(0, 0)
+        length = self._orc.write_intermediate_footer()
+        self._sink.sync()
+        self._append_length(length)
+        if not self._length:
+            os.rename(self._hidden, self._path)
+            _sync(self._path.parent)
+        done = Finished(self._unflushed, length - self._length)
+        self._unflushed, self._length = 0, length
+        return done
+
+    def close(self) -> None:
+        """Finish the file: the last footer gets the calendar and all keys, then the side file is not needed any more.
+
+        Until it is gone readers stop at the last flushed length, and only what lies behind that is changed here.
+        """
+        self._orc.close()
+        self._sink.close()
+        if not self._length:
+            self._hidden.unlink()
+            return
+        seal_shared(self._path, self._runs, self._bucket)
+        self._side.unlink()
+        _sync(self._path.parent)
+
+    def abandon(self) -> None:
+        """Let go after a failure: flushed rows stay readable through the side file; never raises."""
+        for step in (self._orc.close, self._sink.close):
+            with suppress(OSError, ValueError, RuntimeError):
+                step()
+        with suppress(OSError):
+            self._hidden.unlink(missing_ok=True)
+
+    def _append_length(self, length: int) -> None:
+        """One write of 8 bytes, big endian: a torn entry would break every reader."""
+        handle = os.open(self._side, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(handle, struct.pack(">q", length))
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,43 @@
+"""Hive Streaming (V2) for Python programs, without Kafka or Spark; `ingestd.streaming.v1` has the older names."""
+
+from ingestd.hive.partitions import PartitionInfo
+from ingestd.streaming.batch import TxnState
+from ingestd.streaming.connection import HiveStreamingConnection
+from ingestd.streaming.errors import (
+    ConnectionError,  # noqa: A004
+    InvalidTable,
+    InvalidTransactionState,
+    PartitionCreationFailed,
+    SerializationError,
+    StreamingException,
+    StreamingIOFailure,
+    TransactionError,
+)
+from ingestd.streaming.stats import ConnectionStats
+from ingestd.streaming.writers import (
+    ArrowWriter,
+    RecordWriter,
+    StrictDelimitedInputWriter,
+    StrictJsonWriter,
+    StrictRegexWriter,
+)
+
+__all__ = [
+    "ArrowWriter",
+    "ConnectionError",
+    "ConnectionStats",
+    "HiveStreamingConnection",
+    "InvalidTable",
+    "InvalidTransactionState",
+    "PartitionCreationFailed",
+    "PartitionInfo",
+    "RecordWriter",
+    "SerializationError",
+    "StreamingException",
+    "StreamingIOFailure",
+    "StrictDelimitedInputWriter",
+    "StrictJsonWriter",
+    "StrictRegexWriter",
+    "TransactionError",
+    "TxnState",
+]

@@ -1,0 +1,374 @@
+"""The transactions behind a connection: a batch of our own, or one that somebody else opened.
+
+Invariant: a transaction ends exactly once, as committed or aborted, and when anything but a bad record fails, all that
+is open is aborted: after an error nothing of the transaction is or will become visible, unless its commit is in doubt
+and the error says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from ingestd.acid.spread import Part, Shape
+from ingestd.clock import Deadline, pause
+from ingestd.errors import CommitOutcomeUnknown, IngestdError, MetastoreUnavailable, TransactionAborted
+from ingestd.hive import counting, deltas, transactions
+from ingestd.hive.client import Metastore
+from ingestd.hive.partitions import PartitionInfo, ensure_partitions
+from ingestd.hive.statistics import WHOLE_TABLE, Added
+from ingestd.hive.tables import Table
+from ingestd.hive.transactions import KeyValue, Transaction, Wait
+from ingestd.hive.write_ids import is_committed
+from ingestd.storage import local
+from ingestd.streaming.errors import InvalidTransactionState
+from ingestd.streaming.heartbeat import Heartbeat
+from ingestd.streaming.output import Output, OwnFiles, Partition, SharedFiles
+from ingestd.streaming.stats import ConnectionStats
+
+_log = logging.getLogger(__name__)
+STAGING = ".ingestd-streaming"
+_RESOLVE_SECONDS = 60.0
+_BEATS_PER_TIMEOUT = 2
+
+
+class TxnState(Enum):
+    """State of a transaction, with Java's letters (StreamingTransaction, TxnState)."""
+
+    INACTIVE = "I"
+    OPEN = "O"
+    COMMITTED = "C"
+    ABORTED = "A"
+    PREPARED_FOR_COMMIT = "P"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the transactions of one connection share; `agent` names the client in SHOW LOCKS.
+
+    `lock_seconds` bounds the wait for a lock, `batch_seconds` the age of a batch with unused transactions, and
+    `timeout_seconds` is what the metastore allows between heartbeats.
+    """
+
+    metastore: Metastore
+    table: Table
+    shape: Shape
+    agent: str
+    stats: ConnectionStats
+    lock_seconds: float
+    batch_seconds: float
+    timeout_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """What a commit carries besides its rows: partitions to report as written, and a table parameter to set."""
+
+    partitions: tuple[Partition, ...] = ()
+    key_value: KeyValue | None = None
+
+
+class _Partitions:
+    """The partitions of the open transaction; each is made and registered once."""
+
+    def __init__(
+        self, session: Session, register: Callable[[Iterable[Partition]], Mapping[str, PartitionInfo]]
+    ) -> None:
+        self._session = session
+        self._register = register
+        self.known: dict[str, PartitionInfo] = {}
+
+    def clear(self) -> None:
+        """Begin a transaction."""
+        self.known = {}
+
+    def locate(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
+        """All partitions of the transaction, these among them."""
+        name = self._session.table.partition_name
+        missing = [one for one in partitions if name(one) not in self.known]
+        if missing:
+            found = self._register(missing)
+            stats = self._session.stats
+            stats.created_partitions += sum(not info.existed for info in found.values())
+            stats.total_partitions += sum(info.name != WHOLE_TABLE for info in found.values())
+            self.known |= found
+        return self.known
+
+
+class TransactionBatch:
+    """`size` transactions opened at once. With 1 a transaction has its own files, with more they share theirs."""
+
+    def __init__(self, session: Session, size: int) -> None:
+        self._session = session
+        self._guard = threading.RLock()
+        self._partitions = _Partitions(session, self._register)
+        self._left = deque(transactions.begin_batch(session.metastore, session.table.name, session.agent, size))
+        self.write_ids = [txn.write_id for txn in self._left]
+        self.txn_to_write_ids = {txn.id: txn.write_id for txn in self._left}
+        self.state = TxnState.INACTIVE
+        self.current: Transaction | None = None
+        self._closed = False
+        self._age = Deadline.after(session.batch_seconds)
+        self._output: Output = self._new_output()
+        interval = session.timeout_seconds / _BEATS_PER_TIMEOUT
+        if len(self._left) > 1:
+            interval = min(interval, session.batch_seconds)
+        self._heartbeat = Heartbeat(session.metastore, list(self.txn_to_write_ids), interval, self._retire)
+
+    @property
+    def remaining(self) -> int:
+        """Transactions that have not begun."""
+        return 0 if self._closed else len(self._left)
+
+    @property
+    def partitions(self) -> Mapping[str, PartitionInfo]:
+        """Partitions of the transaction that is or was last open, by name."""
+        return self._partitions.known
+
+    def begin(self) -> None:
+        """Begin the next transaction: take its lock. Raises InvalidTransactionState when none is left."""
+        with self._guard:
+            if not self.remaining:
+                raise InvalidTransactionState("no transaction of the batch is left", where=f"table {self._table.name}")
+            txn = self._left.popleft()
+            self._heartbeat.check(txn.id)
+            self.current, self.state = txn, TxnState.OPEN
+            self._partitions.clear()
+            wait = Wait(Deadline.after(self._session.lock_seconds), threading.Event())
+            dynamic = bool(self._table.partition_columns)
+            transactions.lock(self._session.metastore, txn, dynamic=dynamic, wait=wait)
+            self._output.begin(txn.write_id)
+
+    def add(self, part: Part) -> None:
+        """Take rows of the open transaction."""
+        with self._guard:
+            self._output.add(part)
+
+    def check(self) -> None:
+        """Raise TransactionError when the metastore has given up the open transaction."""
+        if self.current is not None:
+            self._heartbeat.check(self.current.id)
+
+    def flush(self) -> None:
+        """Free memory."""
+        with self._guard:
+            self._output.flush()
+
+    def commit(self, extras: Extras) -> None:
+        """Make the open transaction's rows visible."""
+        with self._guard:
+            txn = self._open_transaction()
+            self._heartbeat.check(txn.id)
+            added = self._output.finish()
+            if extras.partitions:
+                self._partitions.locate(extras.partitions)
+            doubtful = self._count(txn, added)
+            self._heartbeat.forget(txn.id)
+            self._commit(txn, extras.key_value)
+            self.current, self.state = None, TxnState.COMMITTED
+            self._session.stats.committed_transactions += 1
+            self._look_after(added, doubtful)
+            if not self._left:
+                self._output.close()
+                self._end()
+
+    def abort(self) -> None:
+        """Abort the open transaction; the batch goes on with its next one."""
+        with self._guard:
+            txn = self._open_transaction()
+            self._output.discard()
+            self._heartbeat.forget(txn.id)
+            transactions.abort(self._session.metastore, txn.id)
+            self.current, self.state = None, TxnState.ABORTED
+            self._session.stats.aborted_transactions += 1
+            if not self._left:
+                self._output.close()
+                self._end()
+
+    def close(self) -> None:
+        """Abort what is open or unused and finish the files."""
+        with self._guard:
+            if self._closed:
+                return
+            if self.current is not None:
+                self.abort()
+            self._output.close()
+            self._abort_rest()
+
+    def kill(self) -> None:
+        """After a failure: abort all that is open; what fails meanwhile is left to the metastore's time-outs."""
+        with self._guard:
+            if self._closed:
+                return
+            self._output.abandon()
+            self._abort_rest()
+            self.state = TxnState.ABORTED
+
+    @property
+    def _table(self) -> Table:
+        return self._session.table
+
+    def _open_transaction(self) -> Transaction:
+        if self.current is None:
+            raise InvalidTransactionState("no transaction is open", where=f"table {self._table.name}")
+        return self.current
+
+    def _new_output(self) -> Output:
+        if len(self.write_ids) > 1:
+            return SharedFiles(
+                self._table, self._session.shape, self._partitions.locate, (self.write_ids[0], self.write_ids[-1])
+            )
+        staging = local.local_path(self._table.location) / STAGING / str(self._left[0].id)
+        return OwnFiles(self._table, self._session.shape, self._partitions.locate, staging)
+
+    def _register(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
+        return deltas.register(self._session.metastore, self._table, self._open_transaction(), partitions)
+
+    def _count(self, txn: Transaction, added: Mapping[str, Added]) -> frozenset[str]:
+        counted = {name: more for name, more in added.items() if more.rows}
+        return counting.count_up(self._session.metastore, self._table, f"streaming.{txn.write_id}", txn, counted)
+
+    def _commit(self, txn: Transaction, key_value: KeyValue | None) -> None:
+        """Commit; an answer that was lost is asked for, never guessed (HMS accepts a repeated commit)."""
+        try:
+            transactions.commit(self._session.metastore, txn, key_value)
+        except MetastoreUnavailable as error:
+            self._resolve(txn, key_value, error)
+
+    def _resolve(self, txn: Transaction, key_value: KeyValue | None, cause: MetastoreUnavailable) -> None:
+        deadline = Deadline.after(_RESOLVE_SECONDS)
+        while not deadline.passed:
+            pause(0.5)
+            try:
+                transactions.commit(self._session.metastore, txn, key_value)
+                return
+            except MetastoreUnavailable:
+                continue
+            except TransactionAborted:
+                if is_committed(self._session.metastore, txn.id):
+                    return
+                raise
+        raise CommitOutcomeUnknown(
+            f"the answer to the commit was lost: {cause.what}",
+            where=f"transaction {txn.id}",
+            hint="look whether its rows are there before you write them again",
+        ) from cause
+
+    def _look_after(self, added: Mapping[str, Added], doubtful: frozenset[str]) -> None:
+        """The commit stands whatever happens here; the next writer finds a count that could not be looked at."""
+        try:
+            counted = {name: self.partitions[name] for name, more in added.items() if more.rows}
+            counting.look_after(self._session.metastore, self._table, counted, doubtful)
+        except IngestdError:
+            return
+
+    def _retire(self) -> None:
+        """The heartbeat's thread ends a batch that has become old between two transactions."""
+        if len(self.write_ids) == 1 or not self._age.passed or not self._guard.acquire(blocking=False):
+            return
+        try:
+            if self.current is None and not self._closed:
+                self._output.close()
+                self._abort_rest()
+        except IngestdError:
+            self.kill()
+        finally:
+            self._guard.release()
+
+    def _abort_rest(self) -> None:
+        open_now = [*([self.current] if self.current else []), *self._left]
+        try:
+            for txn in open_now:
+                transactions.abort(self._session.metastore, txn.id)
+        except IngestdError as error:
+            _log.warning("transactions are left to time out: %s", error)
+        self.current = None
+        self._left.clear()
+        self._end()
+
+    def _end(self) -> None:
+        self._closed = True
+        self._heartbeat.stop()
+
+
+class JoinedTransaction:
+    """A transaction that somebody else opened, locks and commits; here its rows are written and prepared.
+
+    Its owner must register the partitions (`partitions`) with the transaction before an abort could leave files behind.
+    """
+
+    def __init__(self, session: Session, write_id: int, statement_id: int) -> None:
+        self._session = session
+        self._partitions = _Partitions(session, self._find)
+        self.write_ids = [write_id]
+        self.txn_to_write_ids: dict[int, int] = {}
+        self.state = TxnState.INACTIVE
+        staging = local.local_path(session.table.location) / STAGING / f"w{write_id}-{max(0, statement_id)}"
+        self._output = OwnFiles(
+            session.table, session.shape, self._partitions.locate, staging, statement=max(0, statement_id)
+        )
+
+    @property
+    def remaining(self) -> int:
+        """1 before it has begun, then 0."""
+        return int(self.state is TxnState.INACTIVE)
+
+    @property
+    def partitions(self) -> Mapping[str, PartitionInfo]:
+        """Partitions that were written, by name."""
+        return self._partitions.known
+
+    def begin(self) -> None:
+        """Begin to write. Raises InvalidTransactionState the second time."""
+        if not self.remaining:
+            raise InvalidTransactionState("a joined transaction can be begun once")
+        self.state = TxnState.OPEN
+        self._output.begin(self.write_ids[0])
+
+    def add(self, part: Part) -> None:
+        """Take rows."""
+        self._output.add(part)
+
+    def check(self) -> None:
+        """Its life is its owner's business."""
+
+    def flush(self) -> None:
+        """Free memory."""
+        self._output.flush()
+
+    def commit(self, extras: Extras) -> None:
+        """Put the files in their place; the owner's commit makes them visible."""
+        if self.state is not TxnState.OPEN:
+            raise InvalidTransactionState("no transaction is open")
+        if extras.key_value:
+            raise InvalidTransactionState("the owner of a joined transaction commits it, and its key and value")
+        self._output.finish()
+        self._partitions.locate(extras.partitions)
+        self.state = TxnState.PREPARED_FOR_COMMIT
+
+    def abort(self) -> None:
+        """Drop the rows; the transaction stays its owner's."""
+        if self.state is not TxnState.OPEN:
+            raise InvalidTransactionState("no transaction is open")
+        self._output.discard()
+        self.state = TxnState.ABORTED
+
+    def close(self) -> None:
+        """Drop what was not prepared."""
+        if self.state is TxnState.OPEN:
+            self.abort()
+
+    def kill(self) -> None:
+        """After a failure: drop the rows."""
+        self._output.abandon()
+        self.state = TxnState.ABORTED
+
+    def _find(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
+        table = self._session.table
+        if not table.partition_columns:
+            return {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}
+        return ensure_partitions(self._session.metastore, table, {table.partition_name(p): p for p in partitions})

@@ -1,0 +1,497 @@
+"""`HiveStreamingConnection`: begin, write, commit, abort, close (Streaming V2).
+
+Invariant: a connection belongs to one thread. Whatever fails, other than a bad record, ends its batch: all that is open
+is aborted, and the next `begin_transaction` starts anew.
+"""
+
+from __future__ import annotations
+
+import atexit
+import getpass
+import logging
+import socket
+import threading
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from ingestd.acid.layout import bucket_name, delta_name, shared_delta_name
+from ingestd.acid.partitions import DEFAULT_PARTITION
+from ingestd.acid.spread import Shape, spread
+from ingestd.errors import IngestdError
+from ingestd.hive.client import Metastore
+from ingestd.hive.partitions import PartitionInfo, ensure_partitions
+from ingestd.hive.security import Security
+from ingestd.hive.statistics import WHOLE_TABLE
+from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table
+from ingestd.hive.transactions import KeyValue
+from ingestd.storage import local
+from ingestd.streaming.batch import STAGING, Extras, JoinedTransaction, Session, TransactionBatch, TxnState
+from ingestd.streaming.builder import Builder
+from ingestd.streaming.calendar import REASON, ModernDecoder, old_rows
+from ingestd.streaming.configuration import Configuration
+from ingestd.streaming.errors import (
+    ConnectionError,  # noqa: A004
+    InvalidTransactionState,
+    SerializationError,
+    StreamingException,
+    streaming_errors,
+)
+from ingestd.streaming.feed import RecordFeed
+from ingestd.streaming.heartbeat import transaction_timeout
+from ingestd.streaming.leftovers import clean
+from ingestd.streaming.memory import used_share
+from ingestd.streaming.stats import ConnectionStats
+from ingestd.streaming.writers import ArrowWriter, RecordWriter
+
+_log = logging.getLogger(__name__)
+_BLOB_STORES = ("s3", "s3a", "s3n", "gs", "wasb", "wasbs", "abfs", "abfss", "oss", "cos")
+_AUTO_FLUSH_BYTES = 100 << 20
+_MEMORY_THRESHOLD = 0.7
+
+
+class HiveStreamingConnection:
+    """A connection to one table; the constructor connects. Also a context manager, which closes it."""
+
+    def __init__(  # noqa: PLR0913
+        self,
+        *,
+        table: str = "",
+        record_writer: RecordWriter | ArrowWriter,
+        database: str = "default",
+        static_partition_values: Sequence[str] = (),
+        agent_info: str = "",
+        metastore_uri: str = "",
+        configuration: Mapping[str, str] | str | Path | None = None,
+        security: Security | None = None,
+        transaction_batch_size: int = 1,
+        streaming_optimizations: bool = True,
+        write_id: int | None = None,
+        table_object: Any = None,
+        statement_id: int = -1,
+        lock_seconds: float = 120.0,
+        batch_seconds: float = 300.0,
+    ) -> None:
+        """Connect.
+
+        `configuration` is a mapping or the path of a `hive-site.xml`. `write_id` and `table_object` (the metastore's
+        Thrift table) together join a transaction that somebody else opened, with `statement_id` for its files.
+        A lock is waited for `lock_seconds`; a batch with unused transactions is closed `batch_seconds` after its start.
+
+        Raises ConnectionError, InvalidTable, and StreamingException for wrong arguments.
+        """
+        self._thread = threading.get_ident()
+        self._closed = False
+        self.record_writer = record_writer
+        self._stats = ConnectionStats()
+        self.configuration = Configuration.of(configuration)
+        self.configuration.optimize(optimized=streaming_optimizations)
+        self.metastore_uri = metastore_uri or self.configuration.metastore_uri()
+        self.username = getpass.getuser()
+        self.agent_info = (
+            agent_info or f"{self.username}:{socket.gethostname()}:{threading.current_thread().name}:{uuid.uuid4()}"
+        )[:128]
+        self.transaction_batch_size = transaction_batch_size
+        self.write_id = write_id
+        self.statement_id = statement_id
+        self._batch: TransactionBatch | JoinedTransaction | None = None
+        _check_arguments(transaction_batch_size, write_id, table_object, table)
+        with streaming_errors():
+            self._metastore = Metastore(
+                self.metastore_uri, security=security or Security.from_hive_conf(self.configuration)
+            )
+        try:
+            with streaming_errors():
+                self._table = self._load(TableName(database.lower(), table.lower()), table_object)
+                self.static_partition_values = self._static(static_partition_values)
+                self._session = self._new_session(
+                    lock_seconds, batch_seconds, _shape(self._table, optimized=streaming_optimizations)
+                )
+                clean(self._metastore, self._table, STAGING)
+            self._columns = self._table.columns
+            if self.is_dynamic_partitioning:
+                self._columns += self._table.partition_columns
+            self._feed = self._new_feed()
+        except BaseException:
+            self._metastore.close()
+            raise
+        self._flush_after = self.configuration.number(
+            "hive.streaming.auto.flush.check.interval.size", float(_AUTO_FLUSH_BYTES)
+        )
+        self._next_look = self._flush_after
+        _open.add(self)
+
+    @staticmethod
+    def new_builder() -> Builder[HiveStreamingConnection]:
+        """Collect the options one by one; `connect()` makes the connection."""
+        return Builder(HiveStreamingConnection)
+
+    # --- transactions
+
+    def begin_transaction(self) -> None:
+        """Begin a transaction; a batch that is used up is followed by the next one by itself.
+
+        Raises ConnectionError, TransactionError; StreamingException when one is open already.
+        """
+        self._check_thread()
+        if self.current_transaction_state is TxnState.OPEN:
+            raise InvalidTransactionState("a transaction is open already", hint="commit or abort it first")
+        with self._failing():
+            self.fetch_batch().begin()
+        if self._feed:
+            self._feed.begin()
+
+    def fetch_batch(self) -> TransactionBatch | JoinedTransaction:
+        """Open the transactions of the next batch, unless some of the last are left; `begin_transaction` does it too.
+
+        Raises ConnectionError, TransactionError.
+        """
+        self._check_thread()
+        if self._batch is None or not self._batch.remaining:
+            with streaming_errors():
+                self._batch = self._new_batch()
+        return self._batch
+
+    def write(self, data: Any) -> None:
+        """Write into the open transaction.
+
+        A `RecordWriter` takes one record as bytes, many as a list of bytes, or a binary stream that its line pattern
+        splits; an `ArrowWriter` takes Arrow data.
+
+        Raises SerializationError for records that cannot become rows (the transaction goes on without them); anything
+        else that fails aborts what is open.
+        """
+        batch = self._writing()
+        try:
+            if self._feed is None:
+                self._write_arrow(data)
+            elif isinstance(data, (bytes, bytearray, memoryview)):
+                if self._feed.write(bytes(data)):
+                    batch.check()
+                    self._feed.drain(self._sink)
+            elif hasattr(data, "read"):
+                self._feed.write_stream(data, self._sink)
+            else:
+                self._feed.write_many(data, self._sink)
+        except SerializationError:
+            raise
+        except IngestdError:
+            with self._failing():
+                raise
+        if self._stats.records_size >= self._next_look:
+            self._look_at_memory(batch)
+
+    def commit_transaction(
+        self,
+        partitions: Sequence[Sequence[str]] = (),
+        key: str | None = None,
+        value: str | None = None,
+    ) -> None:
+        """Commit: on return the rows are readable.
+
+        `partitions` (values in the order of the partition columns) are made and reported as written even if no row went
+        there. `key` (beginning with `_meta`, and existing) and `value` set a parameter of the table in the same commit.
+
+        Raises SerializationError when records that waited are bad: commit again to go on without them, or abort.
+        Raises TransactionError when nothing of it is or will be visible.
+        """
+        batch = self._writing()
+        if (key is None) != (value is None):
+            raise StreamingException("key and value belong together", where="commit_transaction")
+        if self._feed:
+            self._drain()
+        key_value = None if key is None or value is None else KeyValue(self._table.id, key, value)
+        with self._failing():
+            batch.commit(Extras(tuple(tuple(one) for one in partitions), key_value))
+
+    def abort_transaction(self) -> None:
+        """Abort the open transaction: nothing of it will ever be visible."""
+        batch = self._writing()
+        with self._failing():
+            batch.abort()
+
+    @contextmanager
+    def transaction(self) -> Iterator[HiveStreamingConnection]:
+        """A transaction that commits at the end of the `with` block, or aborts when the block raises."""
+        self.begin_transaction()
+        try:
+            yield self
+        except BaseException:
+            if self.current_transaction_state is TxnState.OPEN:
+                self.abort_transaction()
+            raise
+        self.commit_transaction()
+
+    def close(self) -> None:
+        """Abort what remains and finish the files; the second time it does nothing."""
+        if self._closed:
+            return
+        self._check_thread()
+        self._close()
+
+    def __enter__(self) -> HiveStreamingConnection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- partitions and files
+
+    def create_partition_if_not_exists(self, values: Sequence[str]) -> PartitionInfo:
+        """Make a partition, or find it; clients that race for one all succeed."""
+        self._check_thread()
+        if not self.is_partitioned_table:
+            raise StreamingException("the table has no partitions", where=f"table {self._table.name}")
+        with streaming_errors():
+            name = self._table.partition_name(values)
+            info = ensure_partitions(self._metastore, self._table, {name: values})[name]
+        self._stats.created_partitions += not info.existed
+        return info
+
+    def delta_file_location(
+        self,
+        partition_values: Sequence[str],
+        bucket: int,
+        min_write_id: int,
+        max_write_id: int,
+        statement_id: int = 0,
+    ) -> Path:
+        """Where the file of a bucket lies once these write ids are committed."""
+        name = self._table.partition_name(partition_values) if self.is_partitioned_table else WHOLE_TABLE
+        location = self._table.location
+        if name:
+            with streaming_errors():
+                location = ensure_partitions(self._metastore, self._table, {name: partition_values})[name].location
+        single = min_write_id == max_write_id
+        delta = (
+            delta_name(min_write_id, statement_id)
+            if single
+            else shared_delta_name(min_write_id, max_write_id, statement_id)
+        )
+        return local.local_path(location) / delta / bucket_name(bucket)
+
+    # --- what it is
+
+    @property
+    def database(self) -> str:
+        """Name of the database, lower case."""
+        return self._table.name.database
+
+    @property
+    def table(self) -> Table:
+        """The table as it was when the connection was made."""
+        return self._table
+
+    @property
+    def is_partitioned_table(self) -> bool:
+        """Whether the table has partition columns."""
+        return bool(self._table.partition_columns)
+
+    @property
+    def is_dynamic_partitioning(self) -> bool:
+        """Whether the partition of a row comes from the row."""
+        return self.is_partitioned_table and not self.static_partition_values
+
+    @property
+    def current_transaction_state(self) -> TxnState:
+        """State of the transaction that is or was last open."""
+        return self._batch.state if self._batch else TxnState.INACTIVE
+
+    @property
+    def current_write_id(self) -> int | None:
+        """Write id of the open transaction."""
+        if isinstance(self._batch, TransactionBatch):
+            return self._batch.current.write_id if self._batch.current else None
+        return self.write_id
+
+    @property
+    def current_txn_id(self) -> int | None:
+        """Id of the open transaction; None when it is somebody else's."""
+        batch = self._batch
+        return batch.current.id if isinstance(batch, TransactionBatch) and batch.current else None
+
+    @property
+    def txn_to_write_ids(self) -> Mapping[int, int]:
+        """Write id of each transaction of the current batch."""
+        return dict(self._batch.txn_to_write_ids) if self._batch else {}
+
+    @property
+    def partitions(self) -> Mapping[str, PartitionInfo]:
+        """Partitions of the transaction that is or was last open, by name."""
+        known = self._batch.partitions if self._batch else {}
+        return {name: info for name, info in known.items() if name != WHOLE_TABLE}
+
+    @property
+    def stats(self) -> ConnectionStats:
+        """What the connection has done so far."""
+        self._stats.metastore_calls = self._metastore.calls
+        return self._stats
+
+    # --- inside
+
+    def _new_session(self, lock_seconds: float, batch_seconds: float, shape: Shape) -> Session:
+        return Session(
+            metastore=self._metastore,
+            table=self._table,
+            shape=shape,
+            agent=self.agent_info,
+            stats=self._stats,
+            lock_seconds=lock_seconds,
+            batch_seconds=batch_seconds,
+            timeout_seconds=transaction_timeout(self._metastore),
+        )
+
+    def _load(self, name: TableName, table_object: Any) -> Table:
+        table = load_acid_table(self._metastore, name) if table_object is None else as_acid_table(table_object)
+        scheme = table.location.partition(":")[0].lower()
+        if self.transaction_batch_size > 1 and scheme in _BLOB_STORES:
+            raise ConnectionError(
+                f"transaction_batch_size {self.transaction_batch_size} needs files that can be read while they grow,"
+                f" which {scheme}: cannot give",
+                where=f"table {table.name}",
+                hint="use transaction_batch_size=1",
+            )
+        local.local_path(table.location)
+        return table
+
+    def _static(self, values: Sequence[str]) -> tuple[str, ...]:
+        keys = [column.name for column in self._table.partition_columns]
+        if values and len(values) != len(keys):
+            raise ConnectionError(
+                f"{len(values)} static partition values, but the table is partitioned by {keys}",
+                where=f"table {self._table.name}",
+                hint="give one value for each partition column, or none",
+            )
+        return tuple(value or DEFAULT_PARTITION for value in values)
+
+    def _new_feed(self) -> RecordFeed | None:
+        writer = self.record_writer
+        if isinstance(writer, ArrowWriter):
+            return None
+        with streaming_errors():
+            decoder, check = writer.decoder(self._columns), writer.checker(self._columns)
+        if self.transaction_batch_size > 1:
+            decoder = ModernDecoder(decoder)
+        return RecordFeed(decoder, check, writer.line_pattern, self._stats)
+
+    def _new_batch(self) -> TransactionBatch | JoinedTransaction:
+        if self.write_id is not None:
+            if self._batch:
+                raise InvalidTransactionState("a joined transaction can be begun once", hint="make a new connection")
+            return JoinedTransaction(self._session, self.write_id, self.statement_id)
+        return TransactionBatch(self._session, self.transaction_batch_size)
+
+    def _sink(self, batch: pa.RecordBatch) -> None:
+        assert self._batch is not None
+        for part in spread(batch, self._session.shape, self.static_partition_values):
+            self._batch.add(part)
+
+    def _write_arrow(self, data: object) -> None:
+        assert isinstance(self.record_writer, ArrowWriter)
+        batches = list(self.record_writer.batches(data, self._columns))
+        if self.transaction_batch_size > 1 and any(old_rows(batch) is not None for batch in batches):
+            raise SerializationError(REASON, where="Arrow data")
+        for batch in batches:
+            self._sink(batch)
+            self._stats.records_written += batch.num_rows
+            self._stats.records_size += batch.nbytes
+
+    def _drain(self) -> None:
+        assert self._feed is not None
+        try:
+            self._feed.drain(self._sink)
+        except SerializationError:
+            raise
+        except IngestdError:
+            with self._failing():
+                raise
+
+    def _writing(self) -> TransactionBatch | JoinedTransaction:
+        """The batch with an open transaction."""
+        if self._thread != threading.get_ident() or self._closed:
+            self._check_thread()
+        if self._batch is None or self._batch.state is not TxnState.OPEN:
+            raise InvalidTransactionState("no transaction is open", hint="call begin_transaction first")
+        return self._batch
+
+    def _check_thread(self) -> None:
+        if self._closed:
+            raise StreamingException("the connection is closed", hint="make a new one")
+        if self._thread != threading.get_ident():
+            raise StreamingException(
+                "a connection belongs to the thread that made it", hint="make one connection for each thread"
+            )
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An error that passes here ends the batch and leaves by its name of the streaming API."""
+        try:
+            with streaming_errors():
+                yield
+        except IngestdError:
+            if self._batch:
+                self._batch.kill()
+            raise
+
+    def _look_at_memory(self, batch: TransactionBatch | JoinedTransaction) -> None:
+        """Give rows that wait to their files when memory is short (Java: heap above a threshold)."""
+        self._next_look = self._stats.records_size + self._flush_after
+        if not self.configuration.flag("hive.streaming.auto.flush.enabled", default=True):
+            return
+        if used_share() < self.configuration.number("hive.heap.memory.monitor.usage.threshold", _MEMORY_THRESHOLD):
+            return
+        with self._failing():
+            batch.flush()
+        self._stats.auto_flushes += 1
+
+    def _close(self) -> None:
+        self._closed = True
+        _open.discard(self)
+        try:
+            with streaming_errors():
+                if self._batch:
+                    self._batch.close()
+        finally:
+            self._metastore.close()
+
+    def _close_quietly(self) -> None:
+        try:
+            self._close()
+        except IngestdError as error:
+            _log.warning("connection %s was not closed: %s", self.agent_info, error)
+
+
+_open: set[HiveStreamingConnection] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Abort what a program that ends has left open."""
+    for connection in list(_open):
+        connection._close_quietly()
+
+
+def _shape(table: Table, *, optimized: bool) -> Shape:
+    """Streaming optimizations leave out what compaction makes anyway: indexes and dictionaries (OrcRecordUpdater)."""
+    encoding = replace(table.encoding, index_stride=0) if optimized else replace(table.encoding, dictionaries=True)
+    return replace(table.shape, encoding=encoding)
+
+
+def _check_arguments(size: int, write_id: int | None, table_object: Any, table: str) -> None:
+    faults = [
+        (size < 1, "transaction_batch_size must be 1 or more"),
+        ((write_id is None) != (table_object is None), "write_id and table_object belong together"),
+        (write_id is not None and size != 1, "a joined transaction has a transaction_batch_size of 1"),
+        (not table and table_object is None, "table is missing"),
+    ]
+    for wrong, what in faults:
+        if wrong:
+            raise StreamingException(what, where="HiveStreamingConnection")

@@ -1,0 +1,89 @@
+"""The exceptions of Hive Streaming by their names, each with the reaction that `retry.py` knows.
+
+Invariant: whatever a streaming call raises for a reason outside the caller's Python is a `StreamingException`.
+Source of the names and of when each is raised: org.apache.hive.streaming (facts in docs/streaming.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ingestd import errors
+from ingestd.errors import IngestdError
+from ingestd.records.block import Reject
+
+
+class StreamingException(IngestdError):
+    """The base class; raised itself for wrong arguments and for calls in the wrong state or thread."""
+
+
+class ConnectionError(StreamingException, errors.MetastoreUnavailable):  # noqa: A001
+    """No metastore answers. Try again, with backoff and a new connection."""
+
+
+class InvalidTable(StreamingException, errors.InvalidTable):
+    """The table is missing or cannot be written by streaming. No use to try again."""
+
+
+class PartitionCreationFailed(StreamingException, errors.MetastoreUnavailable):
+    """The metastore did not make a partition. Try again, with backoff."""
+
+
+class TransactionError(StreamingException, errors.TransactionError):
+    """Locks, commit or abort failed; nothing of the transaction is visible. Begin again, write its records again."""
+
+
+class InvalidTransactionState(TransactionError):
+    """A call that the transaction's state does not allow; an error of the program."""
+
+    reaction = errors.Reaction.STOP
+
+
+class StreamingIOFailure(StreamingException, errors.StorageUnavailable):
+    """Files could not be written. Try again with a new transaction."""
+
+
+class SerializationError(StreamingException, errors.RecordError):
+    """Records that cannot become rows; the transaction goes on without them.
+
+    `rejects` has every one: its number in the transaction (from 0), column, reason and first bytes.
+    """
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", rejects: Sequence[Reject] = ()) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.rejects = tuple(rejects)
+
+    @classmethod
+    def of(cls, rejects: Sequence[Reject]) -> SerializationError:
+        """The error that tells of the first reject and holds them all."""
+        first = rejects[0]
+        more = f" ({len(rejects)} bad records)" if len(rejects) > 1 else ""
+        column = f", column {first.column}" if first.column else ""
+        return cls(
+            f"{first.reason}{more}; the record begins {first.head!r}",
+            where=f"record {first.row}{column}",
+            hint="the transaction goes on without it: commit, or abort",
+            rejects=rejects,
+        )
+
+
+_NAMES: tuple[tuple[type[IngestdError], type[StreamingException]], ...] = (
+    (errors.InvalidTable, InvalidTable),
+    (errors.StorageUnavailable, StreamingIOFailure),
+    (errors.Unavailable, ConnectionError),
+    (errors.TransactionError, TransactionError),
+    (errors.RecordError, SerializationError),
+)
+
+
+@contextmanager
+def streaming_errors() -> Iterator[None]:
+    """Give errors of the floors below their name of the streaming API."""
+    try:
+        yield
+    except StreamingException:
+        raise
+    except IngestdError as error:
+        named = next((name for kind, name in _NAMES if isinstance(error, kind)), StreamingException)
+        raise named(error.what, where=error.where, hint=error.hint) from error

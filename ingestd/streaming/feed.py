@@ -1,0 +1,115 @@
+"""What `write` is given becomes Arrow batches of the table's columns, by blocks.
+
+Invariant: every record that was accepted is in exactly one batch; one that is refused is named in a SerializationError
+and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import BinaryIO
+
+import pyarrow as pa
+
+from ingestd.records.block import Decoder, Reject
+from ingestd.streaming.errors import SerializationError
+from ingestd.streaming.stats import ConnectionStats
+
+Sink = Callable[[pa.RecordBatch], None]
+Check = Callable[[bytes], "Reject | None"]
+_BLOCK_RECORDS = 50_000
+_BLOCK_BYTES = 8 << 20
+_CHUNK_BYTES = 1 << 20
+# Java's default [\r\n] sees an empty record inside CR LF; a line ends once.
+LINES = re.compile(rb"\r\n|[\r\n]")
+
+
+class RecordFeed:
+    """Records as bytes: one, many, or a stream that `pattern` splits."""
+
+    def __init__(self, decoder: Decoder, check: Check, pattern: re.Pattern[bytes], stats: ConnectionStats) -> None:
+        self._decoder = decoder
+        self._check = check
+        self._pattern = pattern
+        self._stats = stats
+        self._waiting: list[bytes] = []
+        self._bytes = 0
+        self._written = 0
+
+    def begin(self) -> None:
+        """A new transaction: records are counted from 0."""
+        self._waiting, self._bytes, self._written = [], 0, 0
+
+    def write(self, record: bytes) -> bool:
+        """Take one record; True when a block is full. Raises SerializationError at once when it is bad."""
+        reject = self._check(record)
+        if reject is not None:
+            self._written += 1
+            raise SerializationError.of([Reject(self._written - 1 + len(self._waiting), *_rest(reject))])
+        self._waiting.append(record)
+        self._bytes += len(record)
+        return len(self._waiting) >= _BLOCK_RECORDS or self._bytes >= _BLOCK_BYTES
+
+    def write_many(self, records: Sequence[bytes], sink: Sink) -> None:
+        """Take many records; the good ones are kept when some are bad, and the SerializationError names those."""
+        rejects = list(self._drain(sink))
+        for start in range(0, len(records), _BLOCK_RECORDS):
+            block = records[start : start + _BLOCK_RECORDS]
+            rejects += self._decode(block, sum(map(len, block)), sink)
+        if rejects:
+            raise SerializationError.of(rejects)
+
+    def write_stream(self, stream: BinaryIO, sink: Sink) -> None:
+        """Take the records of a stream until its end, as `write_many` does."""
+        rejects = list(self._drain(sink))
+        for records in _split(stream, self._pattern):
+            rejects += self._decode(records, sum(map(len, records)), sink)
+        if rejects:
+            raise SerializationError.of(rejects)
+
+    def drain(self, sink: Sink) -> None:
+        """Decode what waits. Raises SerializationError."""
+        rejects = list(self._drain(sink))
+        if rejects:
+            raise SerializationError.of(rejects)
+
+    def _drain(self, sink: Sink) -> Iterator[Reject]:
+        if self._waiting:
+            records, size = self._waiting, self._bytes
+            self._waiting, self._bytes = [], 0
+            yield from self._decode(records, size, sink)
+
+    def _decode(self, records: Sequence[bytes], size: int, sink: Sink) -> list[Reject]:
+        decoded = self._decoder.decode(records)
+        for batch in decoded.batches:
+            sink(batch)
+        self._stats.records_written += decoded.rows
+        self._stats.records_size += size
+        first = self._written
+        self._written += len(records)
+        return [Reject(first + reject.row, *_rest(reject)) for reject in decoded.rejects]
+
+
+def _rest(reject: Reject) -> tuple[str, str, bytes]:
+    return reject.column, reject.reason, reject.head
+
+
+def _split(stream: BinaryIO, pattern: re.Pattern[bytes]) -> Iterator[list[bytes]]:
+    """The records between matches of `pattern`; a match at the very end ends the last record and begins none."""
+    rest = b""
+    while chunk := stream.read(_CHUNK_BYTES):
+        text = rest + chunk
+        records = _pieces(text, pattern)
+        while not records[-1] and (more := stream.read(1)):  # the delimiter may go on: CR before LF
+            text += more
+            records = _pieces(text, pattern)
+        rest = records.pop()
+        if records:
+            yield records
+    if rest:
+        yield [rest]
+
+
+def _pieces(text: bytes, pattern: re.Pattern[bytes]) -> list[bytes]:
+    return text.split(b"\n") if pattern is LINES and b"\r" not in text else pattern.split(text)

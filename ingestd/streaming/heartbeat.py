@@ -1,0 +1,91 @@
+"""Keeps the open transactions of a batch alive from a thread of its own.
+
+Invariant: a transaction that the metastore has given up is reported at the next call on the connection, and none is
+beaten after the batch has ended.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Iterable
+
+from ingestd.clock import pause
+from ingestd.errors import IngestdError, Unavailable
+from ingestd.hive import leases
+from ingestd.hive.client import Metastore
+from ingestd.streaming.errors import TransactionError
+
+_TIMEOUT = "hive.txn.timeout"
+_DEFAULT_SECONDS = 300.0
+_TIME = re.compile(r"([0-9]+)\s*(ms|msec|s|sec|m|min|h|hour|d|day|us|usec|ns|nsec|)")
+_UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def transaction_timeout(metastore: Metastore) -> float:
+    """Seconds after which the metastore gives up a transaction without heartbeat (`hive.txn.timeout`)."""
+    text = str(metastore.call("get_config_value", _TIMEOUT, f"{_DEFAULT_SECONDS:.0f}s")).strip().lower()
+    match = _TIME.fullmatch(text)
+    if not match:
+        return _DEFAULT_SECONDS
+    unit = match[2] or "s"
+    return int(match[1]) * _UNIT_SECONDS[unit if unit in _UNIT_SECONDS else unit[: 2 if unit[1:2] == "s" else 1]]
+
+
+class Heartbeat:
+    """Beats every `interval_seconds`; `on_turn` is called after each beat, from this thread."""
+
+    def __init__(
+        self, metastore: Metastore, txn_ids: Iterable[int], interval_seconds: float, on_turn: Callable[[], None]
+    ) -> None:
+        self._metastore = metastore
+        self._guard = threading.Lock()
+        self._alive = set(txn_ids)
+        self._lost: dict[int, str] = {}
+        self._interval = interval_seconds
+        self._on_turn = on_turn
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ingestd-streaming-heartbeat", daemon=True)
+        self._thread.start()
+
+    def check(self, txn_id: int) -> None:
+        """Raise TransactionError when the metastore has given up this transaction."""
+        with self._guard:
+            why = self._lost.get(txn_id)
+        if why:
+            raise TransactionError(
+                why, where=f"transaction {txn_id}", hint="begin a new transaction and write its records again"
+            )
+
+    def forget(self, txn_id: int) -> None:
+        """Leave a transaction that has ended alone; returns when no beat of it is on its way."""
+        with self._guard:
+            self._alive.discard(txn_id)
+
+    def stop(self) -> None:
+        """No beat any more."""
+        self._ended.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while not pause(self._interval, self._ended):
+            self._beat()
+            self._on_turn()
+        self._metastore.close()
+
+    def _beat(self) -> None:
+        """One beat for each: ids of a batch need not be neighbours, so a range could hit others' transactions."""
+        with self._guard:
+            for txn_id in sorted(self._alive):
+                try:
+                    alive = leases.heartbeat_transaction(self._metastore, txn_id)
+                except Unavailable:
+                    return  # the next call meets the same trouble and reports it
+                except IngestdError as error:
+                    alive, why = False, error.what
+                else:
+                    why = "the metastore has aborted the transaction: time-out, or an administrator"
+                if not alive:
+                    self._alive.discard(txn_id)
+                    self._lost[txn_id] = why

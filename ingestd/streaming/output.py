@@ -1,0 +1,227 @@
+"""Where the rows of a transaction go until it commits: files of its own, or files that a batch shares.
+
+Invariant: no row can be read before its transaction has committed, and none of an aborted one ever can.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from ingestd.acid.layout import ORC_ACID_VERSION, ORC_ACID_VERSION_FILE, shared_delta_name
+from ingestd.acid.pool import storage_errors
+from ingestd.acid.shared import SharedFile
+from ingestd.acid.spread import BucketPools, Part, Shape
+from ingestd.hive import counting, deltas
+from ingestd.hive.partitions import PartitionInfo
+from ingestd.hive.statistics import Added
+from ingestd.hive.tables import Table
+from ingestd.storage import local
+
+Partition = tuple[str, ...]
+# Makes and registers partitions with the open transaction; answers by partition name.
+Locate = Callable[[Iterable[Partition]], Mapping[str, PartitionInfo]]
+_PENDING_BYTES = 64 << 20
+_MAX_OPEN = 64
+
+
+class Output(Protocol):
+    """Takes the rows of one transaction after the other. Methods raise StorageUnavailable, InvalidTable."""
+
+    def begin(self, write_id: int) -> None:
+        """Rows belong to this write id from now on."""
+        ...
+
+    def add(self, part: Part) -> None:
+        """Take rows."""
+        ...
+
+    def flush(self) -> None:
+        """Free memory: give rows that wait to their files."""
+        ...
+
+    def finish(self) -> dict[str, Added]:
+        """Put everything where the commit makes it readable; tells what was added, by partition name."""
+        ...
+
+    def discard(self) -> None:
+        """Forget the transaction's rows; never raises."""
+        ...
+
+    def close(self) -> None:
+        """Finish files that outlive a transaction."""
+        ...
+
+    def abandon(self) -> None:
+        """Let go of everything after a failure; never raises."""
+        ...
+
+
+class OwnFiles:
+    """Each transaction has its own deltas: staged under a hidden directory, renamed to their place at the end."""
+
+    def __init__(
+        self, table: Table, shape: Shape, locate: Locate, staging: Path, *, statement: int | None = None
+    ) -> None:
+        """`statement`: all files take this one; by default a transaction numbers its files itself."""
+        self._table = table
+        self._shape = shape
+        self._locate = locate
+        self._root = staging
+        self._statement = statement
+        self._write_id = 0
+        self._pools: BucketPools | None = None
+
+    def begin(self, write_id: int) -> None:
+        """See `Output`."""
+        self._write_id = write_id
+        self._staging = self._root / str(write_id)
+        local.make_directory(self._staging)
+        self._pools = BucketPools(
+            self._staging,
+            self._shape,
+            write_id,
+            max_pending_bytes=_PENDING_BYTES,
+            statement=self._statement,
+        )
+
+    def add(self, part: Part) -> None:
+        """See `Output`."""
+        assert self._pools
+        self._pools.add(part)
+
+    def flush(self) -> None:
+        """See `Output`."""
+        assert self._pools
+        self._pools.flush()
+
+    def finish(self) -> dict[str, Added]:
+        """See `Output`."""
+        assert self._pools
+        files = self._pools.close()
+        found = self._locate({file.partition for file in files})
+        deltas.place(self._table, self._write_id, files, found, self._staging)
+        self._pools = None
+        local.remove_tree(self._root)
+        return counting.added_rows(self._table, files)
+
+    def discard(self) -> None:
+        """See `Output`."""
+        if self._pools:
+            self._pools.abort()
+            self._pools = None
+        local.discard_tree(self._root)
+
+    def close(self) -> None:
+        """See `Output`; nothing outlives a transaction."""
+
+    def abandon(self) -> None:
+        """See `Output`."""
+        self.discard()
+
+
+class SharedFiles:
+    """All transactions of a batch write one delta, `delta_first_last_0000`, one file per partition and bucket.
+
+    At most 64 files are open: beyond that the one used longest ago is finished, and a further file of its partition
+    and bucket goes into the delta of the next statement.
+    """
+
+    def __init__(self, table: Table, shape: Shape, locate: Locate, write_ids: tuple[int, int]) -> None:
+        self._table = table
+        self._shape = shape
+        self._locate = locate
+        self._range = write_ids
+        self._write_id = 0
+        self._waiting: list[Part] = []
+        self._bytes = 0
+        self._touched: set[tuple[Partition, int]] = set()
+        self._open: OrderedDict[tuple[Partition, int], SharedFile] = OrderedDict()
+        self._statements: dict[tuple[Partition, int], int] = {}
+        self._flushed: dict[str, Added] = {}
+
+    def begin(self, write_id: int) -> None:
+        """See `Output`."""
+        self._write_id = write_id
+        self._flushed = {}
+
+    def add(self, part: Part) -> None:
+        """See `Output`."""
+        self._waiting.append(part)
+        self._bytes += part.rows.nbytes
+        if self._bytes > _PENDING_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """See `Output`."""
+        if not self._waiting:
+            return
+        found = self._locate({part.partition for part in self._waiting})
+        for part in self._waiting:
+            name = self._table.partition_name(part.partition)
+            directory = local.local_path(found[name].location)
+            with storage_errors(directory):
+                self._file(part, directory).write(part.rows, self._write_id)
+            self._touched.add((part.partition, part.bucket))
+        self._waiting, self._bytes = [], 0
+
+    def finish(self) -> dict[str, Added]:
+        """See `Output`."""
+        self.flush()
+        for key in sorted(self._touched):
+            self._flush(key)
+        self._touched = set()
+        return self._flushed
+
+    def discard(self) -> None:
+        """See `Output`; rows that are in a shared file already are hidden by their write id."""
+        self._waiting, self._bytes = [], 0
+        self._touched = set()
+
+    def close(self) -> None:
+        """See `Output`."""
+        while self._open:
+            self._close_oldest()
+
+    def abandon(self) -> None:
+        """See `Output`."""
+        self.discard()
+        for file in self._open.values():
+            file.abandon()
+        self._open.clear()
+
+    def _flush(self, key: tuple[Partition, int]) -> None:
+        name = self._table.partition_name(key[0])
+        with storage_errors(Path(name)):
+            done = self._open[key].flush()
+        before = self._flushed.get(name, Added(0, 0, 0))
+        self._flushed[name] = Added(before.rows + done.rows, before.files, before.bytes + done.bytes)
+
+    def _file(self, part: Part, directory: Path) -> SharedFile:
+        key = (part.partition, part.bucket)
+        if key in self._open:
+            self._open.move_to_end(key)
+            return self._open[key]
+        while len(self._open) >= _MAX_OPEN:
+            self._close_oldest()
+        statement = self._statements.get(key, -1) + 1
+        delta = directory / shared_delta_name(*self._range, statement)
+        delta.mkdir(parents=True, exist_ok=True)
+        (delta / ORC_ACID_VERSION_FILE).write_bytes(ORC_ACID_VERSION)
+        self._open[key] = SharedFile(delta, self._shape.columns, part.bucket, statement, self._shape.encoding)
+        self._statements[key] = statement
+        name = self._table.partition_name(part.partition)
+        before = self._flushed.get(name, Added(0, 0, 0))
+        self._flushed[name] = Added(before.rows, before.files + 1, before.bytes)
+        return self._open[key]
+
+    def _close_oldest(self) -> None:
+        key, file = next(iter(self._open.items()))
+        with storage_errors(Path(self._table.partition_name(key[0]))):
+            if key in self._touched:
+                self._flush(key)
+                self._touched.discard(key)
+            file.close()
+        del self._open[key]

@@ -1,0 +1,268 @@
+"""The older face of Hive Streaming (hive-hcatalog-streaming): end points, connections, transaction batches.
+
+Invariant: nothing is written or committed here; every call maps onto one `HiveStreamingConnection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from ingestd.hive.client import Metastore
+from ingestd.hive.partitions import read_partitions
+from ingestd.hive.security import Security
+from ingestd.hive.tables import Table, TableName, load_acid_table
+from ingestd.records.block import Decoded, Decoder
+from ingestd.records.delimited import DelimitedDecoder, DelimitedFormat
+from ingestd.schema import Column, HiveType
+from ingestd.streaming.batch import TxnState
+from ingestd.streaming.connection import HiveStreamingConnection
+from ingestd.streaming.errors import (
+    ConnectionError,  # noqa: A004
+    InvalidTable,
+    InvalidTransactionState,
+    PartitionCreationFailed,
+    SerializationError,
+    StreamingException,
+    StreamingIOFailure,
+    TransactionError,
+    streaming_errors,
+)
+from ingestd.streaming.writers import RecordWriter, StrictJsonWriter, StrictRegexWriter
+
+__all__ = [
+    "ConnectionError",
+    "DelimitedInputWriter",
+    "HiveEndPoint",
+    "InvalidColumn",
+    "InvalidPartition",
+    "InvalidTable",
+    "InvalidTransactionState",
+    "PartitionCreationFailed",
+    "RecordWriter",
+    "SerializationError",
+    "StreamingConnection",
+    "StreamingException",
+    "StreamingIOFailure",
+    "StrictJsonWriter",
+    "StrictRegexWriter",
+    "TransactionBatch",
+    "TransactionBatchUnAvailable",
+    "TransactionError",
+    "TxnState",
+    "get_field_reordering",
+]
+
+
+class InvalidColumn(StreamingException):
+    """A field name is no column of the table."""
+
+
+class InvalidPartition(StreamingException):
+    """The end point's partition does not exist, or the table is not partitioned like that."""
+
+
+class TransactionBatchUnAvailable(StreamingException):
+    """A batch of transactions could not be opened; its cause says whether to try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class HiveEndPoint:
+    """A table, or one partition of it (`partition_values`, one for each partition column)."""
+
+    metastore_uri: str
+    database: str
+    table: str
+    partition_values: tuple[str, ...] = ()
+
+    def new_connection(
+        self,
+        create_partitions: bool = False,  # noqa: FBT001, FBT002 - Java's shape
+        agent_info: str = "",
+        *,
+        security: Security | None = None,
+    ) -> StreamingConnection:
+        """Connect; with `create_partitions` the partition is made when it is missing (clients may race for it).
+
+        Raises ConnectionError, InvalidTable, InvalidPartition.
+        """
+        security = security or Security()
+        with streaming_errors():
+            metastore = Metastore(self.metastore_uri, security=security)
+            try:
+                table = load_acid_table(metastore, TableName(self.database.lower(), self.table.lower()))
+                self._require_partition(metastore, table, create=create_partitions)
+            finally:
+                metastore.close()
+        return StreamingConnection(self, agent_info, security)
+
+    def _require_partition(self, metastore: Metastore, table: Table, *, create: bool) -> None:
+        where = f"table {table.name}"
+        keys = [column.name for column in table.partition_columns]
+        if len(self.partition_values) != len(keys):
+            raise InvalidPartition(
+                f"the table is partitioned by {keys}, not by {len(self.partition_values)}", where=where
+            )
+        if keys and not create:
+            name = table.partition_name(self.partition_values)
+            if not read_partitions(metastore, table, [name]):
+                raise InvalidPartition(f"there is no partition {name}", where=where, hint="create_partitions=True")
+
+
+class StreamingConnection:
+    """Fetches transaction batches for one end point."""
+
+    def __init__(self, end_point: HiveEndPoint, agent_info: str, security: Security) -> None:
+        self.end_point = end_point
+        self._agent_info = agent_info
+        self._security = security
+        self._batches: list[TransactionBatch] = []
+
+    def fetch_transaction_batch(self, count: int, writer: RecordWriter) -> TransactionBatch:
+        """Open `count` transactions that share their files. Raises TransactionBatchUnAvailable."""
+        try:
+            connection = HiveStreamingConnection(
+                database=self.end_point.database,
+                table=self.end_point.table,
+                static_partition_values=self.end_point.partition_values,
+                agent_info=self._agent_info,
+                metastore_uri=self.end_point.metastore_uri,
+                security=self._security,
+                transaction_batch_size=count,
+                record_writer=writer,
+            )
+            connection.fetch_batch()
+        except InvalidColumn:
+            raise
+        except StreamingException as error:
+            raise TransactionBatchUnAvailable(error.what, where=error.where, hint=error.hint) from error
+        batch = TransactionBatch(connection, count)
+        self._batches.append(batch)
+        return batch
+
+    def close(self) -> None:
+        """Close every batch that was fetched."""
+        for batch in self._batches:
+            batch.close()
+
+    def __enter__(self) -> StreamingConnection:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class TransactionBatch:
+    """Transactions that are used one after the other; each commits or aborts by itself."""
+
+    def __init__(self, connection: HiveStreamingConnection, count: int) -> None:
+        self._connection = connection
+        self._remaining = count
+        self._closed = False
+
+    def begin_next_transaction(self) -> None:
+        """Begin the next transaction. Raises InvalidTransactionState when none is left."""
+        if not self._remaining:
+            raise InvalidTransactionState("no transaction of the batch is left", hint="fetch another batch")
+        self._connection.begin_transaction()
+        self._remaining -= 1
+
+    def write(self, data: Any) -> None:
+        """Write one record (bytes) or many (a list of bytes)."""
+        self._connection.write(data)
+
+    def commit(self) -> None:
+        """Commit the open transaction."""
+        self._connection.commit_transaction()
+
+    def abort(self) -> None:
+        """Abort the open transaction."""
+        self._connection.abort_transaction()
+
+    def remaining_transactions(self) -> int:
+        """Transactions that have not begun."""
+        return self._remaining
+
+    def current_transaction_state(self) -> TxnState:
+        """State of the transaction that is or was last open."""
+        return self._connection.current_transaction_state
+
+    def current_txn_id(self) -> int | None:
+        """Id of the open transaction."""
+        return self._connection.current_txn_id
+
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Abort what remains."""
+        self._closed = True
+        self._remaining = 0
+        self._connection.close()
+
+    def __enter__(self) -> TransactionBatch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class DelimitedInputWriter(RecordWriter):
+    """Delimited text whose fields are named in their order; '' or None drops a field, a column not named is NULL."""
+
+    def __init__(self, field_names: Sequence[str | None], delimiter: str = "\x01", **options: Any) -> None:
+        """`options` are those of `DelimitedFormat` besides the field delimiter."""
+        super().__init__()
+        self._fields = tuple(field_names)
+        self._format = DelimitedFormat(field_delimiter=delimiter, **options)
+
+    def decoder(self, columns: Sequence[Column]) -> Decoder:
+        """See `RecordWriter`. Raises InvalidColumn for a field that is no column."""
+        return _Reordered(self._fields, columns, self._format)
+
+
+def get_field_reordering(field_names: Sequence[str | None], columns: Sequence[str]) -> list[int]:
+    """The column of each field, -1 for a field that is dropped (DelimitedInputWriter.getFieldReordering).
+
+    Raises InvalidColumn for a name that is no column and for more fields than columns.
+    """
+    if len(field_names) > len(columns):
+        raise InvalidColumn(f"{len(field_names)} fields are named, but the table has {len(columns)} columns")
+    places = {name: place for place, name in enumerate(columns)}
+    unknown = [name for name in field_names if name and name.lower() not in places]
+    if unknown:
+        raise InvalidColumn(f"{unknown[0]!r} is no column of the table", hint=f"columns: {', '.join(columns)}")
+    return [places[name.lower()] if name else -1 for name in field_names]
+
+
+class _Reordered:
+    """Decodes fields in their own order, then gives them the table's."""
+
+    def __init__(self, fields: Sequence[str | None], columns: Sequence[Column], layout: DelimitedFormat) -> None:
+        mapping = get_field_reordering(fields, [column.name for column in columns])
+        dropped = HiveType.parse("string")
+        read = [columns[place] if place >= 0 else Column(f"dropped {n}", dropped) for n, place in enumerate(mapping)]
+        self._columns = tuple(columns)
+        self._places = {place: n for n, place in enumerate(mapping) if place >= 0}
+        self._decoder = DelimitedDecoder(read, layout)
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """Decode a block."""
+        decoded = self._decoder.decode(values)
+        return Decoded([self._reorder(batch) for batch in decoded.batches], decoded.rejects, decoded.skipped)
+
+    def _reorder(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = [
+            batch.column(self._places[place]) if place in self._places else pa.nulls(batch.num_rows, column.type.arrow)
+            for place, column in enumerate(self._columns)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in self._columns])

@@ -1,0 +1,47 @@
+"""What the tests of streaming share: connections to a test's own table, and clients in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ingestd.streaming import ArrowWriter, HiveStreamingConnection
+from tests.support.stack import Stack
+
+
+def connect(stack: Stack, **options: Any) -> HiveStreamingConnection:
+    """A connection to the test's table."""
+    defaults: dict[str, Any] = {
+        "database": "default",
+        "table": stack.name,
+        "metastore_uri": stack.addresses.metastore,
+        "record_writer": ArrowWriter(),
+    }
+    return HiveStreamingConnection(**(defaults | options))
+
+
+def client(stack: Stack, script: str, *arguments: str) -> subprocess.Popen[str]:
+    """A Python program that streams; it gets the metastore's URI and the table's name before `arguments`."""
+    path = stack.directory / "client.py"
+    path.write_text(script, encoding="utf-8")
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.Popen(
+        [sys.executable, str(path), stack.addresses.metastore, stack.name, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"PYTHONPATH": root},
+    )
+
+
+def sees(stack: Stack, ids: Sequence[int], where: str = "") -> None:
+    """HiveServer2 reads exactly these ids: row by row, through a Tez job, and counted."""
+    expected = sorted(ids)
+    assert sorted(row[0] for row in stack.sql(f"SELECT id FROM {stack.name} {where}")) == expected
+    assert stack.count(where) == len(expected)
+    total = stack.sql(f"SELECT sum(id + 0), min(id + 0), max(id + 0) FROM {stack.name} {where}")[0]
+    assert total == ((sum(expected), expected[0], expected[-1]) if expected else (None, None, None))

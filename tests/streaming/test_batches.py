@@ -1,0 +1,227 @@
+"""Transaction batches: N transactions share a delta and a file for each bucket, and readers look in between."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from ingestd.storage.local import local_path
+from ingestd.streaming import HiveStreamingConnection, InvalidTransactionState, SerializationError, TxnState
+from tests.streaming.support import client, connect, sees
+from tests.support.compaction import compact
+from tests.support.stack import Stack, eventually
+
+BUCKETED = "CLUSTERED BY (id) INTO 2 BUCKETS "
+
+
+def make_table(stack: Stack, clustered: str = "", partitioned: str = "") -> None:
+    stack.sql(
+        f"CREATE TABLE {stack.name} (id int, note string) {partitioned} {clustered} STORED AS ORC "
+        "TBLPROPERTIES ('transactional'='true', 'no_auto_compaction'='true')"
+    )
+
+
+def rows(first: int, count: int = 10, **more: list[str]) -> pa.Table:
+    ids = list(range(first, first + count))
+    return pa.table({"id": pa.array(ids, pa.int32()), "note": [f"note {one}" for one in ids], **more})
+
+
+def table_path(stack: Stack) -> Path:
+    warehouse = local_path(stack.addresses.warehouse)
+    return warehouse / stack.name
+
+
+def files_of(stack: Stack) -> list[str]:
+    root = table_path(stack)
+    return sorted(str(file.relative_to(root)) for file in root.rglob("delta_*/*") if not file.name.startswith("_"))
+
+
+@pytest.mark.parametrize("clustered", ["", BUCKETED], ids=["plain", "bucketed"])
+def test_batch_when_transactions_commit_and_abort_then_readers_see_exactly_the_committed(
+    stack: Stack, clustered: str
+) -> None:
+    make_table(stack, clustered)
+    seen: list[int] = []
+
+    with connect(stack, transaction_batch_size=5) as connection:
+        for turn, outcome in enumerate("cacca"):
+            connection.begin_transaction()
+            connection.write(rows(turn * 10))
+            sees(stack, seen)
+            if outcome == "c":
+                connection.commit_transaction()
+                seen += range(turn * 10, turn * 10 + 10)
+            else:
+                connection.abort_transaction()
+            sees(stack, seen)
+
+    deltas = {name.split("/")[0] for name in files_of(stack)}
+    assert len(deltas) == 1
+    assert not [name for name in files_of(stack) if name.endswith("_flush_length")]
+    sees(stack, seen)
+    connect_more = connect(stack)
+    with connect_more, connect_more.transaction():
+        connect_more.write(rows(100))
+    seen += range(100, 110)
+    compact(stack, f"default.{stack.name}", "minor")
+    sees(stack, seen)
+    stack.sql(f"DELETE FROM {stack.name} WHERE id = 3")
+    stack.sql(f"UPDATE {stack.name} SET note = 'changed' WHERE id = 25")
+    seen.remove(3)
+    sees(stack, seen)
+    compact(stack, f"default.{stack.name}", "major")
+    sees(stack, seen)
+    assert stack.sql(f"SELECT note FROM {stack.name} WHERE id = 25") == [("changed",)]
+
+
+def test_batch_when_used_up_then_the_next_follows_by_itself(stack: Stack) -> None:
+    make_table(stack)
+
+    with connect(stack, transaction_batch_size=2) as connection:
+        for turn in range(5):
+            with connection.transaction():
+                connection.write(rows(turn * 10))
+
+    sees(stack, list(range(50)))
+    assert len({name.split("/")[0] for name in files_of(stack)}) == 3
+    assert connection.stats.committed_transactions == 5
+
+
+def test_batch_when_partitions_come_in_later_transactions_then_each_appears_with_its_commit(stack: Stack) -> None:
+    make_table(stack, partitioned="PARTITIONED BY (day string)")
+
+    with connect(stack, transaction_batch_size=3) as connection:
+        with connection.transaction():
+            connection.write(rows(0, day=["a"] * 10))
+        sees(stack, list(range(10)))
+        connection.begin_transaction()
+        connection.write(rows(10, day=["a"] * 5 + ["b"] * 5))
+        connection.abort_transaction()
+        sees(stack, list(range(10)))
+        with connection.transaction():
+            connection.write(rows(20, day=["b"] * 5 + ["c"] * 5))
+        sees(stack, [*range(10), *range(20, 30)])
+
+    sees(stack, list(range(20, 25)), "WHERE day = 'b'")
+    sees(stack, list(range(25, 30)), "WHERE day = 'c'")
+
+
+KILLED = """
+import sys, time
+import pyarrow as pa
+from ingestd.streaming import ArrowWriter, HiveStreamingConnection
+
+uri, table = sys.argv[1:]
+connection = HiveStreamingConnection(
+    table=table, metastore_uri=uri, record_writer=ArrowWriter(), transaction_batch_size=4
+)
+for turn in range(3):
+    connection.begin_transaction()
+    connection.write(pa.table({"id": list(range(turn * 10, turn * 10 + 10)), "note": ["x"] * 10}))
+    if turn < 2:
+        connection.commit_transaction()
+    else:
+        connection._batch._output.flush()
+        connection._batch._output.finish()
+print("open", flush=True)
+time.sleep(600)
+"""
+
+
+def test_client_killed_inside_a_batch_then_committed_transactions_stay_and_the_open_one_vanishes(stack: Stack) -> None:
+    make_table(stack)
+    process = client(stack, KILLED)
+    try:
+        assert process.stdout
+        assert process.stdout.readline() == "open\n"
+        sees(stack, list(range(20)))
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        assert process.stdout
+        process.stdout.close()
+
+    sees(stack, list(range(20)))
+    with connect(stack) as connection, connection.transaction():
+        connection.write(rows(100))
+    sees(stack, [*range(20), *range(100, 110)])
+
+
+def test_batch_when_it_grows_old_then_it_is_closed_without_the_program(stack: Stack) -> None:
+    make_table(stack)
+
+    with connect(stack, transaction_batch_size=5, batch_seconds=1.0) as connection:
+        with connection.transaction():
+            connection.write(rows(0))
+        eventually("the side file is gone", lambda: not [f for f in files_of(stack) if f.endswith("_flush_length")], 20)
+        with connection.transaction():
+            connection.write(rows(10))
+
+    sees(stack, list(range(20)))
+    assert len({name.split("/")[0] for name in files_of(stack)}) == 2
+
+
+def test_old_dates_when_written_in_a_batch_then_refused_and_the_transaction_goes_on(stack: Stack) -> None:
+    stack.sql(f"CREATE TABLE {stack.name} (id int, day date) STORED AS ORC TBLPROPERTIES ('transactional'='true')")
+    old = pa.table({"id": pa.array([1], pa.int32()), "day": [date(1500, 1, 1)]})
+    new = pa.table({"id": pa.array([2], pa.int32()), "day": [date(1600, 1, 1)]})
+
+    with connect(stack, transaction_batch_size=2) as connection:
+        connection.begin_transaction()
+        with pytest.raises(SerializationError, match="1582"):
+            connection.write(old)
+        connection.write(new)
+        connection.commit_transaction()
+        assert stack.sql(f"SELECT id, cast(day AS string) FROM {stack.name}") == [(2, "1600-01-01")]
+    with connect(stack) as connection, connection.transaction():
+        connection.write(old)
+
+    assert sorted(stack.sql(f"SELECT id, cast(day AS string) FROM {stack.name}")) == [
+        (1, "1500-01-01"),
+        (2, "1600-01-01"),
+    ]
+
+
+def test_many_partitions_when_more_than_files_may_be_open_then_all_rows_are_there(stack: Stack) -> None:
+    make_table(stack, partitioned="PARTITIONED BY (day string)")
+    days = [f"d{number:03d}" for number in range(70)]
+
+    with connect(stack, transaction_batch_size=2) as connection:
+        for turn in range(2):
+            with connection.transaction():
+                connection.write(rows(turn * 70, 70, day=days))
+
+    sees(stack, list(range(140)))
+
+
+def test_states_when_calls_come_in_the_wrong_order_then_refused(stack: Stack) -> None:
+    make_table(stack)
+    refused: list[Callable[[HiveStreamingConnection], object]] = [
+        lambda one: one.write(rows(0)),
+        lambda one: one.commit_transaction(),
+        lambda one: one.abort_transaction(),
+    ]
+
+    with connect(stack, transaction_batch_size=2) as connection:
+        assert connection.current_transaction_state is TxnState.INACTIVE
+        for call in refused:
+            with pytest.raises(InvalidTransactionState):
+                call(connection)
+        connection.begin_transaction()
+        assert connection.current_transaction_state is TxnState.OPEN
+        with pytest.raises(InvalidTransactionState):
+            connection.begin_transaction()
+        connection.write(rows(0))
+        connection.commit_transaction()
+        assert connection.current_transaction_state is TxnState.COMMITTED
+        for call in refused:
+            with pytest.raises(InvalidTransactionState):
+                call(connection)
+        connection.begin_transaction()
+        connection.abort_transaction()
+        assert connection.current_transaction_state is TxnState.ABORTED

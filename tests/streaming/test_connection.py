@@ -1,0 +1,422 @@
+"""One connection: what it writes, what it counts, how it refuses, and what it leaves when it ends."""
+
+from __future__ import annotations
+
+import io
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hive_metastore import ttypes
+
+from ingestd.errors import AGAIN, IngestdError
+from ingestd.hive import transactions
+from ingestd.hive.tables import TableName, load_acid_table, read_table
+from ingestd.storage.local import local_path
+from ingestd.streaming import (
+    ArrowWriter,
+    ConnectionError,  # noqa: A004
+    HiveStreamingConnection,
+    InvalidTable,
+    InvalidTransactionState,
+    SerializationError,
+    StreamingException,
+    StrictDelimitedInputWriter,
+    StrictJsonWriter,
+    TransactionError,
+    TxnState,
+)
+from tests.streaming.support import client, connect, sees
+from tests.support.stack import Stack, eventually
+
+
+def rows(first: int, count: int = 10, **more: list[str]) -> pa.Table:
+    ids = list(range(first, first + count))
+    return pa.table({"id": pa.array(ids, pa.int32()), "note": [f"note {one}" for one in ids], **more})
+
+
+def name_of(stack: Stack) -> TableName:
+    return TableName("default", stack.name)
+
+
+def write_and_fail(connection: HiveStreamingConnection) -> None:
+    with connection.transaction():
+        connection.write(rows(10))
+        _ = 1 // (connection.stats.committed_transactions - 1)
+
+
+def test_transaction_when_it_commits_or_aborts_then_hive_sees_just_the_committed(stack: Stack) -> None:
+    stack.table("id int, note string")
+
+    with connect(stack) as connection:
+        with connection.transaction():
+            connection.write(rows(0))
+        with pytest.raises(ZeroDivisionError):
+            write_and_fail(connection)
+        with connection.transaction():
+            connection.write(rows(20))
+        stats = connection.stats
+
+    sees(stack, [*range(10), *range(20, 30)])
+    assert (stats.committed_transactions, stats.aborted_transactions, stats.records_written) == (2, 1, 30)
+    assert stats.metastore_calls > 10
+    assert stats.records_size > 100
+
+
+def test_partitions_when_dynamic_then_null_and_empty_go_to_the_default_partition(stack: Stack) -> None:
+    stack.table("id int, note string", partitioned="day string, hour int")
+    writer = StrictDelimitedInputWriter(field_delimiter=",")
+
+    with connect(stack, record_writer=writer) as connection:
+        assert connection.is_dynamic_partitioning
+        with connection.transaction():
+            connection.write([b"1,a,2026-01-01,5", b"2,b,,", b"3,c,\\N,7", b"4,d,a/b=c,5"])
+        assert sorted(connection.partitions) == [
+            "day=2026-01-01/hour=5",
+            "day=__HIVE_DEFAULT_PARTITION__/hour=7",
+            "day=__HIVE_DEFAULT_PARTITION__/hour=__HIVE_DEFAULT_PARTITION__",
+            "day=a%2Fb%3Dc/hour=5",
+        ]
+        assert connection.stats.created_partitions == 4
+        assert connection.stats.total_partitions == 4
+
+    found = stack.sql(f"SELECT id, note, day, hour FROM {stack.name}")
+    assert sorted(found) == [
+        (1, "a", "2026-01-01", 5),
+        (2, "b", "__HIVE_DEFAULT_PARTITION__", None),  # so Hive shows a string's default partition
+        (3, "c", "__HIVE_DEFAULT_PARTITION__", 7),
+        (4, "d", "a/b=c", 5),
+    ]
+
+
+def test_stream_when_lines_end_in_many_ways_then_each_is_one_record(stack: Stack) -> None:
+    stack.table("id int, note string")
+    writer = StrictDelimitedInputWriter(field_delimiter=",")
+
+    with connect(stack, record_writer=writer) as connection, connection.transaction():
+        connection.write(io.BytesIO(b"1,a\r\n2,b\n3,c\r4,d"))
+        connection.write(io.BytesIO(b"5,e\n"))
+    with (
+        connect(
+            stack, record_writer=StrictDelimitedInputWriter(field_delimiter=",", line_delimiter_pattern=";+")
+        ) as connection,
+        connection.transaction(),
+    ):
+        connection.write(io.BytesIO(b"6,f;;;7,g;"))
+
+    sees(stack, [1, 2, 3, 4, 5, 6, 7])
+
+
+def test_bad_json_when_written_one_by_one_then_refused_at_once_and_the_rest_commits(stack: Stack) -> None:
+    stack.table("id int, note string")
+
+    with connect(stack, record_writer=StrictJsonWriter()) as connection:
+        connection.begin_transaction()
+        connection.write(b'{"id": 1, "note": "good"}')
+        with pytest.raises(SerializationError, match=r"record 1.*column id.*is not a number") as caught:
+            connection.write(b'{"id": "x"}')
+        assert caught.value.rejects[0].head == b'{"id": "x"}'
+        with pytest.raises(SerializationError, match="not JSON"):
+            connection.write(b"{nonsense")
+        connection.write(b'{"ID": 4, "other": [1]}')
+        with pytest.raises(SerializationError) as caught:
+            connection.write([b'{"id": 5}', b"[]", b'{"id": 6}', b'{"id": 1e99}'])
+        assert [reject.row for reject in caught.value.rejects] == [5, 7]
+        connection.commit_transaction()
+
+    assert sorted(stack.sql(f"SELECT id, note FROM {stack.name}")) == [(1, "good"), (4, None), (5, None), (6, None)]
+
+
+def test_arrow_when_columns_do_not_fit_then_refused_whole_and_named(stack: Stack) -> None:
+    stack.table("id int, note varchar(5)")
+
+    with connect(stack) as connection:
+        connection.begin_transaction()
+        with pytest.raises(SerializationError, match="column other"):
+            connection.write(pa.table({"id": [1], "other": [2]}))
+        with pytest.raises(SerializationError, match="column id int"):
+            connection.write(pa.table({"id": [1, 2**40]}))
+        with pytest.raises(SerializationError, match="longer than varchar"):
+            connection.write(pa.table({"id": [1], "note": ["123456"]}))
+        with pytest.raises(SerializationError, match="cannot write list"):
+            connection.write([1, 2])
+        connection.write(pa.record_batch({"NOTE": ["12345"], "Id": pa.array([7], pa.int64())}))
+        connection.commit_transaction()
+
+    assert stack.sql(f"SELECT id, note FROM {stack.name}") == [(7, "12345")]
+
+
+def test_tables_and_arguments_when_wrong_then_each_says_what(stack: Stack) -> None:
+    stack.sql(f"CREATE EXTERNAL TABLE {stack.name}_plain (id int) STORED AS ORC")
+    stack.table("id int", partitioned="day string")
+
+    with pytest.raises(InvalidTable, match="does not exist"):
+        connect(stack, table=f"{stack.name}_missing")
+    with pytest.raises(InvalidTable, match="not a transactional table"):
+        connect(stack, table=f"{stack.name}_plain")
+    with pytest.raises(ConnectionError, match="2 static partition values"):
+        connect(stack, static_partition_values=["a", "b"])
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1"):
+        connect(stack, metastore_uri="thrift://127.0.0.1:1")
+    with pytest.raises(StreamingException, match="belong together"):
+        connect(stack, write_id=7)
+    with pytest.raises(StreamingException, match="1 or more"):
+        connect(stack, transaction_batch_size=0)
+    with pytest.raises(StreamingException, match="hive-site"):
+        connect(stack, configuration=stack.directory / "hive-site.xml")
+
+
+def test_configuration_when_read_from_hive_site_then_forced_settings_win_and_are_logged(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack.table("id int, note string")
+    site = stack.directory / "hive-site.xml"
+    site.write_text(
+        "<configuration><property><name>hive.metastore.uris</name>"
+        f"<value>{stack.addresses.metastore}</value></property>"
+        "<property><name>hive.support.concurrency</name><value>false</value></property></configuration>",
+        encoding="utf-8",
+    )
+
+    with caplog.at_level(logging.WARNING):
+        connection = HiveStreamingConnection(table=stack.name, record_writer=ArrowWriter(), configuration=site)
+    with connection, connection.transaction():
+        connection.write(rows(0))
+
+    assert connection.metastore_uri == stack.addresses.metastore
+    assert connection.configuration["hive.support.concurrency"] == "true"
+    assert "hive.support.concurrency is set to true" in caplog.text
+    sees(stack, list(range(10)))
+
+
+def test_thread_when_another_one_calls_then_refused(stack: Stack) -> None:
+    stack.table("id int, note string")
+    caught: list[BaseException] = []
+
+    with connect(stack) as connection:
+        connection.begin_transaction()
+
+        def intrude() -> None:
+            calls: list[Callable[[], object]] = [
+                lambda: connection.write(rows(0)),
+                connection.commit_transaction,
+                connection.close,
+            ]
+            for call in calls:
+                with pytest.raises(StreamingException) as refused:
+                    call()
+                caught.append(refused.value)
+
+        thread = threading.Thread(target=intrude)
+        thread.start()
+        thread.join()
+        connection.abort_transaction()
+
+    assert len(caught) == 3
+    assert all("belongs to the thread that made it" in str(error) for error in caught)
+    with pytest.raises(StreamingException, match="closed"):
+        connection.begin_transaction()
+
+
+def test_transaction_when_the_metastore_gave_it_up_then_the_next_call_says_so_and_nothing_is_visible(
+    stack: Stack,
+) -> None:
+    stack.table("id int, note string")
+
+    with connect(stack) as connection:
+        connection.begin_transaction()
+        connection.write(rows(0))
+        assert connection.current_txn_id
+        transactions.abort(stack.metastore, connection.current_txn_id)
+        with pytest.raises(TransactionError) as caught:
+            connection.commit_transaction()
+        assert caught.value.reaction in AGAIN
+        assert isinstance(caught.value, IngestdError)
+        assert connection.current_transaction_state is TxnState.ABORTED
+        with connection.transaction():
+            connection.write(rows(10))
+
+    sees(stack, list(range(10, 20)))
+
+
+def test_heartbeat_when_a_batch_waits_long_then_all_its_transactions_stay_alive(stack: Stack) -> None:
+    stack.table("id int, note string")
+
+    with connect(stack, transaction_batch_size=3) as connection:
+        connection._session = connection._session.__class__(
+            **{
+                **{name: getattr(connection._session, name) for name in connection._session.__slots__},
+                "timeout_seconds": 1.0,
+            }
+        )
+        connection.begin_transaction()
+        ids = list(connection.txn_to_write_ids)
+        first = {txn.id: txn.lastHeartbeatTime for txn in open_transactions(stack) if txn.id in ids}
+        eventually(
+            "a heartbeat of every transaction",
+            lambda: all(txn.lastHeartbeatTime > first[txn.id] for txn in open_transactions(stack) if txn.id in first),
+            20,
+        )
+        assert len(first) == 3
+        connection.abort_transaction()
+
+
+def open_transactions(stack: Stack) -> list[ttypes.TxnInfo]:
+    return list(stack.metastore.call("get_open_txns_info").open_txns)
+
+
+def test_lock_when_somebody_has_the_table_exclusively_then_waited_for(stack: Stack) -> None:
+    stack.table("id int, note string")
+    taken = stack.metastore.call(
+        "lock",
+        ttypes.LockRequest(
+            component=[
+                ttypes.LockComponent(
+                    type=ttypes.LockType.EXCLUSIVE,
+                    level=ttypes.LockLevel.TABLE,
+                    dbname="default",
+                    tablename=stack.name,
+                    operationType=ttypes.DataOperationType.NO_TXN,
+                    isTransactional=False,
+                )
+            ],
+            user="test",
+            hostname="test",
+        ),
+    )
+
+    with connect(stack, lock_seconds=0.5) as connection, pytest.raises(ConnectionError, match="locks were not granted"):
+        connection.begin_transaction()
+
+    def unlock() -> None:
+        stack.metastore.call("unlock", ttypes.UnlockRequest(lockid=taken.lockid))
+        stack.metastore.close()
+
+    release = threading.Timer(1.0, unlock)
+    release.start()
+    with connect(stack) as connection, connection.transaction():
+        connection.write(rows(0))
+    release.join()
+
+    sees(stack, list(range(10)))
+
+
+def test_commit_when_given_partitions_and_a_key_then_both_come_with_it(stack: Stack) -> None:
+    stack.table("id int, note string", partitioned="day string", **{"_meta.offset": "0"})
+
+    with connect(stack) as connection:
+        connection.begin_transaction()
+        connection.write(rows(0, day=["a"] * 10))
+        connection.commit_transaction(partitions=[["empty one"]], key="_meta.offset", value="10")
+        assert sorted(connection.partitions) == ["day=a", "day=empty one"]
+        connection.begin_transaction()
+        with pytest.raises(StreamingException, match="belong together"):
+            connection.commit_transaction(key="_meta.offset")
+        connection.abort_transaction()
+        info = connection.create_partition_if_not_exists(["a"])
+        assert (info.name, info.existed) == ("day=a", True)
+        info = connection.create_partition_if_not_exists(["new"])
+        assert (info.name, info.existed) == ("day=new", False)
+
+    assert read_table(stack.metastore, name_of(stack)).parameters["_meta.offset"] == "10"
+    assert [row[0] for row in stack.sql(f"SHOW PARTITIONS {stack.name}")] == ["day=a", "day=empty one", "day=new"]
+    sees(stack, list(range(10)))
+
+
+@pytest.mark.parametrize("outcome", ["commit", "abort"])
+def test_joined_transaction_when_its_owner_ends_it_then_rows_follow_it(stack: Stack, outcome: str) -> None:
+    stack.table("id int, note string", partitioned="day string")
+    table = load_acid_table(stack.metastore, name_of(stack))
+    owner = transactions.begin(stack.metastore, table.name, "owner")
+
+    with connect(
+        stack, write_id=owner.write_id, table_object=table.raw, statement_id=3, record_writer=ArrowWriter()
+    ) as joined:
+        joined.begin_transaction()
+        joined.write(rows(0, day=["a"] * 5 + ["b"] * 5))
+        joined.commit_transaction()
+        assert joined.current_transaction_state is TxnState.PREPARED_FOR_COMMIT
+        assert joined.stats.committed_transactions == 0
+        place = joined.delta_file_location(["a"], 0, owner.write_id, owner.write_id, 3)
+        assert place.is_file()
+        with pytest.raises(InvalidTransactionState):
+            joined.begin_transaction()
+        transactions.register_partitions(stack.metastore, owner, list(joined.partitions))
+
+    assert stack.sql(f"SELECT id FROM {stack.name}") == []
+    if outcome == "commit":
+        transactions.commit(stack.metastore, owner)
+    else:
+        transactions.abort(stack.metastore, owner.id)
+    assert len(stack.sql(f"SELECT id FROM {stack.name}")) == (10 if outcome == "commit" else 0)
+
+
+LEFT_OPEN = """
+import sys
+import pyarrow as pa
+from ingestd.streaming import ArrowWriter, HiveStreamingConnection
+
+uri, table = sys.argv[1:]
+connection = HiveStreamingConnection(table=table, metastore_uri=uri, record_writer=ArrowWriter())
+connection.begin_transaction()
+connection.write(pa.table({"id": [1], "note": ["x"]}))
+print(connection.current_txn_id, flush=True)
+"""
+
+
+def test_program_that_ends_with_an_open_transaction_then_it_is_aborted(stack: Stack) -> None:
+    stack.table("id int, note string")
+
+    process = client(stack, LEFT_OPEN)
+    printed = process.communicate(timeout=60)[0]
+
+    assert process.returncode == 0, printed
+    txn_id = int(printed)
+    assert txn_id not in [txn.id for txn in open_transactions(stack) if txn.state == ttypes.TxnState.OPEN]
+    assert stack.count() == 0
+
+
+def test_program_killed_while_it_writes_then_the_next_client_clears_its_files(stack: Stack) -> None:
+    stack.table("id int, note string")
+    process = client(stack, LEFT_OPEN + "\nimport time\ntime.sleep(600)\n")
+    try:
+        assert process.stdout
+        txn_id = int(process.stdout.readline())
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait(30)
+        assert process.stdout
+        process.stdout.close()
+    staging = staging_of(stack)
+    assert [one.name for one in staging.iterdir()] == [str(txn_id)]
+
+    with connect(stack):
+        assert [one.name for one in staging.iterdir()] == [str(txn_id)]  # its transaction is open still
+    transactions.abort(stack.metastore, txn_id)
+    with connect(stack):
+        assert list(staging.iterdir()) == []
+
+
+def staging_of(stack: Stack) -> Path:
+    return local_path(load_acid_table(stack.metastore, name_of(stack)).location) / ".ingestd-streaming"
+
+
+def test_optimizations_when_off_then_dictionaries_and_indexes_are_written_and_rows_are_the_same(stack: Stack) -> None:
+    stack.table("id int, note string")
+    sizes = []
+    for optimized in (True, False):
+        with connect(stack, streaming_optimizations=optimized) as connection:
+            connection.begin_transaction()
+            connection.write(pa.table({"id": range(200_000), "note": [f"value {n % 50}" for n in range(200_000)]}))
+            write_id = connection.current_write_id
+            assert write_id
+            place = connection.delta_file_location([], 0, write_id, write_id)
+            connection.commit_transaction()
+        sizes.append(place.stat().st_size)
+
+    assert sizes[0] != sizes[1]
+    assert stack.sql(f"SELECT count(*), count(DISTINCT note) FROM {stack.name} WHERE id >= 0") == [(400_000, 50)]
