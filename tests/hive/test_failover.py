@@ -1,0 +1,145 @@
+"""Two metastores over one database: whichever of them is there is used."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hive_metastore import ttypes
+
+from ingestd import retry
+from ingestd.clock import Stopwatch, monotonic
+from ingestd.errors import IngestdError, MetastoreUnavailable
+from ingestd.hive.client import Metastore
+from ingestd.sandbox.database import postgres as coordinates
+from tests.support.metastore import Home, Process
+from tests.support.postgres import postgres
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
+    with postgres() as url:
+        home = Home(tmp_path_factory.mktemp("pair"), coordinates(url))
+        made = [Process(home, name, {}) for name in ("first", "second")]
+        try:
+            for process in made:
+                process.start()
+            yield made
+        finally:
+            for process in made:
+                process.stop()
+
+
+@pytest.fixture
+def both(pair: list[Process]) -> Iterator[list[Process]]:
+    for process in pair:
+        process.start_if_stopped()
+    for process in pair:
+        process.wait()
+    yield pair
+    for process in pair:
+        process.resume()
+
+
+def _client(pair: list[Process], timeout_seconds: float = 20.0) -> Metastore:
+    return Metastore(",".join(process.uri for process in pair), timeout_seconds=timeout_seconds)
+
+
+def _port(metastore: Metastore) -> int:
+    """The port of the connection that this thread has."""
+    return int(metastore._where().rpartition(":")[2])
+
+
+def _open_transaction(metastore: Metastore) -> int:
+    answer = metastore.call("open_txns", ttypes.OpenTxnRequest(1, "tests", "here"))
+    return int(answer.txn_ids[0])
+
+
+def test_each_goes_and_comes_back_then_a_transaction_lives_on_at_the_other(both: list[Process]) -> None:
+    first, second = both
+    metastore = _client(both)
+    txn = _open_transaction(metastore)
+    assert _port(metastore) == first.port
+
+    first.stop()
+    with pytest.raises(MetastoreUnavailable, match=str(first.port)):
+        metastore.call("heartbeat", ttypes.HeartbeatRequest(txnid=txn))
+    metastore.call("heartbeat", ttypes.HeartbeatRequest(txnid=txn))
+    assert _port(metastore) == second.port
+
+    first.start().wait()
+    second.stop()
+    with pytest.raises(MetastoreUnavailable, match=str(second.port)):
+        metastore.call("heartbeat", ttypes.HeartbeatRequest(txnid=txn))
+    metastore.call("commit_txn", ttypes.CommitTxnRequest(txnid=txn))
+    assert _port(metastore) == first.port
+    metastore.close()
+
+
+def test_one_is_silent_then_only_the_call_in_hand_waits(both: list[Process]) -> None:
+    first, second = both
+    metastore = _client(both, timeout_seconds=2)
+    metastore.call("get_all_databases")
+    assert _port(metastore) == first.port
+    first.pause()
+    with pytest.raises(MetastoreUnavailable, match=r"timed out|timeout"):
+        metastore.call("get_all_databases")
+    watch = Stopwatch()
+    metastore.call("get_all_databases")
+    watch.lap("the next call")
+    assert _port(metastore) == second.port
+    assert watch.steps["the next call"] < 1000
+    metastore.close()
+
+
+def test_silent_at_the_first_dial_then_the_other_is_used(both: list[Process]) -> None:
+    first, second = both
+    first.pause()
+    metastore = _client(both, timeout_seconds=1)
+    metastore.call("get_all_databases")
+    assert _port(metastore) == second.port
+    metastore.close()
+
+
+def test_threads_at_work_then_each_goes_on(both: list[Process]) -> None:
+    metastore = _client(both)
+    stop, failed = threading.Event(), threading.Event()
+    waits: list[IngestdError] = []
+    ends: list[int] = []
+
+    def note(error: IngestdError, _seconds: float) -> None:
+        waits.append(error)
+        failed.set()
+
+    def work() -> None:
+        limit = monotonic() + 30
+        while not failed.is_set() and monotonic() < limit:
+            retry.call(lambda: metastore.call("get_all_databases"), stop=stop, on_wait=note)
+        retry.call(lambda: metastore.call("get_all_databases"), stop=stop, on_wait=note)
+        ends.append(_port(metastore))
+        metastore.close()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    both[0].stop()
+    for thread in threads:
+        thread.join(60)
+    assert ends == [both[1].port] * 4
+    assert 1 <= len(waits) <= 4
+
+
+def test_none_answers_then_the_error_names_all_and_the_next_call_finds_the_one_that_came(both: list[Process]) -> None:
+    metastore = _client(both)
+    metastore.call("get_all_databases")
+    for process in both:
+        process.stop()
+    with pytest.raises(MetastoreUnavailable):
+        metastore.call("get_all_databases")
+    with pytest.raises(MetastoreUnavailable) as caught:
+        metastore.call("get_all_databases")
+    assert all(f"localhost:{process.port}" in str(caught.value) for process in both)
+    both[1].start().wait()
+    metastore.call("get_all_databases")
+    metastore.close()

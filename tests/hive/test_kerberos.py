@@ -1,0 +1,265 @@
+"""A metastore with SASL switched on, and a real KDC behind it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ingestd.clock import Stopwatch, monotonic, pause
+from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable
+from ingestd.hive.client import Metastore
+from ingestd.hive.security import Kerberos, Plain, Protection, Security
+from tests.support.kerberos import NAME, Realm, realm, secured
+from tests.support.metastore import Home, Process, metastore
+
+SERVER = f"hive/_HOST@{NAME}"
+LONG = "p=" + "long" * 250_000
+SHORT_SECONDS = 12
+
+
+@pytest.fixture(scope="module")
+def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
+    with realm(tmp_path_factory.mktemp("realm")) as made, pytest.MonkeyPatch.context() as patch:
+        for key, value in made.environment.items():
+            patch.setenv(key, value)
+        for principal in ("hive/localhost", "other/localhost", "ingestd"):
+            made.add(principal)
+        made.add("brief", f"-maxlife {SHORT_SECONDS}s")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(kdc: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    with metastore(Home(tmp_path_factory.mktemp("kerberos")), "kerberos", *secured(kdc)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def keytab(kdc: Realm) -> Path:
+    return kdc.keytab("ingestd", "ingestd")
+
+
+def _client(uri: str, login: Kerberos | Plain | None) -> Metastore:
+    return Metastore(uri, timeout_seconds=10, security=Security(login))
+
+
+def _refusal(uri: str, login: Kerberos | Plain | None, kind: type[IngestdError]) -> IngestdError:
+    with closing(_client(uri, login)) as client, pytest.raises(kind) as caught:
+        client.call("get_all_databases")
+    assert type(caught.value) is kind
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("allowed", "is_readable"),
+    [
+        ({Protection.AUTH}, True),
+        ({Protection.INTEGRITY}, True),
+        ({Protection.CONFIDENTIALITY}, False),
+        (set(Protection), False),
+    ],
+    ids=["auth", "auth-int", "auth-conf", "the strongest by default"],
+)
+def test_keytab_then_long_bodies_go_both_ways_under_the_protection(
+    server: Process, keytab: Path, allowed: set[Protection], *, is_readable: bool
+) -> None:
+    with _Tap(server.port) as tap:
+        login = Kerberos(SERVER, f"ingestd@{NAME}", keytab, frozenset(allowed))
+        with closing(_client(tap.uri, login)) as client:
+            assert client.user == "ingestd"
+            assert client.call("partition_name_to_vals", LONG) == [LONG[2:]]
+            assert client.call("get_all_databases") == ["default"]
+    assert (b"longlong" in tap.sent, b"longlong" in tap.received) == (is_readable, is_readable)
+    assert len(tap.sent) > len(LONG)
+    assert len(tap.received) > len(LONG)
+
+
+def test_ticket_cache_then_it_is_used(
+    kdc: Realm, server: Process, keytab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KRB5CCNAME", kdc.ticket("ingestd", keytab))
+    for user in (None, "ingestd"):
+        with closing(_client(server.uri, Kerberos(SERVER, user))) as client:
+            assert client.call("get_all_databases") == ["default"]
+    assert "no ticket for brief" in str(_refusal(server.uri, Kerberos(SERVER, "brief"), LoginFailed))
+
+
+def test_no_ticket_then_login_failed_says_how_to_get_one(server: Process) -> None:
+    error = _refusal(server.uri, Kerberos(SERVER), LoginFailed)
+    assert "ticket cache" in error.where
+    assert "No Kerberos credentials available" in error.what
+    assert "kinit" in error.hint
+
+
+def test_keytab_that_does_not_fit_then_login_failed_says_why(
+    kdc: Realm, server: Process, keytab: Path, tmp_path: Path
+) -> None:
+    def refused(user: str, file: Path) -> str:
+        error = _refusal(server.uri, Kerberos(SERVER, user, file), LoginFailed)
+        assert str(file) in error.where
+        return f"{error.what} {error.hint}"
+
+    assert "No such file" in refused("ingestd", tmp_path / "none.keytab")
+    assert "Is a directory" in refused("ingestd", tmp_path)
+    assert "no keytab" in refused("ingestd", kdc.conf)
+    assert f"holds no key of brief it holds ingestd@{NAME}" in refused("brief", keytab)
+
+    kdc.add("moved")
+    old = kdc.keytab("moved", "moved")
+    kdc.keytab("fresh", "moved", new_key=True)
+    assert "export it again" in refused("moved", old)
+    kdc.run("kadmin.local", "-q", "delprinc -force moved")
+    again = Path(shutil.copy(old, tmp_path / "again.keytab"))
+    assert "KDC does not know" in refused("moved", again)
+
+
+def test_principal_of_another_service_then_login_failed(server: Process, keytab: Path) -> None:
+    error = _refusal(server.uri, Kerberos(f"other/_HOST@{NAME}", "ingestd", keytab), LoginFailed)
+    assert "refused the login" in error.what
+    assert "metastore.kerberos.principal" in error.hint
+
+
+def test_principal_that_the_kdc_does_not_know_then_login_failed_names_it(server: Process, keytab: Path) -> None:
+    by_number = server.uri.replace("localhost", "127.0.0.1")
+    error = _refusal(by_number, Kerberos(SERVER, "ingestd", keytab), LoginFailed)
+    assert f"knows no hive/127.0.0.1@{NAME}" in error.what
+    with closing(_client(by_number, Kerberos(f"hive/localhost@{NAME}", "ingestd", keytab))) as client:
+        assert client.call("get_all_databases") == ["default"]
+
+
+def test_no_login_or_a_password_before_kerberos_then_config_error_names_the_setting(server: Process) -> None:
+    assert "metastore.kerberos" in _refusal(server.uri, None, ConfigError).hint
+    error = _refusal(server.uri, Plain("ingestd", "geheim"), ConfigError)
+    assert "metastore.kerberos" in error.hint
+    assert "geheim" not in repr(error)
+
+
+def test_library_missing_then_config_error_says_what_to_install(
+    server: Process, keytab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gssapi", None)
+    error = _refusal(server.uri, Kerberos(SERVER, "ingestd", keytab), ConfigError)
+    assert "ingestd[kerberos]" in error.hint
+
+
+def test_kdc_away_then_tickets_at_hand_go_on_and_others_wait_for_it(
+    kdc: Realm, server: Process, keytab: Path, tmp_path: Path
+) -> None:
+    login = Kerberos(SERVER, "ingestd", keytab)
+    with closing(_client(server.uri, login)) as client:
+        client.call("get_all_databases")
+        kdc.stop()
+        try:
+            client.close()
+            assert client.call("get_all_databases") == ["default"]
+            other = Kerberos(SERVER, "ingestd", Path(shutil.copy(keytab, tmp_path / "other.keytab")))
+            assert "KDC" in str(_refusal(server.uri, other, MetastoreUnavailable))
+        finally:
+            kdc.start()
+    with closing(_client(server.uri, other)) as client:
+        assert client.call("get_all_databases") == ["default"]
+
+
+def test_metastore_away_then_it_is_unavailable_and_no_login_failed(server: Process, keytab: Path) -> None:
+    away = f"thrift://localhost:{_closed_port()}"
+    login = Kerberos(SERVER, "ingestd", keytab)
+    _refusal(away, login, MetastoreUnavailable)
+    with closing(_client(f"{away},{server.uri}", login)) as client:
+        assert client.call("get_all_databases") == ["default"]
+    # Who refuses us may be followed by one that does not, and who is away may take us later.
+    refusing = Kerberos(f"other/_HOST@{NAME}", "ingestd", keytab)
+    assert "refused the login" in str(_refusal(f"{away},{server.uri}", refusing, MetastoreUnavailable))
+    _refusal(f"{server.uri},{server.uri}", refusing, LoginFailed)
+
+
+def test_many_threads_dial_at_once_then_all_are_logged_in(server: Process, kdc: Realm) -> None:
+    client = _client(server.uri, Kerberos(SERVER, "brief", kdc.keytab("many", "brief")))
+    answers: list[object] = []
+
+    def work() -> None:
+        for _ in range(10):
+            answers.append(client.call("get_all_databases"))
+            client.close()
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert answers == [["default"]] * 80
+
+
+def test_ticket_expires_then_open_connections_and_the_keytab_go_on_and_the_cache_does_not(
+    kdc: Realm, server: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief = kdc.keytab("brief", "brief")
+    monkeypatch.setenv("KRB5CCNAME", kdc.ticket("brief", brief))
+    over = monotonic() + SHORT_SECONDS + 1.5
+    by_keytab, by_cache = (_client(server.uri, Kerberos(SERVER, "brief", file)) for file in (brief, None))
+    renewing = _client(server.uri, Kerberos(SERVER, "brief", brief))
+    watch = Stopwatch()
+    while monotonic() < over:
+        for client in (by_keytab, by_cache, renewing):
+            assert client.call("get_all_databases") == ["default"]
+        renewing.close()
+        pause(0.3)
+    watch.lap("calls")
+    assert watch.steps["calls"] > SHORT_SECONDS * 1000
+
+    for client in (by_keytab, by_cache):
+        assert client.call("get_all_databases") == ["default"]
+        client.close()
+    assert by_keytab.call("get_all_databases") == ["default"]
+    with pytest.raises(LoginFailed, match="Ticket expired") as caught:
+        by_cache.call("get_all_databases")
+    assert "kinit" in caught.value.hint
+    for client in (by_keytab, renewing):
+        client.close()
+
+
+def _closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class _Tap:
+    """Hands one connection through and keeps what went by."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.uri = f"thrift://localhost:{self._door.getsockname()[1]}"
+        self.sent, self.received = bytearray(), bytearray()
+        self._thread = threading.Thread(target=self._work)
+
+    def __enter__(self) -> _Tap:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(20)
+        self._door.close()
+
+    def _work(self) -> None:
+        near, _ = self._door.accept()
+        with near, socket.create_connection(("127.0.0.1", self._to)) as far:
+            back = threading.Thread(target=_pump, args=(far, near, self.received))
+            back.start()
+            _pump(near, far, self.sent)
+            back.join(20)
+
+
+def _pump(source: socket.socket, sink: socket.socket, seen: bytearray) -> None:
+    """Copy until `source` ends, then tell `sink`."""
+    while piece := source.recv(1 << 16):
+        seen += piece
+        sink.sendall(piece)
+    sink.shutdown(socket.SHUT_WR)

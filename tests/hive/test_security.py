@@ -1,0 +1,261 @@
+"""What a hive-site.xml asks of a client, and metastores with TLS and with passwords."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable
+from ingestd.hive.client import Metastore
+from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
+from tests.support.kerberos import NAME, Realm, realm, secured
+from tests.support.metastore import Home, Process, free_port, metastore
+
+PASSWORD = "geheim-9"
+SERVER = f"hive/_HOST@{NAME}"
+SASL = {"hive.metastore.sasl.enabled": "true", "hive.metastore.kerberos.principal": SERVER}
+BY_PASSWORD = {
+    "metastore.authentication": "CONFIG",
+    "metastore.authentication.config.username": "ingestd",
+    "metastore.authentication.config.password": PASSWORD,
+    # The metastore ends at once when it is to be told the user as well.
+    "metastore.execute.setugi": "false",
+}
+
+
+def test_hive_conf_without_security_then_none() -> None:
+    assert Security.from_hive_conf({}) == Security()
+    assert Security.from_hive_conf({"hive.metastore.sasl.enabled": "false"}, user="x", password="y") == Security()
+
+
+@pytest.mark.parametrize(
+    ("given", "protections"),
+    [
+        ("", set(Protection)),
+        ("authentication", {Protection.AUTH}),
+        ("Integrity , privacy", {Protection.INTEGRITY, Protection.CONFIDENTIALITY}),
+    ],
+)
+def test_hive_conf_with_sasl_then_kerberos(given: str, protections: set[Protection]) -> None:
+    found = Security.from_hive_conf(SASL | {"hadoop.rpc.protection": given}, user="me", keytab=Path("/k"))
+    assert found == Security(Kerberos(SERVER, "me", Path("/k"), frozenset(protections)))
+
+
+def test_hive_conf_then_the_newer_name_of_a_property_wins() -> None:
+    found = Security.from_hive_conf(SASL | {"metastore.kerberos.principal": "hms/a.b@R"})
+    assert found == Security(Kerberos("hms/a.b@R"))
+    assert Security.from_hive_conf(SASL | {"metastore.sasl.enabled": "false"}) == Security()
+
+
+def test_hive_conf_with_a_client_mode_then_it_counts() -> None:
+    mode = "hive.metastore.client.auth.mode"
+    assert Security.from_hive_conf(SASL | {mode: "NOSASL"}).login == Kerberos(SERVER)
+    without = {key: value for key, value in SASL.items() if "sasl" not in key}
+    assert Security.from_hive_conf(without | {mode: "KERBEROS"}).login == Kerberos(SERVER)
+    plain = SASL | {mode: "plain", "hive.metastore.client.plain.username": "me"}
+    assert Security.from_hive_conf(plain, password=PASSWORD).login == Plain("me", PASSWORD)
+
+
+@pytest.mark.parametrize(
+    ("conf", "where"),
+    [
+        ({"metastore.client.auth.mode": "JWT"}, "metastore.client.auth.mode"),
+        ({"metastore.client.auth.mode": "LADP"}, "metastore.client.auth.mode"),
+        ({"metastore.client.auth.mode": "PLAIN"}, "metastore.plain.username"),
+        ({"metastore.client.auth.mode": "PLAIN", "metastore.client.plain.username": "me"}, "metastore.plain.password"),
+        ({"metastore.sasl.enabled": "true"}, "metastore.kerberos.principal"),
+        (SASL | {"hive.metastore.kerberos.principal": "hive@R"}, "metastore.kerberos.principal"),
+        (SASL | {"hadoop.rpc.protection": "private"}, "hadoop.rpc.protection"),
+        ({"metastore.client.thrift.transport.mode": "http"}, "metastore.client.thrift.transport.mode"),
+        ({"hive.metastore.thrift.framed.transport.enabled": "true"}, "metastore.thrift.framed.transport.enabled"),
+        ({"hive.metastore.use.SSL": "true", "metastore.truststore.path": "/x/t.jks"}, "metastore.truststore.path"),
+        ({"hive.metastore.use.SSL": "true", "metastore.truststore.path": "/x/t.pem"}, "/x/t.pem"),
+    ],
+)
+def test_hive_conf_that_cannot_be_followed_then_config_error(conf: dict[str, str], where: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Security.from_hive_conf(conf)
+    assert caught.value.where == where
+
+
+def test_hive_conf_with_tls_then_its_trust_store_or_ours(tmp_path: Path) -> None:
+    tls = {"hive.metastore.use.SSL": "true", "hive.metastore.truststore.path": "/x/t.jks"}
+    assert Security.from_hive_conf(tls, ca_file=Path("/ca.pem")).tls == Tls(Path("/ca.pem"))
+    assert Security.from_hive_conf({"hive.metastore.use.SSL": "TRUE"}).tls == Tls()
+    pem = tmp_path / "trust"
+    pem.write_text("-----BEGIN CERTIFICATE-----")
+    assert Security.from_hive_conf(tls | {"hive.metastore.truststore.path": str(pem)}).tls == Tls(pem)
+    # Hive's server falls back to mere authentication under TLS, whatever is written.
+    both = SASL | tls | {"hadoop.rpc.protection": "privacy"}
+    login = Security.from_hive_conf(both, ca_file=pem).login
+    assert isinstance(login, Kerberos)
+    assert Protection.AUTH in login.protections
+
+
+def test_principal_then_host_is_in_lower_case_and_a_fixed_one_stays() -> None:
+    assert Kerberos("hive/_HOST@R").principal_at("Meta.Example.COM") == "hive/meta.example.com@R"
+    assert Kerberos("hive/Fixed@R").principal_at("other") == "hive/Fixed@R"
+    assert Kerberos("hive/_HOST").principal_at("h") == "hive/h"
+
+
+def test_values_that_contradict_themselves_then_config_error() -> None:
+    with pytest.raises(ConfigError, match=r"metastore\.kerberos\.user"):
+        Kerberos(SERVER, keytab=Path("/k"))
+    with pytest.raises(ConfigError, match="NUL"):
+        Plain("a\0b", PASSWORD)
+    with pytest.raises(ConfigError, match="protection"):
+        Kerberos(SERVER, protections=frozenset())
+
+
+def test_password_then_it_is_in_no_repr() -> None:
+    assert PASSWORD not in repr(Security(Plain("ingestd", PASSWORD)))
+
+
+# --- real metastores
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home(tmp_path_factory.mktemp("security"))
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`ca.pem` signed `server.p12`, for the host localhost only; `other.pem` signed nothing."""
+    folder = tmp_path_factory.mktemp("certificates")
+    key = ["-newkey", "rsa:2048", "-nodes"]
+    # With these uses and identifiers Python 3.13, which looks closely, takes them too.
+    for name in ("ca", "other"):
+        ca = ["-x509", "-days", "2", "-subj", f"/CN={name}", "-addext", "keyUsage=critical,keyCertSign"]
+        _openssl(folder, "req", *key, *ca, "-keyout", f"{name}.key", "-out", f"{name}.pem")
+    (folder / "names").write_text("subjectAltName=DNS:localhost\nauthorityKeyIdentifier=keyid\n")
+    _openssl(folder, "req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
+    signed_by = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names"]
+    _openssl(folder, "x509", "-req", "-in", "server.csr", *signed_by, "-out", "server.pem")
+    pair = ["-inkey", "server.key", "-in", "server.pem", "-passout", "pass:changeit"]
+    _openssl(folder, "pkcs12", "-export", *pair, "-out", "server.p12")
+    return folder
+
+
+def _openssl(folder: Path, *arguments: str) -> None:
+    done = subprocess.run(["openssl", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def _over_tls(certificates: Path) -> dict[str, str]:
+    return {
+        "metastore.use.SSL": "true",
+        "metastore.keystore.path": str(certificates / "server.p12"),
+        "metastore.keystore.password": "changeit",
+        "metastore.keystore.type": "PKCS12",
+    }
+
+
+@pytest.fixture(scope="module")
+def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
+    with realm(tmp_path_factory.mktemp("realm")) as made, pytest.MonkeyPatch.context() as patch:
+        for key, value in made.environment.items():
+            patch.setenv(key, value)
+        made.add("hive/localhost")
+        made.add("ingestd")
+        yield made
+
+
+def _works(uri: str, security: Security) -> None:
+    with closing(Metastore(uri, timeout_seconds=5, security=security)) as client:
+        assert client.call("get_all_databases") == ["default"]
+        assert client.call("partition_name_to_vals", "p=" + "x" * 500_000) == ["x" * 500_000]
+
+
+def _refusal(uri: str, security: Security, kind: type[IngestdError]) -> IngestdError:
+    with closing(Metastore(uri, timeout_seconds=5, security=security)) as client, pytest.raises(kind) as caught:
+        client.call("get_all_databases")
+    assert type(caught.value) is kind
+    assert PASSWORD not in repr(caught.value) + str(caught.value)
+    return caught.value
+
+
+def _by_number(server: Process) -> str:
+    return server.uri.replace("localhost", "127.0.0.1")
+
+
+def test_metastore_without_security_then_a_client_with_it_hears_what_to_remove(home: Home) -> None:
+    with metastore(home, "open", {}) as server:
+        _works(server.uri, Security())
+        plain = Plain("ingestd", PASSWORD)
+        assert "remove metastore.plain" in _refusal(server.uri, Security(plain), ConfigError).hint
+        assert "remove metastore.tls" in _refusal(server.uri, Security(tls=Tls()), ConfigError).hint
+        assert "remove metastore.tls" in _refusal(server.uri, Security(plain, Tls()), ConfigError).hint
+        server.pause()
+        for security in (Security(), Security(plain), Security(tls=Tls())):
+            _silent(server, security)
+
+
+def _silent(server: Process, security: Security) -> None:
+    with (
+        closing(Metastore(server.uri, timeout_seconds=0.3, security=security)) as client,
+        pytest.raises(MetastoreUnavailable),
+    ):
+        client.call("get_all_databases")
+
+
+def test_tls_then_only_the_right_ca_and_host_are_trusted(home: Home, certificates: Path) -> None:
+    ca = certificates / "ca.pem"
+    with metastore(home, "tls", _over_tls(certificates)) as server:
+        _works(server.uri, Security(tls=Tls(ca)))
+        for wrong in (certificates / "other.pem", None):
+            error = _refusal(server.uri, Security(tls=Tls(wrong)), ConfigError)
+            assert "certificate is not accepted" in error.what
+            assert "ca_file" in error.hint
+        other_host = _by_number(server)
+        assert "127.0.0.1" in _refusal(other_host, Security(tls=Tls(ca)), ConfigError).what
+        _works(other_host, Security(tls=Tls(ca, verify_hostname=False)))
+        _refusal(other_host, Security(tls=Tls(certificates / "other.pem", verify_hostname=False)), ConfigError)
+
+        missing = certificates / "none.pem"
+        assert str(missing) in _refusal(server.uri, Security(tls=Tls(missing)), ConfigError).where
+        assert "PEM" in _refusal(server.uri, Security(tls=Tls(certificates / "server.p12")), ConfigError).what
+        assert "set metastore.tls" in _refusal(server.uri, Security(), ConfigError).hint
+        plain = Security(Plain("ingestd", PASSWORD), Tls(ca))
+        assert "remove metastore.plain" in _refusal(server.uri, plain, ConfigError).hint
+
+
+def test_password_then_only_the_right_one_is_taken(home: Home) -> None:
+    with metastore(home, "password", BY_PASSWORD) as server:
+        _works(server.uri, Security(Plain("ingestd", PASSWORD)))
+        for user, password in (("ingestd", "other"), ("other", PASSWORD), ("ingestd", "größer")):
+            error = _refusal(server.uri, Security(Plain(user, password)), LoginFailed)
+            assert "metastore.plain.password" in error.hint
+            assert ("ASCII" in error.hint) is (not password.isascii())
+        assert "set metastore.kerberos or metastore.plain" in _refusal(server.uri, Security(), ConfigError).hint
+        # One that is away may take us when it is back, so this is no refusal yet.
+        away = f"{server.uri},thrift://localhost:{free_port()}"
+        error = _refusal(away, Security(Plain("ingestd", "other")), MetastoreUnavailable)
+        assert "refused the login" in error.where
+
+
+def test_password_over_tls_then_both_are_looked_at(home: Home, certificates: Path) -> None:
+    tls = Tls(certificates / "ca.pem")
+    with metastore(home, "password-tls", BY_PASSWORD | _over_tls(certificates)) as server:
+        _works(server.uri, Security(Plain("ingestd", PASSWORD), tls))
+        _refusal(server.uri, Security(Plain("ingestd", "other"), tls), LoginFailed)
+        _refusal(_by_number(server), Security(Plain("ingestd", PASSWORD), tls), ConfigError)
+        assert "set metastore.tls" in _refusal(server.uri, Security(Plain("ingestd", PASSWORD)), ConfigError).hint
+        assert "set metastore.kerberos or metastore.plain" in _refusal(server.uri, Security(tls=tls), ConfigError).hint
+
+
+def test_kerberos_over_tls_then_the_metastore_offers_no_second_protection(
+    home: Home, certificates: Path, kdc: Realm
+) -> None:
+    tls, keytab = Tls(certificates / "ca.pem"), kdc.keytab("ingestd", "ingestd")
+    properties, jvm = secured(kdc)
+    with metastore(home, "kerberos-tls", properties | _over_tls(certificates), jvm) as server:
+        _works(server.uri, Security(Kerberos(SERVER, "ingestd", keytab), tls))
+        secret = Kerberos(SERVER, "ingestd", keytab, frozenset({Protection.CONFIDENTIALITY}))
+        error = _refusal(server.uri, Security(secret, tls), ConfigError)
+        assert "we take auth-conf, the metastore offers auth" in error.what
+        _refusal(server.uri, Security(Kerberos(SERVER), tls), LoginFailed)

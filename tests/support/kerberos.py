@@ -1,0 +1,146 @@
+"""A realm of a test's own: a real MIT KDC on a loopback port, its principals, keytabs and tickets."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.metastore import free_port
+from tests.support.stack import eventually
+
+NAME = "INGESTD.TEST"
+# Debian keeps the servers where only root's PATH looks.
+_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+_PACKAGES = {
+    "krb5kdc": "krb5-kdc",
+    "kdb5_util": "krb5-kdc",
+    "kadmin.local": "krb5-admin-server",
+    "kinit": "krb5-user",
+}
+# No name service is asked, since the realm is in no DNS.
+_KRB5_CONF = """[libdefaults]
+ default_realm = {name}
+ dns_lookup_realm = false
+ dns_lookup_kdc = false
+ dns_canonicalize_hostname = false
+ rdns = false
+ udp_preference_limit = 1
+[realms]
+ {name} = {{
+  kdc = 127.0.0.1:{port}
+ }}
+"""
+_KDC_CONF = """[kdcdefaults]
+ kdc_listen = 127.0.0.1:{port}
+ kdc_tcp_listen = 127.0.0.1:{port}
+[realms]
+ {name} = {{
+  database_name = {folder}/principal
+  key_stash_file = {folder}/stash
+  max_life = 1h
+ }}
+"""
+
+
+class Realm:
+    """Principals of the realm; `environment` makes a program of this machine belong to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self.conf = folder / "krb5.conf"
+        self.environment = {
+            "KRB5_CONFIG": str(self.conf),
+            "KRB5_KDC_PROFILE": str(folder / "kdc.conf"),
+            "KRB5CCNAME": f"FILE:{folder / 'nobody.ccache'}",
+        }
+        self._kdc: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Make the realm at the first time, and start its KDC."""
+        if not self.conf.exists():
+            values = {"name": NAME, "port": self.port, "folder": self.folder}
+            (self.folder / "kdc.conf").write_text(_KDC_CONF.format(**values))
+            self.conf.write_text(_KRB5_CONF.format(**values))
+            self.run("kdb5_util", "create", "-s", "-P", "master")
+        with (self.folder / "kdc.log").open("ab") as log:
+            command = [_tool("krb5kdc"), "-n"]
+            self._kdc = subprocess.Popen(command, env=self._everything(), stdout=log, stderr=log)
+        eventually("the KDC to listen", self._listens, 10)
+
+    def stop(self) -> None:
+        """End the KDC; its principals stay."""
+        if self._kdc:
+            self._kdc.send_signal(signal.SIGTERM)
+            self._kdc.wait(10)
+            self._kdc = None
+
+    def add(self, principal: str, *options: str) -> None:
+        """Make a principal with a random key, such as `hive/localhost`; `-maxlife 12s` makes short tickets."""
+        self.run("kadmin.local", "-q", f"addprinc -randkey {' '.join(options)} {principal}")
+
+    def keytab(self, name: str, *principals: str, new_key: bool = False) -> Path:
+        """A keytab with the keys of `principals`; with `new_key`, keytabs made before hold an old one."""
+        file = self.folder / f"{name}.keytab"
+        keep = "" if new_key else "-norandkey "
+        for principal in principals:
+            self.run("kadmin.local", "-q", f"ktadd {keep}-k {file} {principal}")
+        assert file.exists()
+        return file
+
+    def ticket(self, principal: str, keytab: Path) -> str:
+        """Log in as kinit does; what KRB5CCNAME must be to use the ticket."""
+        cache = f"FILE:{self.folder / principal.replace('/', '_')}.ccache"
+        self.run("kinit", "-c", cache, "-k", "-t", str(keytab), principal)
+        return cache
+
+    def run(self, tool: str, *arguments: str) -> str:
+        """What one of Kerberos' programs says; fails with its words."""
+        command = [_tool(tool), *arguments]
+        done = subprocess.run(command, env=self._everything(), capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def _everything(self) -> dict[str, str]:
+        return os.environ | self.environment
+
+    def _listens(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+
+@contextmanager
+def realm(folder: Path) -> Iterator[Realm]:
+    """A realm whose KDC lives as long as the block."""
+    made = Realm(folder)
+    made.start()
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def secured(of: Realm, protections: str = "authentication,integrity,privacy") -> tuple[dict[str, str], tuple[str, ...]]:
+    """Properties and JVM options of a metastore that takes only logins of the realm; `hive/localhost` must be there."""
+    properties = {
+        "hadoop.security.authentication": "kerberos",
+        "hadoop.rpc.protection": protections,
+        # Some of Hive's code reads the older name only.
+        "metastore.sasl.enabled": "true",
+        "hive.metastore.sasl.enabled": "true",
+        "metastore.kerberos.principal": f"hive/localhost@{NAME}",
+        "metastore.kerberos.keytab.file": str(of.keytab("hive", "hive/localhost")),
+    }
+    return properties, (f"-Djava.security.krb5.conf={of.conf}",)
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name, path=_PATH)
+    assert found, f"the test needs a real KDC and {name} is not there: apt-get install {_PACKAGES[name]}"
+    return found
