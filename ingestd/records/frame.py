@@ -25,6 +25,9 @@ _TINY_HINTS = (  # each begins with a literal, which makes the search fast
 _TINY = re.compile(
     rb'[:,\[][ \t\r]*"?[+-]?[0-9]*\.?[0-9]*[eE]-[0-9]{2,}"?[ \t\r]*[,}]|[:,\[][ \t\r]*"?[+-]?[0-9]*\.[0-9]{29}'
 )
+_EXPONENT_HINTS = (re.compile(rb"e(?<=[0-9.]e)\+?[0-9]"), re.compile(rb"E(?<=[0-9.]E)\+?[0-9]"))
+_EXPONENT = re.compile(rb'[:,\[][ \t\r]*"?[+-]?[0-9]*\.?[0-9]*[eE]\+?[0-9]+"?[ \t\r]*[,}]')
+_MAX_DIGITS = 38
 _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
 
@@ -50,6 +53,30 @@ def has_tiny_number(joined: bytes) -> bool:
     For these Arrow reads past its table of powers of ten and may take 1e-39 for a decimal(10,0) zero.
     """
     return any(hint.search(joined) for hint in _TINY_HINTS) and _TINY.search(joined) is not None
+
+
+def has_large_number(joined: bytes, scale: int) -> bool:
+    """Whether a number may need more than 38 digits once it has `scale` digits behind the point.
+
+    Of these Arrow keeps the lowest 128 bits and says nothing (seen in 26).
+    """
+    if _has_digits(joined, _MAX_DIGITS + 1 - scale):
+        return True
+    return any(hint.search(joined) for hint in _EXPONENT_HINTS) and _EXPONENT.search(joined) is not None
+
+
+def _has_digits(joined: bytes, count: int) -> bool:
+    """Whether `count` digits stand in a row; looks at few places only: such a row holds two neighbours of them."""
+    if count <= 1:
+        return True
+    text = np.frombuffer(joined, np.uint8)
+    step = count // 2
+    digits = text[::step] - 0x30 < 10  # unsigned: what is below '0' becomes large
+    starts = np.flatnonzero(digits[1:] & digits[:-1]) * step
+    if not len(starts):
+        return False
+    between = text[starts[:, None] + np.arange(step)] - 0x30 < 10
+    return bool(between.all(axis=1).any()) and re.search(rb"[0-9]{%d}" % count, joined) is not None
 
 
 def _lines(values: Sequence[bytes]) -> bytes | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.json as pj
 
-from ingestd.records.frame import frame, has_constant, has_tiny_number
+from ingestd.records.frame import frame, has_constant, has_large_number, has_tiny_number
 from ingestd.records.vector import Doubtful, convert, read_type
 from ingestd.schema import Column
 
@@ -32,7 +32,7 @@ class LineDecoder:
         self._columns = tuple(columns)
         self._spelling = [column.name for column in columns]
         self._quoted = [False] * len(columns)
-        self._decimals = any(column.type.kind == "decimal" for column in columns)
+        self._scales = [column.type.scale for column in columns if column.type.kind == "decimal"]
         self._complex = any(column.type.is_complex for column in columns)
         self._others = _REFUSE
         self._name_pattern()
@@ -42,7 +42,7 @@ class LineDecoder:
         if self._complex:
             return None
         joined = frame(values)
-        if joined is None or (self._decimals and has_tiny_number(joined)):
+        if joined is None or self._may_spoil_decimals(joined):
             return None
         before = self._others
         taught: set[int] = set()
@@ -57,6 +57,9 @@ class LineDecoder:
         if self._others == _IGNORE:
             self._others = before  # it did not help: the block is bad, not its other fields
         return None
+
+    def _may_spoil_decimals(self, joined: bytes) -> bool:
+        return bool(self._scales) and (has_tiny_number(joined) or has_large_number(joined, max(self._scales)))
 
     def _read(self, joined: bytes) -> pa.Table:
         fields = [
