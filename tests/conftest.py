@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
+from tests.support.postgres import postgres
 from tests.support.stack import Stack
 
 
@@ -37,6 +38,29 @@ def addresses(sandbox: Sandbox) -> Addresses:
 def stack(addresses: Addresses, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
     """Topics, tables and daemons of one test, under names of its own; daemons that it started are ended."""
     made = Stack(addresses, request.node.name, tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def postgres_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    """A sandbox whose metastore is on PostgreSQL."""
+    state_dir = tmp_path_factory.mktemp("postgres-sandbox")
+    with postgres() as url:
+        made = Sandbox(SandboxOptions(state_dir=state_dir, hiveserver2=True, metastore_db=url))
+        try:
+            made.up()
+            yield made
+        finally:
+            made.down()
+
+
+@pytest.fixture
+def on_postgres(postgres_box: Sandbox, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
+    """As `stack`, with the metastore on PostgreSQL."""
+    made = Stack(postgres_box.addresses(), request.node.name, tmp_path)
     try:
         yield made
     finally:

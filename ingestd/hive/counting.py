@@ -12,7 +12,8 @@ then doubtful and made again after the commit.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from ingestd.acid.count import visible_rows
 from ingestd.acid.pool import WrittenFile
@@ -28,6 +29,19 @@ from ingestd.hive.write_ids import is_committed, read_snapshot
 from ingestd.storage.local import local_path
 
 _LEASE_SECONDS = 5.0
+
+
+_busy: dict[str, threading.Lock] = {}
+_registry = threading.Lock()
+
+
+@contextmanager
+def one_at_a_time(table: Table) -> Iterator[None]:
+    """Let the writers of this process count and commit in turn, so that they do not all wait at the metastore."""
+    with _registry:
+        lock = _busy.setdefault(str(table.name), threading.Lock())
+    with lock:
+        yield
 
 
 def added_rows(table: Table, files: Iterable[WrittenFile]) -> dict[str, Added]:

@@ -4,6 +4,7 @@ from ingestd.hive.partitions import PartitionInfo
 from ingestd.streaming.batch import TxnState
 from ingestd.streaming.connection import HiveStreamingConnection
 from ingestd.streaming.errors import (
+    CommitOutcomeUnknown,
     ConnectionError,  # noqa: A004
     InvalidTable,
     InvalidTransactionState,
@@ -24,6 +25,7 @@ from ingestd.streaming.writers import (
 
 __all__ = [
     "ArrowWriter",
+    "CommitOutcomeUnknown",
     "ConnectionError",
     "ConnectionStats",
     "HiveStreamingConnection",

@@ -40,6 +40,12 @@ class InvalidTransactionState(TransactionError):
     reaction = errors.Reaction.STOP
 
 
+class CommitOutcomeUnknown(TransactionError, errors.CommitOutcomeUnknown):
+    """The answer to the commit was lost and nobody could be asked: look whether the rows are there before you go on."""
+
+    reaction = errors.Reaction.RESOLVE
+
+
 class StreamingIOFailure(StreamingException, errors.StorageUnavailable):
     """Files could not be written. Try again with a new transaction."""
 
@@ -69,6 +75,7 @@ class SerializationError(StreamingException, errors.RecordError):
 
 
 _NAMES: tuple[tuple[type[IngestdError], type[StreamingException]], ...] = (
+    (errors.CommitOutcomeUnknown, CommitOutcomeUnknown),
     (errors.InvalidTable, InvalidTable),
     (errors.StorageUnavailable, StreamingIOFailure),
     (errors.Unavailable, ConnectionError),

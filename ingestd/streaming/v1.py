@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ingestd.hive.client import Metastore
-from ingestd.hive.partitions import read_partitions
+from ingestd.hive.partitions import ensure_partitions, read_partitions
 from ingestd.hive.security import Security
 from ingestd.hive.tables import Table, TableName, load_acid_table
 from ingestd.records.block import Decoded, Decoder
@@ -107,10 +107,13 @@ class HiveEndPoint:
             raise InvalidPartition(
                 f"the table is partitioned by {keys}, not by {len(self.partition_values)}", where=where
             )
-        if keys and not create:
-            name = table.partition_name(self.partition_values)
-            if not read_partitions(metastore, table, [name]):
-                raise InvalidPartition(f"there is no partition {name}", where=where, hint="create_partitions=True")
+        if not keys:
+            return
+        name = table.partition_name(self.partition_values)
+        if create:
+            ensure_partitions(metastore, table, {name: self.partition_values})
+        elif not read_partitions(metastore, table, [name]):
+            raise InvalidPartition(f"there is no partition {name}", where=where, hint="create_partitions=True")
 
 
 class StreamingConnection:

@@ -65,9 +65,7 @@ class StrictDelimitedInputWriter(RecordWriter):
 
     def checker(self, columns: Sequence[Column]) -> Callable[[bytes], Reject | None]:
         """See `RecordWriter`."""
-        if "reject" in (self.format.bad_values, self.format.bad_counts):
-            return super().checker(columns)
-        return _not_utf8  # nothing else is refused
+        return DelimitedDecoder(columns, self.format).check
 
 
 class StrictJsonWriter(RecordWriter):
@@ -95,6 +93,10 @@ class StrictRegexWriter(RecordWriter):
         """See `RecordWriter`."""
         return RegexDecoder(columns, self._regex, **self._options)
 
+    def checker(self, columns: Sequence[Column]) -> Callable[[bytes], Reject | None]:
+        """See `RecordWriter`."""
+        return RegexDecoder(columns, self._regex, **self._options).check
+
 
 class ArrowWriter:
     """Arrow data as it is: a RecordBatch, a Table, or anything that exports Arrow (polars, pandas, DuckDB).
@@ -118,15 +120,6 @@ class ArrowWriter:
                 for column in columns
             ]
             yield pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
-
-
-def _not_utf8(record: bytes) -> Reject | None:
-    if not record.isascii():
-        try:
-            record.decode()
-        except UnicodeDecodeError as error:
-            return Reject.of(0, record, "", f"record is not UTF-8 (byte {error.start})")
-    return None
 
 
 def _compiled(pattern: str) -> re.Pattern[bytes]:

@@ -2,37 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-
 from ingestd.hive.statistics import write_back
 from ingestd.hive.tables import TableName, read_table
-from ingestd.sandbox import Sandbox, SandboxOptions
-from tests.support.postgres import postgres
 from tests.support.stack import Stack, eventually
-
-
-@pytest.fixture(scope="module")
-def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    state_dir = tmp_path_factory.mktemp("postgres-sandbox")
-    with postgres() as url:
-        made = Sandbox(SandboxOptions(state_dir=state_dir, hiveserver2=True, metastore_db=url))
-        try:
-            made.up()
-            yield made
-        finally:
-            made.down()
-
-
-@pytest.fixture
-def on_postgres(box: Sandbox, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    made = Stack(box.addresses(), request.node.name, tmp_path)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def test_table_changed_since_it_was_read_when_written_back_then_refused(on_postgres: Stack) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ def connect(stack: Stack, **options: Any) -> HiveStreamingConnection:
 
 def client(stack: Stack, script: str, *arguments: str) -> subprocess.Popen[str]:
     """A Python program that streams; it gets the metastore's URI and the table's name before `arguments`."""
-    path = stack.directory / "client.py"
+    path = stack.directory / f"client-{uuid.uuid4().hex[:6]}.py"
     path.write_text(script, encoding="utf-8")
     root = str(Path(__file__).resolve().parents[2])
     return subprocess.Popen(

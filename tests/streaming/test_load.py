@@ -1,0 +1,90 @@
+"""Many clients in one table for two minutes: no row lost, none doubled, and Hive's counts are right.
+
+On PostgreSQL, as a metastore that serves many clients is: embedded Derby locks whole tables and lets them time out.
+"""
+
+from __future__ import annotations
+
+import json
+
+from tests.streaming.support import client
+from tests.support.stack import Stack
+
+PROCESSES, CONNECTIONS, SECONDS = 4, 4, 120
+
+CLIENTS = """
+import json, random, sys, threading, time
+from ingestd.errors import Reaction
+from ingestd.streaming import HiveStreamingConnection, StreamingException, StrictDelimitedInputWriter
+
+uri, table, process, connections, seconds = sys.argv[1:]
+committed, problems = [], []
+
+
+def attempt(connection, ids, give_up):
+    # after an error that allows it the same records are written again, as the docs say
+    try:
+        connection.begin_transaction()
+        connection.write([f"{one},note {one},day {one % 7}".encode() for one in ids])
+        if give_up:
+            connection.abort_transaction()
+            return True
+        connection.commit_transaction()
+    except StreamingException as error:
+        if error.reaction not in (Reaction.RETRY, Reaction.REWIND):
+            raise
+        return False
+    committed.extend(ids)
+    return True
+
+
+def stream(number):
+    choose = random.Random(int(process) * 100 + number)
+    next_id = (int(process) * 100 + number) * 1_000_000
+    until = time.monotonic() + float(seconds)
+    try:
+        with HiveStreamingConnection(
+            table=table,
+            metastore_uri=uri,
+            record_writer=StrictDelimitedInputWriter(field_delimiter=","),
+            transaction_batch_size=choose.choice([1, 1, 5]),
+            agent_info=f"load {process}.{number}",
+        ) as connection:
+            while time.monotonic() < until:
+                count = choose.randrange(1, 400)
+                ids = list(range(next_id, next_id + count))
+                next_id += count
+                while not attempt(connection, ids, give_up=choose.random() < 0.15):
+                    time.sleep(choose.uniform(0.1, 1.0))
+    except BaseException as error:
+        problems.append(repr(error))
+
+
+threads = [threading.Thread(target=stream, args=(number,)) for number in range(int(connections))]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(json.dumps({"committed": committed, "problems": problems}))
+"""
+
+
+def test_sixteen_connections_when_they_stream_for_two_minutes_then_each_committed_id_is_there_once(
+    on_postgres: Stack,
+) -> None:
+    on_postgres.table("id int, note string", partitioned="day string")
+
+    processes = [
+        client(on_postgres, CLIENTS, str(number), str(CONNECTIONS), str(SECONDS)) for number in range(PROCESSES)
+    ]
+    reports = []
+    for process in processes:
+        printed = process.communicate(timeout=SECONDS + 240)[0]
+        assert process.returncode == 0, printed
+        reports.append(json.loads(printed.splitlines()[-1]))
+
+    assert [report["problems"] for report in reports] == [[]] * PROCESSES
+    expected = sorted(one for report in reports for one in report["committed"])
+    assert len(expected) > 1000
+    assert on_postgres.ids() == expected
+    assert on_postgres.count() == len(expected)
+    for day in range(7):
+        assert on_postgres.count(f"WHERE day = 'day {day}'") == sum(one % 7 == day for one in expected)

@@ -1,0 +1,119 @@
+"""The older face: end points, transaction batches, fields in their own order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from ingestd.streaming import v1
+from tests.streaming.support import sees
+from tests.support.stack import Stack
+
+COLUMNS = ["col1", "col2", "col3", "col4", "col5"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "mapping"),
+    [
+        ([None, "col2", None, "col4", None], [-1, 1, -1, 3, -1]),
+        (["", "col2", "", "COL4", ""], [-1, 1, -1, 3, -1]),
+        (["col5", "col4", "col3", "col2", "col1"], [4, 3, 2, 1, 0]),
+        (["col3", "col4"], [2, 3]),
+    ],
+)
+def test_field_reordering_when_fields_are_dropped_moved_or_fewer_then_as_the_source_says(
+    fields: Sequence[str | None], mapping: list[int]
+) -> None:
+    assert v1.get_field_reordering(fields, COLUMNS) == mapping
+
+
+@pytest.mark.parametrize(
+    "fields", [["xyz", "abc", "col3", "col4", "as"], ["col5", "col4", "col3", "col2", "col1", "col1"]]
+)
+def test_field_reordering_when_names_are_unknown_or_too_many_then_invalid_column(fields: list[str]) -> None:
+    with pytest.raises(v1.InvalidColumn):
+        v1.get_field_reordering(fields, COLUMNS)
+
+
+def test_batch_when_fields_come_in_another_order_then_rows_are_right(stack: Stack) -> None:
+    stack.table("id int, note string, other double", partitioned="day string")
+    end_point = v1.HiveEndPoint(stack.addresses.metastore, "default", stack.name, ("today",))
+
+    with end_point.new_connection(create_partitions=True, agent_info="v1 test") as connection:
+        writer = v1.DelimitedInputWriter(["note", None, "id"], ",")
+        batch = connection.fetch_transaction_batch(3, writer)
+        assert batch.remaining_transactions() == 3
+        batch.begin_next_transaction()
+        batch.write(b"one,dropped,1")
+        batch.write([b"two,,2", b"three,x,3"])
+        assert batch.current_txn_id()
+        assert batch.current_transaction_state() is v1.TxnState.OPEN
+        batch.commit()
+        batch.begin_next_transaction()
+        batch.write(b"gone,,4")
+        batch.abort()
+        batch.begin_next_transaction()
+        batch.write(b"five,,5")
+        batch.commit()
+        assert batch.remaining_transactions() == 0
+        with pytest.raises(v1.InvalidTransactionState):
+            batch.begin_next_transaction()
+        batch.close()
+        assert batch.is_closed()
+
+    found = stack.sql(f"SELECT id, note, other, day FROM {stack.name}")
+    assert sorted(found) == [
+        (1, "one", None, "today"),
+        (2, "two", None, "today"),
+        (3, "three", None, "today"),
+        (5, "five", None, "today"),
+    ]
+    sees(stack, [1, 2, 3, 5])
+
+
+def test_end_points_when_they_do_not_fit_then_the_documents_errors(stack: Stack) -> None:
+    stack.table("id int, note string", partitioned="day string")
+    uri = stack.addresses.metastore
+
+    with pytest.raises(v1.InvalidTable):
+        v1.HiveEndPoint(uri, "default", f"{stack.name}_missing").new_connection()
+    with pytest.raises(v1.InvalidPartition, match="partitioned by"):
+        v1.HiveEndPoint(uri, "default", stack.name).new_connection()
+    with pytest.raises(v1.InvalidPartition, match="no partition day=never"):
+        v1.HiveEndPoint(uri, "default", stack.name, ("never",)).new_connection(create_partitions=False)
+    with pytest.raises(v1.ConnectionError):
+        v1.HiveEndPoint("thrift://127.0.0.1:1", "default", stack.name, ("x",)).new_connection()
+    connection = v1.HiveEndPoint(uri, "default", stack.name, ("x",)).new_connection(create_partitions=True)
+    with pytest.raises(v1.InvalidColumn):
+        connection.fetch_transaction_batch(2, v1.DelimitedInputWriter(["nonsense"], ","))
+
+
+def test_partition_when_many_clients_race_to_make_it_then_one_wins_and_none_fails(stack: Stack) -> None:
+    stack.table("id int, note string", partitioned="day string")
+    start = threading.Barrier(6)
+    failures: list[BaseException] = []
+
+    def race(number: int) -> None:
+        end_point = v1.HiveEndPoint(stack.addresses.metastore, "default", stack.name, ("same day",))
+        try:
+            start.wait(30)
+            with end_point.new_connection(create_partitions=True) as connection:
+                batch = connection.fetch_transaction_batch(1, v1.DelimitedInputWriter(["id"], ","))
+                batch.begin_next_transaction()
+                batch.write(str(number).encode())
+                batch.commit()
+                batch.close()
+        except BaseException as error:  # noqa: BLE001 - the main thread tells of it
+            failures.append(error)
+
+    threads = [threading.Thread(target=race, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not failures
+    assert [row[0] for row in stack.sql(f"SHOW PARTITIONS {stack.name}")] == ["day=same day"]
+    sees(stack, list(range(6)))
