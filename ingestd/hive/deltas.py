@@ -7,6 +7,7 @@ partition was never registered becomes visible once HMS forgets it), and a delta
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ingestd.acid.layout import ORC_ACID_VERSION, ORC_ACID_VERSION_FILE, bucket_name, delta_name
@@ -18,6 +19,16 @@ from ingestd.hive.statistics import WHOLE_TABLE
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import Transaction
 from ingestd.storage import local
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Files of one delta directory: `partition` has the values of its partition, `location` is the URI of that."""
+
+    partition: tuple[str, ...]
+    location: str
+    delta: str
+    files: tuple[str, ...]
 
 
 def register(
@@ -35,17 +46,22 @@ def register(
 
 def place(
     table: Table, write_id: int, files: Iterable[WrittenFile], partitions: Mapping[str, PartitionInfo], staging: Path
-) -> None:
-    """Gather each delta in the staging directory, then rename it to its place."""
+) -> list[Placed]:
+    """Gather each delta in the staging directory, then rename it to its place; returns what lies where."""
     deltas: dict[tuple[str, int], list[WrittenFile]] = {}
     for file in files:
         deltas.setdefault((table.partition_name(file.partition), file.statement), []).append(file)
+    placed = []
     for number, ((name, statement), parts) in enumerate(deltas.items()):
         gathered = staging / f"delta-{number}"
         local.make_directory(gathered)
         for file in parts:
             local.move(Path(file.path), gathered / bucket_name(file.bucket))
         local.write_bytes(gathered / ORC_ACID_VERSION_FILE, ORC_ACID_VERSION)
-        target = local.local_path(partitions[name].location) / delta_name(write_id, statement)
+        location, delta = partitions[name].location, delta_name(write_id, statement)
+        target = local.local_path(location) / delta
         local.move(gathered, target)
         local.sync_directory(target.parent)
+        names = (ORC_ACID_VERSION_FILE, *(bucket_name(file.bucket) for file in parts))
+        placed.append(Placed(parts[0].partition, location, delta, names))
+    return placed

@@ -22,8 +22,10 @@ from ingestd.errors import (
     TransactionError,
 )
 from ingestd.hive import counting, deltas, transactions
+from ingestd.hive.announce import announce
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ControlTable, read_state
+from ingestd.hive.deltas import Placed
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table, load_acid_table
 from ingestd.hive.transactions import Transaction, Wait
@@ -80,22 +82,25 @@ class Committer:
     def commit(self, work: Work, after: MappingState) -> Committed:
         """Commit `work`; on return its rows are readable and `after` is the stored state.
 
-        Steps 1 to 3, plan, open and stage, came before (`mapping.py`); 9, the mirror in Kafka, comes after.
+        Steps 1 to 3, plan, open and stage, came before (`mapping.py`); 10, the mirror in Kafka, comes after.
 
         4. lock and fence   the table and the lease, both at once; then the offsets must still be where we began
         5. register         partitions, before any file appears under them
         6. place            the deltas, each by one rename
-        7. count            the row counts that Hive answers from
-        8. commit           the one visible moment
+        7. announce         the files, to a metastore that keeps an event log
+        8. count            the row counts that Hive answers from
+        9. commit           the one visible moment
 
         Raises OwnershipLost when somebody else committed meanwhile, TableChanged, TransactionAborted, or an
         Unavailable: in each case nothing of `work` is or will become visible.
         """
         self._lock_and_fence(work)
         partitions = self._register(work)
-        self._place(work, partitions)
-        doubtful = self._count(work)
-        self._commit(work, after)
+        placed = self._place(work, partitions)
+        self._announce(work, placed)
+        with counting.one_at_a_time(work.table):
+            doubtful = self._count(work)
+            self._commit(work, after)
         return Committed(work, after, self._look_after(work, partitions, doubtful))
 
     def _lock_and_fence(self, work: Work) -> None:
@@ -124,10 +129,16 @@ class Committer:
         self._done(work, "registered")
         return partitions
 
-    def _place(self, work: Work, partitions: Mapping[str, PartitionInfo]) -> None:
+    def _place(self, work: Work, partitions: Mapping[str, PartitionInfo]) -> list[Placed]:
         """Rename the staged deltas to their place: each appears whole or not at all."""
-        deltas.place(work.table, work.txn.write_id, work.files, partitions, work.staging)
+        placed = deltas.place(work.table, work.txn.write_id, work.files, partitions, work.staging)
         self._done(work, "placed")
+        return placed
+
+    def _announce(self, work: Work, placed: Sequence[Placed]) -> None:
+        """Name the files to whoever replicates the table: the event of the commit does not."""
+        announce(self._metastore, work.table, work.txn, placed)
+        self._done(work, "announced")
 
     def _count(self, work: Work) -> frozenset[str]:
         """Count the rows up just before the commit, so that `count(*)` is right from the first moment."""

@@ -16,7 +16,10 @@ from pathlib import Path
 from ingestd.clock import pause
 from ingestd.errors import ConfigError, TransactionAborted
 
-STEPS = ("planned", "opened", "staged", "locked", "registered", "placed", "counted", "committed", "mirrored")
+STEPS = (
+    *("planned", "opened", "staged", "locked", "registered", "placed"),
+    *("announced", "counted", "committed", "mirrored"),
+)
 _FORM = re.compile(rf"({'|'.join(STEPS)})(?:@(\d+))?=(kill|abort|hold:.+)")
 _lock = threading.Lock()
 _reached: dict[str, int] = {}

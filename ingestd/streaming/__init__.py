@@ -14,6 +14,7 @@ from ingestd.streaming.errors import (
     StreamingIOFailure,
     TransactionError,
 )
+from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.stats import ConnectionStats
 from ingestd.streaming.writers import (
     ArrowWriter,
@@ -27,6 +28,7 @@ __all__ = [
     "ArrowWriter",
     "CommitOutcomeUnknown",
     "ConnectionError",
+    "ConnectionOptions",
     "ConnectionStats",
     "HiveStreamingConnection",
     "InvalidTable",

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from ingestd.acid.spread import Part, Shape
+from ingestd.acid.spread import Part
 from ingestd.clock import Deadline, pause
 from ingestd.errors import CommitOutcomeUnknown, IngestdError, MetastoreUnavailable, TransactionAborted
 from ingestd.hive import counting, deltas, transactions
-from ingestd.hive.client import Metastore
+from ingestd.hive.announce import announce
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
 from ingestd.hive.statistics import WHOLE_TABLE, Added
 from ingestd.hive.tables import Table
@@ -28,11 +28,10 @@ from ingestd.storage import local
 from ingestd.streaming.errors import InvalidTransactionState
 from ingestd.streaming.heartbeat import Heartbeat
 from ingestd.streaming.output import Output, OwnFiles, Partition, SharedFiles
-from ingestd.streaming.stats import ConnectionStats
+from ingestd.streaming.session import STAGING, Session
 
 _log = logging.getLogger(__name__)
-STAGING = ".ingestd-streaming"
-_RESOLVE_SECONDS = 60.0
+_RESOLVE_SECONDS = 180.0
 _BEATS_PER_TIMEOUT = 2
 
 
@@ -44,24 +43,6 @@ class TxnState(Enum):
     COMMITTED = "C"
     ABORTED = "A"
     PREPARED_FOR_COMMIT = "P"
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """What the transactions of one connection share; `agent` names the client in SHOW LOCKS.
-
-    `lock_seconds` bounds the wait for a lock, `batch_seconds` the age of a batch with unused transactions, and
-    `timeout_seconds` is what the metastore allows between heartbeats.
-    """
-
-    metastore: Metastore
-    table: Table
-    shape: Shape
-    agent: str
-    stats: ConnectionStats
-    lock_seconds: float
-    batch_seconds: float
-    timeout_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,15 +144,17 @@ class TransactionBatch:
         with self._guard:
             txn = self._open_transaction()
             self._heartbeat.check(txn.id)
-            added = self._output.finish()
+            done = self._output.finish()
             if extras.partitions:
                 self._partitions.locate(extras.partitions)
-            doubtful = self._count(txn, added)
-            self._heartbeat.forget(txn.id)
-            self._commit(txn, extras.key_value)
+            announce(self._session.metastore, self._table, txn, done.placed)
+            with counting.one_at_a_time(self._table):
+                doubtful = self._count(txn, done.added)
+                self._heartbeat.forget(txn.id)
+                self._commit(txn, extras.key_value)
             self.current, self.state = None, TxnState.COMMITTED
             self._session.stats.committed_transactions += 1
-            self._look_after(added, doubtful)
+            self._look_after(done.added, doubtful)
             if not self._left:
                 self._output.close()
                 self._end()

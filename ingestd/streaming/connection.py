@@ -7,14 +7,10 @@ is aborted, and the next `begin_transaction` starts anew.
 from __future__ import annotations
 
 import atexit
-import getpass
 import logging
-import socket
 import threading
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,33 +18,26 @@ from typing import Any
 import pyarrow as pa
 
 from ingestd.acid.layout import bucket_name, delta_name, shared_delta_name
-from ingestd.acid.partitions import DEFAULT_PARTITION
-from ingestd.acid.spread import Shape, spread
+from ingestd.acid.spread import spread
 from ingestd.errors import IngestdError
-from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
-from ingestd.hive.security import Security
 from ingestd.hive.statistics import WHOLE_TABLE
-from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table
 from ingestd.hive.transactions import KeyValue
 from ingestd.storage import local
-from ingestd.streaming.batch import STAGING, Extras, JoinedTransaction, Session, TransactionBatch, TxnState
+from ingestd.streaming.batch import Extras, JoinedTransaction, TransactionBatch, TxnState
 from ingestd.streaming.builder import Builder
 from ingestd.streaming.calendar import REASON, ModernDecoder, old_rows
-from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.errors import (
-    ConnectionError,  # noqa: A004
     InvalidTransactionState,
     SerializationError,
     StreamingException,
     streaming_errors,
 )
 from ingestd.streaming.feed import RecordFeed
-from ingestd.streaming.heartbeat import transaction_timeout
-from ingestd.streaming.leftovers import clean
+from ingestd.streaming.info import ConnectionInfo
 from ingestd.streaming.memory import used_share
-from ingestd.streaming.stats import ConnectionStats
-from ingestd.streaming.writers import ArrowWriter, RecordWriter
+from ingestd.streaming.options import ConnectionOptions
+from ingestd.streaming.writers import ArrowWriter
 
 _log = logging.getLogger(__name__)
 _BLOB_STORES = ("s3", "s3a", "s3n", "gs", "wasb", "wasbs", "abfs", "abfss", "oss", "cos")
@@ -56,71 +45,18 @@ _AUTO_FLUSH_BYTES = 100 << 20
 _MEMORY_THRESHOLD = 0.7
 
 
-class HiveStreamingConnection:
+class HiveStreamingConnection(ConnectionInfo):
     """A connection to one table; the constructor connects. Also a context manager, which closes it."""
 
-    def __init__(  # noqa: PLR0913
-        self,
-        *,
-        table: str = "",
-        record_writer: RecordWriter | ArrowWriter,
-        database: str = "default",
-        static_partition_values: Sequence[str] = (),
-        agent_info: str = "",
-        metastore_uri: str = "",
-        configuration: Mapping[str, str] | str | Path | None = None,
-        security: Security | None = None,
-        transaction_batch_size: int = 1,
-        streaming_optimizations: bool = True,
-        write_id: int | None = None,
-        table_object: Any = None,
-        statement_id: int = -1,
-        lock_seconds: float = 120.0,
-        batch_seconds: float = 300.0,
-    ) -> None:
-        """Connect.
-
-        `configuration` is a mapping or the path of a `hive-site.xml`. `write_id` and `table_object` (the metastore's
-        Thrift table) together join a transaction that somebody else opened, with `statement_id` for its files.
-        A lock is waited for `lock_seconds`; a batch with unused transactions is closed `batch_seconds` after its start.
+    def __init__(self, **options: Any) -> None:
+        """Connect; `options` are those of `ConnectionOptions`.
 
         Raises ConnectionError, InvalidTable, and StreamingException for wrong arguments.
         """
+        super().__init__(ConnectionOptions(**options))
         self._thread = threading.get_ident()
         self._closed = False
-        self.record_writer = record_writer
-        self._stats = ConnectionStats()
-        self.configuration = Configuration.of(configuration)
-        self.configuration.optimize(optimized=streaming_optimizations)
-        self.metastore_uri = metastore_uri or self.configuration.metastore_uri()
-        self.username = getpass.getuser()
-        self.agent_info = (
-            agent_info or f"{self.username}:{socket.gethostname()}:{threading.current_thread().name}:{uuid.uuid4()}"
-        )[:128]
-        self.transaction_batch_size = transaction_batch_size
-        self.write_id = write_id
-        self.statement_id = statement_id
-        self._batch: TransactionBatch | JoinedTransaction | None = None
-        _check_arguments(transaction_batch_size, write_id, table_object, table)
-        with streaming_errors():
-            self._metastore = Metastore(
-                self.metastore_uri, security=security or Security.from_hive_conf(self.configuration)
-            )
-        try:
-            with streaming_errors():
-                self._table = self._load(TableName(database.lower(), table.lower()), table_object)
-                self.static_partition_values = self._static(static_partition_values)
-                self._session = self._new_session(
-                    lock_seconds, batch_seconds, _shape(self._table, optimized=streaming_optimizations)
-                )
-                clean(self._metastore, self._table, STAGING)
-            self._columns = self._table.columns
-            if self.is_dynamic_partitioning:
-                self._columns += self._table.partition_columns
-            self._feed = self._new_feed()
-        except BaseException:
-            self._metastore.close()
-            raise
+        self._feed = self._new_feed()
         self._flush_after = self.configuration.number(
             "hive.streaming.auto.flush.check.interval.size", float(_AUTO_FLUSH_BYTES)
         )
@@ -278,106 +214,18 @@ class HiveStreamingConnection:
         )
         return local.local_path(location) / delta / bucket_name(bucket)
 
-    # --- what it is
-
-    @property
-    def database(self) -> str:
-        """Name of the database, lower case."""
-        return self._table.name.database
-
-    @property
-    def table(self) -> Table:
-        """The table as it was when the connection was made."""
-        return self._table
-
-    @property
-    def is_partitioned_table(self) -> bool:
-        """Whether the table has partition columns."""
-        return bool(self._table.partition_columns)
-
-    @property
-    def is_dynamic_partitioning(self) -> bool:
-        """Whether the partition of a row comes from the row."""
-        return self.is_partitioned_table and not self.static_partition_values
-
-    @property
-    def current_transaction_state(self) -> TxnState:
-        """State of the transaction that is or was last open."""
-        return self._batch.state if self._batch else TxnState.INACTIVE
-
-    @property
-    def current_write_id(self) -> int | None:
-        """Write id of the open transaction."""
-        if isinstance(self._batch, TransactionBatch):
-            return self._batch.current.write_id if self._batch.current else None
-        return self.write_id
-
-    @property
-    def current_txn_id(self) -> int | None:
-        """Id of the open transaction; None when it is somebody else's."""
-        batch = self._batch
-        return batch.current.id if isinstance(batch, TransactionBatch) and batch.current else None
-
-    @property
-    def txn_to_write_ids(self) -> Mapping[int, int]:
-        """Write id of each transaction of the current batch."""
-        return dict(self._batch.txn_to_write_ids) if self._batch else {}
-
-    @property
-    def partitions(self) -> Mapping[str, PartitionInfo]:
-        """Partitions of the transaction that is or was last open, by name."""
-        known = self._batch.partitions if self._batch else {}
-        return {name: info for name, info in known.items() if name != WHOLE_TABLE}
-
-    @property
-    def stats(self) -> ConnectionStats:
-        """What the connection has done so far."""
-        self._stats.metastore_calls = self._metastore.calls
-        return self._stats
-
     # --- inside
 
-    def _new_session(self, lock_seconds: float, batch_seconds: float, shape: Shape) -> Session:
-        return Session(
-            metastore=self._metastore,
-            table=self._table,
-            shape=shape,
-            agent=self.agent_info,
-            stats=self._stats,
-            lock_seconds=lock_seconds,
-            batch_seconds=batch_seconds,
-            timeout_seconds=transaction_timeout(self._metastore),
-        )
-
-    def _load(self, name: TableName, table_object: Any) -> Table:
-        table = load_acid_table(self._metastore, name) if table_object is None else as_acid_table(table_object)
-        scheme = table.location.partition(":")[0].lower()
-        if self.transaction_batch_size > 1 and scheme in _BLOB_STORES:
-            raise ConnectionError(
-                f"transaction_batch_size {self.transaction_batch_size} needs files that can be read while they grow,"
-                f" which {scheme}: cannot give",
-                where=f"table {table.name}",
-                hint="use transaction_batch_size=1",
-            )
-        local.local_path(table.location)
-        return table
-
-    def _static(self, values: Sequence[str]) -> tuple[str, ...]:
-        keys = [column.name for column in self._table.partition_columns]
-        if values and len(values) != len(keys):
-            raise ConnectionError(
-                f"{len(values)} static partition values, but the table is partitioned by {keys}",
-                where=f"table {self._table.name}",
-                hint="give one value for each partition column, or none",
-            )
-        return tuple(value or DEFAULT_PARTITION for value in values)
-
     def _new_feed(self) -> RecordFeed | None:
-        writer = self.record_writer
+        writer, columns = self.record_writer, self._session.record_columns
         if isinstance(writer, ArrowWriter):
             return None
-        with streaming_errors():
-            decoder, check = writer.decoder(self._columns), writer.checker(self._columns)
+        try:
+            with streaming_errors():
+                decoder, check = writer.decoder(columns), writer.checker(columns)
+        except BaseException:
+            self._metastore.close()
+            raise
         if self.transaction_batch_size > 1:
             decoder = ModernDecoder(decoder)
         return RecordFeed(decoder, check, writer.line_pattern, self._stats)
@@ -391,12 +239,12 @@ class HiveStreamingConnection:
 
     def _sink(self, batch: pa.RecordBatch) -> None:
         assert self._batch is not None
-        for part in spread(batch, self._session.shape, self.static_partition_values):
+        for part in spread(batch, self._session.shape, self._session.static):
             self._batch.add(part)
 
     def _write_arrow(self, data: object) -> None:
         assert isinstance(self.record_writer, ArrowWriter)
-        batches = list(self.record_writer.batches(data, self._columns))
+        batches = list(self.record_writer.batches(data, self._session.record_columns))
         if self.transaction_batch_size > 1 and any(old_rows(batch) is not None for batch in batches):
             raise SerializationError(REASON, where="Arrow data")
         for batch in batches:
@@ -477,21 +325,3 @@ def _close_all() -> None:
     """Abort what a program that ends has left open."""
     for connection in list(_open):
         connection._close_quietly()
-
-
-def _shape(table: Table, *, optimized: bool) -> Shape:
-    """Streaming optimizations leave out what compaction makes anyway: indexes and dictionaries (OrcRecordUpdater)."""
-    encoding = replace(table.encoding, index_stride=0) if optimized else replace(table.encoding, dictionaries=True)
-    return replace(table.shape, encoding=encoding)
-
-
-def _check_arguments(size: int, write_id: int | None, table_object: Any, table: str) -> None:
-    faults = [
-        (size < 1, "transaction_batch_size must be 1 or more"),
-        ((write_id is None) != (table_object is None), "write_id and table_object belong together"),
-        (write_id is not None and size != 1, "a joined transaction has a transaction_batch_size of 1"),
-        (not table and table_object is None, "table is missing"),
-    ]
-    for wrong, what in faults:
-        if wrong:
-            raise StreamingException(what, where="HiveStreamingConnection")

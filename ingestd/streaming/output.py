@@ -6,15 +6,17 @@ Invariant: no row can be read before its transaction has committed, and none of 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ingestd.acid.layout import ORC_ACID_VERSION, ORC_ACID_VERSION_FILE, shared_delta_name
+from ingestd.acid.layout import ORC_ACID_VERSION, ORC_ACID_VERSION_FILE, bucket_name, shared_delta_name
 from ingestd.acid.pool import storage_errors
 from ingestd.acid.shared import SharedFile
 from ingestd.acid.spread import BucketPools, Part, Shape
 from ingestd.hive import counting, deltas
+from ingestd.hive.deltas import Placed
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.statistics import Added
 from ingestd.hive.tables import Table
@@ -25,6 +27,14 @@ Partition = tuple[str, ...]
 Locate = Callable[[Iterable[Partition]], Mapping[str, PartitionInfo]]
 _PENDING_BYTES = 64 << 20
 _MAX_OPEN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What a transaction wrote: `added` by partition name, and the files that hold it."""
+
+    added: dict[str, Added]
+    placed: Sequence[Placed]
 
 
 class Output(Protocol):
@@ -42,8 +52,8 @@ class Output(Protocol):
         """Free memory: give rows that wait to their files."""
         ...
 
-    def finish(self) -> dict[str, Added]:
-        """Put everything where the commit makes it readable; tells what was added, by partition name."""
+    def finish(self) -> Delivered:
+        """Put everything where the commit makes it readable."""
         ...
 
     def discard(self) -> None:
@@ -97,15 +107,15 @@ class OwnFiles:
         assert self._pools
         self._pools.flush()
 
-    def finish(self) -> dict[str, Added]:
+    def finish(self) -> Delivered:
         """See `Output`."""
         assert self._pools
         files = self._pools.close()
         found = self._locate({file.partition for file in files})
-        deltas.place(self._table, self._write_id, files, found, self._staging)
+        placed = deltas.place(self._table, self._write_id, files, found, self._staging)
         self._pools = None
         local.remove_tree(self._root)
-        return counting.added_rows(self._table, files)
+        return Delivered(counting.added_rows(self._table, files), placed)
 
     def discard(self) -> None:
         """See `Output`."""
@@ -141,11 +151,13 @@ class SharedFiles:
         self._open: OrderedDict[tuple[Partition, int], SharedFile] = OrderedDict()
         self._statements: dict[tuple[Partition, int], int] = {}
         self._flushed: dict[str, Added] = {}
+        self._placed: set[Placed] = set()
 
     def begin(self, write_id: int) -> None:
         """See `Output`."""
         self._write_id = write_id
         self._flushed = {}
+        self._placed = set()
 
     def add(self, part: Part) -> None:
         """See `Output`."""
@@ -165,15 +177,16 @@ class SharedFiles:
             with storage_errors(directory):
                 self._file(part, directory).write(part.rows, self._write_id)
             self._touched.add((part.partition, part.bucket))
+            self._placed.add(self._place_of(part, found[name].location))
         self._waiting, self._bytes = [], 0
 
-    def finish(self) -> dict[str, Added]:
+    def finish(self) -> Delivered:
         """See `Output`."""
         self.flush()
         for key in sorted(self._touched):
             self._flush(key)
         self._touched = set()
-        return self._flushed
+        return Delivered(self._flushed, sorted(self._placed, key=str))
 
     def discard(self) -> None:
         """See `Output`; rows that are in a shared file already are hidden by their write id."""
@@ -191,6 +204,11 @@ class SharedFiles:
         for file in self._open.values():
             file.abandon()
         self._open.clear()
+
+    def _place_of(self, part: Part, location: str) -> Placed:
+        """Where the rows of a part went. Side files are not told: those are gone when the batch has ended."""
+        delta = shared_delta_name(*self._range, self._statements[part.partition, part.bucket])
+        return Placed(part.partition, location, delta, (ORC_ACID_VERSION_FILE, bucket_name(part.bucket)))
 
     def _flush(self, key: tuple[Partition, int]) -> None:
         name = self._table.partition_name(key[0])

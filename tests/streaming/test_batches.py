@@ -199,6 +199,10 @@ def test_many_partitions_when_more_than_files_may_be_open_then_all_rows_are_ther
     sees(stack, list(range(140)))
 
 
+def state(connection: HiveStreamingConnection) -> TxnState:
+    return connection.current_transaction_state
+
+
 def test_states_when_calls_come_in_the_wrong_order_then_refused(stack: Stack) -> None:
     make_table(stack)
     refused: list[Callable[[HiveStreamingConnection], object]] = [
@@ -208,20 +212,20 @@ def test_states_when_calls_come_in_the_wrong_order_then_refused(stack: Stack) ->
     ]
 
     with connect(stack, transaction_batch_size=2) as connection:
-        assert connection.current_transaction_state is TxnState.INACTIVE
+        assert state(connection) is TxnState.INACTIVE
         for call in refused:
             with pytest.raises(InvalidTransactionState):
                 call(connection)
         connection.begin_transaction()
-        assert connection.current_transaction_state is TxnState.OPEN
+        assert state(connection) is TxnState.OPEN
         with pytest.raises(InvalidTransactionState):
             connection.begin_transaction()
         connection.write(rows(0))
         connection.commit_transaction()
-        assert connection.current_transaction_state is TxnState.COMMITTED
+        assert state(connection) is TxnState.COMMITTED
         for call in refused:
             with pytest.raises(InvalidTransactionState):
                 call(connection)
         connection.begin_transaction()
         connection.abort_transaction()
-        assert connection.current_transaction_state is TxnState.ABORTED
+        assert state(connection) is TxnState.ABORTED

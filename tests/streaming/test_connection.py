@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import io
 import logging
-import signal
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hive_metastore import ttypes
 
 from ingestd.errors import AGAIN, IngestdError
 from ingestd.hive import transactions
-from ingestd.hive.tables import TableName, load_acid_table, read_table
-from ingestd.storage.local import local_path
+from ingestd.hive.tables import TableName
 from ingestd.streaming import (
     ArrowWriter,
     ConnectionError,  # noqa: A004
     HiveStreamingConnection,
     InvalidTable,
-    InvalidTransactionState,
     SerializationError,
     StreamingException,
     StrictDelimitedInputWriter,
@@ -30,8 +25,8 @@ from ingestd.streaming import (
     TransactionError,
     TxnState,
 )
-from tests.streaming.support import client, connect, sees
-from tests.support.stack import Stack, eventually
+from tests.streaming.support import connect, sees
+from tests.support.stack import Stack
 
 
 def rows(first: int, count: int = 10, **more: list[str]) -> pa.Table:
@@ -241,182 +236,3 @@ def test_transaction_when_the_metastore_gave_it_up_then_the_next_call_says_so_an
             connection.write(rows(10))
 
     sees(stack, list(range(10, 20)))
-
-
-def test_heartbeat_when_a_batch_waits_long_then_all_its_transactions_stay_alive(stack: Stack) -> None:
-    stack.table("id int, note string")
-
-    with connect(stack, transaction_batch_size=3) as connection:
-        connection._session = connection._session.__class__(
-            **{
-                **{name: getattr(connection._session, name) for name in connection._session.__slots__},
-                "timeout_seconds": 1.0,
-            }
-        )
-        connection.begin_transaction()
-        ids = list(connection.txn_to_write_ids)
-        first = {txn.id: txn.lastHeartbeatTime for txn in open_transactions(stack) if txn.id in ids}
-        eventually(
-            "a heartbeat of every transaction",
-            lambda: all(txn.lastHeartbeatTime > first[txn.id] for txn in open_transactions(stack) if txn.id in first),
-            20,
-        )
-        assert len(first) == 3
-        connection.abort_transaction()
-
-
-def open_transactions(stack: Stack) -> list[ttypes.TxnInfo]:
-    return list(stack.metastore.call("get_open_txns_info").open_txns)
-
-
-def test_lock_when_somebody_has_the_table_exclusively_then_waited_for(stack: Stack) -> None:
-    stack.table("id int, note string")
-    taken = stack.metastore.call(
-        "lock",
-        ttypes.LockRequest(
-            component=[
-                ttypes.LockComponent(
-                    type=ttypes.LockType.EXCLUSIVE,
-                    level=ttypes.LockLevel.TABLE,
-                    dbname="default",
-                    tablename=stack.name,
-                    operationType=ttypes.DataOperationType.NO_TXN,
-                    isTransactional=False,
-                )
-            ],
-            user="test",
-            hostname="test",
-        ),
-    )
-
-    with connect(stack, lock_seconds=0.5) as connection, pytest.raises(ConnectionError, match="locks were not granted"):
-        connection.begin_transaction()
-
-    def unlock() -> None:
-        stack.metastore.call("unlock", ttypes.UnlockRequest(lockid=taken.lockid))
-        stack.metastore.close()
-
-    release = threading.Timer(1.0, unlock)
-    release.start()
-    with connect(stack) as connection, connection.transaction():
-        connection.write(rows(0))
-    release.join()
-
-    sees(stack, list(range(10)))
-
-
-def test_commit_when_given_partitions_and_a_key_then_both_come_with_it(stack: Stack) -> None:
-    stack.table("id int, note string", partitioned="day string", **{"_meta.offset": "0"})
-
-    with connect(stack) as connection:
-        connection.begin_transaction()
-        connection.write(rows(0, day=["a"] * 10))
-        connection.commit_transaction(partitions=[["empty one"]], key="_meta.offset", value="10")
-        assert sorted(connection.partitions) == ["day=a", "day=empty one"]
-        connection.begin_transaction()
-        with pytest.raises(StreamingException, match="belong together"):
-            connection.commit_transaction(key="_meta.offset")
-        connection.abort_transaction()
-        info = connection.create_partition_if_not_exists(["a"])
-        assert (info.name, info.existed) == ("day=a", True)
-        info = connection.create_partition_if_not_exists(["new"])
-        assert (info.name, info.existed) == ("day=new", False)
-
-    assert read_table(stack.metastore, name_of(stack)).parameters["_meta.offset"] == "10"
-    assert [row[0] for row in stack.sql(f"SHOW PARTITIONS {stack.name}")] == ["day=a", "day=empty one", "day=new"]
-    sees(stack, list(range(10)))
-
-
-@pytest.mark.parametrize("outcome", ["commit", "abort"])
-def test_joined_transaction_when_its_owner_ends_it_then_rows_follow_it(stack: Stack, outcome: str) -> None:
-    stack.table("id int, note string", partitioned="day string")
-    table = load_acid_table(stack.metastore, name_of(stack))
-    owner = transactions.begin(stack.metastore, table.name, "owner")
-
-    with connect(
-        stack, write_id=owner.write_id, table_object=table.raw, statement_id=3, record_writer=ArrowWriter()
-    ) as joined:
-        joined.begin_transaction()
-        joined.write(rows(0, day=["a"] * 5 + ["b"] * 5))
-        joined.commit_transaction()
-        assert joined.current_transaction_state is TxnState.PREPARED_FOR_COMMIT
-        assert joined.stats.committed_transactions == 0
-        place = joined.delta_file_location(["a"], 0, owner.write_id, owner.write_id, 3)
-        assert place.is_file()
-        with pytest.raises(InvalidTransactionState):
-            joined.begin_transaction()
-        transactions.register_partitions(stack.metastore, owner, list(joined.partitions))
-
-    assert stack.sql(f"SELECT id FROM {stack.name}") == []
-    if outcome == "commit":
-        transactions.commit(stack.metastore, owner)
-    else:
-        transactions.abort(stack.metastore, owner.id)
-    assert len(stack.sql(f"SELECT id FROM {stack.name}")) == (10 if outcome == "commit" else 0)
-
-
-LEFT_OPEN = """
-import sys
-import pyarrow as pa
-from ingestd.streaming import ArrowWriter, HiveStreamingConnection
-
-uri, table = sys.argv[1:]
-connection = HiveStreamingConnection(table=table, metastore_uri=uri, record_writer=ArrowWriter())
-connection.begin_transaction()
-connection.write(pa.table({"id": [1], "note": ["x"]}))
-print(connection.current_txn_id, flush=True)
-"""
-
-
-def test_program_that_ends_with_an_open_transaction_then_it_is_aborted(stack: Stack) -> None:
-    stack.table("id int, note string")
-
-    process = client(stack, LEFT_OPEN)
-    printed = process.communicate(timeout=60)[0]
-
-    assert process.returncode == 0, printed
-    txn_id = int(printed)
-    assert txn_id not in [txn.id for txn in open_transactions(stack) if txn.state == ttypes.TxnState.OPEN]
-    assert stack.count() == 0
-
-
-def test_program_killed_while_it_writes_then_the_next_client_clears_its_files(stack: Stack) -> None:
-    stack.table("id int, note string")
-    process = client(stack, LEFT_OPEN + "\nimport time\ntime.sleep(600)\n")
-    try:
-        assert process.stdout
-        txn_id = int(process.stdout.readline())
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
-        assert process.stdout
-        process.stdout.close()
-    staging = staging_of(stack)
-    assert [one.name for one in staging.iterdir()] == [str(txn_id)]
-
-    with connect(stack):
-        assert [one.name for one in staging.iterdir()] == [str(txn_id)]  # its transaction is open still
-    transactions.abort(stack.metastore, txn_id)
-    with connect(stack):
-        assert list(staging.iterdir()) == []
-
-
-def staging_of(stack: Stack) -> Path:
-    return local_path(load_acid_table(stack.metastore, name_of(stack)).location) / ".ingestd-streaming"
-
-
-def test_optimizations_when_off_then_dictionaries_and_indexes_are_written_and_rows_are_the_same(stack: Stack) -> None:
-    stack.table("id int, note string")
-    sizes = []
-    for optimized in (True, False):
-        with connect(stack, streaming_optimizations=optimized) as connection:
-            connection.begin_transaction()
-            connection.write(pa.table({"id": range(200_000), "note": [f"value {n % 50}" for n in range(200_000)]}))
-            write_id = connection.current_write_id
-            assert write_id
-            place = connection.delta_file_location([], 0, write_id, write_id)
-            connection.commit_transaction()
-        sizes.append(place.stat().st_size)
-
-    assert sizes[0] != sizes[1]
-    assert stack.sql(f"SELECT count(*), count(DISTINCT note) FROM {stack.name} WHERE id >= 0") == [(400_000, 50)]

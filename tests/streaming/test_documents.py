@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 from ingestd.streaming import HiveStreamingConnection, StrictDelimitedInputWriter
 from tests.support.stack import Stack
@@ -13,63 +13,56 @@ ALERTS = (
 )
 
 
+def static(uri: str, database: str) -> None:
+    """Thread 1: static partition values."""
+    writer = StrictDelimitedInputWriter(field_delimiter=",")
+    with HiveStreamingConnection(
+        database=database,
+        table="alerts",
+        static_partition_values=["Asia", "India"],
+        agent_info="example-agent-1",
+        record_writer=writer,
+        metastore_uri=uri,
+    ) as connection:
+        with connection.transaction():
+            connection.write(b"1,val1")
+            connection.write(b"2,val2")
+        with connection.transaction():
+            connection.write(b"3,val3")
+            connection.write(b"4,val4")
+
+
+def dynamic(uri: str, database: str) -> None:
+    """Thread 2: dynamic partitioning, by the builder."""
+    connection = (
+        HiveStreamingConnection.new_builder()
+        .with_database(database)
+        .with_table("alerts")
+        .with_agent_info("example-agent-1")
+        .with_record_writer(StrictDelimitedInputWriter(field_delimiter=","))
+        .with_hive_conf({"hive.metastore.uris": uri})
+        .connect()
+    )
+    connection.begin_transaction()
+    connection.write(b"11,val11,Asia,China")
+    connection.write(b"12,val12,Asia,India")
+    connection.commit_transaction()
+    connection.begin_transaction()
+    connection.write(b"13,val13,Europe,Germany")
+    connection.write(b"14,val14,Asia,India")
+    connection.commit_transaction()
+    connection.close()
+
+
 def test_example_of_the_documents_when_both_threads_stream_then_hive_reads_every_row(stack: Stack) -> None:
     database = f"testing_{stack.name}"
     stack.sql(f"CREATE DATABASE {database}")
     stack.sql(f"CREATE TABLE {database}.alerts {ALERTS}")
-    failures: list[BaseException] = []
 
-    def static() -> None:
-        writer = StrictDelimitedInputWriter(field_delimiter=",")
-        with HiveStreamingConnection(
-            database=database,
-            table="alerts",
-            static_partition_values=["Asia", "India"],
-            agent_info="example-agent-1",
-            record_writer=writer,
-            metastore_uri=stack.addresses.metastore,
-        ) as connection:
-            with connection.transaction():
-                connection.write(b"1,val1")
-                connection.write(b"2,val2")
-            with connection.transaction():
-                connection.write(b"3,val3")
-                connection.write(b"4,val4")
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(one, stack.addresses.metastore, database) for one in (static, dynamic)]:
+            done.result()
 
-    def dynamic() -> None:
-        connection = (
-            HiveStreamingConnection.new_builder()
-            .with_database(database)
-            .with_table("alerts")
-            .with_agent_info("example-agent-1")
-            .with_record_writer(StrictDelimitedInputWriter(field_delimiter=","))
-            .with_hive_conf({"hive.metastore.uris": stack.addresses.metastore})
-            .connect()
-        )
-        connection.begin_transaction()
-        connection.write(b"11,val11,Asia,China")
-        connection.write(b"12,val12,Asia,India")
-        connection.commit_transaction()
-        connection.begin_transaction()
-        connection.write(b"13,val13,Europe,Germany")
-        connection.write(b"14,val14,Asia,India")
-        connection.commit_transaction()
-        connection.close()
-
-    def run(target: object) -> None:
-        try:
-            assert callable(target)
-            target()
-        except BaseException as error:  # noqa: BLE001 - the main thread tells of it
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(target,)) for target in (static, dynamic)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert not failures
     rows = stack.sql(f"SELECT id, msg, continent, country FROM {database}.alerts")
     assert sorted(rows) == [
         (1, "val1", "Asia", "India"),

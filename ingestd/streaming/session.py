@@ -1,0 +1,115 @@
+"""What all transactions of one connection share: the metastore, the table, who we are.
+
+Invariant: a session's table can be written as its options ask; the check is made once, when it is opened.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ingestd.acid.partitions import DEFAULT_PARTITION
+from ingestd.acid.spread import Shape
+from ingestd.hive.client import Metastore
+from ingestd.hive.security import Security
+from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table
+from ingestd.schema import Column
+from ingestd.storage import local
+from ingestd.streaming.configuration import Configuration
+from ingestd.streaming.errors import ConnectionError  # noqa: A004
+from ingestd.streaming.heartbeat import transaction_timeout
+from ingestd.streaming.leftovers import clean
+from ingestd.streaming.options import ConnectionOptions
+from ingestd.streaming.stats import ConnectionStats
+
+STAGING = ".ingestd-streaming"
+_BLOB_STORES = ("s3", "s3a", "s3n", "gs", "wasb", "wasbs", "abfs", "abfss", "oss", "cos")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """`agent` names the client in SHOW LOCKS; `static` has the static partition values, () when rows say theirs.
+
+    `lock_seconds` bounds the wait for a lock, `batch_seconds` the age of a batch with unused transactions, and
+    `timeout_seconds` is what the metastore allows between heartbeats.
+    """
+
+    metastore: Metastore
+    table: Table
+    shape: Shape
+    static: tuple[str, ...]
+    agent: str
+    stats: ConnectionStats
+    lock_seconds: float
+    batch_seconds: float
+    timeout_seconds: float
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the partition of a row comes from the row."""
+        return bool(self.table.partition_columns) and not self.static
+
+    @property
+    def record_columns(self) -> tuple[Column, ...]:
+        """The columns of a record: the table's, and the partition columns last when they come from it."""
+        return self.table.columns + (self.table.partition_columns if self.is_dynamic else ())
+
+
+def open_session(options: ConnectionOptions, configuration: Configuration, uri: str) -> Session:
+    """Connect to the metastore and check the table.
+
+    Raises IngestdError: nobody answers, the login failed, the table does not fit.
+    """
+    metastore = Metastore(uri, security=options.security or Security.from_hive_conf(configuration))
+    try:
+        table = _load(metastore, options)
+        session = Session(
+            metastore=metastore,
+            table=table,
+            shape=_shape(table, optimized=options.streaming_optimizations),
+            static=_static(table, options),
+            agent=options.agent(),
+            stats=ConnectionStats(),
+            lock_seconds=options.lock_seconds,
+            batch_seconds=options.batch_seconds,
+            timeout_seconds=transaction_timeout(metastore),
+        )
+        clean(metastore, table, STAGING)
+    except BaseException:
+        metastore.close()
+        raise
+    return session
+
+
+def _load(metastore: Metastore, options: ConnectionOptions) -> Table:
+    if options.table_object is not None:
+        table = as_acid_table(options.table_object)
+    else:
+        table = load_acid_table(metastore, TableName(options.database.lower(), options.table.lower()))
+    scheme = table.location.partition(":")[0].lower()
+    if options.transaction_batch_size > 1 and scheme in _BLOB_STORES:
+        raise ConnectionError(
+            f"transaction_batch_size {options.transaction_batch_size} needs files that can be read while they grow,"
+            f" which {scheme}: cannot give",
+            where=f"table {table.name}",
+            hint="use transaction_batch_size=1",
+        )
+    local.local_path(table.location)
+    return table
+
+
+def _static(table: Table, options: ConnectionOptions) -> tuple[str, ...]:
+    values = options.static_partition_values
+    keys = [column.name for column in table.partition_columns]
+    if values and len(values) != len(keys):
+        raise ConnectionError(
+            f"{len(values)} static partition values, but the table is partitioned by {keys}",
+            where=f"table {table.name}",
+            hint="give one value for each partition column, or none",
+        )
+    return tuple(value or DEFAULT_PARTITION for value in values)
+
+
+def _shape(table: Table, *, optimized: bool) -> Shape:
+    """Streaming optimizations leave out what compaction makes anyway: indexes and dictionaries (OrcRecordUpdater)."""
+    encoding = replace(table.encoding, index_stride=0) if optimized else replace(table.encoding, dictionaries=True)
+    return replace(table.shape, encoding=encoding)

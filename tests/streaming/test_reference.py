@@ -1,0 +1,133 @@
+"""The reference in docs/streaming.md is complete, and its record writer works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+
+import ingestd.streaming
+from ingestd.streaming import ConnectionOptions, HiveStreamingConnection, SerializationError, v1
+from ingestd.streaming.builder import Builder
+from ingestd.streaming.errors import StreamingException
+from tests.streaming.support import connect
+from tests.support.stack import Stack
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "streaming.md").read_text(encoding="utf-8")
+DESCRIBED = [
+    HiveStreamingConnection,
+    Builder,
+    ingestd.streaming.ConnectionStats,
+    ingestd.streaming.RecordWriter,
+    ingestd.streaming.PartitionInfo,
+    v1.HiveEndPoint,
+    v1.StreamingConnection,
+    v1.TransactionBatch,
+]
+# Every public name of org.apache.hive.streaming that a user of Java may look for.
+JAVA = re.findall(
+    r"\w+",
+    """
+newBuilder withDatabase withTable withStaticPartitionValues withAgentInfo withHiveConf withTransactionBatchSize
+withStreamingOptimizations withRecordWriter withWriteId withTableObject withStatementId connect beginTransaction
+commitTransaction abortTransaction close createPartitionIfNotExists getDeltaFileLocation addWriteDirectoryInfo
+addWriteNotificationEvents getConnectionStats getPartitions getHiveConf getConf getMetastoreUri getTable getDatabase
+getStaticPartitionValues isPartitionedTable isDynamicPartitioning getAgentInfo getUsername getRecordWriter
+getTransactionBatchSize getWriteId getStatementId getCurrentWriteId getTxnToWriteIds getRecordsWritten getRecordsSize
+getCommittedTransactions getAbortedTransactions getAutoFlushCount getMetastoreCalls getCreatedPartitions
+getTotalPartitions withLineDelimiterPattern withFieldDelimiter withCollectionDelimiter withMapKeyDelimiter withRegex
+newConnection fetchTransactionBatch beginNextTransaction remainingTransactions getCurrentTransactionState
+getFieldReordering
+""",
+)
+
+
+def section(title: str) -> str:
+    return PAGE.split(f"## {title}", 1)[1].split("\n## ", 1)[0]
+
+
+def rows_of(title: str) -> list[list[str]]:
+    lines = [line for line in section(title).splitlines() if line.startswith("|")][2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def public(kind: type) -> set[str]:
+    """Methods, properties, fields and annotated attributes, inherited ones too."""
+    names = {name for base in kind.__mro__[:-1] for name in (*vars(base), *vars(base).get("__annotations__", {}))}
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_reference_when_read_then_every_java_name_has_a_row() -> None:
+    text = " ".join(row[0] for row in rows_of("Java name → Python name"))
+    assert [name for name in JAVA if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_reference_when_read_then_every_python_name_exists_and_none_is_missing() -> None:
+    named = {name for row in rows_of("Java name → Python name") for name in re.findall(r"`([\w.]+)", row[1])}
+    for kind in DESCRIBED:
+        prefix = "v1." if kind.__module__ == v1.__name__ else ""
+        described = {name.rpartition(".")[2] for name in named if name.startswith(f"{prefix}{kind.__name__}.")}
+        internal = {"options", "line_pattern", "end_point", "partition_values"} | set(FIELDS.get(kind, ()))
+        assert described - public(kind) == set(), kind
+        assert public(kind) - described - internal == set(), kind
+    assert [name for name in named if "." not in name and not is_known(name)] == []
+
+
+FIELDS: dict[type, tuple[str, ...]] = {v1.HiveEndPoint: ("metastore_uri", "database", "table")}
+
+
+def is_known(name: str) -> bool:
+    return hasattr(ingestd.streaming, name) or name in OPTIONS
+
+
+OPTIONS = {
+    *ConnectionOptions.__dataclass_fields__,
+    *ingestd.streaming.StrictDelimitedInputWriter().format.__dataclass_fields__,
+    "line_delimiter_pattern",
+    "regex",
+}
+
+
+def test_options_when_listed_then_each_is_in_the_reference() -> None:
+    assert [name for name in ConnectionOptions.__dataclass_fields__ if f"`{name}`" not in PAGE] == []
+
+
+def test_errors_when_listed_then_each_class_has_a_row_and_its_reaction_agrees() -> None:
+    table = {name: row[2] for row in rows_of("Errors, and what to do") for name in re.findall(r"`([\w.]+)`", row[0])}
+    classes = [kind for kind in vars(ingestd.streaming).values() if is_error(kind)]
+    assert {kind.__name__ for kind in classes} == {name for name in table if not name.startswith("v1.")}
+    for kind in classes:
+        assert table[kind.__name__].startswith("yes") == (kind.reaction.name in ("RETRY", "REWIND")), kind
+
+
+def is_error(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, StreamingException)
+
+
+def test_msgpack_writer_of_the_page_when_used_then_rows_come_and_bad_records_are_refused(stack: Stack) -> None:
+    stack.table("id int, note string")
+    code = re.findall(r"```python\n(.*?)```", section("A record writer of your own"), re.DOTALL)[0]
+    page: dict[str, Any] = {}
+    exec(code, page)  # the page is ours
+
+    with connect(stack, record_writer=page["MsgpackWriter"]()) as connection, connection.transaction():
+        connection.write(msgpack.packb({"id": 1, "note": "one"}))
+        with pytest.raises(SerializationError):
+            connection.write(b"\xc1")
+        connection.write([msgpack.packb({"id": number}) for number in (2, 3)])
+
+    assert sorted(stack.sql(f"SELECT id, note FROM {stack.name}")) == [(1, "one"), (2, None), (3, None)]
+
+
+def test_importing_streaming_then_neither_spark_nor_kafka_comes_along() -> None:
+    program = (
+        "import sys, ingestd.streaming, ingestd.streaming.v1\n"
+        "print([name for name in sys.modules if name.split('.')[0] in ('pyspark', 'py4j', 'confluent_kafka')])"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed == "[]\n"
