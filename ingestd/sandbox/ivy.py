@@ -14,7 +14,7 @@ from pathlib import Path
 from ingestd.clock import pause
 from ingestd.errors import SandboxError
 from ingestd.sandbox.guard import Guard
-from ingestd.sandbox.lockfile import Locked, data_file
+from ingestd.sandbox.lockfile import Listing, Locked, data_file
 from ingestd.sandbox.options import Progress
 
 _STEP = "fetching Kafka and Hive"
@@ -39,6 +39,7 @@ class Ivy:
     java: Path
     guard: Guard
     final: bool
+    listing: Listing
 
     def retrieve(
         self, confs: Sequence[str], cache: Path, into: Path, wanted: Sequence[Locked], progress: Progress
@@ -60,7 +61,7 @@ class Ivy:
             str(self.java / "bin" / "java"),
             f"-Divy.cache.base={cache}",
             *("-jar", str(ivy_jar()), "-warn"),
-            *("-settings", str(data_file("ivysettings.xml")), "-ivy", str(data_file("ivy.xml"))),
+            *("-settings", str(data_file("ivysettings.xml")), "-ivy", str(self.listing.ivy)),
             *("-confs", *confs),
             *("-retrieve", f"{into}/[conf]/[artifact]-[revision](-[classifier]).[ext]"),
         ]

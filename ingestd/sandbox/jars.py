@@ -15,7 +15,7 @@ from ingestd.errors import SandboxError
 from ingestd.java import cache_folder
 from ingestd.sandbox import ivy
 from ingestd.sandbox.guard import Guard
-from ingestd.sandbox.lockfile import Locked, broken, lock, lock_name
+from ingestd.sandbox.lockfile import SANDBOX, Listing, Locked, broken, lock, lock_name
 from ingestd.sandbox.options import HIVESERVER2, KAFKA, METASTORE, Progress
 from ingestd.sandbox.state import locked
 
@@ -31,26 +31,26 @@ def groups_for(services: Iterable[str]) -> tuple[str, ...]:
     return (*wanted, SCHEMA)
 
 
-def folder() -> Path:
+def folder(listing: Listing = SANDBOX) -> Path:
     """Where the groups lie."""
-    return cache_folder() / "sandbox" / f"jars-{lock_name()}"
+    return cache_folder() / "sandbox" / f"jars-{lock_name(listing)}"
 
 
-def ensure(groups: Sequence[str], java: Path, guard: Guard, progress: Progress) -> Path:
+def ensure(groups: Sequence[str], java: Path, guard: Guard, progress: Progress, listing: Listing = SANDBOX) -> Path:
     """The folder of the jars, complete and verified; fetches what is missing or broken.
 
     Raises SandboxError when there is no network or a fetched file is not the locked one.
     """
-    home = folder()
+    home = folder(listing)
     with locked(home / "lock", "the cache of jars", _FETCH_SECONDS):
         progress("verifying jars", 0, 0)
         for attempt in range(1, _ATTEMPTS + 1):
-            bad = broken(groups, home)
+            bad = broken(groups, home, listing)
             if not bad:
                 return home
             last = attempt == _ATTEMPTS
-            _mend(bad, home, ivy.Ivy(java, guard, final=last), progress)
-        bad = broken(groups, home)
+            _mend(bad, home, ivy.Ivy(java, guard, last, listing), progress)
+        bad = broken(groups, home, listing)
     if bad:
         raise SandboxError(
             f"{len(bad)} fetched files differ from the lock, first {bad[0].path}",
@@ -64,7 +64,7 @@ def _mend(bad: Sequence[Locked], home: Path, fetcher: ivy.Ivy, progress: Progres
     """Fetch the groups of `bad` aside and move what has the locked bytes into its place."""
     asked = {_TARBALL if item.group == SCHEMA else item.group for item in bad}
     confs = [name for name in (KAFKA, METASTORE, HIVESERVER2, _TARBALL) if name in asked]
-    wanted = [item for item in lock() if item.group in confs]
+    wanted = [item for item in lock(fetcher.listing) if item.group in confs]
     cache = cache_folder() / "sandbox" / "ivy"
     _drop_broken(bad, cache)
     incoming = home / "incoming"

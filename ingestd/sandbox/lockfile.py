@@ -1,4 +1,4 @@
-"""The lock: every file the sandbox fetches, with its size and SHA-256.
+"""The lock: every file that is fetched, with its size and SHA-256.
 
 Invariant: a file counts as present only when its bytes are the ones of the lock.
 """
@@ -52,20 +52,31 @@ def data_file(name: str) -> Path:
     return Path(str(resources.files("ingestd.sandbox") / "data" / name))
 
 
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """What to fetch: the lock, and Ivy's file, which says from where."""
+
+    lock: Path
+    ivy: Path
+
+
+SANDBOX = Listing(data_file("jars.lock"), data_file("ivy.xml"))
+
+
 @cache
-def lock() -> tuple[Locked, ...]:
+def lock(listing: Listing = SANDBOX) -> tuple[Locked, ...]:
     """All files of the lock."""
-    lines = data_file("jars.lock").read_text().splitlines()
+    lines = listing.lock.read_text().splitlines()
     return tuple(Locked(sha256, int(size), path) for sha256, size, path in (line.split() for line in lines))
 
 
 @cache
-def lock_name() -> str:
+def lock_name(listing: Listing = SANDBOX) -> str:
     """A short name of this lock's content: another version of ingestd keeps its files in another folder."""
-    return hashlib.sha256(data_file("jars.lock").read_bytes()).hexdigest()[:12]
+    return hashlib.sha256(listing.lock.read_bytes()).hexdigest()[:12]
 
 
-def broken(groups: Iterable[str], folder: Path) -> list[Locked]:
+def broken(groups: Iterable[str], folder: Path, listing: Listing = SANDBOX) -> list[Locked]:
     """The locked files of `groups` that are missing in `folder` or have other bytes; reads all of them (1 s)."""
     wanted = frozenset(groups)
-    return [item for item in lock() if item.group in wanted and not item.is_at(folder / item.path)]
+    return [item for item in lock(listing) if item.group in wanted and not item.is_at(folder / item.path)]

@@ -1,0 +1,231 @@
+"""A metastore that keeps an event log is told which files each transaction wrote, and any other nothing."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hive_metastore import ttypes
+
+from ingestd.acid.layout import Delta, parse_directory
+from ingestd.errors import MetastoreUnavailable
+from ingestd.hive.announce import announce, keeps_event_log
+from ingestd.hive.client import CAPABILITIES, Metastore
+from ingestd.hive.deltas import Placed
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.hive.transactions import begin, commit
+from ingestd.sandbox import Addresses
+from ingestd.storage.local import local_path
+from ingestd.streaming import ArrowWriter, HiveStreamingConnection
+from tests.support.events.metastore import metastore_with_events
+from tests.support.stack import Stack
+
+_ORC = "org.apache.hadoop.hive.ql.io.orc."
+# Characters that Hive escapes in directory names, and one that separates fields where it stores the files' names.
+DAYS = ("2026-11-01 10:00", "50%", "a#b")
+Files = dict[int, set[str]]
+
+
+@pytest.fixture(scope="module")
+def with_events(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
+    """The sandbox's Kafka and a metastore that keeps an event log."""
+    with metastore_with_events(tmp_path_factory.mktemp("events")) as made:
+        yield replace(addresses, metastore=made.uri, hiveserver2=None)
+
+
+@pytest.fixture
+def logged(with_events: Addresses, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
+    made = Stack(with_events, request.node.name, tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+class _Recording(Metastore):
+    """Keeps the names of the methods that were called; those in `unknown` it does not have."""
+
+    def __init__(self, uri: str, *unknown: str) -> None:
+        super().__init__(uri)
+        self.unknown = unknown
+        self.methods: list[str] = []
+
+    def call(self, method: str, *arguments: object) -> Any:
+        self.methods.append(method)
+        if method in self.unknown:
+            raise MetastoreUnavailable(f"{method}: Invalid method name: '{method}'")
+        return super().call(method, *arguments)
+
+
+def _make_table(stack: Stack, *, partitioned: bool = True) -> None:
+    """HiveServer2 has no part in this stack, so the table is made as HiveServer2 would ask for it."""
+    fields = [ttypes.FieldSchema(name=name, type=kind) for name, kind in (("id", "bigint"), ("day", "string"))]
+    storage = ttypes.StorageDescriptor(
+        cols=fields[:1] if partitioned else fields,
+        inputFormat=f"{_ORC}OrcInputFormat",
+        outputFormat=f"{_ORC}OrcOutputFormat",
+        serdeInfo=ttypes.SerDeInfo(serializationLib=f"{_ORC}OrcSerde"),
+    )
+    table = ttypes.Table(
+        dbName="default",
+        tableName=stack.name,
+        owner=stack.metastore.user,
+        sd=storage,
+        partitionKeys=fields[1:] if partitioned else [],
+        parameters={"transactional": "true"},
+        tableType="MANAGED_TABLE",
+    )
+    request = ttypes.CreateTableRequest(table=table, processorCapabilities=CAPABILITIES, processorIdentifier="ingestd")
+    stack.metastore.call("create_table_req", request)
+
+
+def _write(stack: Stack, size: int, *days: tuple[str, ...]) -> None:
+    """Stream one transaction for each of `days`, with a row for each day."""
+    connection = HiveStreamingConnection(
+        table=stack.name,
+        metastore_uri=stack.addresses.metastore,
+        record_writer=ArrowWriter(),
+        transaction_batch_size=size,
+    )
+    try:
+        for chosen in days:
+            connection.begin_transaction()
+            connection.write(pa.table({"id": range(len(chosen)), "day": list(chosen)}))
+            connection.commit_transaction()
+    finally:
+        connection.close()
+
+
+def _committed(stack: Stack) -> list[int]:
+    """The transactions whose commit the event log tells, in its order."""
+    request = ttypes.NotificationEventRequest(lastEvent=0)
+    events = stack.metastore.call("get_next_notification", request).events
+    return [_message(event)["txnid"] for event in events if event.eventType == "COMMIT_TXN"]
+
+
+def _message(event: Any) -> Any:
+    assert event.messageFormat == "gzip(json-2.0)"
+    return json.loads(gzip.decompress(base64.b64decode(event.message)))
+
+
+def _announced(stack: Stack) -> Files:
+    """What the committed transactions wrote to the table as the metastore tells it: paths by write id."""
+    found: Files = defaultdict(set)
+    for txn in _committed(stack):
+        request = ttypes.GetAllWriteEventInfoRequest(txnId=txn, dbName="default", tableName=stack.name)
+        for info in stack.metastore.call("get_all_write_event_info", request):
+            paths = [_path(entry, info.partition) for entry in info.files.split("]") if entry]
+            assert len(paths) == len(set(paths))
+            found[info.writeId].update(paths)
+    return found
+
+
+def _path(entry: str, partition: str) -> str:
+    """The path of `uri#checksum#change manager's root#sub-directory` (ReplChangeManager.encodeFileUri)."""
+    uri, checksum, root, delta = entry.split("#")
+    assert (checksum, root) == ("", "")
+    path = local_path(uri)
+    assert path.parent.name == delta
+    assert str(path.parent.parent).endswith(partition)
+    return str(path)
+
+
+def _on_disk(stack: Stack) -> Files:
+    """The files of the table's deltas, by the first write id of their delta."""
+    found: Files = defaultdict(set)
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    for path in local_path(table.location).rglob("*"):
+        if path.is_file():
+            delta = parse_directory(path.parent.name)
+            assert isinstance(delta, Delta), path
+            found[delta.min_write_id].add(str(path))
+    return found
+
+
+def test_topic_drained_into_partitions_then_each_commit_names_its_files(logged: Stack) -> None:
+    _make_table(logged)
+    logged.topic(2)
+    logged.produce([{"id": i, "day": DAYS[i % len(DAYS)]} for i in range(600)])
+    daemon = logged.drain(logged.config({"commit": {"rows": 200, "interval": "1s"}}))
+    files = _on_disk(logged)
+    assert len(files) >= 3
+    assert len({Path(path).parents[1] for path in set().union(*files.values())}) == len(DAYS)
+    assert _announced(logged) == files
+    assert all("announced" in event["ms"] for event in daemon.events("committed")), daemon.events("committed")
+
+
+def test_unpartitioned_table_streamed_to_then_each_commit_names_its_files(logged: Stack) -> None:
+    _make_table(logged, partitioned=False)
+    _write(logged, 1, ("a",), ("b", "c"))
+    files = _on_disk(logged)
+    assert len(files) == 2
+    assert _announced(logged) == files
+
+
+def test_transactions_with_files_of_their_own_streamed_then_each_commit_names_its_files(logged: Stack) -> None:
+    _make_table(logged)
+    _write(logged, 1, DAYS, DAYS[:1])
+    files = _on_disk(logged)
+    assert sorted(map(len, files.values())) == [2, 2 * len(DAYS)]
+    assert _announced(logged) == files
+
+
+def test_transactions_that_share_files_streamed_then_each_commit_names_those_it_wrote_to(logged: Stack) -> None:
+    _make_table(logged)
+    _write(logged, 3, DAYS[:1], DAYS[:2], DAYS[2:])
+    ((first, files),) = _on_disk(logged).items()
+    one, two, three = ({path for path in files if f"/day={name}/" in path} for name in _directories(logged))
+    assert files == one | two | three
+    assert _announced(logged) == {first: one, first + 1: one | two, first + 2: three}
+
+
+def _directories(stack: Stack) -> list[str]:
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    return [table.partition_name([day]).removeprefix("day=") for day in DAYS]
+
+
+def test_metastore_without_the_call_for_many_then_told_one_by_one_and_a_repetition_adds_nothing(logged: Stack) -> None:
+    _make_table(logged)
+    _write(logged, 1, DAYS)
+    with closing(_Recording(logged.addresses.metastore, "add_write_notification_log_in_batch")) as metastore:
+        table = load_acid_table(metastore, TableName("default", logged.name))
+        txn = begin(metastore, table.name, "test")
+        placed = [Placed((day,), f"{table.location}/{table.partition_name([day])}", "delta_x", ("f",)) for day in DAYS]
+        for _ in range(2):
+            announce(metastore, table, txn, placed)
+        commit(metastore, txn)
+        assert metastore.methods.count("add_write_notification_log") == 2 * len(DAYS)
+    assert _announced(logged)[txn.write_id] == {str(local_path(f"{p.location}/delta_x/f")) for p in placed}
+
+
+def test_metastore_with_neither_call_then_told_nothing(logged: Stack) -> None:
+    _make_table(logged, partitioned=False)
+    single, batch = "add_write_notification_log", "add_write_notification_log_in_batch"
+    with closing(_Recording(logged.addresses.metastore, single, batch)) as metastore:
+        table = load_acid_table(metastore, TableName("default", logged.name))
+        txn = begin(metastore, table.name, "test")
+        announce(metastore, table, txn, [Placed((), table.location, "delta_x", ("f",))])
+        commit(metastore, txn)
+    assert _announced(logged) == {}
+
+
+def test_metastore_without_event_log_then_asked_once_and_told_nothing(stack: Stack) -> None:
+    stack.table("id bigint")
+    with closing(_Recording(stack.addresses.metastore)) as metastore:
+        table = load_acid_table(metastore, TableName("default", stack.name))
+        txn = begin(metastore, table.name, "test")
+        metastore.methods.clear()
+        for _ in range(3):
+            announce(metastore, table, txn, [Placed((), table.location, "delta_x", ("f",))])
+        assert not keeps_event_log(metastore)
+        assert metastore.methods == ["get_config_value"] * 2
+        commit(metastore, txn)
