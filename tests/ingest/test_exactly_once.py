@@ -12,7 +12,10 @@ from ingestd.hive.transactions import open_transactions
 from tests.support.stack import Stack, eventually
 
 RECORDS = 3_000
-STEPS = ("planned", "opened", "staged", "locked", "registered", "placed", "counted", "committed", "mirrored")
+STEPS = (
+    *("planned", "opened", "staged", "locked", "registered", "placed"),
+    *("announced", "counted", "committed", "mirrored"),
+)
 
 
 def _orders(first: int, last: int) -> list[dict[str, object]]:
