@@ -13,7 +13,6 @@ from ingestd.cli.run import with_config
 from ingestd.config.files import read_document
 from ingestd.config.shape import Document, validated
 from ingestd.daemon import log
-from ingestd.hive.client import Metastore
 from ingestd.ingest.checks import Finding, check_mapping, check_metastore
 
 
@@ -34,7 +33,7 @@ def check(files: tuple[Path, ...], directory: Path | None, online: bool) -> None
 
 
 def _report(console: Console, document: Document) -> list[Finding]:
-    metastore = Metastore(document.metastore.uri, timeout_seconds=document.metastore.timeout)
+    metastore = document.metastore.connect()
     try:
         findings = [_print(console, f) for f in check_metastore(metastore)]
         for options in document.options():

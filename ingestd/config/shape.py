@@ -9,13 +9,15 @@ import difflib
 import re
 from collections.abc import Mapping
 from datetime import date, datetime, timezone
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
 from ingestd.config.units import seconds, size
 from ingestd.errors import ConfigError
-from ingestd.hive.client import addresses
+from ingestd.hive.client import Metastore, addresses
+from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
 from ingestd.hive.tables import TableName
 from ingestd.ingest.options import CommitOptions, MappingOptions, StartOptions
 from ingestd.kafka.client import check_settings
@@ -48,11 +50,60 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class KerberosSection(_Section):
+    """`principal` is the metastore's; without `keytab` the caller's ticket counts."""
+
+    principal: str
+    user: str | None = None
+    keytab: Path | None = None
+    protection: list[Literal["auth", "auth-int", "auth-conf"]] = ["auth", "auth-int", "auth-conf"]
+
+    def login(self) -> Kerberos:
+        """As the connection takes it. Raises ConfigError."""
+        allowed = frozenset(one for one in Protection if one.label in self.protection)
+        return Kerberos(self.principal, self.user, self.keytab, allowed)
+
+
+class PlainSection(_Section):
+    """User and password over SASL; `password: ${FILE:/path}` keeps it out of the configuration."""
+
+    username: str
+    password: SecretStr
+
+    def login(self) -> Plain:
+        """As the connection takes it. Raises ConfigError."""
+        return Plain(self.username, self.password.get_secret_value())
+
+
+class TlsSection(_Section):
+    """`ca_file` (PEM) holds whom we trust, by default the system's list."""
+
+    ca_file: Path | None = None
+    verify_hostname: bool = True
+
+
 class MetastoreSection(_Section):
-    """`uri`: thrift://host:port, several separated by commas."""
+    """`uri`: thrift://host:port, several separated by commas; at most one of `kerberos` and `plain`."""
 
     uri: str
     timeout: Seconds = 60.0
+    kerberos: KerberosSection | None = None
+    plain: PlainSection | None = None
+    tls: TlsSection | None = None
+
+    def security(self) -> Security:
+        """Login and wire. Raises ConfigError."""
+        if self.kerberos and self.plain:
+            raise ConfigError("there are two ways to log in", where="metastore", hint="leave kerberos or plain out")
+        login = self.kerberos or self.plain
+        return Security(
+            login=login.login() if login else None,
+            tls=Tls(self.tls.ca_file, self.tls.verify_hostname) if self.tls else None,
+        )
+
+    def connect(self) -> Metastore:
+        """A metastore that dials at its first call. Raises ConfigError."""
+        return Metastore(self.uri, timeout_seconds=self.timeout, security=self.security())
 
 
 class SparkSection(_Section):
@@ -133,6 +184,7 @@ class Document(_Section):
         Raises ConfigError for a wrong address, a name used twice, or a Kafka key that is refused or unknown.
         """
         addresses(self.metastore.uri)
+        self.metastore.security()
         names = [m.name for m in self.mappings]
         for name in names:
             if names.count(name) > 1:

@@ -12,7 +12,6 @@ from types import FrameType
 from ingestd.config.shape import Document
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
-from ingestd.hive.client import Metastore
 from ingestd.ingest import failpoints
 from ingestd.ingest.mapping import Signals
 from ingestd.spark.engine import Engine
@@ -22,7 +21,7 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
     """Run until stopped, or with `drain` until caught up; returns the errors that ended mappings."""
     failpoints.check()
     mappings = document.options()
-    metastore = Metastore(document.metastore.uri, timeout_seconds=document.metastore.timeout)
+    metastore = document.metastore.connect()
     signals = install_signals()
     engine = Engine(document.spark.master, {k: _spark_text(v) for k, v in document.spark.conf.items()})
     try:

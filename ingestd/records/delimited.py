@@ -98,6 +98,10 @@ def _byte(name: str, text: str) -> int:
     raise ConfigError(f"{name} {text!r} is not one ASCII character", hint="give the character, or its code such as 44")
 
 
+# All that is refused where nothing is strict: what is not UTF-8, and digits below the microsecond, now and then.
+_BELOW_MICROS = re.compile(rb"\.[0-9]{7}").search
+
+
 class DelimitedDecoder:
     """Decodes delimited records into the given columns, in that order. Raises ConfigError for types nested too deep."""
 
@@ -109,6 +113,7 @@ class DelimitedDecoder:
         self._null_text = format.null_text
         self._missing = [None] * self._width
         self._strict = format.bad_counts == "reject"
+        self._lenient = not self._strict and format.bad_values == "null"
         ends = b"\r\n" if self._escape is None else b"\r\n" + bytes((self._escape,))
         self._odd = re.compile(b"[" + re.escape(ends) + b"]|\\A" + _BYTE_ORDER_MARK).search
 
@@ -118,6 +123,8 @@ class DelimitedDecoder:
 
     def check(self, value: bytes) -> Reject | None:
         """Why this record would be a reject, if it would; its row is 0. Much faster than to decode a block of one."""
+        if self._lenient and value.isascii() and not _BELOW_MICROS(value):
+            return None
         try:
             self._cells.check([None if field == self._null else field for field in self._split(value)])
         except BadRecord as error:

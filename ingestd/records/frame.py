@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ingestd.records.single import MAX_DEPTH
 
@@ -33,13 +34,16 @@ _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
 def frame(values: Sequence[bytes]) -> bytes | None:
     """The values as lines; None when they must be decoded one by one (or in smaller blocks)."""
-    joined = _lines(values)
+    lengths = np.fromiter(map(len, values), np.int64, len(values))
+    joined = _lines(values, lengths)
     if joined is None:
-        joined = _lines([value.strip(_BLANK).replace(b"\n", b"\t") for value in values])
+        values = [value.strip(_BLANK).replace(b"\n", b"\t") for value in values]
+        lengths = np.fromiter(map(len, values), np.int64, len(values))
+        joined = _lines(values, lengths)
     if joined is None or len(joined) > MAX_BUFFER or not _is_utf8(joined):
         return None
     # outside strings `null{` can only stand between two objects of one line, where it crashes Arrow (seen in 26)
-    return None if (b"null" in joined and _SECOND_ROOT.search(joined)) or _may_nest(values) else joined
+    return None if (b"null" in joined and _SECOND_ROOT.search(joined)) or _may_nest(values, lengths) else joined
 
 
 def has_constant(joined: bytes) -> bool:
@@ -79,7 +83,7 @@ def _has_digits(joined: bytes, count: int) -> bool:
     return bool(between.all(axis=1).any()) and re.search(rb"[0-9]{%d}" % count, joined) is not None
 
 
-def _lines(values: Sequence[bytes]) -> bytes | None:
+def _lines(values: Sequence[bytes], lengths: npt.NDArray[np.int64]) -> bytes | None:
     """Join with newlines if every value starts with `{`, ends with `}` and has no newline of its own.
 
     A raw newline is not allowed inside a JSON string, so `}` newline `{` is always between two root objects.
@@ -90,7 +94,7 @@ def _lines(values: Sequence[bytes]) -> bytes | None:
     if joined.count(b"\n") != len(values) - 1:
         return None
     text = np.frombuffer(joined, np.uint8)
-    breaks = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)) + 1)[:-1] - 1
+    breaks = np.cumsum(lengths + 1)[:-1] - 1
     if (text[breaks - 1] != _CLOSE).any() or (text[breaks + 1] != _OPEN).any():
         return None
     return joined
@@ -103,7 +107,7 @@ def _is_utf8(joined: bytes) -> bool:
         return False
 
 
-def _may_nest(values: Sequence[bytes]) -> bool:
-    if max(map(len, values)) <= 2 * MAX_DEPTH:  # each level takes two bytes
+def _may_nest(values: Sequence[bytes], lengths: npt.NDArray[np.int64]) -> bool:
+    if lengths.max() <= 2 * MAX_DEPTH:  # each level takes two bytes
         return False
     return any(len(value) > 2 * MAX_DEPTH and value.count(b"[") + value.count(b"{") > MAX_DEPTH for value in values)

@@ -30,8 +30,7 @@ class Glance:
     """Judges records for these columns."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
-        self._judges = [(column.name, _judge(column.type)) for column in columns]
-        self._names = {column.name for column in columns}
+        self._judges = {column.name: _judge(column.type) for column in columns}
 
     def passes(self, value: bytes) -> bool:
         """Whether the record is certainly good."""
@@ -41,10 +40,16 @@ class Glance:
             record = _parse(value.decode())
         except (ValueError, RecursionError):
             return False
-        if type(record) is not dict or any(key.lower() in self._names for key in record.keys() - self._names):
+        if type(record) is not dict:
             return False
-        get = record.get
-        return all((field := get(name)) is None or judge(field) for name, judge in self._judges)
+        judges = self._judges
+        for key, field in record.items():
+            if key in judges:
+                if field is not None and not judges[key](field):
+                    return False
+            elif key.lower() in judges:
+                return False
+        return True
 
 
 def _judge(kind: HiveType) -> Judge:

@@ -160,7 +160,7 @@ class _Online:
         stack.table("id int", "dt string", name=f"default.{name}_parts")
         acid = "STORED AS ORC TBLPROPERTIES ('transactional'='true')"
         stack.sql(f"CREATE TABLE {name}_bucketed (id int) CLUSTERED BY (id) INTO 2 BUCKETS {acid}")
-        stack.sql(f"CREATE TABLE {name}_complex (id int, tags array<string>) {acid}")
+        stack.sql(f"CREATE TABLE {name}_union (id int, either uniontype<int,string>) {acid}")
         stack.sql(
             f"CREATE TABLE {name}_insert_only (id int) TBLPROPERTIES "
             "('transactional'='true', 'transactional_properties'='insert_only')"
@@ -178,7 +178,7 @@ class _Online:
             self.mapping("parts", partition={"dt": "2026-11-21"}),
             self.mapping("lost", table=f"default.{self.stack.name}", topics=[f"{self.stack.name}-none"]),
             self.mapping("nowhere"),
-            *(self.mapping(case) for case in ("bucketed", "complex", "insert_only", "external", "view")),
+            *(self.mapping(case) for case in ("bucketed", "union", "insert_only", "external", "view")),
             self.mapping("wrong", table=f"default.{self.stack.name}_parts", partition={"day": "x"}),
         ]
         return self.stack.config(*cases)
@@ -213,7 +213,7 @@ def test_check_online_then_ticks_what_is_well_and_mends_what_is_not(run: Run, on
         (f"mapping lost, topic {name}-none", "does not exist", "create the topic"),
         ("mapping nowhere, table", "does not exist", "create it first"),
         ("mapping bucketed, table", "is bucketed", "leave CLUSTERED BY out"),
-        ("mapping complex, table", "array<string> is not supported", "use a primitive type"),
+        ("mapping union, table", "uniontype<int,string> is not supported", "use "),
         ("mapping insert_only, table", "is an insert-only table", "use a full ACID table"),
         ("mapping external, table", "is not a transactional table", "transactional"),
         ("mapping view, table", "is a view", "name a table"),

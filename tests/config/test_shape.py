@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import yaml
 from ingestd.config.shape import validated
 from ingestd.config.units import seconds, size
 from ingestd.errors import ConfigError
+from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
 from ingestd.ingest.options import MappingOptions
 from ingestd.kafka.client import REFUSED
 
@@ -113,6 +115,42 @@ def test_bad_value_then_is_named_with_its_path(mapping: dict[str, Any], path: st
 @pytest.mark.parametrize("uri", ["", "localhost:9083", "http://localhost", "thrift://", "thrift://host:port"])
 def test_metastore_uri_when_it_is_none_then_is_a_config_error(uri: str) -> None:
     assert "metastore.uri" in _fault(metastore={"uri": uri})
+
+
+@pytest.mark.parametrize(
+    ("section", "expected"),
+    [
+        ({"kerberos": {"principal": "hive"}}, "metastore.kerberos.principal"),
+        ({"kerberos": {"principal": "hive/_HOST@A", "keytab": "/x"}}, "metastore.kerberos.user"),
+        ({"kerberos": {"principal": "hive/_HOST@A", "protection": []}}, "metastore.kerberos.protection"),
+        ({"plain": {"username": "a", "password": ""}}, "metastore.plain.password"),
+        (
+            {"plain": {"username": "a", "password": "b"}, "kerberos": {"principal": "hive/_HOST@A"}},
+            "two ways to log in",
+        ),
+    ],
+)
+def test_metastore_login_when_it_cannot_be_then_is_a_config_error(section: dict[str, Any], expected: str) -> None:
+    assert expected in _fault(metastore={"uri": "thrift://localhost:9083"} | section)
+
+
+def test_metastore_login_when_given_then_reaches_the_connection_and_no_password_is_shown() -> None:
+    plain = {"username": "ann", "password": "geheim"}
+    section = {
+        "uri": "thrift://localhost:9083",
+        "plain": plain,
+        "tls": {"ca_file": "/ca.pem", "verify_hostname": False},
+    }
+    document = validated(_document(metastore=section))
+
+    assert document.metastore.security() == Security(
+        Plain("ann", "geheim"), Tls(Path("/ca.pem"), verify_hostname=False)
+    )
+    assert "geheim" not in f"{document!r} {document.metastore.security()!r}"
+    kerberos = {"principal": "hive/_HOST@A", "user": "me@A", "keytab": "/k", "protection": ["auth-conf"]}
+    document = validated(_document(metastore={"uri": "thrift://localhost:9083", "kerberos": kerberos}))
+    login = Kerberos("hive/_HOST@A", "me@A", Path("/k"), frozenset({Protection.CONFIDENTIALITY}))
+    assert document.metastore.security() == Security(login)
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED))

@@ -127,6 +127,13 @@ def test_directories_when_values_need_escaping_then_are_hives_own(loaded: _Parti
     assert {path.name for path in root.iterdir() if not path.name.startswith(".")} == loaded.shown(name)
 
 
+def test_partition_column_when_asked_for_null_then_the_metastore_answers(loaded: _Partitions) -> None:
+    # It closed the connection while its class path lacked commons-codec.
+    name = loaded.name("two")
+    assert loaded.stack.count("WHERE dt IS NULL", name) == 0
+    assert loaded.stack.count("WHERE dt IS NOT NULL", name) == 60
+
+
 def test_two_levels_when_one_is_null_then_it_alone_is_the_default(loaded: _Partitions) -> None:
     name = loaded.name("two")
     wanted = {f"dt=2026-11-0{d}/region={r}" for d in (1, 2, 3) for r in ("DE%2Fé", DEFAULT)}

@@ -9,7 +9,10 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 from tests.support.metastore import free_port
 from tests.support.stack import eventually
@@ -46,6 +49,15 @@ _KDC_CONF = """[kdcdefaults]
   max_life = 1h
  }}
 """
+
+
+def require() -> None:
+    """Skip, saying what is missing for a real KDC; with INGESTD_TEST_KERBEROS in the environment, as in CI, fail."""
+    missing = [package for program, package in _PACKAGES.items() if shutil.which(program, path=_PATH) is None]
+    missing += [] if find_spec("gssapi") else ["libkrb5-dev", "and pip's ingestd[kerberos]"]
+    if missing:
+        what = f"Kerberos tests need {', '.join(dict.fromkeys(missing))} (apt-get install …)"
+        (pytest.fail if os.environ.get("INGESTD_TEST_KERBEROS") else pytest.skip)(what)
 
 
 class Realm:
