@@ -14,6 +14,15 @@ import pyarrow as pa
 HEAD_BYTES = 80
 
 
+class BadRecord(ValueError):
+    """A record that cannot become a row; `column` is '' when the record itself is broken."""
+
+    def __init__(self, column: str, reason: str) -> None:
+        super().__init__(column, reason)
+        self.column = column
+        self.reason = reason
+
+
 @dataclass(frozen=True, slots=True)
 class Reject:
     """A record that cannot be stored: its index in the block, the column ('' = the record itself), why, its start."""

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingestd.records.block import BadRecord
 from ingestd.records.lazy import (
     FIRST_DAY,
     INTEGER_BITS,
@@ -26,7 +27,6 @@ from ingestd.records.lazy import (
     reader,
 )
 from ingestd.records.rows import FIRST_NANO, LAST_NANO, MICRO, RowBatches, array_of, batch_of, has_timestamp
-from ingestd.records.single import BadRecord
 from ingestd.schema import Column, HiveType
 
 SMALLEST_BLOCK = 256  # rows; smaller blocks with timestamps of both units are not split any more

@@ -44,10 +44,9 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from ingestd.errors import ConfigError
-from ingestd.records.block import Decoded, Reject
+from ingestd.records.block import BadRecord, Decoded, Reject
 from ingestd.records.cells import Cells, Faults
 from ingestd.records.lazy import Style, split
-from ingestd.records.single import BadRecord
 from ingestd.records.text import check_choice, decode_block
 from ingestd.schema import Column
 

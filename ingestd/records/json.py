@@ -28,17 +28,14 @@ record, and the reason says where it is: `tags[3].name`. Tables with such column
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-import pyarrow as pa
-
-from ingestd.records.block import Decoded, Reject
+from ingestd.records.block import BadRecord, Decoded, Reject
 from ingestd.records.glance import Glance
 from ingestd.records.lines import LineDecoder
-from ingestd.records.single import BadRecord, Instants, Row, SingleDecoder
-from ingestd.schema import Column, HiveType
+from ingestd.records.rows import RowBatches
+from ingestd.records.single import SingleDecoder
+from ingestd.schema import Column
 
 SMALLEST_BLOCK = 256
 HOPELESS = 4  # so many smallest blocks failed in a row: no more splitting, each try costs Arrow about 1 ms
@@ -113,78 +110,10 @@ class JsonDecoder:
             block.rejects.append(Reject.of(place, value, error.column, error.reason))
 
 
-class _Block:
-    """Batches and single rows in the order they come; single rows that can share a timestamp unit share a batch."""
+class _Block(RowBatches):
+    """Batches and single rows in the order they come, and what was refused meanwhile."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
+        super().__init__(columns)
         self.rejects: list[Reject] = []
         self.failures = 0
-        self._columns = columns
-        self._instants = Instants(columns)
-        self._batches: list[pa.RecordBatch] = []
-        self._rows: list[Row] = []
-        self._unit = ""
-
-    def add_batch(self, batch: pa.RecordBatch) -> None:
-        self._flush()
-        self._batches.append(batch)
-
-    def add_row(self, row: Row) -> None:
-        unit = self._unit_of(row)
-        if unit and self._unit and unit != self._unit:
-            self._flush()
-        self._unit = unit or self._unit
-        self._rows.append(row)
-
-    def close(self) -> list[pa.RecordBatch]:
-        self._flush()
-        return self._batches
-
-    def _unit_of(self, row: Row) -> str:
-        """The one unit that holds the row's timestamps, '' when either does."""
-        if self._instants.need_micros(row):
-            return "us"
-        return "" if self._instants.place_of_nanos(row) is None else "ns"
-
-    def _flush(self) -> None:
-        if self._rows:
-            unit = self._unit or "ns"
-            arrays = [
-                _array(column.type, values, unit)
-                for column, values in zip(self._columns, zip(*self._rows, strict=True), strict=True)
-            ]
-            fields = [pa.field(column.name, array.type) for column, array in zip(self._columns, arrays, strict=True)]
-            self._batches.append(pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields)))
-        self._rows, self._unit = [], ""
-
-
-def _array(kind: HiveType, values: Sequence[Any], unit: str) -> pa.Array:
-    """An Arrow array of the values that `scalar.converter` gives; all timestamps in `unit`."""
-    if kind.is_complex:
-        return _struct(kind, values, unit) if kind.kind == "struct" else _container(kind, values, unit)
-    if kind.kind != "timestamp":
-        return pa.array(values, kind.arrow)
-    if unit == "us":
-        values = [None if stamp is None else stamp // 1000 for stamp in values]
-    return pa.array(values, pa.timestamp(unit))
-
-
-def _struct(kind: HiveType, values: Sequence[Any], unit: str) -> pa.Array:
-    arrays = [
-        _array(child, [None if value is None else value[place] for value in values], unit)
-        for place, child in enumerate(kind.children)
-    ]
-    fields = [pa.field(name, array.type) for name, array in zip(kind.names, arrays, strict=True)]
-    nulls = pa.array([value is None for value in values], pa.bool_())
-    return pa.StructArray.from_arrays(arrays, fields=fields, mask=nulls)
-
-
-def _container(kind: HiveType, values: Sequence[Any], unit: str) -> pa.Array:
-    """A list or a map: the items of all values in one array, and where each value begins in it."""
-    items = [item for value in values if value is not None for item in value]
-    starts = list(accumulate((0 if value is None else len(value) for value in values), initial=0))
-    offsets = pa.array(starts, pa.int32(), mask=np.array([*(value is None for value in values), False]))
-    if kind.kind == "array":
-        return pa.ListArray.from_arrays(offsets, _array(kind.children[0], items, unit))
-    sides = ([key for key, _ in items], [value for _, value in items])
-    return pa.MapArray.from_arrays(offsets, *(_array(*side, unit) for side in zip(kind.children, sides, strict=True)))

@@ -10,11 +10,42 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingestd.records.single import BadRecord
+from ingestd.records.block import BadRecord
 from ingestd.schema import Column, HiveType
 
 FIRST_NANO, LAST_NANO = -(2**63) + 1, 2**63 - 1
 MICRO = 1000
+
+
+class RowUnits:
+    """The timestamps of a row, those inside complex values too, and the unit that they need."""
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = columns
+        timed = [place for place, column in enumerate(columns) if has_timestamp(column.type)]
+        self._plain = [place for place in timed if not columns[place].type.is_complex]
+        self._deep = [place for place in timed if columns[place].type.is_complex]
+
+    def of(self, row: Sequence[Any]) -> str:
+        """The one unit that holds the row's timestamps, '' when either does. Raises BadRecord when none does."""
+        far, fine = False, None
+        for place, stamp in self._stamps(row):
+            far = far or not FIRST_NANO <= stamp <= LAST_NANO
+            fine = place if fine is None and stamp % MICRO else fine
+        if not far:
+            return "" if fine is None else "ns"
+        if fine is None:
+            return "us"
+        reason = "nanoseconds are kept only if every timestamp of the record is in the years 1678 to 2261"
+        raise BadRecord(self._columns[fine].name, reason)
+
+    def _stamps(self, row: Sequence[Any]) -> Iterator[tuple[int, int]]:
+        for place in self._plain:
+            if row[place] is not None:
+                yield place, row[place]
+        for place in self._deep:
+            for stamp in instants(row[place], self._columns[place].type):
+                yield place, stamp
 
 
 class RowBatches:
@@ -22,7 +53,7 @@ class RowBatches:
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
-        self._timed = [place for place, column in enumerate(columns) if has_timestamp(column.type)]
+        self._units = RowUnits(columns)
         self._batches: list[pa.RecordBatch] = []
         self._rows: list[Sequence[Any]] = []
         self._unit = ""
@@ -34,7 +65,7 @@ class RowBatches:
 
     def add_row(self, row: Sequence[Any]) -> None:
         """Append one row. Raises BadRecord if its timestamps fit neither ns nor us together."""
-        unit = self._unit_of(row)
+        unit = self._units.of(row)
         if unit and self._unit and unit != self._unit:
             self._flush()
         self._unit = unit or self._unit
@@ -44,20 +75,6 @@ class RowBatches:
         """All batches."""
         self._flush()
         return self._batches
-
-    def _unit_of(self, row: Sequence[Any]) -> str:
-        """The one unit that holds the row's timestamps, '' when either does."""
-        far, fine = False, None
-        for place in self._timed:
-            for stamp in instants(row[place], self._columns[place].type):
-                far = far or not FIRST_NANO <= stamp <= LAST_NANO
-                fine = place if fine is None and stamp % MICRO else fine
-        if not far:
-            return "" if fine is None else "ns"
-        if fine is None:
-            return "us"
-        reason = "nanoseconds are kept only if every timestamp of the record is in the years 1678 to 2261"
-        raise BadRecord(self._columns[fine].name, reason)
 
     def _flush(self) -> None:
         if self._rows:

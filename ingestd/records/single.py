@@ -6,27 +6,17 @@ Invariant: the outcome depends on this record and the columns only, never on its
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
+from ingestd.records.block import BadRecord
+from ingestd.records.rows import RowUnits
 from ingestd.records.scalar import Number, Unfit, Value, converter
-from ingestd.schema import Column, HiveType
+from ingestd.schema import Column
 
 MAX_DEPTH = 200
-_NS_FIRST, _NS_LAST = -(2**63) + 1, 2**63 - 1
-_MICRO = 1000
 
 Row = tuple[Value, ...]
-Find = Callable[[Value], Iterable[int]]
-
-
-class BadRecord(ValueError):
-    """A record that cannot become a row; `column` is '' when the record itself is broken."""
-
-    def __init__(self, column: str, reason: str) -> None:
-        super().__init__(column, reason)
-        self.column = column
-        self.reason = reason
 
 
 class SingleDecoder:
@@ -37,7 +27,7 @@ class SingleDecoder:
         self._converters = tuple(converter(column.type) for column in columns)
         self._index = {column.name: place for place, column in enumerate(columns)}
         self._known: dict[str, int | None] = {}
-        self._instants = Instants(columns)
+        self._units = RowUnits(columns)
         # in complex values too the last spelling of a name wins
         self._parser = _ORDERED if any(column.type.is_complex for column in columns) else _PLAIN
 
@@ -50,7 +40,7 @@ class SingleDecoder:
                 row.append(None if field is None else convert(field))
         except Unfit as error:
             raise BadRecord(self._columns[len(row)].name, str(error)) from None
-        self._check_units(row)
+        self._units.of(row)
         return tuple(row)
 
     def _fields(self, record: dict[str, object], value: bytes) -> list[object]:
@@ -82,68 +72,6 @@ class SingleDecoder:
             if len(self._known) < 10_000:  # keys may be data; the memory of them must not grow
                 self._known[key] = place
             return place
-
-    def _check_units(self, row: Sequence[Value]) -> None:
-        """Refuse a row whose timestamps fit neither ns nor us together (they share one unit per batch)."""
-        if not self._instants.need_micros(row):
-            return
-        place = self._instants.place_of_nanos(row)
-        if place is not None:
-            reason = "nanoseconds are kept only if every timestamp of the record is in the years 1678 to 2261"
-            raise BadRecord(self._columns[place].name, reason)
-
-
-class Instants:
-    """The timestamps of a row, those inside complex values too, and the unit that they need."""
-
-    def __init__(self, columns: Sequence[Column]) -> None:
-        self._plain = [place for place, column in enumerate(columns) if column.type.kind == "timestamp"]
-        nested = [(place, _finder(column.type)) for place, column in enumerate(columns) if column.type.is_complex]
-        self._nested = [(place, find) for place, find in nested if find is not None]
-
-    def need_micros(self, row: Sequence[Value]) -> bool:
-        """Whether a timestamp of the row lies outside what timestamp[ns] holds."""
-        for place in self._plain:
-            stamp = row[place]
-            if isinstance(stamp, int) and not _NS_FIRST <= stamp <= _NS_LAST:
-                return True
-        for place, find in self._nested:
-            if any(not _NS_FIRST <= stamp <= _NS_LAST for stamp in find(row[place])):
-                return True
-        return False
-
-    def place_of_nanos(self, row: Sequence[Value]) -> int | None:
-        """A column of the row that has digits below the microsecond, if any."""
-        for place in self._plain:
-            stamp = row[place]
-            if isinstance(stamp, int) and stamp % _MICRO:
-                return place
-        for place, find in self._nested:
-            if any(stamp % _MICRO for stamp in find(row[place])):
-                return place
-        return None
-
-
-def _finder(kind: HiveType) -> Find | None:
-    """What gives the timestamps inside a value of this type; None when the type has none."""
-    if kind.kind == "timestamp":
-        return lambda value: (value,) if isinstance(value, int) else ()
-    found = [_finder(child) for child in kind.children]
-    finders = [(place, find) for place, find in enumerate(found) if find is not None]
-    if not finders:
-        return None
-
-    def of_tuple(value: Value) -> Iterator[int]:
-        if isinstance(value, tuple):
-            for place, find in finders:
-                yield from find(value[place])
-
-    def of_list(value: Value) -> Iterator[int]:
-        for item in value if isinstance(value, list) else ():
-            yield from of_item(item)
-
-    of_item = of_tuple if kind.kind == "map" else finders[0][1]  # a map is a list of pairs
-    return of_tuple if kind.kind == "struct" else of_list
 
 
 def nested_too_deep(value: bytes) -> bool:

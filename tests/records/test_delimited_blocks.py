@@ -10,10 +10,10 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ingestd.records.block import BadRecord
 from ingestd.records.cells import Cells
 from ingestd.records.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.records.rows import RowBatches
-from ingestd.records.single import BadRecord
 from ingestd.schema import Column, HiveType
 
 HIVE = DelimitedFormat()

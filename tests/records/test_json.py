@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ingestd.records import Decoded, JsonDecoder, Reject
+from ingestd.records.block import BadRecord
 from ingestd.records.lines import LineDecoder
-from ingestd.records.single import BadRecord, SingleDecoder
+from ingestd.records.single import SingleDecoder
 from ingestd.schema import Column, HiveType
 
 TYPES = [
