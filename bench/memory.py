@@ -13,7 +13,8 @@ import psutil
 
 from ingestd.clock import pause
 
-_EVERY_SECONDS = 0.25
+# Each look walks the page tables of every process of the tree and costs what the drain could use.
+_EVERY_SECONDS = 1.0
 
 
 class PeakMemory:

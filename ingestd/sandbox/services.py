@@ -83,6 +83,8 @@ class Plan:
         jvm.append("--add-opens=java.sql/java.sql=ALL-UNNAMED")
         if service == HIVESERVER2:
             return self.java_command(service, jvm)
+        # A metastore runs too little code too seldom to be worth what optimizing it costs the machine.
+        jvm.append("-XX:TieredStopAtLevel=1")
         if self.database.is_derby:
             derby = {"startNetworkServer": "true", "host": "127.0.0.1", "portNumber": self.ports[port_names.DERBY]}
             jvm += [f"-Dderby.drda.{key}={value}" for key, value in derby.items()]
