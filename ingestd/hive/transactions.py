@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hive_metastore import ttypes
 
 from ingestd.clock import Deadline, pause
-from ingestd.errors import IngestdError, MetastoreUnavailable, TransactionAborted
+from ingestd.errors import IngestdError, MetastoreUnavailable, TransactionAborted, TransactionError
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import lease_component
 from ingestd.hive.tables import TableName
@@ -70,11 +70,14 @@ def begin_batch(metastore: Metastore, table: TableName, agent: str, count: int) 
     request = ttypes.AllocateTableWriteIdsRequest(dbName=table.database, tableName=table.table, txnIds=ids)
     try:
         allocated = metastore.call("allocate_table_write_ids", request).txnToWriteIds
+        pairs = sorted((pair.writeId, pair.txnId) for pair in allocated)
+        # A delta whose range held somebody else's write id would hide that one's delta (findBestWorkingDeltas).
+        if pairs[-1][0] - pairs[0][0] != len(ids) - 1:
+            raise TransactionError(f"write ids {pairs} are not contiguous", where=f"table {table}")
     except IngestdError:
         for txn_id in ids:  # nobody else knows these transactions
             abort(metastore, txn_id)
         raise
-    pairs = sorted((pair.writeId, pair.txnId) for pair in allocated)
     return [Transaction(txn_id, write_id, table, agent) for write_id, txn_id in pairs]
 
 

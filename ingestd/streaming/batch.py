@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -19,6 +19,7 @@ from ingestd.clock import Deadline, pause
 from ingestd.errors import CommitOutcomeUnknown, IngestdError, MetastoreUnavailable, TransactionAborted
 from ingestd.hive import counting, deltas, transactions
 from ingestd.hive.announce import announce
+from ingestd.hive.deltas import Placed
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
 from ingestd.hive.statistics import WHOLE_TABLE, Added
 from ingestd.hive.tables import Table
@@ -92,6 +93,7 @@ class TransactionBatch:
         self.txn_to_write_ids = {txn.id: txn.write_id for txn in self._left}
         self.state = TxnState.INACTIVE
         self.current: Transaction | None = None
+        self.placed: Sequence[Placed] = ()
         self._closed = False
         self._age = Deadline.after(session.batch_seconds)
         self._output: Output = self._new_output()
@@ -145,6 +147,7 @@ class TransactionBatch:
             txn = self._open_transaction()
             self._heartbeat.check(txn.id)
             done = self._output.finish()
+            self.placed = done.placed
             if extras.partitions:
                 self._partitions.locate(extras.partitions)
             announce(self._session.metastore, self._table, txn, done.placed)
@@ -156,7 +159,7 @@ class TransactionBatch:
             self._session.stats.committed_transactions += 1
             self._look_after(done.added, doubtful)
             if not self._left:
-                self._output.close()
+                self._finish_files()
                 self._end()
 
     def abort(self) -> None:
@@ -169,7 +172,7 @@ class TransactionBatch:
             self.current, self.state = None, TxnState.ABORTED
             self._session.stats.aborted_transactions += 1
             if not self._left:
-                self._output.close()
+                self._finish_files()
                 self._end()
 
     def close(self) -> None:
@@ -179,7 +182,7 @@ class TransactionBatch:
                 return
             if self.current is not None:
                 self.abort()
-            self._output.close()
+            self._finish_files()
             self._abort_rest()
 
     def kill(self) -> None:
@@ -255,12 +258,20 @@ class TransactionBatch:
             return
         try:
             if self.current is None and not self._closed:
-                self._output.close()
+                self._finish_files()
                 self._abort_rest()
         except IngestdError:
             self.kill()
         finally:
             self._guard.release()
+
+    def _finish_files(self) -> None:
+        """What was committed is readable whether or not its files can be finished: then the side files stay."""
+        try:
+            self._output.close()
+        except IngestdError as error:
+            _log.warning("files of a batch are left unfinished, which readers can deal with: %s", error)
+            self._output.abandon()
 
     def _abort_rest(self) -> None:
         open_now = [*([self.current] if self.current else []), *self._left]
@@ -290,6 +301,7 @@ class JoinedTransaction:
         self.write_ids = [write_id]
         self.txn_to_write_ids: dict[int, int] = {}
         self.state = TxnState.INACTIVE
+        self.placed: Sequence[Placed] = ()
         staging = local.local_path(session.table.location) / STAGING / f"w{write_id}-{max(0, statement_id)}"
         self._output = OwnFiles(
             session.table, session.shape, self._partitions.locate, staging, statement=max(0, statement_id)
@@ -329,7 +341,7 @@ class JoinedTransaction:
             raise InvalidTransactionState("no transaction is open")
         if extras.key_value:
             raise InvalidTransactionState("the owner of a joined transaction commits it, and its key and value")
-        self._output.finish()
+        self.placed = self._output.finish().placed
         self._partitions.locate(extras.partitions)
         self.state = TxnState.PREPARED_FOR_COMMIT
 

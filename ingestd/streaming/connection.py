@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -55,9 +56,10 @@ class HiveStreamingConnection(ConnectionInfo):
         """
         super().__init__(ConnectionOptions(**options))
         self._thread = threading.get_ident()
+        self._process = os.getpid()
         self._closed = False
         self._feed = self._new_feed()
-        self._flush_after = self.configuration.number(
+        self._flush_after = self.options.auto_flush_check_interval_size or self.configuration.number(
             "hive.streaming.auto.flush.check.interval.size", float(_AUTO_FLUSH_BYTES)
         )
         self._next_look = self._flush_after
@@ -159,10 +161,17 @@ class HiveStreamingConnection(ConnectionInfo):
         try:
             yield self
         except BaseException:
-            if self.current_transaction_state is TxnState.OPEN:
-                self.abort_transaction()
+            self._abort_if_open()
             raise
-        self.commit_transaction()
+        try:
+            self.commit_transaction()
+        except SerializationError:
+            self._abort_if_open()
+            raise
+
+    def _abort_if_open(self) -> None:
+        if self.current_transaction_state is TxnState.OPEN:
+            self.abort_transaction()
 
     def close(self) -> None:
         """Abort what remains and finish the files; the second time it does nothing."""
@@ -311,6 +320,8 @@ class HiveStreamingConnection(ConnectionInfo):
             self._metastore.close()
 
     def _close_quietly(self) -> None:
+        if self._process != os.getpid():  # a forked child must not end what is its parent's
+            return
         try:
             self._close()
         except IngestdError as error:

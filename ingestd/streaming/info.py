@@ -9,6 +9,7 @@ import getpass
 from collections.abc import Mapping, Sequence
 
 from ingestd.hive.client import Metastore
+from ingestd.hive.deltas import Placed
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.statistics import WHOLE_TABLE
 from ingestd.hive.tables import Table
@@ -119,6 +120,11 @@ class ConnectionInfo:
         """Partitions of the transaction that is or was last open, by name."""
         known = self._batch.partitions if self._batch else {}
         return {name: info for name, info in known.items() if name != WHOLE_TABLE}
+
+    @property
+    def write_directories(self) -> Sequence[Placed]:
+        """What the last commit put where: for each delta its partition, the partition's place, and the files."""
+        return self._batch.placed if self._batch else ()
 
     @property
     def stats(self) -> ConnectionStats:

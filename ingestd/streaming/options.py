@@ -29,7 +29,8 @@ class ConnectionOptions:
     given. With `static_partition_values` all rows go to that partition, without them a row's last columns say where.
     `write_id` and `table_object` (the metastore's Thrift table) together join a transaction that somebody else opened,
     with `statement_id` for its files. A lock is waited for `lock_seconds`; a batch with unused transactions is closed
-    `batch_seconds` after its start.
+    `batch_seconds` after its start. Each `auto_flush_check_interval_size` bytes of input (100 MiB, or what the
+    configuration says) the memory in use is looked at, and rows that wait go to their files when it is short.
     """
 
     record_writer: RecordWriter | ArrowWriter
@@ -47,6 +48,7 @@ class ConnectionOptions:
     statement_id: int = -1
     lock_seconds: float = 120.0
     batch_seconds: float = 300.0
+    auto_flush_check_interval_size: int | None = None
 
     def __post_init__(self) -> None:
         faults = [

@@ -85,6 +85,12 @@ def _load(metastore: Metastore, options: ConnectionOptions) -> Table:
         table = as_acid_table(options.table_object)
     else:
         table = load_acid_table(metastore, TableName(options.database.lower(), options.table.lower()))
+    check_storage(table, options)
+    return table
+
+
+def check_storage(table: Table, options: ConnectionOptions) -> None:
+    """Raise ConnectionError where a batch could not be read while it grows, InvalidTable where nothing is written."""
     scheme = table.location.partition(":")[0].lower()
     if options.transaction_batch_size > 1 and scheme in _BLOB_STORES:
         raise ConnectionError(
@@ -94,7 +100,6 @@ def _load(metastore: Metastore, options: ConnectionOptions) -> Table:
             hint="use transaction_batch_size=1",
         )
     local.local_path(table.location)
-    return table
 
 
 def _static(table: Table, options: ConnectionOptions) -> tuple[str, ...]:

@@ -138,10 +138,14 @@ class StreamingConnection:
                 transaction_batch_size=count,
                 record_writer=writer,
             )
-            connection.fetch_batch()
         except InvalidColumn:
             raise
         except StreamingException as error:
+            raise TransactionBatchUnAvailable(error.what, where=error.where, hint=error.hint) from error
+        try:
+            connection.fetch_batch()
+        except StreamingException as error:
+            connection.close()
             raise TransactionBatchUnAvailable(error.what, where=error.where, hint=error.hint) from error
         batch = TransactionBatch(connection, count)
         self._batches.append(batch)

@@ -12,10 +12,12 @@ import pytest
 
 from ingestd.errors import AGAIN, IngestdError
 from ingestd.hive import transactions
-from ingestd.hive.tables import TableName
+from ingestd.hive.tables import TableName, as_acid_table, load_acid_table, read_table
+from ingestd.storage.local import local_path
 from ingestd.streaming import (
     ArrowWriter,
     ConnectionError,  # noqa: A004
+    ConnectionOptions,
     HiveStreamingConnection,
     InvalidTable,
     SerializationError,
@@ -25,6 +27,7 @@ from ingestd.streaming import (
     TransactionError,
     TxnState,
 )
+from ingestd.streaming.session import check_storage
 from tests.streaming.support import connect, sees
 from tests.support.stack import Stack
 
@@ -186,6 +189,47 @@ def test_configuration_when_read_from_hive_site_then_forced_settings_win_and_are
     assert connection.configuration["hive.support.concurrency"] == "true"
     assert "hive.support.concurrency is set to true" in caplog.text
     sees(stack, list(range(10)))
+
+
+def test_memory_when_it_is_short_then_rows_that_wait_are_written(stack: Stack) -> None:
+    stack.table("id int, note string")
+    short = {"hive.heap.memory.monitor.usage.threshold": "0"}
+    flushes = []
+    for number, settings in enumerate([short, {}, short | {"hive.streaming.auto.flush.enabled": "false"}]):
+        with connect(stack, configuration=settings, auto_flush_check_interval_size=1000) as connection:
+            with connection.transaction():
+                for turn in range(3):
+                    connection.write(rows(number * 3000 + turn * 1000, 1000))
+            flushes.append(connection.stats.auto_flushes)
+
+    assert flushes == [3, 0, 0]
+    sees(stack, list(range(9000)))
+
+
+def test_commit_when_asked_then_says_what_it_put_where(stack: Stack) -> None:
+    stack.table("id int, note string", partitioned="day string")
+
+    with connect(stack) as connection, connection.transaction():
+        connection.write(rows(0, day=["a"] * 5 + ["b"] * 5))
+    with connect(stack, transaction_batch_size=2) as shared, shared.transaction():
+        shared.write(rows(10, day=["a"] * 10))
+        assert shared.write_directories == ()
+
+    for found, days in ((connection.write_directories, ["a", "b"]), (shared.write_directories, ["a"])):
+        assert [one.partition for one in found] == [(day,) for day in days]
+        for one in found:
+            assert all((local_path(one.location) / one.delta / file).is_file() for file in one.files)
+
+
+def test_batch_when_storage_cannot_read_growing_files_then_refused(stack: Stack) -> None:
+    stack.table("id int, note string")
+    raw = read_table(stack.metastore, name_of(stack))
+    raw.sd.location = "s3a://bucket/there"
+    options = ConnectionOptions(record_writer=ArrowWriter(), table=stack.name, transaction_batch_size=2)
+
+    with pytest.raises(ConnectionError, match="transaction_batch_size=1"):
+        check_storage(as_acid_table(raw), options)
+    check_storage(load_acid_table(stack.metastore, name_of(stack)), options)
 
 
 def test_thread_when_another_one_calls_then_refused(stack: Stack) -> None:
