@@ -13,19 +13,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import orc
 
-from ingestd.acid.layout import DeleteDelta, Delta, ValidWriteIds, visible_directories
+from ingestd.acid.layout import SIDE_FILE, DeleteDelta, Delta, ValidWriteIds, visible_directories
 from ingestd.errors import InvalidTable, StorageUnavailable
 
 _ORIGINAL = re.compile(r"[0-9]+_[0-9]+(?:_copy_[0-9]+)?")  # AcidUtils.ORIGINAL_PATTERN
 _BUCKET = re.compile(r"bucket_[0-9]+(?:_[0-9]+)?")
-_SIDE_FILE = "_flush_length"
 
 
 def visible_rows(location: Path, valid: ValidWriteIds, txn_is_valid: Callable[[int], bool]) -> int:
     """Rows of one unpartitioned table or one partition: base + deltas + original files - delete events.
 
-    Raises InvalidTable for a streaming file that is still being written (it has a `_flush_length` side file) or is no
-    ORC file; StorageUnavailable when the directory cannot be read.
+    Raises InvalidTable for a file that is no ORC file; StorageUnavailable when the directory cannot be read.
     """
     try:
         return _visible_rows(location, valid, txn_is_valid)
@@ -61,25 +59,20 @@ def _stored_rows(directory: Path) -> int:
 def _data_files(directory: Path) -> Iterator[Path]:
     """Bucket files, and original files that LOAD DATA put there."""
     for file in directory.iterdir():
-        if file.name.endswith(_SIDE_FILE) and not _is_hidden(file):
-            raise InvalidTable(
-                "a streaming writer still has a file of this delta open",
-                where=str(file),
-                hint="let Hive Streaming finish or compact the table, then count again",
-            )
         if _BUCKET.fullmatch(file.name) or _ORIGINAL.fullmatch(file.name):
             yield file
 
 
 def _footer_rows(file: Path) -> int:
-    return int(_open(file).nrows) if file.stat().st_size else 0
+    source = _open(file)
+    return int(source.nrows) if source else 0
 
 
 def _valid_events(file: Path, valid: ValidWriteIds) -> int:
     """Count rows whose own write id is visible; reads one column, stripe by stripe."""
-    if not file.stat().st_size:
-        return 0
     source = _open(file)
+    if source is None:
+        return 0
     rows = 0
     for stripe in range(source.nstripes):
         ids = source.read_stripe(stripe, columns=["currentTransaction"]).column(0)
@@ -88,9 +81,14 @@ def _valid_events(file: Path, valid: ValidWriteIds) -> int:
     return rows
 
 
-def _open(file: Path) -> orc.ORCFile:
+def _open(file: Path) -> orc.ORCFile | None:
+    """The file as readers see it: one that still grows ends where its side file says (AcidUtils.getLogicalLength)."""
+    side = file.with_name(file.name + SIDE_FILE)
+    length = int.from_bytes(side.read_bytes()[-8:], "big") if side.exists() else file.stat().st_size
+    if not length:
+        return None
     try:
-        return orc.ORCFile(str(file))
+        return orc.ORCFile(pa.memory_map(str(file)).read_buffer(length))
     except (pa.ArrowInvalid, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise

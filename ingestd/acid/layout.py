@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 ORC_ACID_VERSION_FILE = "_orc_acid_version"
 ORC_ACID_VERSION = b"2"
+SIDE_FILE = "_flush_length"  # of a bucket file that grows: how much of it readers may read
 MAX_BUCKET = 4095
 MAX_STATEMENT = 4095
 _BASE = re.compile(r"base_(-?[0-9]+)(?:_v([0-9]+))?")

@@ -18,11 +18,9 @@ import pyarrow as pa
 
 from ingestd.acid.exact import OrcSink, orc_writer, write_rows
 from ingestd.acid.footer import seal_shared
-from ingestd.acid.layout import bucket_name, bucket_property
+from ingestd.acid.layout import SIDE_FILE, bucket_name, bucket_property
 from ingestd.acid.writer import Encoding, Finished
 from ingestd.schema import Column
-
-SIDE_FILE = "_flush_length"
 
 
 class SharedFile:
@@ -50,10 +48,11 @@ class SharedFile:
         self._runs.append((write_id, before + batch.num_rows))
         self._unflushed += batch.num_rows
 
-    def flush(self) -> Finished:
+    def flush(self, write_id: int) -> Finished:
         """Bring all rows so far to the disk and let readers have them as their transactions commit.
 
-        Returns the rows and bytes since the last flush.
+        Returns the rows of `write_id` (those of aborted ones may be among what is flushed) and the bytes since the last
+        flush.
         """
         if not self._unflushed:
             return Finished(0, 0)
@@ -63,7 +62,8 @@ class SharedFile:
         if not self._length:
             os.rename(self._hidden, self._path)
             _sync(self._path.parent)
-        done = Finished(self._unflushed, length - self._length)
+        last, rows = self._runs[-1]
+        done = Finished(rows if last == write_id else 0, length - self._length)
         self._unflushed, self._length = 0, length
         return done
 
@@ -84,7 +84,7 @@ class SharedFile:
     def abandon(self) -> None:
         """Let go after a failure: flushed rows stay readable through the side file; never raises."""
         for step in (self._orc.close, self._sink.close):
-            with suppress(OSError, ValueError, RuntimeError):
+            with suppress(Exception):  # pyorc has errors of its own, and nothing of this matters any more
                 step()
         with suppress(OSError):
             self._hidden.unlink(missing_ok=True)

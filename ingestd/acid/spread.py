@@ -19,6 +19,8 @@ from ingestd.acid.pool import WriterPool, WrittenFile, storage_errors
 from ingestd.acid.writer import Encoding
 from ingestd.schema import Column
 
+_MAX_OPEN = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Bucketing:
@@ -72,7 +74,9 @@ def _by_bucket(rows: pa.RecordBatch, bucketing: Bucketing | None) -> Iterator[tu
 
 
 class BucketPools:
-    """A writer pool per bucket, sharing one budget of memory; files lie in `staging`/b00000 and so on.
+    """A writer pool per bucket; files lie in `staging`/b00000 and so on.
+
+    They share one budget of memory and one of open files: 16, or one for each bucket if there are more of these.
 
     Methods raise StorageUnavailable and InvalidTable as `WriterPool` does; then call `abort`.
     """
@@ -124,6 +128,7 @@ class BucketPools:
                 self._write_id,
                 bucket,
                 encoding=self._shape.encoding,
+                max_open_writers=max(1, _MAX_OPEN // (self._shape.bucketing.count if self._shape.bucketing else 1)),
                 max_pending_bytes=self._max_pending,
                 statement=self._statement,
             )

@@ -232,6 +232,10 @@ def _start_options(start: str | TimestampStart) -> StartOptions:
     return StartOptions("latest" if start == "latest" else "earliest")
 
 
+# Where a value may be a password, it is not repeated.
+_SECRET = ("metastore.plain", "kafka")
+
+
 def _sentence(fault: Any, document: Mapping[str, Any]) -> str:
     path = _path(fault["loc"], document)
     if fault["type"] == "extra_forbidden":
@@ -239,7 +243,9 @@ def _sentence(fault: Any, document: Mapping[str, Any]) -> str:
     if fault["type"] == "missing":
         return f"{path}: is missing"
     message = str(fault["msg"]).removeprefix("Value error, ")
-    return f"{path}: {message}, not {fault['input']!r}" if "not " not in message else f"{path}: {message}"
+    if "not " in message or path.startswith(_SECRET):
+        return f"{path}: {message}"
+    return f"{path}: {message}, not {fault['input']!r}"
 
 
 def _path(location: tuple[str | int, ...], document: Mapping[str, Any]) -> str:
@@ -256,6 +262,9 @@ def _path(location: tuple[str | int, ...], document: Mapping[str, Any]) -> str:
 
 _SECTIONS: dict[str, type[BaseModel]] = {
     "metastore": MetastoreSection,
+    "kerberos": KerberosSection,
+    "plain": PlainSection,
+    "tls": TlsSection,
     "spark": SparkSection,
     "control": ControlSection,
     "shutdown": ShutdownSection,

@@ -22,9 +22,7 @@ LEFT = "ingestd.rows"
 _NEW_PARAMETERS = {"numRows": "0", "numFiles": "0", "totalSize": "0", "rawDataSize": "0", LEFT: "0"}
 
 
-def read_partitions(
-    metastore: Metastore, table: Table, names: Sequence[str], valid_write_ids: str | None = None
-) -> list[Any]:
+def read_partitions(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]:
     """The Thrift partitions of these names that exist; names are escaped `k=v/k2=v2`."""
     request = ttypes.GetPartitionsByNamesRequest(
         db_name=table.name.database,
@@ -33,7 +31,6 @@ def read_partitions(
         get_col_stats=False,
         processorCapabilities=CAPABILITIES,
         processorIdentifier="ingestd",
-        validWriteIdList=valid_write_ids,
     )
     return list(metastore.call("get_partitions_by_names_req", request).partitions)
 

@@ -4,7 +4,8 @@ Invariant: `numRows` of a table or partition equals its visible rows, and the fl
 every change of ours. The flag alone is not enough: Hive's compaction sets it again and trusts the `numRows` it finds
 (Updater's `analyze … noscan`), and so does StatsOptimizer. Each change carries a mark, `ingestd.added.WRITER` =
 `writeId rows files bytes`, by which a change whose transaction aborted can be found and taken back; and it leaves its
-numRows in `ingestd.rows` too, so that a number written by anybody else since is seen.
+numRows in `ingestd.rows` too, so that a number written by anybody else since is seen; where it had to add to a number
+that was in doubt already, it leaves `unknown` there, and the doubt lasts until the rows have been counted.
 """
 
 from __future__ import annotations
@@ -35,11 +36,25 @@ _MODIFIED = "The table has been modified"
 # The statement of HIVE-26882, which the database behind the metastore refused.
 _CANNOT_COMPARE = 'update "TABLE_PARAMS" set'
 _ROWS = "numRows"
+_UNKNOWN = "unknown"
 _MARK = "ingestd.added."
 # The name under which an unpartitioned table's own counters go.
 WHOLE_TABLE = ""
 
 Change = Callable[[str, dict[str, str]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who counts: the name of a mapping or of one transaction of a streaming client, and the write id it counts."""
+
+    name: str
+    write_id: int
+
+    @property
+    def mark(self) -> str:
+        """The parameter under which its change can be found."""
+        return f"{_MARK}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,48 +69,69 @@ class Added:
 def count_up(
     metastore: Metastore,
     table: Table,
-    writer: str,
+    writer: Writer,
     added: Mapping[str, Added],
-    view: tuple[int, ValidWriteIds],
+    snapshot: ValidWriteIds,
+    *,
+    alone: bool,
 ) -> frozenset[str]:
     """Add to the counters as the writer of a write id, leave the mark, drop the flag.
 
-    `added` is by partition name, or WHOLE_TABLE; `view` is the write id and the snapshot it was allocated over. With
-    both, an ANALYZE by somebody who cannot see our rows loses its flag by itself (ObjectStore.alterTable,
-    isCurrentStatsValidForTheQuery). Returns the names whose number nobody vouched for, neither Hive's flag nor a mark
-    of ours: they must be counted.
+    `added` is by partition name, or WHOLE_TABLE; `alone` says whether no other writer of ours can count meanwhile. With
+    the write id and the snapshot, an ANALYZE by somebody who cannot see our rows loses its flag by itself
+    (ObjectStore.alterTable, isCurrentStatsValidForTheQuery). Returns the names whose number nobody vouched for: they
+    are left marked as unknown, and must be counted.
     """
-    write_id, snapshot = view
     doubtful = set()
 
     def change(name: str, parameters: dict[str, str]) -> None:
-        if not _is_trusted(parameters):
+        more = added[name]
+        trusted = _settled(parameters, snapshot) and alone
+        _add(parameters, more, 1)
+        parameters[writer.mark] = f"{writer.write_id} {more.rows} {more.files} {more.bytes}"
+        parameters[LEFT] = parameters[_ROWS] if trusted else _UNKNOWN
+        if not trusted:
             doubtful.add(name)
-        _settle(parameters, snapshot)
-        _add(parameters, added[name], 1)
-        parameters[f"{_MARK}{writer}"] = f"{write_id} {added[name].rows} {added[name].files} {added[name].bytes}"
 
-    _alter(metastore, table, list(added), change, (write_id, as_text(as_writer(snapshot, write_id))))
+    _alter(metastore, table, list(added), change, (writer.write_id, as_text(as_writer(snapshot, writer.write_id))))
     return frozenset(doubtful)
 
 
-def take_back(metastore: Metastore, table: Table, snapshot: ValidWriteIds) -> list[str]:
-    """Subtract what aborted write ids had added; returns the names that were mended."""
-
-    def is_stale(parameters: Mapping[str, str]) -> bool:
-        return any(write_id in snapshot.aborted for _, write_id, _ in _marks(parameters))
-
-    stale = [name for name, parameters in _every(metastore, table) if is_stale(parameters)]
-    if stale:
-        _alter(metastore, table, stale, lambda _, parameters: _settle(parameters, snapshot), None)
-    return stale
-
-
-def moved(metastore: Metastore, table: Table, names: Sequence[str]) -> list[str]:
-    """Names whose numRows is not what the last writer of ours left: an ANALYZE or another writer came in between."""
+def stale_names(
+    metastore: Metastore, table: Table, snapshot: ValidWriteIds, names: Sequence[str] | None = None
+) -> list[str]:
+    """Names, of these or of all, in whose counters aborted write ids are left."""
+    if not snapshot.aborted:
+        return []
+    read = _every(metastore, table) if names is None else _some(metastore, table, names)
     return [
-        name for name, parameters in _some(metastore, table, names) if parameters.get(LEFT) != parameters.get(_ROWS)
+        name for name, parameters in read if any(write_id in snapshot.aborted for _, write_id, _ in _marks(parameters))
     ]
+
+
+def take_back(metastore: Metastore, table: Table, names: Sequence[str], snapshot: ValidWriteIds) -> None:
+    """Subtract what aborted write ids had added; a number that was in doubt stays in doubt."""
+
+    def change(_name: str, parameters: dict[str, str]) -> None:
+        trusted = _settled(parameters, snapshot)
+        parameters[LEFT] = parameters[_ROWS] if trusted else _UNKNOWN
+
+    _alter(metastore, table, names, change, None)
+
+
+def moved(metastore: Metastore, table: Table, writer: Writer, names: Sequence[str]) -> list[str]:
+    """Names whose counters are not what a writer of ours left.
+
+    Somebody else wrote numRows, or wrote back what he had read before we counted: then our mark is gone, and none of a
+    later write id tells that a writer of ours took it away.
+    """
+    return [name for name, parameters in _some(metastore, table, names) if _is_moved(parameters, writer)]
+
+
+def _is_moved(parameters: Mapping[str, str], writer: Writer) -> bool:
+    if parameters.get(LEFT) != parameters.get(_ROWS):
+        return True
+    return max((write_id for _, write_id, _ in _marks(parameters)), default=0) < writer.write_id
 
 
 def set_rows(metastore: Metastore, table: Table, counted: Mapping[str, int]) -> None:
@@ -117,19 +153,20 @@ def _marks(parameters: Mapping[str, str]) -> list[tuple[str, int, Added]]:
     return found
 
 
-def _settle(parameters: dict[str, str], snapshot: ValidWriteIds) -> None:
-    """Take back what aborted write ids added, and forget the marks of all that have ended."""
+def _settled(parameters: dict[str, str], snapshot: ValidWriteIds) -> bool:
+    """Take back what aborted write ids added, forget the marks of all that have ended; True when all was trusted."""
+    trusted = _is_trusted(parameters)
     for key, write_id, amount in _marks(parameters):
         if write_id in snapshot.aborted:
             _add(parameters, amount, -1)
         if write_id in snapshot.aborted or snapshot.is_valid(write_id):
             del parameters[key]
+    return trusted
 
 
 def _add(parameters: dict[str, str], amount: Added, sign: int) -> None:
     for key, more in ((_ROWS, amount.rows), ("numFiles", amount.files), ("totalSize", amount.bytes)):
         parameters[key] = str(max(0, int(parameters.get(key) or 0) + sign * more))
-    parameters[LEFT] = parameters[_ROWS]
 
 
 def _alter(

@@ -56,6 +56,12 @@ def begin(metastore: Metastore, table: TableName, agent: str) -> Transaction:
     return begin_batch(metastore, table, agent, 1)[0]
 
 
+def begin_reading(metastore: Metastore, table: TableName, agent: str) -> Transaction:
+    """Open a transaction that will write nothing: it has no write id (0), and is there to hold a lease."""
+    request = ttypes.OpenTxnRequest(num_txns=1, user=metastore.user, hostname=agent[:128], agentInfo=agent[:128])
+    return Transaction(metastore.call("open_txns", request).txn_ids[0], 0, table, agent)
+
+
 def begin_batch(metastore: Metastore, table: TableName, agent: str, count: int) -> list[Transaction]:
     """Open `count` transactions at once; their write ids are contiguous and ascend.
 

@@ -15,16 +15,17 @@ from ingestd.acid.pool import WrittenFile
 from ingestd.clock import Deadline, Stopwatch
 from ingestd.errors import (
     CommitOutcomeUnknown,
+    IngestdError,
     MetastoreUnavailable,
     OwnershipLost,
     TableChanged,
     TransactionAborted,
-    TransactionError,
 )
 from ingestd.hive import counting, deltas, transactions
 from ingestd.hive.announce import announce
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ControlTable, read_state
+from ingestd.hive.counting import Counted
 from ingestd.hive.deltas import Placed
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table, load_acid_table
@@ -98,10 +99,10 @@ class Committer:
         partitions = self._register(work)
         placed = self._place(work, partitions)
         self._announce(work, placed)
-        with counting.one_at_a_time(work.table):
-            doubtful = self._count(work)
+        with counting.one_at_a_time(work.table, self._stop):
+            counted = self._count(work, partitions)
             self._commit(work, after)
-        return Committed(work, after, self._look_after(work, partitions, doubtful))
+        return Committed(work, after, self._look_after(work, counted))
 
     def _lock_and_fence(self, work: Work) -> None:
         """Take the locks, then see that neither the offsets nor the table moved since they were planned.
@@ -140,12 +141,12 @@ class Committer:
         announce(self._metastore, work.table, work.txn, placed)
         self._done(work, "announced")
 
-    def _count(self, work: Work) -> frozenset[str]:
+    def _count(self, work: Work, partitions: Mapping[str, PartitionInfo]) -> Counted:
         """Count the rows up just before the commit, so that `count(*)` is right from the first moment."""
         added = counting.added_rows(work.table, work.files)
-        doubtful = counting.count_up(self._metastore, work.table, self._options.name, work.txn, added)
+        counted = counting.count_up(self._metastore, work.table, work.txn, self._options.name, added, partitions)
         self._done(work, "counted")
-        return doubtful
+        return counted
 
     def _commit(self, work: Work, after: MappingState) -> None:
         """Commit rows and state at once; an answer that was lost is asked for, never guessed."""
@@ -181,11 +182,11 @@ class Committer:
     def _is_stored(self, after: MappingState) -> bool:
         return read_state(self._metastore, self._control) == after.text()
 
-    def _look_after(self, work: Work, partitions: Mapping[str, PartitionInfo], doubtful: frozenset[str]) -> list[str]:
+    def _look_after(self, work: Work, counted: Counted) -> list[str]:
         """The commit stands whatever happens here; a count that cannot be looked at now is looked at next time."""
         try:
-            return counting.look_after(self._metastore, work.table, partitions if work.files else {}, doubtful)
-        except (MetastoreUnavailable, TransactionError) as error:
+            return counting.look_after(self._metastore, work.table, counted)
+        except IngestdError as error:
             return [f"not looked at: {error}"]
         finally:
             local.remove_tree(work.staging)

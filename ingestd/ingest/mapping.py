@@ -102,7 +102,7 @@ class MappingLoop:
         aborted = self._ownership.abort_leftovers()
         table = load_target(self._metastore, options)
         local.remove_tree(self._staging(table))
-        mended = counting.take_back(self._metastore, table)
+        mended = counting.take_back(self._metastore, table, options.name)
         if mended:
             events.counts_mended(options.name, mended)
         control = ensure_control_table(self._metastore, options.control)

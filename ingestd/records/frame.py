@@ -27,7 +27,7 @@ _TINY = re.compile(
     rb'[:,\[][ \t\r]*"?[+-]?[0-9]*\.?[0-9]*[eE]-[0-9]{2,}"?[ \t\r]*[,}]|[:,\[][ \t\r]*"?[+-]?[0-9]*\.[0-9]{29}'
 )
 _EXPONENT_HINTS = (re.compile(rb"e(?<=[0-9.]e)\+?[0-9]"), re.compile(rb"E(?<=[0-9.]E)\+?[0-9]"))
-_EXPONENT = re.compile(rb'[:,\[][ \t\r]*"?[+-]?[0-9]*\.?[0-9]*[eE]\+?[0-9]+"?[ \t\r]*[,}]')
+_EXPONENT = re.compile(rb'[:,\[][ \t\r]*"?[+-]?([0-9]*)\.?[0-9]*[eE]\+?([0-9]+)"?[ \t\r]*[,}]')
 _MAX_DIGITS = 38
 _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
@@ -66,7 +66,9 @@ def has_large_number(joined: bytes, scale: int) -> bool:
     """
     if _has_digits(joined, _MAX_DIGITS + 1 - scale):
         return True
-    return any(hint.search(joined) for hint in _EXPONENT_HINTS) and _EXPONENT.search(joined) is not None
+    if not any(hint.search(joined) for hint in _EXPONENT_HINTS):
+        return False
+    return any(len(m[1]) + int(m[2][:4]) + scale > _MAX_DIGITS for m in _EXPONENT.finditer(joined))
 
 
 def _has_digits(joined: bytes, count: int) -> bool:

@@ -89,7 +89,9 @@ def _date(value: object) -> bool:
 def _timestamp(value: object) -> bool:
     if type(value) is not str or len(value) not in (19, 23, 26) or value[4:11:3] not in ("-- ", "--T"):
         return False
-    if value[13:17:3] != "::" or not value.isascii() or value[19:20] not in ("", "."):
+    if value[13:17:3] != "::" or not value.isascii() or not (len(value) == 19 or value[19:26:7] == "."):
+        return False
+    if len(value) > 19 and not value[20:].isdigit():
         return False
     try:
         datetime.fromisoformat(value)

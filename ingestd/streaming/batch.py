@@ -1,4 +1,4 @@
-"""The transactions behind a connection: a batch of our own, or one that somebody else opened.
+"""The transactions behind a connection, opened and ended by us.
 
 Invariant: a transaction ends exactly once, as committed or aborted, and when anything but a bad record fails, all that
 is open is aborted: after an error nothing of the transaction is or will become visible, unless its commit is in doubt
@@ -15,24 +15,24 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ingestd.acid.spread import Part
-from ingestd.clock import Deadline, pause
-from ingestd.errors import CommitOutcomeUnknown, IngestdError, MetastoreUnavailable, TransactionAborted
+from ingestd.clock import Deadline
+from ingestd.errors import IngestdError, TransactionAborted
 from ingestd.hive import counting, deltas, transactions
 from ingestd.hive.announce import announce
+from ingestd.hive.counting import Counted
 from ingestd.hive.deltas import Placed
-from ingestd.hive.partitions import PartitionInfo, ensure_partitions
+from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.statistics import WHOLE_TABLE, Added
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import KeyValue, Transaction, Wait
-from ingestd.hive.write_ids import is_committed
 from ingestd.storage import local
-from ingestd.streaming.errors import InvalidTransactionState
+from ingestd.streaming.ending import commit
+from ingestd.streaming.errors import InvalidTransactionState, partition_errors
 from ingestd.streaming.heartbeat import Heartbeat
 from ingestd.streaming.output import Output, OwnFiles, Partition, SharedFiles
 from ingestd.streaming.session import STAGING, Session
 
 _log = logging.getLogger(__name__)
-_RESOLVE_SECONDS = 180.0
 _BEATS_PER_TIMEOUT = 2
 
 
@@ -54,7 +54,7 @@ class Extras:
     key_value: KeyValue | None = None
 
 
-class _Partitions:
+class Partitions:
     """The partitions of the open transaction; each is made and registered once."""
 
     def __init__(
@@ -73,7 +73,8 @@ class _Partitions:
         name = self._session.table.partition_name
         missing = [one for one in partitions if name(one) not in self.known]
         if missing:
-            found = self._register(missing)
+            with partition_errors():
+                found = self._register(missing)
             stats = self._session.stats
             stats.created_partitions += sum(not info.existed for info in found.values())
             stats.total_partitions += sum(info.name != WHOLE_TABLE for info in found.values())
@@ -87,7 +88,7 @@ class TransactionBatch:
     def __init__(self, session: Session, size: int) -> None:
         self._session = session
         self._guard = threading.RLock()
-        self._partitions = _Partitions(session, self._register)
+        self._partitions = Partitions(session, self._register)
         self._left = deque(transactions.begin_batch(session.metastore, session.table.name, session.agent, size))
         self.write_ids = [txn.write_id for txn in self._left]
         self.txn_to_write_ids = {txn.id: txn.write_id for txn in self._left}
@@ -151,13 +152,13 @@ class TransactionBatch:
             if extras.partitions:
                 self._partitions.locate(extras.partitions)
             announce(self._session.metastore, self._table, txn, done.placed)
-            with counting.one_at_a_time(self._table):
-                doubtful = self._count(txn, done.added)
+            with counting.one_at_a_time(self._table, threading.Event()):
+                counted = self._count(txn, done.added)
                 self._heartbeat.forget(txn.id)
-                self._commit(txn, extras.key_value)
+                self._commit(txn, extras.key_value, counted)
             self.current, self.state = None, TxnState.COMMITTED
             self._session.stats.committed_transactions += 1
-            self._look_after(done.added, doubtful)
+            self._look_after(counted)
             if not self._left:
                 self._finish_files()
                 self._end()
@@ -180,10 +181,14 @@ class TransactionBatch:
         with self._guard:
             if self._closed:
                 return
-            if self.current is not None:
-                self.abort()
-            self._finish_files()
-            self._abort_rest()
+            try:
+                if self.current is not None:
+                    self.abort()
+                self._finish_files()
+                self._abort_rest()
+            except IngestdError:
+                self.kill()
+                raise
 
     def kill(self) -> None:
         """After a failure: abort all that is open; what fails meanwhile is left to the metastore's time-outs."""
@@ -214,43 +219,32 @@ class TransactionBatch:
     def _register(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
         return deltas.register(self._session.metastore, self._table, self._open_transaction(), partitions)
 
-    def _count(self, txn: Transaction, added: Mapping[str, Added]) -> frozenset[str]:
-        counted = {name: more for name, more in added.items() if more.rows}
-        return counting.count_up(self._session.metastore, self._table, f"streaming.{txn.write_id}", txn, counted)
+    def _count(self, txn: Transaction, added: Mapping[str, Added]) -> Counted:
+        some = {name: more for name, more in added.items() if more.rows}
+        name = f"streaming.{txn.write_id}"
+        return counting.count_up(self._session.metastore, self._table, txn, name, some, self.partitions)
 
-    def _commit(self, txn: Transaction, key_value: KeyValue | None) -> None:
-        """Commit; an answer that was lost is asked for, never guessed (HMS accepts a repeated commit)."""
+    def _commit(self, txn: Transaction, key_value: KeyValue | None, counted: Counted) -> None:
+        """Commit; one that fails takes its counting back."""
         try:
-            transactions.commit(self._session.metastore, txn, key_value)
-        except MetastoreUnavailable as error:
-            self._resolve(txn, key_value, error)
+            commit(self._session.metastore, txn, key_value)
+        except TransactionAborted:
+            self._take_back(counted)
+            raise
 
-    def _resolve(self, txn: Transaction, key_value: KeyValue | None, cause: MetastoreUnavailable) -> None:
-        deadline = Deadline.after(_RESOLVE_SECONDS)
-        while not deadline.passed:
-            pause(0.5)
-            try:
-                transactions.commit(self._session.metastore, txn, key_value)
-                return
-            except MetastoreUnavailable:
-                continue
-            except TransactionAborted:
-                if is_committed(self._session.metastore, txn.id):
-                    return
-                raise
-        raise CommitOutcomeUnknown(
-            f"the answer to the commit was lost: {cause.what}",
-            where=f"transaction {txn.id}",
-            hint="look whether its rows are there before you write them again",
-        ) from cause
+    def _take_back(self, counted: Counted) -> None:
+        """What cannot be taken back now is by whoever counts there next."""
+        try:
+            counting.take_back(self._session.metastore, self._table, counted.writer.name, list(counted.partitions))
+        except IngestdError as error:
+            _log.warning("the count of %s could not be taken back now: %s", self._table.name, error)
 
-    def _look_after(self, added: Mapping[str, Added], doubtful: frozenset[str]) -> None:
+    def _look_after(self, counted: Counted) -> None:
         """The commit stands whatever happens here; the next writer finds a count that could not be looked at."""
         try:
-            counted = {name: self.partitions[name] for name, more in added.items() if more.rows}
-            counting.look_after(self._session.metastore, self._table, counted, doubtful)
-        except IngestdError:
-            return
+            counting.look_after(self._session.metastore, self._table, counted)
+        except IngestdError as error:
+            _log.warning("rows of %s could not be counted now: %s", self._table.name, error)
 
     def _retire(self) -> None:
         """The heartbeat's thread ends a batch that has become old between two transactions."""
@@ -287,83 +281,3 @@ class TransactionBatch:
     def _end(self) -> None:
         self._closed = True
         self._heartbeat.stop()
-
-
-class JoinedTransaction:
-    """A transaction that somebody else opened, locks and commits; here its rows are written and prepared.
-
-    Its owner must register the partitions (`partitions`) with the transaction before an abort could leave files behind.
-    """
-
-    def __init__(self, session: Session, write_id: int, statement_id: int) -> None:
-        self._session = session
-        self._partitions = _Partitions(session, self._find)
-        self.write_ids = [write_id]
-        self.txn_to_write_ids: dict[int, int] = {}
-        self.state = TxnState.INACTIVE
-        self.placed: Sequence[Placed] = ()
-        staging = local.local_path(session.table.location) / STAGING / f"w{write_id}-{max(0, statement_id)}"
-        self._output = OwnFiles(
-            session.table, session.shape, self._partitions.locate, staging, statement=max(0, statement_id)
-        )
-
-    @property
-    def remaining(self) -> int:
-        """1 before it has begun, then 0."""
-        return int(self.state is TxnState.INACTIVE)
-
-    @property
-    def partitions(self) -> Mapping[str, PartitionInfo]:
-        """Partitions that were written, by name."""
-        return self._partitions.known
-
-    def begin(self) -> None:
-        """Begin to write. Raises InvalidTransactionState the second time."""
-        if not self.remaining:
-            raise InvalidTransactionState("a joined transaction can be begun once")
-        self.state = TxnState.OPEN
-        self._output.begin(self.write_ids[0])
-
-    def add(self, part: Part) -> None:
-        """Take rows."""
-        self._output.add(part)
-
-    def check(self) -> None:
-        """Its life is its owner's business."""
-
-    def flush(self) -> None:
-        """Free memory."""
-        self._output.flush()
-
-    def commit(self, extras: Extras) -> None:
-        """Put the files in their place; the owner's commit makes them visible."""
-        if self.state is not TxnState.OPEN:
-            raise InvalidTransactionState("no transaction is open")
-        if extras.key_value:
-            raise InvalidTransactionState("the owner of a joined transaction commits it, and its key and value")
-        self.placed = self._output.finish().placed
-        self._partitions.locate(extras.partitions)
-        self.state = TxnState.PREPARED_FOR_COMMIT
-
-    def abort(self) -> None:
-        """Drop the rows; the transaction stays its owner's."""
-        if self.state is not TxnState.OPEN:
-            raise InvalidTransactionState("no transaction is open")
-        self._output.discard()
-        self.state = TxnState.ABORTED
-
-    def close(self) -> None:
-        """Drop what was not prepared."""
-        if self.state is TxnState.OPEN:
-            self.abort()
-
-    def kill(self) -> None:
-        """After a failure: drop the rows."""
-        self._output.abandon()
-        self.state = TxnState.ABORTED
-
-    def _find(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
-        table = self._session.table
-        if not table.partition_columns:
-            return {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}
-        return ensure_partitions(self._session.metastore, table, {table.partition_name(p): p for p in partitions})

@@ -6,7 +6,8 @@ no such day gets into a shared file. A file of one transaction has none of this.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from datetime import date
 
 import numpy as np
@@ -50,6 +51,22 @@ def _is_old(array: pa.Array) -> bool:
     else:
         return False
     return least is not None and least < first
+
+
+# A year before 1583 as text, in whatever format: only then is a record looked at closely.
+_MAY_BE_OLD = re.compile(rb"(?<![0-9])(?:0[0-9]{3}|1[0-4][0-9]{2}|15[0-7][0-9]|158[0-2])-").search
+
+
+def modern_check(decoder: ModernDecoder, check: Callable[[bytes], Reject | None]) -> Callable[[bytes], Reject | None]:
+    """`check` that refuses such a record too."""
+
+    def checked(record: bytes) -> Reject | None:
+        found = check(record)
+        if found is None and _MAY_BE_OLD(record):
+            return next(iter(decoder.decode([record]).rejects), None)
+        return found
+
+    return checked
 
 
 class ModernDecoder:

@@ -42,9 +42,11 @@ class Configuration(dict[str, str]):
             settings[name] = value
         return settings
 
-    def optimize(self, *, optimized: bool) -> None:
-        """Say by Hive's own setting whether deltas are written with the streaming optimizations."""
+    def optimize(self, given: bool | None) -> bool:  # noqa: FBT001 - the option as it was given
+        """Whether deltas are written with the streaming optimizations; Hive's own setting says it from now on."""
+        optimized = self.flag(_OPTIMIZATIONS, default=True) if given is None else given
         self[_OPTIMIZATIONS] = str(optimized).lower()
+        return optimized
 
     def metastore_uri(self) -> str:
         """Addresses of the metastore, comma-separated."""

@@ -10,8 +10,9 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,19 +24,21 @@ from ingestd.acid.spread import spread
 from ingestd.errors import IngestdError
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
 from ingestd.hive.statistics import WHOLE_TABLE
+from ingestd.hive.tables import read_table
 from ingestd.hive.transactions import KeyValue
 from ingestd.storage import local
-from ingestd.streaming.batch import Extras, JoinedTransaction, TransactionBatch, TxnState
+from ingestd.streaming.batch import Extras, TransactionBatch, TxnState
 from ingestd.streaming.builder import Builder
-from ingestd.streaming.calendar import REASON, ModernDecoder, old_rows
+from ingestd.streaming.calendar import REASON, ModernDecoder, modern_check, old_rows
 from ingestd.streaming.errors import (
     InvalidTransactionState,
     SerializationError,
     StreamingException,
     streaming_errors,
 )
-from ingestd.streaming.feed import RecordFeed
+from ingestd.streaming.feed import RecordFeed, Sink
 from ingestd.streaming.info import ConnectionInfo
+from ingestd.streaming.joined import JoinedTransaction
 from ingestd.streaming.memory import used_share
 from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.writers import ArrowWriter
@@ -80,8 +83,14 @@ class HiveStreamingConnection(ConnectionInfo):
         self._check_thread()
         if self.current_transaction_state is TxnState.OPEN:
             raise InvalidTransactionState("a transaction is open already", hint="commit or abort it first")
+        batch = self.fetch_batch()
         with self._failing():
-            self.fetch_batch().begin()
+            try:
+                batch.begin()
+            except InvalidTransactionState:
+                if batch.remaining or self.write_id is not None:
+                    raise
+                self.fetch_batch().begin()  # the batch grew old and was closed in this very moment
         if self._feed:
             self._feed.begin()
 
@@ -106,22 +115,15 @@ class HiveStreamingConnection(ConnectionInfo):
         else that fails aborts what is open.
         """
         batch = self._writing()
-        try:
-            if self._feed is None:
-                self._write_arrow(data)
-            elif isinstance(data, (bytes, bytearray, memoryview)):
-                if self._feed.write(bytes(data)):
-                    batch.check()
-                    self._feed.drain(self._sink)
-            elif hasattr(data, "read"):
-                self._feed.write_stream(data, self._sink)
-            else:
-                self._feed.write_many(data, self._sink)
-        except SerializationError:
-            raise
-        except IngestdError:
-            with self._failing():
-                raise
+        if self._feed is not None and isinstance(data, (bytes, bytearray, memoryview)):
+            if self._feed.write(bytes(data)):
+                self._take(batch, self._feed.drain)
+        elif self._feed is None:
+            self._take(batch, lambda _sink: self._write_arrow(data))
+        elif hasattr(data, "read"):
+            self._take(batch, partial(self._feed.write_stream, data))
+        else:
+            self._take(batch, partial(self._feed.write_many, data))
         if self._stats.records_size >= self._next_look:
             self._look_at_memory(batch)
 
@@ -142,8 +144,9 @@ class HiveStreamingConnection(ConnectionInfo):
         batch = self._writing()
         if (key is None) != (value is None):
             raise StreamingException("key and value belong together", where="commit_transaction")
+        self._check_extras(partitions, key)
         if self._feed:
-            self._drain()
+            self._take(batch, self._feed.drain)
         key_value = None if key is None or value is None else KeyValue(self._table.id, key, value)
         with self._failing():
             batch.commit(Extras(tuple(tuple(one) for one in partitions), key_value))
@@ -236,7 +239,8 @@ class HiveStreamingConnection(ConnectionInfo):
             self._metastore.close()
             raise
         if self.transaction_batch_size > 1:
-            decoder = ModernDecoder(decoder)
+            decoder = modern = ModernDecoder(decoder)
+            check = modern_check(modern, check)
         return RecordFeed(decoder, check, writer.line_pattern, self._stats)
 
     def _new_batch(self) -> TransactionBatch | JoinedTransaction:
@@ -261,15 +265,30 @@ class HiveStreamingConnection(ConnectionInfo):
             self._stats.records_written += batch.num_rows
             self._stats.records_size += batch.nbytes
 
-    def _drain(self) -> None:
-        assert self._feed is not None
-        try:
-            self._feed.drain(self._sink)
-        except SerializationError:
-            raise
-        except IngestdError:
-            with self._failing():
-                raise
+    def _take(self, batch: TransactionBatch | JoinedTransaction, write: Callable[[Sink], None]) -> None:
+        """Let `write` give its batches to the sink; bad records leave the transaction as it is."""
+        with self._failing():
+            batch.check()
+            write(self._sink)
+
+    def _check_extras(self, partitions: Sequence[Sequence[str]], key: str | None) -> None:
+        """What the metastore would refuse in the commit is refused before it: the transaction stays as it is."""
+        keys = [column.name for column in self._table.partition_columns]
+        for values in partitions:
+            if len(values) != len(keys):
+                raise StreamingException(
+                    f"partition {list(values)} does not fit the columns {keys}", where="partitions"
+                )
+        if key is None:
+            return
+        with streaming_errors():
+            parameters = read_table(self._metastore, self._table.name).parameters or {}
+        if not key.startswith("_meta") or key not in parameters:
+            raise StreamingException(
+                f"a commit cannot set the table's parameter {key!r}",
+                where=f"table {self._table.name}",
+                hint="its name must begin with _meta, and it must exist: ALTER TABLE … SET TBLPROPERTIES",
+            )
 
     def _writing(self) -> TransactionBatch | JoinedTransaction:
         """The batch with an open transaction."""
@@ -289,11 +308,13 @@ class HiveStreamingConnection(ConnectionInfo):
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """An error that passes here ends the batch and leaves by its name of the streaming API."""
+        """Whatever passes here but a bad record ends the batch; errors leave by their name of the streaming API."""
         try:
             with streaming_errors():
                 yield
-        except IngestdError:
+        except SerializationError:
+            raise
+        except BaseException:
             if self._batch:
                 self._batch.kill()
             raise

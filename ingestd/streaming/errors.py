@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from ingestd import errors
 from ingestd.errors import IngestdError
+from ingestd.hive.client import MetastoreRefusal
 from ingestd.records.block import Reject
 
 
@@ -82,6 +83,15 @@ _NAMES: tuple[tuple[type[IngestdError], type[StreamingException]], ...] = (
     (errors.TransactionError, TransactionError),
     (errors.RecordError, SerializationError),
 )
+
+
+@contextmanager
+def partition_errors() -> Iterator[None]:
+    """A metastore that does not make or register a partition."""
+    try:
+        yield
+    except (errors.MetastoreUnavailable, MetastoreRefusal) as error:
+        raise PartitionCreationFailed(error.what, where=error.where, hint=error.hint) from error
 
 
 @contextmanager

@@ -7,6 +7,7 @@ and nowhere else.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import BinaryIO
 
@@ -33,27 +34,29 @@ class RecordFeed:
         self._check = check
         self._pattern = pattern
         self._stats = stats
-        self._waiting: list[bytes] = []
-        self._bytes = 0
-        self._written = 0
+        self.begin()
 
     def begin(self) -> None:
         """A new transaction: records are counted from 0."""
-        self._waiting, self._bytes, self._written = [], 0, 0
+        self._waiting: list[bytes] = []
+        self._refused: list[int] = []  # how many waited when a single record was refused: those behind it count on
+        self._bytes = 0
+        self._written = 0
 
     def write(self, record: bytes) -> bool:
         """Take one record; True when a block is full. Raises SerializationError at once when it is bad."""
         reject = self._check(record)
         if reject is not None:
-            self._written += 1
-            raise SerializationError.of([Reject(self._written - 1 + len(self._waiting), *_rest(reject))])
+            number = self._written + len(self._waiting) + len(self._refused)
+            self._refused.append(len(self._waiting))
+            raise SerializationError.of([Reject(number, *_rest(reject))])
         self._waiting.append(record)
         self._bytes += len(record)
         return len(self._waiting) >= _BLOCK_RECORDS or self._bytes >= _BLOCK_BYTES
 
     def write_many(self, records: Sequence[bytes], sink: Sink) -> None:
         """Take many records; the good ones are kept when some are bad, and the SerializationError names those."""
-        rejects = list(self._drain(sink))
+        rejects = self._drain(sink)
         for start in range(0, len(records), _BLOCK_RECORDS):
             block = records[start : start + _BLOCK_RECORDS]
             rejects += self._decode(block, sum(map(len, block)), sink)
@@ -62,7 +65,7 @@ class RecordFeed:
 
     def write_stream(self, stream: BinaryIO, sink: Sink) -> None:
         """Take the records of a stream until its end, as `write_many` does."""
-        rejects = list(self._drain(sink))
+        rejects = self._drain(sink)
         for records in _split(stream, self._pattern):
             rejects += self._decode(records, sum(map(len, records)), sink)
         if rejects:
@@ -70,15 +73,17 @@ class RecordFeed:
 
     def drain(self, sink: Sink) -> None:
         """Decode what waits. Raises SerializationError."""
-        rejects = list(self._drain(sink))
+        rejects = self._drain(sink)
         if rejects:
             raise SerializationError.of(rejects)
 
-    def _drain(self, sink: Sink) -> Iterator[Reject]:
-        if self._waiting:
-            records, size = self._waiting, self._bytes
-            self._waiting, self._bytes = [], 0
-            yield from self._decode(records, size, sink)
+    def _drain(self, sink: Sink) -> list[Reject]:
+        records, refused, size = self._waiting, self._refused, self._bytes
+        self._waiting, self._refused, self._bytes = [], [], 0
+        first = self._written
+        rejects = self._decode(records, size, sink) if records else []
+        self._written += len(refused)
+        return [Reject(reject.row + bisect_right(refused, reject.row - first), *_rest(reject)) for reject in rejects]
 
     def _decode(self, records: Sequence[bytes], size: int, sink: Sink) -> list[Reject]:
         decoded = self._decoder.decode(records)

@@ -18,6 +18,7 @@ from ingestd.streaming.errors import TransactionError
 
 _TIMEOUT = "hive.txn.timeout"
 _DEFAULT_SECONDS = 300.0
+_AGAIN_SECONDS = 2.0
 _TIME = re.compile(r"([0-9]+)\s*(ms|msec|s|sec|m|min|h|hour|d|day|us|usec|ns|nsec|)")
 _UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -69,19 +70,23 @@ class Heartbeat:
             self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
-        while not pause(self._interval, self._ended):
-            self._beat()
+        wait = self._interval
+        while not pause(wait, self._ended):
+            wait = self._interval if self._beat() else min(self._interval, _AGAIN_SECONDS)
             self._on_turn()
         self._metastore.close()
 
-    def _beat(self) -> None:
-        """One beat for each: ids of a batch need not be neighbours, so a range could hit others' transactions."""
+    def _beat(self) -> bool:
+        """One beat for each: ids of a batch need not be neighbours, so a range could hit others' transactions.
+
+        False when no metastore answered.
+        """
         with self._guard:
             for txn_id in sorted(self._alive):
                 try:
                     alive = leases.heartbeat_transaction(self._metastore, txn_id)
                 except Unavailable:
-                    return  # the next call meets the same trouble and reports it
+                    return False  # the next call meets the same trouble and reports it
                 except IngestdError as error:
                     alive, why = False, error.what
                 else:
@@ -89,3 +94,4 @@ class Heartbeat:
                 if not alive:
                     self._alive.discard(txn_id)
                     self._lost[txn_id] = why
+        return True

@@ -13,9 +13,10 @@ from ingestd.hive.deltas import Placed
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.statistics import WHOLE_TABLE
 from ingestd.hive.tables import Table
-from ingestd.streaming.batch import JoinedTransaction, TransactionBatch, TxnState
+from ingestd.streaming.batch import TransactionBatch, TxnState
 from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.errors import streaming_errors
+from ingestd.streaming.joined import JoinedTransaction
 from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.session import open_session
 from ingestd.streaming.stats import ConnectionStats
@@ -31,10 +32,10 @@ class ConnectionInfo:
     def __init__(self, options: ConnectionOptions) -> None:
         self.options = options
         self.configuration = Configuration.of(options.configuration)
-        self.configuration.optimize(optimized=options.streaming_optimizations)
+        optimized = self.configuration.optimize(options.streaming_optimizations)
         self.metastore_uri = options.metastore_uri or self.configuration.metastore_uri()
         with streaming_errors():
-            self._session = open_session(options, self.configuration, self.metastore_uri)
+            self._session = open_session(options, self.configuration, self.metastore_uri, optimized=optimized)
         self._batch: TransactionBatch | JoinedTransaction | None = None
 
     @property

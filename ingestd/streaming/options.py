@@ -25,12 +25,13 @@ _AGENT_CHARACTERS = 128  # what the metastore's tables hold
 class ConnectionOptions:
     """What `HiveStreamingConnection(…)` takes by name.
 
-    `configuration` is a mapping or the path of a `hive-site.xml`; `metastore_uri` and `security` come from it unless
-    given. With `static_partition_values` all rows go to that partition, without them a row's last columns say where.
-    `write_id` and `table_object` (the metastore's Thrift table) together join a transaction that somebody else opened,
-    with `statement_id` for its files. A lock is waited for `lock_seconds`; a batch with unused transactions is closed
-    `batch_seconds` after its start. Each `auto_flush_check_interval_size` bytes of input (100 MiB, or what the
-    configuration says) the memory in use is looked at, and rows that wait go to their files when it is short.
+    `configuration` is a mapping or the path of a `hive-site.xml`; `metastore_uri`, `security` and
+    `streaming_optimizations` (else true) come from it unless given. With `static_partition_values` all rows go to that
+    partition, without them a row's last columns say where. `write_id` and `table_object` (the metastore's Thrift table)
+    together join a transaction that somebody else opened, with `statement_id` for its files. A lock is waited for
+    `lock_seconds`; a batch with unused transactions is closed `batch_seconds` after its start. Each
+    `auto_flush_check_interval_size` bytes of input (100 MiB, or what the configuration says) the memory in use is
+    looked at, and rows that wait go to their files when it is short.
     """
 
     record_writer: RecordWriter | ArrowWriter
@@ -42,7 +43,7 @@ class ConnectionOptions:
     configuration: Mapping[str, str] | str | Path | None = None
     security: Security | None = None
     transaction_batch_size: int = 1
-    streaming_optimizations: bool = True
+    streaming_optimizations: bool | None = None
     write_id: int | None = None
     table_object: Any = None
     statement_id: int = -1
@@ -58,6 +59,7 @@ class ConnectionOptions:
                 self.write_id is not None and self.transaction_batch_size != 1,
                 "a joined transaction has a transaction_batch_size of 1",
             ),
+            (self.statement_id != -1 and self.write_id is None, "a statement_id needs a write_id"),
             (not self.table and self.table_object is None, "table is missing"),
         ]
         for wrong, what in faults:

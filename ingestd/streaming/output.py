@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ingestd.acid.layout import ORC_ACID_VERSION, ORC_ACID_VERSION_FILE, bucket_name, shared_delta_name
+from ingestd.acid.layout import MAX_STATEMENT, ORC_ACID_VERSION, ORC_ACID_VERSION_FILE, bucket_name, shared_delta_name
 from ingestd.acid.pool import storage_errors
 from ingestd.acid.shared import SharedFile
 from ingestd.acid.spread import BucketPools, Part, Shape
+from ingestd.errors import InvalidTable
 from ingestd.hive import counting, deltas
 from ingestd.hive.deltas import Placed
 from ingestd.hive.partitions import PartitionInfo
@@ -171,14 +172,14 @@ class SharedFiles:
         if not self._waiting:
             return
         found = self._locate({part.partition for part in self._waiting})
-        for part in self._waiting:
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        for part in waiting:
             name = self._table.partition_name(part.partition)
             directory = local.local_path(found[name].location)
             with storage_errors(directory):
                 self._file(part, directory).write(part.rows, self._write_id)
             self._touched.add((part.partition, part.bucket))
             self._placed.add(self._place_of(part, found[name].location))
-        self._waiting, self._bytes = [], 0
 
     def finish(self) -> Delivered:
         """See `Output`."""
@@ -213,7 +214,7 @@ class SharedFiles:
     def _flush(self, key: tuple[Partition, int]) -> None:
         name = self._table.partition_name(key[0])
         with storage_errors(Path(name)):
-            done = self._open[key].flush()
+            done = self._open[key].flush(self._write_id)
         before = self._flushed.get(name, Added(0, 0, 0))
         self._flushed[name] = Added(before.rows + done.rows, before.files, before.bytes + done.bytes)
 
@@ -225,6 +226,12 @@ class SharedFiles:
         while len(self._open) >= _MAX_OPEN:
             self._close_oldest()
         statement = self._statements.get(key, -1) + 1
+        if statement > MAX_STATEMENT:
+            raise InvalidTable(
+                "a batch has opened too many files of one partition and bucket",
+                where=f"partition {self._table.partition_name(part.partition)}",
+                hint=f"write to at most {_MAX_OPEN} partitions and buckets in a batch, or use transaction_batch_size=1",
+            )
         delta = directory / shared_delta_name(*self._range, statement)
         delta.mkdir(parents=True, exist_ok=True)
         (delta / ORC_ACID_VERSION_FILE).write_bytes(ORC_ACID_VERSION)

@@ -54,7 +54,7 @@ class Session:
         return self.table.columns + (self.table.partition_columns if self.is_dynamic else ())
 
 
-def open_session(options: ConnectionOptions, configuration: Configuration, uri: str) -> Session:
+def open_session(options: ConnectionOptions, configuration: Configuration, uri: str, *, optimized: bool) -> Session:
     """Connect to the metastore and check the table.
 
     Raises IngestdError: nobody answers, the login failed, the table does not fit.
@@ -65,7 +65,7 @@ def open_session(options: ConnectionOptions, configuration: Configuration, uri: 
         session = Session(
             metastore=metastore,
             table=table,
-            shape=_shape(table, optimized=options.streaming_optimizations),
+            shape=_shape(table, optimized=optimized),
             static=_static(table, options),
             agent=options.agent(),
             stats=ConnectionStats(),

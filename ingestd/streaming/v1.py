@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ingestd.errors import Reaction
 from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import ensure_partitions, read_partitions
 from ingestd.hive.security import Security
@@ -67,7 +68,9 @@ class InvalidPartition(StreamingException):
 
 
 class TransactionBatchUnAvailable(StreamingException):
-    """A batch of transactions could not be opened; its cause says whether to try again."""
+    """A batch of transactions could not be opened. Try again, with backoff."""
+
+    reaction = Reaction.RETRY
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,27 +129,26 @@ class StreamingConnection:
         self._batches: list[TransactionBatch] = []
 
     def fetch_transaction_batch(self, count: int, writer: RecordWriter) -> TransactionBatch:
-        """Open `count` transactions that share their files. Raises TransactionBatchUnAvailable."""
-        try:
-            connection = HiveStreamingConnection(
-                database=self.end_point.database,
-                table=self.end_point.table,
-                static_partition_values=self.end_point.partition_values,
-                agent_info=self._agent_info,
-                metastore_uri=self.end_point.metastore_uri,
-                security=self._security,
-                transaction_batch_size=count,
-                record_writer=writer,
-            )
-        except InvalidColumn:
-            raise
-        except StreamingException as error:
-            raise TransactionBatchUnAvailable(error.what, where=error.where, hint=error.hint) from error
+        """Open `count` transactions that share their files.
+
+        Raises TransactionBatchUnAvailable, or what `HiveStreamingConnection` raises: ConnectionError, InvalidTable …
+        """
+        connection = HiveStreamingConnection(
+            database=self.end_point.database,
+            table=self.end_point.table,
+            static_partition_values=self.end_point.partition_values,
+            agent_info=self._agent_info,
+            metastore_uri=self.end_point.metastore_uri,
+            security=self._security,
+            transaction_batch_size=count,
+            record_writer=writer,
+        )
         try:
             connection.fetch_batch()
         except StreamingException as error:
             connection.close()
             raise TransactionBatchUnAvailable(error.what, where=error.where, hint=error.hint) from error
+        self._batches = [one for one in self._batches if not one.is_closed()]
         batch = TransactionBatch(connection, count)
         self._batches.append(batch)
         return batch

@@ -10,6 +10,9 @@ import pytest
 from pyarrow import orc
 
 from ingestd.acid import FastWriter, ValidWriteIds, bucket_name, bucket_property, delta_name, visible_rows
+from ingestd.acid.layout import shared_delta_name
+from ingestd.acid.shared import SharedFile
+from ingestd.acid.writer import STANDARD
 from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.schema import Column, HiveType
 
@@ -86,11 +89,34 @@ def test_visible_rows_when_original_and_hidden_files_then_only_originals_count(t
     assert count(tmp_path) == 2
 
 
-def test_visible_rows_when_side_file_then_invalid_table(tmp_path: Path) -> None:
-    delta(tmp_path, 1, 1)
-    (tmp_path / delta_name(1, 0) / "bucket_00000_flush_length").write_bytes(b"\0" * 8)
-    with pytest.raises(InvalidTable, match="flush_length"):
-        count(tmp_path)
+def test_visible_rows_when_side_file_then_as_far_as_it_says(tmp_path: Path) -> None:
+    directory = tmp_path / shared_delta_name(1, 3, 0)
+    directory.mkdir()
+    file = SharedFile(directory, COLUMNS, 0, 0, STANDARD)
+    for write_id in (1, 2, 3):
+        file.write(pa.RecordBatch.from_arrays([pa.array(range(5), pa.int64())], names=["n"]), write_id)
+        if write_id < 3:
+            assert file.flush(write_id).rows == 5
+    two = ValidWriteIds("d.t", 3, aborted=frozenset({3}))
+    assert visible_rows(tmp_path, two, lambda _: True) == 10
+    assert visible_rows(tmp_path, ValidWriteIds("d.t", 3, open=frozenset({2, 3})), lambda _: True) == 5
+    with (directory / bucket_name(0)).open("ab") as more:
+        more.write(b"what a killed writer leaves")
+    assert visible_rows(tmp_path, two, lambda _: True) == 10
+    file.abandon()
+
+
+def test_shared_file_when_rows_of_an_aborted_transaction_are_flushed_with_the_next_then_not_counted_as_its(
+    tmp_path: Path,
+) -> None:
+    file = SharedFile(tmp_path, COLUMNS, 0, 0, STANDARD)
+    rows = pa.RecordBatch.from_arrays([pa.array(range(5), pa.int64())], names=["n"])
+    file.write(rows, 1)
+    file.write(rows.slice(0, 2), 2)
+    assert file.flush(2).rows == 2
+    file.close()
+    assert not (tmp_path / "bucket_00000_flush_length").exists()
+    assert orc.ORCFile(tmp_path / "bucket_00000").nrows == 7
 
 
 def test_visible_rows_when_file_is_not_orc_then_invalid_table(tmp_path: Path) -> None:

@@ -11,7 +11,13 @@ import pyarrow as pa
 import pytest
 
 from ingestd.storage.local import local_path
-from ingestd.streaming import HiveStreamingConnection, InvalidTransactionState, SerializationError, TxnState
+from ingestd.streaming import (
+    HiveStreamingConnection,
+    InvalidTransactionState,
+    SerializationError,
+    TransactionError,
+    TxnState,
+)
 from tests.streaming.support import client, connect, sees
 from tests.support.compaction import compact
 from tests.support.stack import Stack, eventually
@@ -77,6 +83,36 @@ def test_batch_when_transactions_commit_and_abort_then_readers_see_exactly_the_c
     compact(stack, f"default.{stack.name}", "major")
     sees(stack, seen)
     assert stack.sql(f"SELECT note FROM {stack.name} WHERE id = 25") == [("changed",)]
+
+
+def test_batch_when_the_table_is_overwritten_meanwhile_then_no_row_commits_where_nobody_sees_it(stack: Stack) -> None:
+    make_table(stack)
+
+    with connect(stack, transaction_batch_size=3) as connection:
+        with connection.transaction():
+            connection.write(rows(0))
+        stack.sql(f"INSERT OVERWRITE TABLE {stack.name} VALUES (1000, 'new')")
+        connection.begin_transaction()
+        connection.write(rows(10))
+        with pytest.raises(TransactionError, match="overwritten"):
+            connection.commit_transaction()
+        with connection.transaction():
+            connection.write(rows(10))
+
+    assert sorted(row[0] for row in stack.sql(f"SELECT id FROM {stack.name}")) == [*range(10, 20), 1000]
+
+
+def test_batch_when_rows_of_an_aborted_transaction_are_in_the_file_already_then_not_counted(stack: Stack) -> None:
+    make_table(stack)
+    short = {"hive.heap.memory.monitor.usage.threshold": "0"}
+
+    with connect(stack, transaction_batch_size=3, configuration=short, auto_flush_check_interval_size=1) as connection:
+        for turn, outcome in enumerate("cac"):
+            connection.begin_transaction()
+            connection.write(rows(turn * 10))
+            connection.commit_transaction() if outcome == "c" else connection.abort_transaction()
+
+    sees(stack, [*range(10), *range(20, 30)])
 
 
 def test_batch_when_used_up_then_the_next_follows_by_itself(stack: Stack) -> None:

@@ -102,6 +102,11 @@ def test_commit_when_given_partitions_and_a_key_then_both_come_with_it(stack: St
         connection.begin_transaction()
         with pytest.raises(StreamingException, match="belong together"):
             connection.commit_transaction(key="_meta.offset")
+        for key in ("_meta.missing", "plain"):
+            with pytest.raises(StreamingException, match=f"cannot set the table's parameter '{key}'"):
+                connection.commit_transaction(key=key, value="1")
+        with pytest.raises(StreamingException, match="does not fit"):
+            connection.commit_transaction(partitions=[["a", "b"]])
         connection.abort_transaction()
         info = connection.create_partition_if_not_exists(["a"])
         assert (info.name, info.existed) == ("day=a", True)
@@ -131,6 +136,7 @@ def test_joined_transaction_when_its_owner_ends_it_then_rows_follow_it(stack: St
         assert place.is_file()
         with pytest.raises(InvalidTransactionState):
             joined.begin_transaction()
+        assert joined.current_transaction_state is TxnState.PREPARED_FOR_COMMIT
         transactions.register_partitions(stack.metastore, owner, list(joined.partitions))
 
     assert stack.sql(f"SELECT id FROM {stack.name}") == []

@@ -1,0 +1,30 @@
+"""INSERT OVERWRITE beside a mapping: what commits after it is seen, although its transaction began before."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.support.stack import Stack, eventually
+
+
+@pytest.mark.parametrize("partitioned", [False, True], ids=["table", "partition"])
+def test_overwrite_between_open_and_lock_then_our_rows_come_after_it(stack: Stack, partitioned: bool) -> None:
+    stack.topic(1)
+    stack.table("id int, note string", partitioned="dt string" if partitioned else "")
+    config = stack.config()
+    stack.produce({"id": number, "note": "before", "dt": "a"} for number in range(10))
+    stack.drain(config)
+    stack.produce({"id": number, "note": "after", "dt": "a"} for number in range(10, 30))
+    gate = stack.directory / "gate"
+    daemon = stack.start(config, "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}")
+    eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
+
+    part = " PARTITION (dt='a')" if partitioned else ""
+    stack.sql(f"INSERT OVERWRITE TABLE {stack.name}{part} VALUES (1000, 'theirs')")
+    gate.touch()
+
+    assert daemon.wait() == 0, daemon.text()[-2000:]
+    assert stack.ids() == [*range(10, 30), 1000]
+    assert stack.count() == 21
