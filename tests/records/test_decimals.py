@@ -57,8 +57,9 @@ def test_decimal_when_it_needs_more_than_38_digits_then_refused_not_wrapped() ->
     ("text", "scale", "large"),
     [
         (b'{"a":"3e5f1b7c-9e21","c":1.5}', 2, False),
-        (b'{"c":15e3}', 2, True),
-        (b'{"c":1.5E+30}', 2, True),
+        (b'{"c":15e3}', 2, False),
+        (b'{"c":1.2345678E7}', 2, False),
+        (b'{"c":1.5E+30}', 9, True),
         (b'{"c":' + b"1" * 36 + b"}", 2, False),
         (b'{"c":' + b"1" * 37 + b"}", 2, True),
         (b'{"c":"' + b"1" * 20 + b'"}', 19, True),
