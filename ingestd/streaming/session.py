@@ -5,10 +5,12 @@ Invariant: a session's table can be written as its options ask; the check is mad
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 from ingestd.acid.partitions import DEFAULT_PARTITION
 from ingestd.acid.spread import Shape
+from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.hive.security import Security
 from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table
@@ -21,6 +23,7 @@ from ingestd.streaming.leftovers import clean
 from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.stats import ConnectionStats
 
+_log = logging.getLogger(__name__)
 STAGING = ".ingestd-streaming"
 _BLOB_STORES = ("s3", "s3a", "s3n", "gs", "wasb", "wasbs", "abfs", "abfss", "oss", "cos")
 
@@ -73,11 +76,19 @@ def open_session(options: ConnectionOptions, configuration: Configuration, uri: 
             batch_seconds=options.batch_seconds,
             timeout_seconds=transaction_timeout(metastore),
         )
-        clean(metastore, table, STAGING)
+        _clean(metastore, table)
     except BaseException:
         metastore.close()
         raise
     return session
+
+
+def _clean(metastore: Metastore, table: Table) -> None:
+    """A courtesy to others: no connection fails for what killed clients have left."""
+    try:
+        clean(metastore, table, STAGING)
+    except IngestdError as error:
+        _log.warning("leftovers of %s could not be cleared away: %s", table.name, error)
 
 
 def _load(metastore: Metastore, options: ConnectionOptions) -> Table:
