@@ -38,18 +38,25 @@ def attempt(connection, ids, give_up):
     return True
 
 
+def connected(name, size):
+    writer = StrictDelimitedInputWriter(field_delimiter=",")
+    while True:
+        try:
+            return HiveStreamingConnection(
+                table=table, metastore_uri=uri, record_writer=writer, transaction_batch_size=size, agent_info=name
+            )
+        except StreamingException as error:
+            if error.reaction is not Reaction.RETRY:
+                raise
+            time.sleep(0.5)
+
+
 def stream(number):
     choose = random.Random(int(process) * 100 + number)
     next_id = (int(process) * 100 + number) * 1_000_000
     until = time.monotonic() + float(seconds)
     try:
-        with HiveStreamingConnection(
-            table=table,
-            metastore_uri=uri,
-            record_writer=StrictDelimitedInputWriter(field_delimiter=","),
-            transaction_batch_size=choose.choice([1, 1, 5]),
-            agent_info=f"load {process}.{number}",
-        ) as connection:
+        with connected(f"load {process}.{number}", choose.choice([1, 1, 5])) as connection:
             while time.monotonic() < until:
                 count = choose.randrange(1, 400)
                 ids = list(range(next_id, next_id + count))
