@@ -198,14 +198,12 @@ class MappingLoop:
             StageTask(
                 ranges=tuple(share),
                 kafka=dict(self.options.kafka),
-                columns=work.table.columns,
-                partition_columns=work.table.partition_columns,
+                shape=work.table.shape,
                 static_partition=static_values(work.table, self.options),
                 tombstones=self.options.tombstones,
                 write_id=work.txn.write_id,
                 bucket=bucket,
                 staging=str(work.staging),
-                encoding=work.table.encoding,
             )
             for bucket, share in enumerate(split(work.plan.ranges, count))
         ]

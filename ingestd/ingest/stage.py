@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ingestd.acid.partitions import route
 from ingestd.acid.pool import WriterPool, WrittenFile
-from ingestd.acid.writer import Encoding
+from ingestd.acid.spread import Shape, spread
 from ingestd.errors import IngestdError, RecordError
 from ingestd.ingest.options import Tombstones
 from ingestd.kafka.ranges import OffsetRange
@@ -34,14 +33,12 @@ class StageTask:
 
     ranges: tuple[OffsetRange, ...]
     kafka: Mapping[str, Any] = field(repr=False)
-    columns: tuple[Column, ...]
-    partition_columns: tuple[Column, ...]
+    shape: Shape
     static_partition: tuple[str, ...]
     tombstones: Tombstones
     write_id: int
     bucket: int
     staging: str
-    encoding: Encoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +68,7 @@ def _stage(task: StageTask) -> Staged:
     directory = Path(task.staging) / f"task-{task.bucket}-{uuid.uuid4().hex[:8]}"
     make_directory(directory)
     decoder = JsonDecoder(_record_columns(task), tombstones=task.tombstones)
-    pool = WriterPool(directory, task.columns, task.write_id, task.bucket, encoding=task.encoding)
+    pool = WriterPool(directory, task.shape.columns, task.write_id, task.bucket, encoding=task.shape.encoding)
     records = skipped = size = 0
     try:
         for block in read(task.kafka, task.ranges):
@@ -87,16 +84,13 @@ def _stage(task: StageTask) -> Staged:
 
 def _record_columns(task: StageTask) -> tuple[Column, ...]:
     """Columns that come out of the record: with static partition values those are not asked for."""
-    return task.columns if task.static_partition else task.columns + task.partition_columns
+    return task.shape.columns + (() if task.static_partition else task.shape.partition_columns)
 
 
 def _write(task: StageTask, pool: WriterPool, decoded: Decoded) -> None:
     for batch in decoded.batches:
-        if task.static_partition or not task.partition_columns:
-            pool.add(task.static_partition, batch)
-            continue
-        for part in route(batch, task.columns, task.partition_columns):
-            pool.add(part.values, part.rows)
+        for part in spread(batch, task.shape, task.static_partition):
+            pool.add(part.partition, part.rows)
 
 
 def _refuse(block: Block, decoded: Decoded) -> None:

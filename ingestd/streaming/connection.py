@@ -44,7 +44,6 @@ from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.writers import ArrowWriter
 
 _log = logging.getLogger(__name__)
-_BLOB_STORES = ("s3", "s3a", "s3n", "gs", "wasb", "wasbs", "abfs", "abfss", "oss", "cos")
 _AUTO_FLUSH_BYTES = 100 << 20
 _MEMORY_THRESHOLD = 0.7
 
@@ -292,8 +291,7 @@ class HiveStreamingConnection(ConnectionInfo):
 
     def _writing(self) -> TransactionBatch | JoinedTransaction:
         """The batch with an open transaction."""
-        if self._thread != threading.get_ident() or self._closed:
-            self._check_thread()
+        self._check_thread()
         if self._batch is None or self._batch.state is not TxnState.OPEN:
             raise InvalidTransactionState("no transaction is open", hint="call begin_transaction first")
         return self._batch

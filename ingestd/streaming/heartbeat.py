@@ -19,18 +19,26 @@ from ingestd.streaming.errors import TransactionError
 _TIMEOUT = "hive.txn.timeout"
 _DEFAULT_SECONDS = 300.0
 _AGAIN_SECONDS = 2.0
-_TIME = re.compile(r"([0-9]+)\s*(ms|msec|s|sec|m|min|h|hour|d|day|us|usec|ns|nsec|)")
-_UNIT_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME = re.compile(r"([0-9]+)\s*([a-z]*)")
+# HiveConf.unitFor
+_UNIT_SECONDS = {
+    **dict.fromkeys(("ns", "nsec"), 1e-9),
+    **dict.fromkeys(("us", "usec"), 1e-6),
+    **dict.fromkeys(("ms", "msec"), 1e-3),
+    **dict.fromkeys(("", "s", "sec"), 1.0),
+    **dict.fromkeys(("m", "min"), 60.0),
+    **dict.fromkeys(("h", "hour"), 3600.0),
+    **dict.fromkeys(("d", "day"), 86_400.0),
+}
 
 
 def transaction_timeout(metastore: Metastore) -> float:
     """Seconds after which the metastore gives up a transaction without heartbeat (`hive.txn.timeout`)."""
     text = str(metastore.call("get_config_value", _TIMEOUT, f"{_DEFAULT_SECONDS:.0f}s")).strip().lower()
     match = _TIME.fullmatch(text)
-    if not match:
+    if not match or match[2] not in _UNIT_SECONDS:
         return _DEFAULT_SECONDS
-    unit = match[2] or "s"
-    return int(match[1]) * _UNIT_SECONDS[unit if unit in _UNIT_SECONDS else unit[: 2 if unit[1:2] == "s" else 1]]
+    return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
 class Heartbeat:

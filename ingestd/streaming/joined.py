@@ -69,8 +69,8 @@ class JoinedTransaction:
             raise InvalidTransactionState("no transaction is open")
         if extras.key_value:
             raise InvalidTransactionState("the owner of a joined transaction commits it, and its key and value")
-        self.placed = self._output.finish().placed
         self._partitions.locate(extras.partitions)
+        self.placed = self._output.finish().placed
         self.state = TxnState.PREPARED_FOR_COMMIT
 
     def abort(self) -> None:

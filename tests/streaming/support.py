@@ -10,10 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from ingestd.hive.partitions import read_partitions
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.streaming import ArrowWriter, HiveStreamingConnection
 from tests.support.stack import Stack
+
+
+def rows(first: int, count: int = 10, **more: list[str]) -> pa.Table:
+    """`count` rows with ids from `first`, and further columns."""
+    ids = list(range(first, first + count))
+    return pa.table({"id": pa.array(ids, pa.int32()), "note": [f"note {one}" for one in ids], **more})
 
 
 def connect(stack: Stack, **options: Any) -> HiveStreamingConnection:

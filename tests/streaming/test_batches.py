@@ -18,7 +18,7 @@ from ingestd.streaming import (
     TransactionError,
     TxnState,
 )
-from tests.streaming.support import client, connect, sees
+from tests.streaming.support import client, connect, rows, sees
 from tests.support.compaction import compact
 from tests.support.stack import Stack, eventually
 
@@ -30,11 +30,6 @@ def make_table(stack: Stack, clustered: str = "", partitioned: str = "") -> None
         f"CREATE TABLE {stack.name} (id int, note string) {partitioned} {clustered} STORED AS ORC "
         "TBLPROPERTIES ('transactional'='true', 'no_auto_compaction'='true')"
     )
-
-
-def rows(first: int, count: int = 10, **more: list[str]) -> pa.Table:
-    ids = list(range(first, first + count))
-    return pa.table({"id": pa.array(ids, pa.int32()), "note": [f"note {one}" for one in ids], **more})
 
 
 def table_path(stack: Stack) -> Path:

@@ -28,13 +28,8 @@ from ingestd.streaming import (
     TxnState,
 )
 from ingestd.streaming.session import check_storage
-from tests.streaming.support import connect, sees
+from tests.streaming.support import connect, rows, sees
 from tests.support.stack import Stack
-
-
-def rows(first: int, count: int = 10, **more: list[str]) -> pa.Table:
-    ids = list(range(first, first + count))
-    return pa.table({"id": pa.array(ids, pa.int32()), "note": [f"note {one}" for one in ids], **more})
 
 
 def name_of(stack: Stack) -> TableName:

@@ -21,13 +21,8 @@ from ingestd.streaming import (
     StreamingException,
     TxnState,
 )
-from tests.streaming.support import client, connect, sees
+from tests.streaming.support import client, connect, rows, sees
 from tests.support.stack import Stack, eventually
-
-
-def rows(first: int, count: int = 10, **more: list[str]) -> pa.Table:
-    ids = list(range(first, first + count))
-    return pa.table({"id": pa.array(ids, pa.int32()), "note": [f"note {one}" for one in ids], **more})
 
 
 def name_of(stack: Stack) -> TableName:
