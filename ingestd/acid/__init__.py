@@ -19,7 +19,7 @@ from ingestd.acid.layout import (
 )
 from ingestd.acid.partitions import DEFAULT_PARTITION, Routed, partition_name, partition_value, route
 from ingestd.acid.pool import WriterPool, WrittenFile
-from ingestd.acid.writer import AcidWriter, Finished, needs_exact
+from ingestd.acid.writer import AcidWriter, Finished, exact_rows
 
 __all__ = [
     "DEFAULT_PARTITION",
@@ -40,7 +40,7 @@ __all__ = [
     "bucket_name",
     "bucket_property",
     "delta_name",
-    "needs_exact",
+    "exact_rows",
     "parse_directory",
     "partition_name",
     "partition_value",

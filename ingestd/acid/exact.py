@@ -5,7 +5,6 @@ Invariant: timestamps and dates go to ORC as whole numbers; no float and no time
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,50 +14,12 @@ import pyorc
 from pyorc.converters import ORCConverter
 
 from ingestd.acid.footer import seal
+from ingestd.acid.sink import OrcSink
 from ingestd.acid.writer import BLOCK_BYTES, DICTIONARY, STANDARD, STRIPE_BYTES, Encoding, Finished, discard
 from ingestd.schema import Column, HiveType
 
 _SECOND = 1_000_000_000
 _ROWS = 4096
-
-
-class OrcSink:
-    """The file under pyorc; it fails once, because pyorc flushes again in its destructor, where nobody can catch."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
-        self._failed = False
-        self.name = str(path)
-
-    def write(self, data: bytes) -> int:
-        """Append; raises OSError."""
-        try:
-            return self._file.write(data)
-        except OSError:
-            self._failed = True
-            raise
-
-    def flush(self) -> None:
-        """Nothing to do: `close` flushes, and `seal` brings the file to the disk."""
-
-    def sync(self) -> None:
-        """Bring what was written so far to the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._file.closed
-
-    def close(self) -> None:
-        """Close; a buffer that cannot be written raises OSError the first time."""
-        try:
-            self._file.close()
-        except OSError:
-            if not self._failed:
-                self._failed = True
-                raise
 
 
 class _Instant(ORCConverter):
@@ -123,11 +84,13 @@ class ExactWriter:
         """Append rows through Python values."""
         write_rows(self._orc, batch, self._write_id, self._bucket, self._rows)
         self._rows += batch.num_rows
+        self._file.check()
 
     def close(self) -> Finished:
         """Finish the file."""
         self._orc.close()
         self._file.close()
+        self._file.check()
         sealed = seal(self._path, self._write_id, self._bucket)
         return Finished(sealed.rows, sealed.bytes)
 

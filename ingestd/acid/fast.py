@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pyarrow import orc
 
 from ingestd.acid.footer import seal
+from ingestd.acid.sink import OrcSink
 from ingestd.acid.writer import BLOCK_BYTES, DICTIONARY, STANDARD, STRIPE_BYTES, Encoding, Finished, discard
 from ingestd.schema import Column
 
@@ -41,9 +42,9 @@ class FastWriter:
         self._write_id = write_id
         self._bucket = bucket
         self._rows = 0
-        self._file = pa.OSFile(str(path), "wb")
+        self._file = OrcSink(path)
         self._orc = orc.ORCWriter(
-            self._file,
+            pa.PythonFile(self._file, "w"),
             compression="uncompressed" if encoding.compression == "none" else encoding.compression,
             compression_block_size=BLOCK_BYTES,
             stripe_size=stripe_bytes,
@@ -52,10 +53,11 @@ class FastWriter:
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows; a batch for which `needs_exact` holds must not come here."""
+        """Append rows; a batch of which `exact_rows` names any must not come here."""
         if batch.num_rows:
             self._orc.write(pa.Table.from_batches([self._events(batch)]))
             self._rows += batch.num_rows
+            self._file.check()
 
     def close(self) -> Finished:
         """Finish the file; an empty one too is complete."""
@@ -63,6 +65,7 @@ class FastWriter:
             self._orc.write(pa.Table.from_batches([self._events(pa.RecordBatch.from_pylist([], schema=self._schema))]))
         self._orc.close()
         self._file.close()
+        self._file.check()
         sealed = seal(self._path, self._write_id, self._bucket)
         return Finished(sealed.rows, sealed.bytes)
 

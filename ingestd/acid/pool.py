@@ -25,6 +25,7 @@ from ingestd.schema import Column
 
 _LANES: tuple[type[FastWriter] | type[ExactWriter], ...] = (FastWriter, ExactWriter)
 _FAST, _EXACT = 0, 1
+_WORTH_WRITING = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,11 @@ class _Open:
 class WriterPool:
     """Collects the rows of one write id and one bucket, and writes them to files `f00001.orc` … in `staging`.
 
-    A partition's rows wait as Arrow batches until all waiting bytes exceed `max_pending_bytes`; then the largest
-    partition is written. At most `max_open_writers` files are open, the one used longest ago is closed first; each
-    further file of a partition takes the next statement id. With `statement` every file takes that one: a partition
-    then has one file, written row by row, and no file is closed before the end. Every method raises StorageUnavailable
-    when the disk fails; then call `abort`.
+    A partition's rows wait as Arrow batches until they are worth a write and a file is to be had, or until all waiting
+    bytes exceed `max_pending_bytes`; then the largest partition is written. At most `max_open_writers` files are open,
+    the one used longest ago is closed first; each further file of a partition takes the next statement id. With
+    `statement` every file takes that one: a partition then has one file, written row by row, and no file is closed
+    before the end. Every method raises StorageUnavailable when the disk fails; then call `abort`.
     """
 
     def __init__(  # noqa: PLR0913
@@ -108,6 +109,8 @@ class WriterPool:
             state.pending[lane].append(rows)
             state.bytes += rows.nbytes
             self._pending_bytes += rows.nbytes
+        if state.bytes >= _WORTH_WRITING and self._has_room(partition):
+            self._write(partition)
         while self._pending_bytes > self._max_pending:
             self._write(max(self._partitions, key=lambda one: self._partitions[one].bytes))
 
@@ -139,6 +142,10 @@ class WriterPool:
         self._files.clear()
         self._partitions.clear()
         self._pending_bytes = 0
+
+    def _has_room(self, partition: tuple[str, ...]) -> bool:
+        """Whether the partition can be written without closing the file of another one."""
+        return self._statement is not None or len(self._open) < self._max_open or (partition, _FAST) in self._open
 
     def _write(self, partition: tuple[str, ...]) -> None:
         state = self._partitions[partition]

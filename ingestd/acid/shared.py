@@ -16,9 +16,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ingestd.acid.exact import OrcSink, orc_writer, write_rows
+from ingestd.acid.exact import orc_writer, write_rows
 from ingestd.acid.footer import seal_shared
 from ingestd.acid.layout import SIDE_FILE, bucket_name, bucket_property
+from ingestd.acid.sink import OrcSink
 from ingestd.acid.writer import Encoding, Finished
 from ingestd.schema import Column
 
@@ -47,6 +48,7 @@ class SharedFile:
         write_rows(self._orc, batch, write_id, self._bucket, before)
         self._runs.append((write_id, before + batch.num_rows))
         self._unflushed += batch.num_rows
+        self._sink.check()
 
     def flush(self, write_id: int) -> Finished:
         """Bring all rows so far to the disk and let readers have them as their transactions commit.
@@ -74,6 +76,7 @@ class SharedFile:
         """
         self._orc.close()
         self._sink.close()
+        self._sink.check()
         if not self._length:
             self._hidden.unlink()
             return

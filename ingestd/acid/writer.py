@@ -60,11 +60,6 @@ class AcidWriter(Protocol):
         ...
 
 
-def needs_exact(batch: pa.RecordBatch) -> bool:
-    """Whether `FastWriter` would spoil a value of this batch (see `exact_rows`)."""
-    return exact_rows(batch) is not None
-
-
 def exact_rows(batch: pa.RecordBatch) -> pa.BooleanArray | None:
     """Which rows only `ExactWriter` writes right; None if there are none.
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import resource
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +16,7 @@ from hypothesis import strategies as st
 from pyarrow import orc
 
 from ingestd.acid import WriterPool, WrittenFile, bucket_property
+from ingestd.acid.writer import Encoding
 from ingestd.errors import Reaction, StorageUnavailable
 from ingestd.schema import Column, HiveType
 
@@ -124,3 +129,32 @@ def test_close_when_disk_is_full_then_storage_unavailable(tmp_path: Path, stamp:
         pool.close()
     pool.abort()
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def no_file_larger_than(size: int) -> Iterator[None]:
+    """A disk that fills up while a file is written; Python ignores the signal that would come with it."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("stamp", [0, -1])
+@pytest.mark.parametrize("limit", [10, 50_000, 120_000])
+def test_close_when_disk_fills_up_at_any_place_then_storage_unavailable(tmp_path: Path, limit: int, stamp: int) -> None:
+    pool = WriterPool(tmp_path, COLUMNS, 1, 0, encoding=Encoding("none"), stripe_bytes=64 << 10)
+    with no_file_larger_than(limit), pytest.raises(StorageUnavailable, match=r"f00001\.orc.*too large"):
+        fill(pool, stamp)
+    pool.abort()
+    assert list(tmp_path.iterdir()) == []
+
+
+def fill(pool: WriterPool, stamp: int) -> None:
+    choose = random.Random(1)
+    for _ in range(20):
+        numbers = pa.array([choose.getrandbits(62) for _ in range(1000)])
+        pool.add((), pa.RecordBatch.from_arrays([numbers, batch(0, 1000, stamp).column(1)], names=["n", "t"]))
+    pool.close()

@@ -12,7 +12,7 @@ import pyorc
 import pytest
 from pyarrow import orc
 
-from ingestd.acid import ExactWriter, FastWriter, bucket_property, needs_exact
+from ingestd.acid import ExactWriter, FastWriter, bucket_property, exact_rows
 from ingestd.acid.writer import Compression, Encoding
 from ingestd.schema import Column, HiveType
 
@@ -135,10 +135,10 @@ def stamps(values: list[int | None], unit: str) -> pa.RecordBatch:
         ([-62135596800000000], "us", True),
     ],
 )
-def test_needs_exact_when_stamps_then_only_old_fractions_and_far_years(
+def test_exact_rows_when_stamps_then_only_old_fractions_and_far_years(
     values: list[int | None], unit: str, expected: bool
 ) -> None:
-    assert needs_exact(stamps(values, unit)) is expected
+    assert (exact_rows(stamps(values, unit)) is not None) is expected
 
 
 def test_exact_writer_when_old_and_far_stamps_then_seconds_and_nanos_are_exact(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""The file under an ORC library.
+
+Invariant: no call that the library makes fails; what failed is kept, and `check` raises it, so nobody may trust a file
+before its `check`. liborc throws where nobody catches: from `close` under pyarrow (26), from a destructor under pyorc;
+a full disk would end the process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class OrcSink:
+    """A new file; `write`, `flush` and `close` are for the library."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises OSError."""
+        self._file = path.open("wb")
+        self._error: OSError | None = None
+        self.name = str(path)
+
+    def write(self, data: bytes) -> int:
+        """Append; after a failure the bytes go nowhere."""
+        if self._error is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self._error = error
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing to do: `close` flushes, and `sync` and `seal` bring the file to the disk."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._file.closed
+
+    def close(self) -> None:
+        """Write what is buffered, and close."""
+        try:
+            self._file.close()
+        except OSError as error:
+            self._error = self._error or error
+
+    def check(self) -> None:
+        """Raise the OSError that came first, if any did."""
+        if self._error is not None:
+            raise self._error
+
+    def sync(self) -> None:
+        """Bring what was written so far to the disk. Raises OSError."""
+        self.check()
+        self._file.flush()
+        os.fsync(self._file.fileno())
