@@ -26,6 +26,7 @@ _PLAIN = {
     "date": pa.date32(),
     "timestamp": pa.timestamp("ns"),
 }
+INTEGER_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 _SIZED = re.compile(r"(varchar|char|decimal)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
 _COMPLEX = re.compile(r"(array|map|struct)\s*<(.*)>", re.DOTALL)
 _ARITY = {"array": 1, "map": 2}

@@ -12,6 +12,7 @@ from typing import Protocol
 import pyarrow as pa
 
 HEAD_BYTES = 80
+MAX_BUFFER = 1 << 30  # bytes of a block that is read at once; Arrow's offsets have 31 bits
 
 
 class BadRecord(ValueError):

@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 from ingestd.records.block import BadRecord
 from ingestd.records.lazy import (
     FIRST_DAY,
-    INTEGER_BITS,
     LAST_DAY,
     MAX_DIGITS,
     TEXT_KINDS,
@@ -27,7 +26,7 @@ from ingestd.records.lazy import (
     reader,
 )
 from ingestd.records.rows import FIRST_NANO, LAST_NANO, MICRO, RowBatches, array_of, batch_of, has_timestamp
-from ingestd.schema import Column, HiveType
+from ingestd.schema import INTEGER_BITS, Column, HiveType
 
 SMALLEST_BLOCK = 256  # rows; smaller blocks with timestamps of both units are not split any more
 PARTS = 16

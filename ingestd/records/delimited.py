@@ -51,6 +51,7 @@ from ingestd.records.text import check_choice, decode_block
 from ingestd.schema import Column
 
 _DEEPER = bytes(range(4, 9))  # LazySerDeParameters: eight separators, the first three may be chosen
+_NEWLINE = 0x0A
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CODE = re.compile(r"[+-]?[0-9]+")
 
@@ -155,7 +156,8 @@ class DelimitedDecoder:
     def _by_arrow(self, values: Sequence[bytes]) -> list[pa.Array] | None:
         """The fields of all records by column; None if Arrow would not split them as Hive does."""
         joined = b"\n".join([*values, b""])
-        if joined.count(b"\n") != len(values) or b"\r" in joined or joined.startswith(_BYTE_ORDER_MARK):
+        lines = np.count_nonzero(np.frombuffer(joined, np.uint8) == _NEWLINE)
+        if lines != len(values) or b"\r" in joined or joined.startswith(_BYTE_ORDER_MARK):
             return None
         if self._separator in b"\0\n\r" or (self._escape is not None and self._escape in joined):
             return None

@@ -10,13 +10,12 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from ingestd.records.block import MAX_BUFFER
 from ingestd.records.single import MAX_DEPTH
 
-MAX_BUFFER = 1 << 30
 _BLANK = b" \t\r\n"
-_OPEN, _CLOSE = 0x7B, 0x7D
+_OPEN, _CLOSE, _NEWLINE = 0x7B, 0x7D, 0x0A
 _CONSTANT = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")
 _TINY_HINTS = (  # each begins with a literal, which makes the search fast
     re.compile(rb'e-(?<=[0-9.]e-)[0-9]{2,}"?[ \t\r]*[,}]'),
@@ -34,16 +33,11 @@ _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
 def frame(values: Sequence[bytes]) -> bytes | None:
     """The values as lines; None when they must be decoded one by one (or in smaller blocks)."""
-    lengths = np.fromiter(map(len, values), np.int64, len(values))
-    joined = _lines(values, lengths)
+    joined = _lines(values)
     if joined is None:
         values = [value.strip(_BLANK).replace(b"\n", b"\t") for value in values]
-        lengths = np.fromiter(map(len, values), np.int64, len(values))
-        joined = _lines(values, lengths)
-    if joined is None or len(joined) > MAX_BUFFER or not _is_utf8(joined):
-        return None
-    # outside strings `null{` can only stand between two objects of one line, where it crashes Arrow (seen in 26)
-    return None if (b"null" in joined and _SECOND_ROOT.search(joined)) or _may_nest(values, lengths) else joined
+        joined = _lines(values)
+    return None if joined is None or len(joined) > MAX_BUFFER or not _is_utf8(joined) else joined
 
 
 def has_constant(joined: bytes) -> bool:
@@ -85,21 +79,26 @@ def _has_digits(joined: bytes, count: int) -> bool:
     return bool(between.all(axis=1).any()) and re.search(rb"[0-9]{%d}" % count, joined) is not None
 
 
-def _lines(values: Sequence[bytes], lengths: npt.NDArray[np.int64]) -> bytes | None:
-    """Join with newlines if every value starts with `{`, ends with `}` and has no newline of its own.
+def _lines(values: Sequence[bytes]) -> bytes | None:
+    """Join with newlines if every value starts with `{`, ends with `}`, has no newline of its own and is safe to read.
 
     A raw newline is not allowed inside a JSON string, so `}` newline `{` is always between two root objects.
     """
     joined = b"\n".join(values)
     if not joined.startswith(b"{") or not joined.endswith(b"}"):
         return None
-    if joined.count(b"\n") != len(values) - 1:
-        return None
     text = np.frombuffer(joined, np.uint8)
-    breaks = np.cumsum(lengths + 1)[:-1] - 1
+    breaks = np.flatnonzero(text == _NEWLINE)
+    if len(breaks) != len(values) - 1:
+        return None
     if (text[breaks - 1] != _CLOSE).any() or (text[breaks + 1] != _OPEN).any():
         return None
-    return joined
+    if np.count_nonzero(text == _OPEN) == len(values) and b"[" not in joined:
+        return joined  # nothing nests
+    # outside strings `null{` can only stand between two objects of one line, where it crashes Arrow (seen in 26)
+    if b"null" in joined and _SECOND_ROOT.search(joined):
+        return None
+    return None if _may_nest(values, int(np.diff(breaks, prepend=-1, append=len(joined)).max())) else joined
 
 
 def _is_utf8(joined: bytes) -> bool:
@@ -109,7 +108,7 @@ def _is_utf8(joined: bytes) -> bool:
         return False
 
 
-def _may_nest(values: Sequence[bytes], lengths: npt.NDArray[np.int64]) -> bool:
-    if lengths.max() <= 2 * MAX_DEPTH:  # each level takes two bytes
+def _may_nest(values: Sequence[bytes], longest: int) -> bool:
+    if longest <= 2 * MAX_DEPTH:  # each level takes two bytes
         return False
     return any(len(value) > 2 * MAX_DEPTH and value.count(b"[") + value.count(b"{") > MAX_DEPTH for value in values)

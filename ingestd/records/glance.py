@@ -11,9 +11,8 @@ from datetime import date, datetime
 from math import isfinite
 from typing import NoReturn
 
-from ingestd.records.scalar import INTEGER_BITS
 from ingestd.records.single import MAX_DEPTH
-from ingestd.schema import Column, HiveType
+from ingestd.schema import INTEGER_BITS, Column, HiveType
 
 Judge = Callable[[object], bool]
 _FLOAT_MAX = 3e38

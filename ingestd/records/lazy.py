@@ -20,12 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.errors import ConfigError
-from ingestd.schema import HiveType
+from ingestd.schema import INTEGER_BITS, HiveType
 
 OnBad = Literal["null", "reject"]
 Read = Callable[[bytes], Any]
 
-INTEGER_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 MAX_DIGITS = 38  # HiveDecimal.MAX_PRECISION and MAX_SCALE
 TEXT_KINDS = frozenset({"string", "varchar", "char"})
 

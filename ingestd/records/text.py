@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from ingestd.errors import ConfigError
-from ingestd.records.block import Decoded, Reject
+from ingestd.records.block import MAX_BUFFER, Decoded, Reject
 from ingestd.records.cells import Faults
 
-MAX_BUFFER = 1 << 30  # bytes; Arrow's offsets have 31 bits
 NO_VALUE = "record has no value"
 
 DecodeValues = Callable[[Sequence[bytes], Faults], list[pa.RecordBatch]]
