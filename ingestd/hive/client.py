@@ -1,8 +1,10 @@
 """A metastore connection per thread, with fail-over on use and every Thrift error translated.
 
-Invariant: a call is never repeated here. A broken connection raises MetastoreUnavailable and the next call dials anew,
-the next address of the list first: whether a call may be repeated is known only to the caller. The login is part of
-dialling, so it is made anew each time and an address that cannot be logged in to counts as one that fails.
+Invariant: a call that may have reached a metastore is repeated only if it is in `_REPEATABLE`; for any other a broken
+connection raises MetastoreUnavailable, and what that means is known only to the caller. What a metastore has answered,
+errors included, is never asked again. After a broken connection the next address of the list is dialled first. The
+login is part of dialling, so it is made anew each time and an address that cannot be logged in to counts as one that
+fails.
 """
 
 from __future__ import annotations
@@ -28,15 +30,45 @@ from ingestd.errors import (
     TransactionAborted,
     Unavailable,
 )
-from ingestd.hive.security import Security
+from ingestd.hive.kerberos import ticket_owner
+from ingestd.hive.security import Kerberos, Security
 from ingestd.hive.wire import AWAY, mismatch, wire
 
 _DEFAULT_PORT = 9083
+_TIMED_OUT = TTransportException.TIMED_OUT
 # HMS answers and accepts ACID tables only for a client that names what it can do (MetastoreDefaultTransformer).
 CAPABILITIES = [
     "EXTWRITE", "EXTREAD", "HIVEBUCKET2", "HIVEFULLACIDREAD", "HIVEFULLACIDWRITE", "HIVEMANAGESTATS",
     "HIVEMANAGEDINSERTWRITE", "HIVEMANAGEDINSERTREAD", "HIVESQL", "ACCEPTS_UNMODIFIED_METADATA",
 ]  # fmt: skip
+
+_READS = (
+    "getName", "getVersion", "get_all_databases", "get_config_value", "get_database", "get_open_txns",
+    "get_open_txns_info", "get_partition_names", "get_partitions_by_names_req", "get_table_req", "get_valid_write_ids",
+    "partition_name_to_vals", "show_locks",
+)  # fmt: skip
+# Calls that leave the same behind whether the metastore carries them out once or twice, and why:
+_REPEATABLE = {
+    **dict.fromkeys(_READS, "changes nothing"),
+    "heartbeat": "sets a time",
+    "heartbeat_txn_range": "sets a time",
+    "check_lock": "asks for a lock's state, and sets a time",
+    "allocate_table_write_ids": "a transaction has one write id for a table: the second time it is told again",
+    "lock": "in a transaction: its locks do not stop each other, and end with it (see `_is_repeatable`)",
+    "unlock": "the second time there is no such lock, which is what was wanted (`leases.release`)",
+    "abort_txn": "an aborted transaction may be aborted again",
+    "add_partitions_req": "with ifNotExists: the second time they are there",
+    "add_dynamic_partitions": "registers the names again: more rows in TXN_COMPONENTS that say the same",
+    "add_write_notification_log": "the event log keeps a file once",
+    "add_write_notification_log_in_batch": "the event log keeps a file once",
+}
+# Not among them, though some would do little harm:
+# commit_txn            who asks must know whether it happened, and has better ways to find out (ending.py, commit.py)
+# open_txns             each makes new transactions; those of a lost answer stay open, until they time out
+# alter_table_req, alter_partitions_req   write back what was read: they would undo what others changed in between, and
+#                       where HMS compares first, the second is refused though the first has happened
+# create_table_req, create_database   the second is refused, though the first has happened
+# lock outside a transaction   the second waits for the first, whose id nobody has
 
 
 class _Connection(ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
@@ -44,6 +76,10 @@ class _Connection(ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
 
     def __init__(self, protocol: TBinaryProtocol) -> None:
         HMSClient.__init__(self, protocol)
+
+    def is_open(self) -> bool:
+        """False when the other side has closed a plain connection: Thrift looks at the socket, and sends nothing."""
+        return bool(self._oprot.trans.isOpen())
 
 
 class Metastore:
@@ -61,28 +97,44 @@ class Metastore:
         self.compares_parameters = True
         # Calls so far, over all threads (Hive Streaming's statistics tell it).
         self.calls = 0
-        self.user = self.security.user or getpass.getuser()
         self.host = socket.gethostname()[:128]
+        self._owner: str | None = None
         self._local = threading.local()
         self._first = 0
 
-    def call(self, method: str, *arguments: object) -> Any:
-        """Call a metastore method once; the answer is a Thrift value, so only this package may use it.
+    @property
+    def user(self) -> str:
+        """Who we are to the metastore: of the login, else the name that it is told."""
+        if self._owner is None and isinstance(self.security.login, Kerberos) and not self.security.user:
+            self._owner = ticket_owner()
+        return self.security.user or self._owner or getpass.getuser()
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Call a metastore method; the answer is a Thrift value, so only this package may use it.
+
+        When the connection breaks, a call that may be repeated is, each time at the next address that can be dialled;
+        each address is tried once more than the connection at hand, and one that is silent only once.
 
         Raises MetastoreUnavailable when nobody answered or the server failed, LoginFailed or ConfigError when every
         address refuses us for good, TransactionAborted when the transaction is gone, InvalidTable when an object is
         missing, `MetastoreRefusal` for every other declared exception.
         """
-        connection = self._connection()
-        self.calls += 1
-        try:
-            return getattr(connection, method)(*arguments)
-        except (TTransportException, OSError, EOFError) as error:
-            where = self._where()
-            self._leave_address()
-            raise MetastoreUnavailable(f"{method}: {_words(error)}", where=where) from error
-        except TException as error:
-            raise _translated(method, error, self._where()) from error
+        repeatable = _is_repeatable(method, arguments)
+        connection = self._connection(surely=not repeatable)
+        failures = 0
+        while True:
+            self.calls += 1
+            try:
+                return getattr(connection, method)(*arguments)
+            except (TTransportException, OSError, EOFError) as error:
+                where = self._where()
+                self._leave_address()
+                failures += 1
+                if not repeatable or failures + _is_silence(error) > len(self.addresses):
+                    raise MetastoreUnavailable(f"{method}: {_words(error)}", where=where) from error
+            except TException as error:
+                raise _translated(method, error, self._where()) from error
+            connection = self._dial()
 
     def close(self) -> None:
         """Drop this thread's connection; the next call dials anew."""
@@ -91,9 +143,19 @@ class Metastore:
         if connection is not None:
             connection.close()
 
-    def _connection(self) -> _Connection:
-        connection = getattr(self._local, "connection", None)
-        return connection if connection is not None else self._dial()
+    def _connection(self, *, surely: bool) -> _Connection:
+        """This thread's connection; with `surely`, one of which we know that it was not cut while it was idle."""
+        connection: _Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            return self._dial()
+        if self.security.tls is None and not connection.is_open():
+            self._leave_address()
+            return self._dial()
+        if surely and self.security.tls is not None:
+            # Through TLS the end of a connection cannot be seen without reading: something harmless is asked.
+            self.call("getName")
+            return self._connection(surely=False)
+        return connection
 
     def _dial(self) -> _Connection:
         """Log in at the first address that takes us, beginning with the one that did so last.
@@ -168,6 +230,16 @@ def _address(uri: str) -> tuple[str, int] | None:
     except ValueError:
         return None
     return (parsed.hostname, port) if parsed.scheme == "thrift" and parsed.hostname else None
+
+
+def _is_repeatable(method: str, arguments: Sequence[Any]) -> bool:
+    return method in _REPEATABLE and (method != "lock" or bool(arguments[0].txnid))
+
+
+def _is_silence(error: BaseException) -> bool:
+    """Whether a time-out ended the call: whoever did not answer then is not asked again."""
+    kinds = (error, getattr(error, "inner", None))
+    return any(isinstance(one, TimeoutError) for one in kinds) or getattr(error, "type", None) == _TIMED_OUT
 
 
 def _words(error: BaseException) -> str:

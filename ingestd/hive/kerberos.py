@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable
-from ingestd.hive.security import Kerberos, Protection
+from ingestd.hive.security import Kerberos, Protection, short_name
 
 # A ticket cache of ours is rewritten when its ticket grows old; no other login may read it meanwhile.
 _ONE_LOGIN = threading.Lock()
@@ -123,6 +123,18 @@ class KerberosExchange:
             theirs_most = int.from_bytes(offer[1:], "big")
             self._most_wrapped = self._context.get_wrap_size_limit(theirs_most, self._is_secret)
         return bytes(reply)
+
+
+def ticket_owner() -> str | None:
+    """Short name of whom the caller's ticket cache belongs to; None when there is no good ticket."""
+    try:
+        gss = _gssapi()
+    except ConfigError:
+        return None
+    try:
+        return short_name(str(gss.Credentials(usage="initiate", mechs=[gss.MechType.kerberos]).name))
+    except gss.exceptions.GSSError:
+        return None
 
 
 def _gssapi() -> Any:

@@ -6,6 +6,8 @@ password is never in `repr`.
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from ingestd.errors import ConfigError
 
+_log = logging.getLogger(__name__)
 _HOST = "_HOST"
 _PRINCIPAL = re.compile(r"[^/@\s]+/[^/@\s]+(@[^/@\s]+)?")
 _JAVA_STORE_SUFFIXES = (".jks", ".p12", ".pfx", ".bcfks")
@@ -99,19 +102,28 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Login and wire of a metastore connection; the default is neither, as the metastore's own default is."""
+    """Login and wire of a metastore connection; the default is neither, as the metastore's own default is.
+
+    `unsecured_user` is the name that a metastore without login is told and believes (`set_ugi`), by default the
+    process's. Raises ConfigError.
+    """
 
     login: Kerberos | Plain | None = None
     tls: Tls | None = None
+    unsecured_user: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.login is not None and self.unsecured_user is not None:
+            raise ConfigError("a login says who we are, no other name can be told", where="unsecured_user")
 
     @property
     def user(self) -> str | None:
         """Who we are to the metastore, where that can be told from here: the short name of a principal."""
         if isinstance(self.login, Plain):
             return self.login.username
-        if isinstance(self.login, Kerberos) and self.login.user:
-            return re.split("[/@]", self.login.user)[0]
-        return None
+        if isinstance(self.login, Kerberos):
+            return short_name(self.login.user) if self.login.user else None
+        return self.unsecured_user
 
     @classmethod
     def from_hive_conf(
@@ -125,12 +137,16 @@ class Security:
     ) -> Security:
         """What the properties of a hive-site.xml ask of a client, by the rules of Hive 4's HiveMetaStoreClient.
 
-        Hive keeps the client's credentials elsewhere (ticket cache, credential store), so they are arguments. Raises
-        ConfigError for what only a JVM can do: HTTP, JWT, framed or compact Thrift, a Java trust store.
+        Hive keeps the client's credentials elsewhere (ticket cache, credential store), so they are arguments: `user` is
+        who we are, by Kerberos, by password or, where no login is asked for, by mere word; `keytab` is by default
+        `metastore.kerberos.keytab.file` when a `user` is given and the file can be read, since on many machines that
+        is the metastore's own. Raises ConfigError for what only a JVM can do: HTTP, JWT, framed or compact Thrift, a
+        Java trust store.
         """
         hive = _HiveConf(conf)
         hive.refuse_other_protocols()
-        return cls(hive.login(user, keytab, password), hive.tls(ca_file))
+        login = hive.login(user, keytab, password)
+        return cls(login, hive.tls(ca_file), user if login is None else None)
 
 
 class _HiveConf:
@@ -154,10 +170,23 @@ class _HiveConf:
         if mode not in ("", "NOSASL", "PLAIN", "KERBEROS"):
             raise _unusable("metastore.client.auth.mode", f"{mode!r} is not known")
         if mode == "PLAIN":
-            return Plain(self._text("metastore.client.plain.username"), password)
+            return _plain(user or self._text("metastore.client.plain.username"), password)
+        principal = self._text("metastore.kerberos.principal")
         if mode == "KERBEROS" or self._flag("metastore.sasl.enabled"):
-            principal = self._text("metastore.kerberos.principal")
-            return Kerberos(principal, user, keytab, self._protections())
+            return Kerberos(principal, user, keytab or self._keytab(user), self._protections())
+        if principal or keytab or password:
+            # So does HiveMetaStoreClient, whose users wonder about it too.
+            _log.warning("metastore.sasl.enabled is not true, so there is no login: principal, keytab, password unused")
+        return None
+
+    def _keytab(self, user: str | None) -> Path | None:
+        file = self._text("metastore.kerberos.keytab.file")
+        if not file:
+            return None
+        if user and os.access(file, os.R_OK):
+            return Path(file)
+        why = f"{user} cannot read it" if user else "nobody said whose key to take (user)"
+        _log.info("metastore.kerberos.keytab.file is not used, the ticket cache is: %s", why)
         return None
 
     def tls(self, ca_file: Path | None) -> Tls | None:
@@ -172,7 +201,8 @@ class _HiveConf:
         raise ConfigError(
             f"the Java trust store {store} cannot be read without a JVM",
             where="metastore.truststore.path",
-            hint="give its certificates as PEM in ca_file: keytool -exportcert -rfc -alias NAME -keystore STORE",
+            hint="keytool -exportcert -rfc -alias NAME -keystore STORE makes PEM of its certificates; give that file:"
+            " Security.from_hive_conf(…, ca_file=…)",
         )
 
     def _protections(self) -> frozenset[Protection]:
@@ -197,6 +227,21 @@ class _HiveConf:
 
     def _flag(self, key: str) -> bool:
         return self._text(key).lower() == "true"
+
+
+def short_name(principal: str) -> str:
+    """`hive` of `hive/host@REALM`: Hadoop's default rule, without the cluster's own auth_to_local."""
+    return re.split("[/@]", principal)[0]
+
+
+def _plain(username: str, password: str) -> Plain:
+    if username and not password:
+        raise ConfigError(
+            "the configuration asks for a password and has none",
+            where="metastore.plain.password",
+            hint="give it: Security.from_hive_conf(…, password=…)",
+        )
+    return Plain(username, password)
 
 
 def _unusable(key: str, what: str) -> ConfigError:

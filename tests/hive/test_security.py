@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable
 from ingestd.hive.client import Metastore
 from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
+from tests.support.certificates import make, over_tls
 from tests.support.kerberos import NAME, Realm, realm, secured
 from tests.support.metastore import Home, Process, free_port, metastore
 
@@ -29,7 +29,9 @@ BY_PASSWORD = {
 
 def test_hive_conf_without_security_then_none() -> None:
     assert Security.from_hive_conf({}) == Security()
-    assert Security.from_hive_conf({"hive.metastore.sasl.enabled": "false"}, user="x", password="y") == Security()
+    told = Security.from_hive_conf({"hive.metastore.sasl.enabled": "false"}, user="x", password="y")
+    assert told == Security(unsecured_user="x")
+    assert told.user == "x"
 
 
 @pytest.mark.parametrize(
@@ -125,34 +127,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`ca.pem` signed `server.p12`, for the host localhost only; `other.pem` signed nothing."""
-    folder = tmp_path_factory.mktemp("certificates")
-    key = ["-newkey", "rsa:2048", "-nodes"]
-    # With these uses and identifiers Python 3.13, which looks closely, takes them too.
-    for name in ("ca", "other"):
-        ca = ["-x509", "-days", "2", "-subj", f"/CN={name}", "-addext", "keyUsage=critical,keyCertSign"]
-        _openssl(folder, "req", *key, *ca, "-keyout", f"{name}.key", "-out", f"{name}.pem")
-    (folder / "names").write_text("subjectAltName=DNS:localhost\nauthorityKeyIdentifier=keyid\n")
-    _openssl(folder, "req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
-    signed_by = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names"]
-    _openssl(folder, "x509", "-req", "-in", "server.csr", *signed_by, "-out", "server.pem")
-    pair = ["-inkey", "server.key", "-in", "server.pem", "-passout", "pass:changeit"]
-    _openssl(folder, "pkcs12", "-export", *pair, "-out", "server.p12")
-    return folder
-
-
-def _openssl(folder: Path, *arguments: str) -> None:
-    done = subprocess.run(["openssl", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def _over_tls(certificates: Path) -> dict[str, str]:
-    return {
-        "metastore.use.SSL": "true",
-        "metastore.keystore.path": str(certificates / "server.p12"),
-        "metastore.keystore.password": "changeit",
-        "metastore.keystore.type": "PKCS12",
-    }
+    return make(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +180,7 @@ def _silent(server: Process, security: Security) -> None:
 
 def test_tls_then_only_the_right_ca_and_host_are_trusted(home: Home, certificates: Path) -> None:
     ca = certificates / "ca.pem"
-    with metastore(home, "tls", _over_tls(certificates)) as server:
+    with metastore(home, "tls", over_tls(certificates)) as server:
         _works(server.uri, Security(tls=Tls(ca)))
         for wrong in (certificates / "other.pem", None):
             error = _refusal(server.uri, Security(tls=Tls(wrong)), ConfigError)
@@ -240,7 +215,7 @@ def test_password_then_only_the_right_one_is_taken(home: Home) -> None:
 
 def test_password_over_tls_then_both_are_looked_at(home: Home, certificates: Path) -> None:
     tls = Tls(certificates / "ca.pem")
-    with metastore(home, "password-tls", BY_PASSWORD | _over_tls(certificates)) as server:
+    with metastore(home, "password-tls", BY_PASSWORD | over_tls(certificates)) as server:
         _works(server.uri, Security(Plain("ingestd", PASSWORD), tls))
         _refusal(server.uri, Security(Plain("ingestd", "other"), tls), LoginFailed)
         _refusal(_by_number(server), Security(Plain("ingestd", PASSWORD), tls), ConfigError)
@@ -253,7 +228,7 @@ def test_kerberos_over_tls_then_the_metastore_offers_no_second_protection(
 ) -> None:
     tls, keytab = Tls(certificates / "ca.pem"), kdc.keytab("ingestd", "ingestd")
     properties, jvm = secured(kdc)
-    with metastore(home, "kerberos-tls", properties | _over_tls(certificates), jvm) as server:
+    with metastore(home, "kerberos-tls", properties | over_tls(certificates), jvm) as server:
         _works(server.uri, Security(Kerberos(SERVER, "ingestd", keytab), tls))
         secret = Kerberos(SERVER, "ingestd", keytab, frozenset({Protection.CONFIDENTIALITY}))
         error = _refusal(server.uri, Security(secret, tls), ConfigError)

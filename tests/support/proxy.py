@@ -1,0 +1,146 @@
+"""A TCP proxy before a metastore, with which a test cuts connections and loses answers."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from urllib.parse import urlsplit
+
+# Thrift's strict binary protocol: version and type, then the length of the method's name.
+_CALL = struct.Struct(">II")
+_VERSION_CALL = 0x80010001
+
+
+class Proxy:
+    """Passes on what it gets; `sent` keeps clients' bytes, `calls` counts the Thrift methods that it can read."""
+
+    def __init__(self, uri: str) -> None:
+        parts = urlsplit(uri)
+        self._target = (parts.hostname or "", parts.port or 0)
+        self._guard = threading.Lock()
+        self._pairs: set[_Pair] = set()
+        self._lost: Counter[str] = Counter()
+        self.calls: Counter[str] = Counter()
+        self.sent = bytearray()
+        self.accepted = 0
+        self.port = 0
+        self._door: socket.socket | None = None
+        self.open()
+
+    @property
+    def uri(self) -> str:
+        """Its address by the host name that certificates and principals of tests have."""
+        return f"thrift://localhost:{self.port}"
+
+    def open(self) -> None:
+        """Listen, again on the port of before."""
+        self._door = socket.create_server(("127.0.0.1", self.port))
+        self.port = self._door.getsockname()[1]
+        threading.Thread(target=self._accept, args=(self._door,), daemon=True).start()
+
+    def shut(self) -> None:
+        """Refuse who comes and cut who is there: the metastore is down."""
+        door, self._door = self._door, None
+        if door:
+            with suppress(OSError):
+                door.shutdown(socket.SHUT_RDWR)  # wakes accept up
+            door.close()
+        self.cut()
+
+    def cut(self) -> None:
+        """End all connections that there are."""
+        with self._guard:
+            pairs, self._pairs = self._pairs, set()
+        for pair in pairs:
+            pair.cut()
+
+    def lose_answer(self, method: str, times: int = 1) -> None:
+        """Let the next calls of `method` be carried out, and cut the connection instead of passing the answer on."""
+        with self._guard:
+            self._lost[method] += times
+
+    def note(self, method: str) -> bool:
+        """Count a call; True when its answer is to be lost."""
+        with self._guard:
+            self.calls[method] += 1
+            lost = self._lost[method] > 0
+            self._lost[method] -= lost
+            return lost
+
+    def _accept(self, door: socket.socket) -> None:
+        while True:
+            try:
+                near, _ = door.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            try:
+                pair = _Pair(self, near, socket.create_connection(self._target))
+            except OSError:
+                near.close()
+                continue
+            with self._guard:
+                self._pairs.add(pair)
+                if self._door is not door:  # it was shut meanwhile
+                    pair.cut()
+            threading.Thread(target=pair.work, daemon=True).start()
+
+
+class _Pair:
+    """One connection: the client's side and the metastore's."""
+
+    def __init__(self, proxy: Proxy, near: socket.socket, far: socket.socket) -> None:
+        self._proxy, self._near, self._far = proxy, near, far
+        self._losing = False
+
+    def work(self) -> None:
+        """Pass on both ways until one side ends."""
+        with self._near, self._far:
+            up = threading.Thread(target=self._up, daemon=True)
+            up.start()
+            self._down()
+            up.join()
+
+    def cut(self) -> None:
+        """End both sides; their threads see to the rest."""
+        for one in (self._near, self._far):
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def _up(self) -> None:
+        with suppress(OSError):
+            while piece := self._near.recv(1 << 16):
+                self._proxy.sent += piece
+                method = _method(piece)
+                if method and self._proxy.note(method):
+                    self._losing = True
+                self._far.sendall(piece)
+        self.cut()
+
+    def _down(self) -> None:
+        with suppress(OSError):
+            while (piece := self._far.recv(1 << 16)) and not self._losing:
+                self._near.sendall(piece)
+        self.cut()
+
+
+def _method(piece: bytes) -> str:
+    """The method, when a call begins here: a client waits for each answer, so calls do not share a piece."""
+    if len(piece) < _CALL.size:
+        return ""
+    version, length = _CALL.unpack_from(piece)
+    return piece[_CALL.size : _CALL.size + length].decode() if version == _VERSION_CALL else ""
+
+
+@contextmanager
+def proxy(uri: str) -> Iterator[Proxy]:
+    """A proxy that lives as long as the block."""
+    made = Proxy(uri)
+    try:
+        yield made
+    finally:
+        made.shut()
