@@ -1,11 +1,13 @@
 """Hive Streaming (V2) for Python programs, without Kafka or Spark; `ingestd.streaming.v1` has the older names."""
 
 from ingestd.hive.partitions import PartitionInfo
+from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.batch import TxnState
 from ingestd.streaming.connection import HiveStreamingConnection
 from ingestd.streaming.errors import (
     CommitOutcomeUnknown,
     ConnectionError,  # noqa: A004
+    InvalidConnection,
     InvalidTable,
     InvalidTransactionState,
     PartitionCreationFailed,
@@ -16,13 +18,7 @@ from ingestd.streaming.errors import (
 )
 from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.stats import ConnectionStats
-from ingestd.streaming.writers import (
-    ArrowWriter,
-    RecordWriter,
-    StrictDelimitedInputWriter,
-    StrictJsonWriter,
-    StrictRegexWriter,
-)
+from ingestd.streaming.writers import RecordWriter, StrictDelimitedInputWriter, StrictJsonWriter, StrictRegexWriter
 
 __all__ = [
     "ArrowWriter",
@@ -31,6 +27,7 @@ __all__ = [
     "ConnectionOptions",
     "ConnectionStats",
     "HiveStreamingConnection",
+    "InvalidConnection",
     "InvalidTable",
     "InvalidTransactionState",
     "PartitionCreationFailed",

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from ingestd.hive.security import Security
+
 C = TypeVar("C")
 
 
@@ -40,19 +42,23 @@ class Builder(Generic[C]):
         return self._with(agent_info=agent_info)
 
     def with_hive_conf(self, configuration: Mapping[str, str] | str | Path) -> Builder[C]:
-        """Hive's settings, or the path of a `hive-site.xml`."""
+        """Hive's settings, or the path of a `hive-site.xml`; none is looked for by itself."""
         return self._with(configuration=configuration)
 
     def with_metastore_uri(self, uri: str) -> Builder[C]:
         """Addresses of the metastore; by default those of the configuration."""
         return self._with(metastore_uri=uri)
 
+    def with_security(self, security: Security) -> Builder[C]:
+        """Login and wire; by default what the configuration says without credentials (see `ConnectionOptions`)."""
+        return self._with(security=security)
+
     def with_transaction_batch_size(self, size: int) -> Builder[C]:
         """Transactions that share their files."""
         return self._with(transaction_batch_size=size)
 
     def with_streaming_optimizations(self, enabled: bool) -> Builder[C]:  # noqa: FBT001 - Java's name and shape
-        """Whether deltas are written for speed: no indexes."""
+        """Whether deltas are written for speed: no indexes, no dictionaries, light compression. True unless said."""
         return self._with(streaming_optimizations=enabled)
 
     def with_write_id(self, write_id: int) -> Builder[C]:
@@ -70,6 +76,18 @@ class Builder(Generic[C]):
     def with_record_writer(self, writer: Any) -> Builder[C]:
         """What turns records into rows; required."""
         return self._with(record_writer=writer)
+
+    def with_lock_seconds(self, seconds: float) -> Builder[C]:
+        """How long a lock is waited for."""
+        return self._with(lock_seconds=seconds)
+
+    def with_batch_seconds(self, seconds: float) -> Builder[C]:
+        """How old a batch with unused transactions may become."""
+        return self._with(batch_seconds=seconds)
+
+    def with_auto_flush_check_interval_size(self, size: int) -> Builder[C]:
+        """Bytes of input after which the memory in use is looked at."""
+        return self._with(auto_flush_check_interval_size=size)
 
     def connect(self) -> C:
         """Make the connection."""

@@ -21,7 +21,8 @@ FORCED = {
     "hive.exec.dynamic.partition.mode": "nonstrict",
     "hive.metastore.client.cache.enabled": "false",
 }
-_OPTIMIZATIONS = "hive.exec.orc.delta.streaming.optimizations.enabled"
+# The sixth that it forces: to what `streaming_optimizations` says, whatever a hive-site.xml has.
+OPTIMIZATIONS = "hive.exec.orc.delta.streaming.optimizations.enabled"
 _URIS = ("metastore.thrift.uris", "hive.metastore.uris")
 _DEFAULT_URI = "thrift://localhost:9083"
 
@@ -30,23 +31,23 @@ class Configuration(dict[str, str]):
     """Settings by their Hive names."""
 
     @classmethod
-    def of(cls, given: Mapping[str, str] | str | Path | None) -> Configuration:
-        """Take a mapping or read a `hive-site.xml`, then force what streaming forces.
+    def of(
+        cls, given: Mapping[str, str] | str | Path | None, *, streaming_optimizations: bool | None = None
+    ) -> Configuration:
+        """Take a mapping or read a `hive-site.xml` (None: no file is looked for), then force what streaming forces.
 
         Raises StreamingException naming the file when it cannot be read.
         """
         settings = cls(_read(Path(given)) if isinstance(given, (str, Path)) else given or {})
-        for name, value in FORCED.items():
+        forced = dict(FORCED)
+        if streaming_optimizations is not None:
+            forced[OPTIMIZATIONS] = str(streaming_optimizations).lower()
+        for name, value in forced.items():
             if settings.get(name, value) != value:
-                _log.warning("%s is set to %s: streaming needs it (was %s)", name, value, settings[name])
+                why = "the option streaming_optimizations says so" if name == OPTIMIZATIONS else "streaming needs it"
+                _log.warning("%s is set to %s: %s (was %s)", name, value, why, settings[name])
             settings[name] = value
         return settings
-
-    def optimize(self, given: bool | None) -> bool:  # noqa: FBT001 - the option as it was given
-        """Whether deltas are written with the streaming optimizations; Hive's own setting says it from now on."""
-        optimized = self.flag(_OPTIMIZATIONS, default=True) if given is None else given
-        self[_OPTIMIZATIONS] = str(optimized).lower()
-        return optimized
 
     def metastore_uri(self) -> str:
         """Addresses of the metastore, comma-separated."""

@@ -10,7 +10,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from ingestd.acid.layout import bucket_name, delta_name, shared_delta_name
 from ingestd.acid.spread import spread
-from ingestd.errors import IngestdError
+from ingestd.hive.announce import announce
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
-from ingestd.hive.statistics import WHOLE_TABLE
 from ingestd.hive.tables import read_table
-from ingestd.hive.transactions import KeyValue
+from ingestd.hive.transactions import KeyValue, Transaction
 from ingestd.storage import local
+from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.batch import Extras, TransactionBatch, TxnState
 from ingestd.streaming.builder import Builder
 from ingestd.streaming.calendar import REASON, ModernDecoder, modern_check, old_rows
@@ -34,14 +34,15 @@ from ingestd.streaming.errors import (
     InvalidTransactionState,
     SerializationError,
     StreamingException,
+    partition_errors,
     streaming_errors,
+    transaction_errors,
 )
 from ingestd.streaming.feed import RecordFeed, Sink
 from ingestd.streaming.info import ConnectionInfo
 from ingestd.streaming.joined import JoinedTransaction
 from ingestd.streaming.memory import used_share
 from ingestd.streaming.options import ConnectionOptions
-from ingestd.streaming.writers import ArrowWriter
 
 _log = logging.getLogger(__name__)
 _AUTO_FLUSH_BYTES = 100 << 20
@@ -114,15 +115,20 @@ class HiveStreamingConnection(ConnectionInfo):
         else that fails aborts what is open.
         """
         batch = self._writing()
-        if self._feed is not None and isinstance(data, (bytes, bytearray, memoryview)):
+        if self._feed is None:
+            self._take(batch, lambda _sink: self._write_arrow(data))
+        elif isinstance(data, (bytes, bytearray, memoryview)):
+            try:
+                batch.check()
+            except StreamingException:
+                batch.kill()
+                raise
             if self._feed.write(bytes(data)):
                 self._take(batch, self._feed.drain)
-        elif self._feed is None:
-            self._take(batch, lambda _sink: self._write_arrow(data))
         elif hasattr(data, "read"):
             self._take(batch, partial(self._feed.write_stream, data))
         else:
-            self._take(batch, partial(self._feed.write_many, data))
+            self._take(batch, partial(self._feed.write_many, _records(data)))
         if self._stats.records_size >= self._next_look:
             self._look_at_memory(batch)
 
@@ -175,6 +181,12 @@ class HiveStreamingConnection(ConnectionInfo):
         if self.current_transaction_state is TxnState.OPEN:
             self.abort_transaction()
 
+    def hand_over(self) -> None:
+        """Let the connection go: from now on it belongs to the thread that calls it next."""
+        self._check_thread()
+        self._metastore.close()
+        self._thread = 0
+
     def close(self) -> None:
         """Abort what remains and finish the files; the second time it does nothing."""
         if self._closed:
@@ -197,7 +209,7 @@ class HiveStreamingConnection(ConnectionInfo):
         self._check_thread()
         if not self.is_partitioned_table:
             raise StreamingException("the table has no partitions", where=f"table {self._table.name}")
-        with streaming_errors():
+        with streaming_errors(), partition_errors():
             name = self._table.partition_name(values)
             info = ensure_partitions(self._metastore, self._table, {name: values})[name]
         self._stats.created_partitions += not info.existed
@@ -211,12 +223,10 @@ class HiveStreamingConnection(ConnectionInfo):
         max_write_id: int,
         statement_id: int = 0,
     ) -> Path:
-        """Where the file of a bucket lies once these write ids are committed."""
-        name = self._table.partition_name(partition_values) if self.is_partitioned_table else WHOLE_TABLE
+        """Where the file of a bucket lies once these write ids are committed; makes the partition, as Java does."""
         location = self._table.location
-        if name:
-            with streaming_errors():
-                location = ensure_partitions(self._metastore, self._table, {name: partition_values})[name].location
+        if self.is_partitioned_table:
+            location = self.create_partition_if_not_exists(partition_values).location
         single = min_write_id == max_write_id
         delta = (
             delta_name(min_write_id, statement_id)
@@ -224,6 +234,19 @@ class HiveStreamingConnection(ConnectionInfo):
             else shared_delta_name(min_write_id, max_write_id, statement_id)
         )
         return local.local_path(location) / delta / bucket_name(bucket)
+
+    def add_write_notification_events(self, txn_id: int) -> None:
+        """Tell the metastore's event log, if it keeps one, what was written into the joined transaction `txn_id`.
+
+        It must precede the owner's commit; a transaction of our own announces itself. Raises InvalidTransactionState
+        before `commit_transaction`, TransactionError.
+        """
+        self._check_thread()
+        if self.write_id is None or self.current_transaction_state is not TxnState.PREPARED_FOR_COMMIT:
+            raise InvalidTransactionState("there is no joined transaction that is prepared", where="events")
+        joined = Transaction(txn_id, self.write_id, self._table.name, self.agent_info)
+        with streaming_errors(), transaction_errors():
+            announce(self._metastore, self._table, joined, self.write_directories)
 
     # --- inside
 
@@ -299,16 +322,17 @@ class HiveStreamingConnection(ConnectionInfo):
     def _check_thread(self) -> None:
         if self._closed:
             raise StreamingException("the connection is closed", hint="make a new one")
+        self._thread = self._thread or threading.get_ident()
         if self._thread != threading.get_ident():
             raise StreamingException(
-                "a connection belongs to the thread that made it", hint="make one connection for each thread"
+                "a connection belongs to one thread", hint="make one for each thread, or hand it over"
             )
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
         """Whatever passes here but a bad record ends the batch; errors leave by their name of the streaming API."""
         try:
-            with streaming_errors():
+            with streaming_errors(), transaction_errors():
                 yield
         except SerializationError:
             raise
@@ -343,8 +367,19 @@ class HiveStreamingConnection(ConnectionInfo):
             return
         try:
             self._close()
-        except IngestdError as error:
+        except Exception as error:  # noqa: BLE001 - the others must be closed, too
             _log.warning("connection %s was not closed: %s", self.agent_info, error)
+
+
+def _records(data: Iterable[Any]) -> list[bytes]:
+    """What `write` was given as many records. Raises StreamingException for anything that is not bytes."""
+    if isinstance(data, str) or not isinstance(data, Iterable):
+        raise StreamingException(f"a record is bytes, not {type(data).__name__}", where="write")
+    records = data if isinstance(data, list) else list(data)
+    if not set(map(type, records)) <= {bytes}:
+        place, wrong = next((place, one) for place, one in enumerate(records) if type(one) is not bytes)
+        raise StreamingException(f"a record is bytes, not {type(wrong).__name__}", where=f"write, item {place}")
+    return records
 
 
 _open: set[HiveStreamingConnection] = set()

@@ -23,6 +23,12 @@ class ConnectionError(StreamingException, errors.MetastoreUnavailable):  # noqa:
     """No metastore answers. Try again, with backoff and a new connection."""
 
 
+class InvalidConnection(ConnectionError):
+    """Options that do not fit the table or the security settings, or a login that was refused. No use to try again."""
+
+    reaction = errors.Reaction.STOP
+
+
 class InvalidTable(StreamingException, errors.InvalidTable):
     """The table is missing or cannot be written by streaming. No use to try again."""
 
@@ -32,7 +38,10 @@ class PartitionCreationFailed(StreamingException, errors.MetastoreUnavailable):
 
 
 class TransactionError(StreamingException, errors.TransactionError):
-    """Locks, commit or abort failed; nothing of the transaction is visible. Begin again, write its records again."""
+    """Locks, commit or abort failed, or the metastore did meanwhile; nothing of the transaction is visible.
+
+    Begin again, write its records again.
+    """
 
 
 class InvalidTransactionState(TransactionError):
@@ -42,9 +51,12 @@ class InvalidTransactionState(TransactionError):
 
 
 class CommitOutcomeUnknown(TransactionError, errors.CommitOutcomeUnknown):
-    """The answer to the commit was lost and nobody could be asked: look whether the rows are there before you go on."""
+    """The answer to the commit was lost and nobody could be asked: look whether the rows are there before you go on.
 
-    reaction = errors.Reaction.RESOLVE
+    The daemon knows where to look; a program that just wrote them again might double them, so it stops here.
+    """
+
+    reaction = errors.Reaction.STOP
 
 
 class StreamingIOFailure(StreamingException, errors.StorageUnavailable):
@@ -92,6 +104,26 @@ def partition_errors() -> Iterator[None]:
         yield
     except (errors.MetastoreUnavailable, MetastoreRefusal) as error:
         raise PartitionCreationFailed(error.what, where=error.where, hint=error.hint) from error
+
+
+@contextmanager
+def connection_errors() -> Iterator[None]:
+    """Options and logins that do not fit."""
+    try:
+        yield
+    except (errors.ConfigError, errors.LoginFailed) as error:
+        raise InvalidConnection(error.what, where=error.where, hint=error.hint) from error
+
+
+@contextmanager
+def transaction_errors() -> Iterator[None]:
+    """A metastore that fails while a transaction is open."""
+    try:
+        yield
+    except StreamingException:
+        raise
+    except (errors.MetastoreUnavailable, MetastoreRefusal) as error:
+        raise TransactionError(error.what, where=error.where, hint=error.hint) from error
 
 
 @contextmanager

@@ -5,7 +5,6 @@ Invariant: asking changes nothing and calls nobody.
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Mapping, Sequence
 
 from ingestd.hive.client import Metastore
@@ -13,6 +12,7 @@ from ingestd.hive.deltas import Placed
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.statistics import WHOLE_TABLE
 from ingestd.hive.tables import Table
+from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.batch import TransactionBatch, TxnState
 from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.errors import streaming_errors
@@ -20,7 +20,7 @@ from ingestd.streaming.joined import JoinedTransaction
 from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.session import open_session
 from ingestd.streaming.stats import ConnectionStats
-from ingestd.streaming.writers import ArrowWriter, RecordWriter
+from ingestd.streaming.writers import RecordWriter
 
 
 class ConnectionInfo:
@@ -31,17 +31,18 @@ class ConnectionInfo:
 
     def __init__(self, options: ConnectionOptions) -> None:
         self.options = options
-        self.configuration = Configuration.of(options.configuration)
-        optimized = self.configuration.optimize(options.streaming_optimizations)
+        self.configuration = Configuration.of(
+            options.configuration, streaming_optimizations=options.streaming_optimizations
+        )
         self.metastore_uri = options.metastore_uri or self.configuration.metastore_uri()
         with streaming_errors():
-            self._session = open_session(options, self.configuration, self.metastore_uri, optimized=optimized)
+            self._session = open_session(options, self.configuration, self.metastore_uri)
         self._batch: TransactionBatch | JoinedTransaction | None = None
 
     @property
     def record_writer(self) -> RecordWriter | ArrowWriter:
         """What turns records into rows."""
-        return self.options.record_writer
+        return self.options.writer
 
     @property
     def agent_info(self) -> str:
@@ -50,8 +51,8 @@ class ConnectionInfo:
 
     @property
     def username(self) -> str:
-        """The user who runs this process."""
-        return getpass.getuser()
+        """Who we are to the metastore: of its login, or the name that it was told."""
+        return self._metastore.user
 
     @property
     def transaction_batch_size(self) -> int:

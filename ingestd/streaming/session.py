@@ -10,14 +10,15 @@ from dataclasses import dataclass, replace
 
 from ingestd.acid.partitions import DEFAULT_PARTITION
 from ingestd.acid.spread import Shape
+from ingestd.acid.writer import Encoding
 from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.hive.security import Security
-from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table
+from ingestd.hive.tables import Table, as_acid_table, load_acid_table
 from ingestd.schema import Column
 from ingestd.storage import local
 from ingestd.streaming.configuration import Configuration
-from ingestd.streaming.errors import ConnectionError  # noqa: A004
+from ingestd.streaming.errors import InvalidConnection, connection_errors
 from ingestd.streaming.heartbeat import transaction_timeout
 from ingestd.streaming.leftovers import clean
 from ingestd.streaming.options import ConnectionOptions
@@ -57,30 +58,35 @@ class Session:
         return self.table.columns + (self.table.partition_columns if self.is_dynamic else ())
 
 
-def open_session(options: ConnectionOptions, configuration: Configuration, uri: str, *, optimized: bool) -> Session:
+def open_session(options: ConnectionOptions, configuration: Configuration, uri: str) -> Session:
     """Connect to the metastore and check the table.
 
     Raises IngestdError: nobody answers, the login failed, the table does not fit.
     """
-    metastore = Metastore(uri, security=options.security or Security.from_hive_conf(configuration))
-    try:
-        table = _load(metastore, options)
-        session = Session(
-            metastore=metastore,
-            table=table,
-            shape=_shape(table, optimized=optimized),
-            static=_static(table, options),
-            agent=options.agent(),
-            stats=ConnectionStats(),
-            lock_seconds=options.lock_seconds,
-            batch_seconds=options.batch_seconds,
-            timeout_seconds=transaction_timeout(metastore),
-        )
-        _clean(metastore, table)
-    except BaseException:
-        metastore.close()
-        raise
+    with connection_errors():
+        metastore = Metastore(uri, security=options.security or Security.from_hive_conf(configuration))
+        try:
+            session = _session(metastore, options)
+            _clean(metastore, session.table)
+        except BaseException:
+            metastore.close()
+            raise
     return session
+
+
+def _session(metastore: Metastore, options: ConnectionOptions) -> Session:
+    table = _load(metastore, options)
+    return Session(
+        metastore=metastore,
+        table=table,
+        shape=_shape(table, optimized=options.streaming_optimizations),
+        static=_static(table, options),
+        agent=options.agent(metastore.user),
+        stats=ConnectionStats(),
+        lock_seconds=options.lock_seconds,
+        batch_seconds=options.batch_seconds,
+        timeout_seconds=transaction_timeout(metastore),
+    )
 
 
 def _clean(metastore: Metastore, table: Table) -> None:
@@ -95,16 +101,16 @@ def _load(metastore: Metastore, options: ConnectionOptions) -> Table:
     if options.table_object is not None:
         table = as_acid_table(options.table_object)
     else:
-        table = load_acid_table(metastore, TableName(options.database.lower(), options.table.lower()))
+        table = load_acid_table(metastore, options.name)
     check_storage(table, options)
     return table
 
 
 def check_storage(table: Table, options: ConnectionOptions) -> None:
-    """Raise ConnectionError where a batch could not be read while it grows, InvalidTable where nothing is written."""
+    """Raise InvalidConnection where a batch could not be read while it grows, InvalidTable where nothing is written."""
     scheme = table.location.partition(":")[0].lower()
     if options.transaction_batch_size > 1 and scheme in _BLOB_STORES:
-        raise ConnectionError(
+        raise InvalidConnection(
             f"transaction_batch_size {options.transaction_batch_size} needs files that can be read while they grow,"
             f" which {scheme}: cannot give",
             where=f"table {table.name}",
@@ -114,10 +120,10 @@ def check_storage(table: Table, options: ConnectionOptions) -> None:
 
 
 def _static(table: Table, options: ConnectionOptions) -> tuple[str, ...]:
-    values = options.static_partition_values
+    values = options.static_partition_values or ()
     keys = [column.name for column in table.partition_columns]
     if values and len(values) != len(keys):
-        raise ConnectionError(
+        raise InvalidConnection(
             f"{len(values)} static partition values, but the table is partitioned by {keys}",
             where=f"table {table.name}",
             hint="give one value for each partition column, or none",
@@ -127,5 +133,11 @@ def _static(table: Table, options: ConnectionOptions) -> tuple[str, ...]:
 
 def _shape(table: Table, *, optimized: bool) -> Shape:
     """Streaming optimizations leave out what compaction makes anyway: indexes and dictionaries (OrcRecordUpdater)."""
-    encoding = replace(table.encoding, index_stride=0) if optimized else replace(table.encoding, dictionaries=True)
+    encoding = _light(table.encoding) if optimized else replace(table.encoding, dictionaries=True)
     return replace(table.shape, encoding=encoding)
+
+
+def _light(encoding: Encoding) -> Encoding:
+    """Java 3.1 turns compression off here, Java 4 keeps zlib; zstd costs little and saves nearly as much as that."""
+    compression = "zstd" if encoding.compression == "zlib" else encoding.compression
+    return replace(encoding, index_stride=0, compression=compression)

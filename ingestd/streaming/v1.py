@@ -5,8 +5,9 @@ Invariant: nothing is written or committed here; every call maps onto one `HiveS
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -17,10 +18,11 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import ensure_partitions, read_partitions
 from ingestd.hive.security import Security
 from ingestd.hive.tables import Table, TableName, load_acid_table
-from ingestd.records.block import Decoded, Decoder
+from ingestd.records.block import Decoded, Decoder, Reject
 from ingestd.records.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.schema import Column, HiveType
 from ingestd.streaming.batch import TxnState
+from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.connection import HiveStreamingConnection
 from ingestd.streaming.errors import (
     ConnectionError,  # noqa: A004
@@ -31,6 +33,8 @@ from ingestd.streaming.errors import (
     StreamingException,
     StreamingIOFailure,
     TransactionError,
+    connection_errors,
+    partition_errors,
     streaming_errors,
 )
 from ingestd.streaming.writers import RecordWriter, StrictJsonWriter, StrictRegexWriter
@@ -80,41 +84,44 @@ class HiveEndPoint:
     metastore_uri: str
     database: str
     table: str
-    partition_values: tuple[str, ...] = ()
+    partition_values: Sequence[str] | None = ()
 
     def new_connection(
         self,
         create_partitions: bool = False,  # noqa: FBT001, FBT002 - Java's shape
         agent_info: str = "",
         *,
+        configuration: Mapping[str, str] | str | Path | None = None,
         security: Security | None = None,
     ) -> StreamingConnection:
         """Connect; with `create_partitions` the partition is made when it is missing (clients may race for it).
 
-        Raises ConnectionError, InvalidTable, InvalidPartition.
+        `configuration` and `security` are those of `ConnectionOptions`. Raises ConnectionError, InvalidTable,
+        InvalidPartition, PartitionCreationFailed.
         """
-        security = security or Security()
+        settings = Configuration.of(configuration)
         with streaming_errors():
-            metastore = Metastore(self.metastore_uri, security=security)
+            with connection_errors():
+                metastore = Metastore(self.metastore_uri, security=security or Security.from_hive_conf(settings))
             try:
                 table = load_acid_table(metastore, TableName(self.database.lower(), self.table.lower()))
                 self._require_partition(metastore, table, create=create_partitions)
             finally:
                 metastore.close()
-        return StreamingConnection(self, agent_info, security)
+        return StreamingConnection(self, agent_info, settings, security)
 
     def _require_partition(self, metastore: Metastore, table: Table, *, create: bool) -> None:
         where = f"table {table.name}"
         keys = [column.name for column in table.partition_columns]
-        if len(self.partition_values) != len(keys):
-            raise InvalidPartition(
-                f"the table is partitioned by {keys}, not by {len(self.partition_values)}", where=where
-            )
+        values = tuple(self.partition_values or ())
+        if len(values) != len(keys):
+            raise InvalidPartition(f"the table is partitioned by {keys}, not by {len(values)}", where=where)
         if not keys:
             return
-        name = table.partition_name(self.partition_values)
+        name = table.partition_name(values)
         if create:
-            ensure_partitions(metastore, table, {name: self.partition_values})
+            with partition_errors():
+                ensure_partitions(metastore, table, {name: values})
         elif not read_partitions(metastore, table, [name]):
             raise InvalidPartition(f"there is no partition {name}", where=where, hint="create_partitions=True")
 
@@ -122,21 +129,25 @@ class HiveEndPoint:
 class StreamingConnection:
     """Fetches transaction batches for one end point."""
 
-    def __init__(self, end_point: HiveEndPoint, agent_info: str, security: Security) -> None:
+    def __init__(
+        self, end_point: HiveEndPoint, agent_info: str, configuration: Configuration, security: Security | None
+    ) -> None:
         self.end_point = end_point
         self._agent_info = agent_info
+        self._configuration = configuration
         self._security = security
         self._batches: list[TransactionBatch] = []
 
     def fetch_transaction_batch(self, count: int, writer: RecordWriter) -> TransactionBatch:
-        """Open `count` transactions that share their files.
+        """Open `count` transactions that share their files; the batch belongs to the thread that calls it first.
 
         Raises TransactionBatchUnAvailable, or what `HiveStreamingConnection` raises: ConnectionError, InvalidTable …
         """
         connection = HiveStreamingConnection(
             database=self.end_point.database,
             table=self.end_point.table,
-            static_partition_values=self.end_point.partition_values,
+            static_partition_values=self.end_point.partition_values or (),
+            configuration=self._configuration,
             agent_info=self._agent_info,
             metastore_uri=self.end_point.metastore_uri,
             security=self._security,
@@ -149,6 +160,7 @@ class StreamingConnection:
             connection.close()
             raise TransactionBatchUnAvailable(error.what, where=error.where, hint=error.hint) from error
         self._batches = [one for one in self._batches if not one.is_closed()]
+        connection.hand_over()
         batch = TransactionBatch(connection, count)
         self._batches.append(batch)
         return batch
@@ -232,11 +244,13 @@ class DelimitedInputWriter(RecordWriter):
         """`options` are those of `DelimitedFormat` besides the field delimiter."""
         super().__init__()
         self._fields = tuple(field_names)
-        self._format = DelimitedFormat(field_delimiter=delimiter, **options)
+        with streaming_errors():
+            self._format = DelimitedFormat(field_delimiter=delimiter, **options)
 
     def decoder(self, columns: Sequence[Column]) -> Decoder:
         """See `RecordWriter`. Raises InvalidColumn for a field that is no column."""
-        return _Reordered(self._fields, columns, self._format)
+        with streaming_errors():
+            return _Reordered(self._fields, columns, self._format)
 
 
 def get_field_reordering(field_names: Sequence[str | None], columns: Sequence[str]) -> list[int]:
@@ -268,6 +282,10 @@ class _Reordered:
         """Decode a block."""
         decoded = self._decoder.decode(values)
         return Decoded([self._reorder(batch) for batch in decoded.batches], decoded.rejects, decoded.skipped)
+
+    def check(self, value: bytes) -> Reject | None:
+        """Why this record would be a reject, if it would; it is not decoded for that."""
+        return self._decoder.check(value)
 
     def _reorder(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = [

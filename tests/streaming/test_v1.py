@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
-from ingestd.streaming import v1
+from ingestd.records.block import Decoded, Reject
+from ingestd.schema import Column, HiveType
+from ingestd.streaming import RecordWriter, StreamingException, StrictDelimitedInputWriter, v1
 from tests.streaming.support import sees
 from tests.support.stack import Stack
 
@@ -35,6 +38,85 @@ def test_field_reordering_when_fields_are_dropped_moved_or_fewer_then_as_the_sou
 def test_field_reordering_when_names_are_unknown_or_too_many_then_invalid_column(fields: list[str]) -> None:
     with pytest.raises(v1.InvalidColumn):
         v1.get_field_reordering(fields, COLUMNS)
+
+
+NOTES = [Column("id", HiveType.parse("int")), Column("note", HiveType.parse("string"))]
+DEEP = [Column("deep", HiveType.parse("array<" * 9 + "int" + ">" * 9))]
+
+
+@pytest.mark.parametrize(
+    ("writer", "good", "bad", "column"),
+    [
+        (v1.DelimitedInputWriter(["note", "id"], ","), b"one,1", b"\xff,1", "note"),
+        (v1.DelimitedInputWriter(["note", "id"], ",", bad_values="reject"), b"one,\\N", b"one,x", "id"),
+        (StrictDelimitedInputWriter(field_delimiter=","), b"1,one", b"1,\xff", "note"),
+        (v1.StrictJsonWriter(), b'{"id": 1}', b'{"id": "x"}', "id"),
+        (v1.StrictRegexWriter("(.*) (.*)"), b"1 one", b"one", ""),
+    ],
+)
+def test_checker_when_a_record_is_looked_at_then_nothing_is_decoded_and_the_verdict_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, writer: RecordWriter, good: bytes, bad: bytes, column: str
+) -> None:
+    decoder = writer.decoder(NOTES)
+    (reject,) = decoder.decode([bad]).rejects
+    for kind in {type(decoder), type(getattr(decoder, "_decoder", decoder))}:
+        monkeypatch.delattr(kind, "decode")
+
+    check = writer.checker(NOTES)
+
+    assert check(good) is None
+    assert check(bad) == reject
+    assert reject.column == column
+
+
+class Refusing:
+    """A decoder of one's own, with no quick look."""
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        return Decoded([], [Reject.of(row, value, "", "no") for row, value in enumerate(values) if value], 0)
+
+
+class Quick(Refusing):
+    """The same with one."""
+
+    def check(self, value: bytes) -> Reject | None:
+        return Reject.of(0, value, "", "at a glance")
+
+
+@pytest.mark.parametrize(("decoder", "reason"), [(Refusing(), "no"), (Quick(), "at a glance")])
+def test_checker_when_a_decoder_has_a_check_then_that_else_it_decodes(decoder: Refusing, reason: str) -> None:
+    class Writer(RecordWriter):
+        def decoder(self, columns: Sequence[Column]) -> Refusing:
+            return decoder
+
+    check = Writer().checker(NOTES)
+
+    assert check(b"") == (None if reason == "no" else Reject.of(0, b"", "", reason))
+    assert check(b"bad") == Reject.of(0, b"bad", "", reason)
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: StrictDelimitedInputWriter(field_delimiter=";;"), "field_delimiter ';;' is not one ASCII character"),
+        (lambda: StrictDelimitedInputWriter(bad_values="drop"), "bad_values is 'drop'"),
+        (lambda: StrictDelimitedInputWriter(line_delimiter_pattern="("), r"'\(' is not a regular expression"),
+        (lambda: StrictDelimitedInputWriter(line_delimiter_pattern="(a)"), "has groups"),
+        (lambda: StrictDelimitedInputWriter(line_delimiter_pattern=f"a{{{2**70}}}"), "is not a regular expression"),
+        (lambda: StrictDelimitedInputWriter().decoder(DEEP), "array<array<"),
+        (lambda: v1.DelimitedInputWriter(["id"], ";;"), "field_delimiter ';;' is not one ASCII character"),
+        (lambda: v1.DelimitedInputWriter(["id"], escape="ab"), "escape 'ab' is not one ASCII character"),
+        (lambda: v1.DelimitedInputWriter(["deep"]).decoder(DEEP), "array<array<"),
+        (lambda: v1.StrictRegexWriter("(").decoder(NOTES), r"'\(' is not a regular expression"),
+        (lambda: v1.StrictRegexWriter("(a)").checker(NOTES), "has 1 groups, the table has 2 columns"),
+        (lambda: v1.StrictRegexWriter("(a)(b)", unmatched="drop").decoder(NOTES), "unmatched is 'drop'"),
+    ],
+)
+def test_writers_when_given_what_they_cannot_use_then_streaming_errors_say_so(
+    make: Callable[[], Any], what: str
+) -> None:
+    with pytest.raises(StreamingException, match=what):
+        make()
 
 
 def test_batch_when_fields_come_in_another_order_then_rows_are_right(stack: Stack) -> None:

@@ -1,0 +1,400 @@
+"""ArrowWriter keeps every value as it was, or refuses the call: each conversion, and frames as users have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestd.schema import Column, HiveType
+from ingestd.streaming import ArrowWriter, SerializationError
+from tests.streaming.support import connect
+from tests.support.stack import Stack
+
+NS, US = pa.timestamp("ns"), pa.timestamp("us")
+FAR = datetime(9999, 12, 31)
+
+
+def batches(data: object, **types: str) -> list[pa.RecordBatch]:
+    """The data as batches of a table with these columns."""
+    return list(ArrowWriter().batches(data, [Column(name, HiveType.parse(text)) for name, text in types.items()]))
+
+
+def written(array: pa.Array, kind: str) -> list[Any]:
+    """The values of one column."""
+    done = batches(pa.table({"c": array}), c=kind)
+    return [value for batch in done for value in batch.column(0).to_pylist()]
+
+
+def view(values: list[int | None], kind: pa.DataType) -> pa.Array:
+    """An array of a type that is numbers inside."""
+    return pa.array(values, pa.int64()).view(kind)
+
+
+def exactly(*texts: str, kind: pa.DataType = None) -> pa.Array:
+    return pa.array([Decimal(text) for text in texts], kind)
+
+
+CATEGORIES = pa.DictionaryArray.from_arrays(
+    pa.array([1, None, 0], pa.uint32()), pa.array(["b", "a", "unused and long"], pa.string_view())
+)
+RUNS = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["b", None]))
+JSON = pa.array(["{}"], pa.json_() if hasattr(pa, "json_") else pa.string())  # since Arrow 19
+MIDNIGHT = view([86_400_000_000, None, -86_400_000_000], US)
+KEEPS: list[tuple[str, Any, list[Any]]] = [
+    ("tinyint", pa.array([1, -128, None], pa.int64()), [1, -128, None]),
+    ("smallint", pa.array([255], pa.uint8()), [255]),
+    ("bigint", pa.array([2**63 - 1], pa.uint64()), [2**63 - 1]),
+    ("int", pa.array([5.0, -0.0, None]), [5, 0, None]),
+    ("int", pa.array(np.array([2.0], np.float16)), [2]),
+    ("bigint", exactly("7.00", "-9"), [7, -9]),
+    ("bigint", exactly(str(2**63 - 1), kind=pa.decimal128(38, 0)), [2**63 - 1]),
+    ("float", pa.array([1.1, math.inf, 1e-300]), [float(np.float32(1.1)), math.inf, 0.0]),
+    ("float", pa.array([2**24], pa.int64()), [2.0**24]),
+    ("float", exactly("0.1"), [float(np.float32(0.1))]),
+    ("double", exactly("0.1", "123456789.123456789"), [0.1, 123456789.123456789]),
+    ("double", exactly("12E2", kind=pa.decimal128(5, -2)), [1200.0]),
+    ("decimal(10,1)", exactly("12.50"), [Decimal("12.5")]),
+    ("decimal(10,2)", pa.array([7, None], pa.int64()), [Decimal(7), None]),
+    ("decimal(38,0)", pa.array([2**64 - 1], pa.uint64()), [Decimal(2**64 - 1)]),
+    ("decimal(38,2)", exactly("1.5", kind=pa.decimal256(60, 5)), [Decimal("1.5")]),
+    ("boolean", pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, 0, None], pa.int8())), [True, False, None]),
+    ("string", pa.array([b"\xc3\xbc", b"", None], pa.large_binary()), ["ü", "", None]),
+    ("string", pa.array(["ü", None], pa.large_string()), ["ü", None]),
+    ("string", CATEGORIES, ["a", None, "b"]),
+    ("varchar(3)", CATEGORIES, ["a", None, "b"]),
+    ("string", RUNS, ["b", "b", None]),
+    ("string", JSON, ["{}"]),
+    ("varchar(3)", pa.array(["äöü", "a  "]), ["äöü", "a  "]),
+    ("char(3)", pa.array(["äöü   ", " a "]), ["äöü", " a"]),
+    ("binary", pa.array([b"\xff\0", b"", None], pa.binary_view()), [b"\xff\0", b"", None]),
+    ("binary", pa.array([b"ab"], pa.large_binary()), [b"ab"]),
+    ("binary", pa.array([b"ab"], pa.binary(2)), [b"ab"]),
+    ("binary", pa.array(["abcd"]), [b"abcd"]),
+    ("binary", pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16], pa.binary(16))), [b"0" * 16]),
+    ("date", pa.array([date(1, 1, 1), date(9999, 12, 31)]), [date(1, 1, 1), date(9999, 12, 31)]),
+    ("date", view([86_400_000], pa.date64()), [date(1970, 1, 2)]),
+    ("date", MIDNIGHT, [date(1970, 1, 2), None, date(1969, 12, 31)]),
+    ("timestamp", pa.array([datetime(1, 1, 1), FAR], pa.timestamp("s")), [datetime(1, 1, 1), FAR]),
+    ("timestamp", pa.array([FAR.date()]), [FAR]),
+    ("array<int>", pa.array([[1, None], None, []], pa.large_list(pa.int64())), [[1, None], None, []]),
+    ("array<string>", pa.array([["a", None], None], pa.list_view(pa.string_view())), [["a", None], None]),
+    ("array<smallint>", pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int8(), 2)).slice(1), [None, [3, 4]]),
+    ("array<string>", pa.ListArray.from_arrays([0, 2, 3], CATEGORIES), [["a", None], ["b"]]),
+    ("map<string,int>", pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.int64())), [[("a", 1)], None, []]),
+    ("map<int,char(2)>", pa.array([[{"Key": 1, "value": "a "}]]), [[(1, "a")]]),
+    ("struct<x:int,y:string>", pa.array([{"X": 1, "Y": "q"}, None]), [{"x": 1, "y": "q"}, None]),
+    ("struct<x:int,y:string>", pa.array([{"y": "q"}]), [{"x": None, "y": "q"}]),
+    ("struct<a:array<struct<b:int>>>", pa.array([{"A": [{"B": 5}]}]), [{"a": [{"b": 5}]}]),
+    ("array<timestamp>", pa.array([[datetime(1, 1, 1), FAR]]), [[datetime(1, 1, 1), FAR]]),
+    ("struct<t:timestamp>", pa.array([{"t": FAR}]), [{"t": FAR}]),
+    ("map<date,int>", pa.nulls(2), [None, None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "array", "values"), KEEPS, ids=[f"{kind} of {a.type}"[:60] for kind, a, _ in KEEPS])
+def test_value_when_its_column_can_hold_it_then_it_is_as_it_was(kind: str, array: pa.Array, values: list[Any]) -> None:
+    assert written(array, kind) == values
+
+
+PAIRS = pa.map_(pa.float64(), pa.int64())
+REFUSES: list[tuple[str, Any, str]] = [
+    ("tinyint", pa.array([128]), "128"),
+    ("bigint", pa.array([2**63], pa.uint64()), "9223372036854775808"),
+    ("int", pa.array([1.5]), "1.5"),
+    ("int", pa.array([math.nan]), "nan"),
+    ("int", exactly("1.5"), "data loss"),
+    ("int", pa.array(["5"]), "string cannot become int"),
+    ("float", pa.array([1e300]), "double does not fit: out of range for float"),
+    ("float", exactly("1" + "0" * 60), "out of range for float"),
+    ("float", pa.array([2**24 + 1]), "16777217"),
+    ("double", pa.array([2**53 + 1]), "9007199254740993"),
+    ("decimal(10,2)", pa.array([1.005]), r"double cannot become decimal\(10,2\)"),
+    ("decimal(10,1)", exactly("1.55"), "data loss"),
+    ("decimal(3,1)", exactly("100.0"), "precision 3"),
+    ("decimal(3,1)", pa.array([100]), "precision 3"),
+    ("boolean", pa.array([1]), "int64 cannot become boolean"),
+    ("string", pa.array([1]), "int64 cannot become string"),
+    ("string", pa.array([b"\xff"]), "UTF8"),
+    ("string", pa.ExtensionArray.from_storage(pa.opaque(pa.string(), "x", "y"), pa.array(["a"])), "cannot become"),
+    ("varchar(3)", pa.array(["abc "]), r"text of 4 characters is longer than varchar\(3\)"),
+    ("char(3)", pa.array(["abcd"]), r"longer than char\(3\)"),
+    ("binary", pa.array([1]), "int64 cannot become binary"),
+    ("date", pa.array([datetime(2020, 1, 1, 5)]), "time of day"),
+    ("date", view([86_400_001], pa.date64()), "lose data"),
+    ("date", pa.array([2932897], pa.int32()).view(pa.date32()), "0001 to 9999"),
+    ("date", pa.array([18000]), "int64 cannot become date"),
+    ("timestamp", pa.array([0]), "int64 cannot become timestamp"),
+    ("timestamp", pa.array(["2020-01-01"]), "string cannot become timestamp"),
+    ("timestamp", pa.array([time(5)]), r"time64\[us\] cannot become timestamp"),
+    ("timestamp", pa.array([timedelta(1)]), r"duration\[us\] cannot become timestamp"),
+    ("timestamp", view([2**60], pa.timestamp("s")), "out of bounds"),
+    ("timestamp", view([-62_135_596_801], pa.timestamp("s")), "0001 to 9999"),
+    ("array<varchar(3)>", pa.array([["abc", "abcd"]]), r"column c\[\] varchar\(3\): .*4 characters"),
+    ("array<int>", pa.array([1]), "int64 cannot become array<int>"),
+    ("map<string,int>", pa.array([{"a": 1}]), "cannot become map<string,int>"),
+    ("map<string,int>", pa.array([[{"a": 1, "b": 2}]]), "cannot become map<string,int>"),
+    ("map<string,int>", pa.array([[{"key": None, "value": 2}]]), "a key is NULL"),
+    ("map<double,int>", pa.array([[(0.0, 1)], [(0.0, 1), (-0.0, 2)]], PAIRS), "key twice"),
+    ("map<string,tinyint>", pa.array([[("a", 300)]], pa.map_(pa.string(), pa.int64())), r"c\[\].value tinyint"),
+    ("struct<a:struct<b:char(2)>>", pa.array([{"a": {"b": "xyz"}}]), r"column c.a.b char\(2\)"),
+    ("struct<x:int>", pa.array([{"x": 1, "z": 2}]), "has no field z"),
+    ("struct<x:int>", pa.array([{"x": 1, "X": 2}]), "(?i)field x is there twice"),
+    ("array<struct<x:int>>", pa.array([[{"y": 1}]]), r"column c\[\] struct<x:int>: .* has no field y"),
+]
+
+
+@pytest.mark.parametrize(("kind", "array", "reason"), REFUSES)
+def test_value_when_its_column_cannot_hold_it_then_refused_with_column_and_types(
+    kind: str, array: pa.Array, reason: str
+) -> None:
+    with pytest.raises(SerializationError, match=reason) as caught:
+        written(array, kind)
+    assert "column c" in str(caught.value)
+
+
+FLOATS = {"float": (np.float32, 2**24), "double": (np.float64, 2**53)}
+INTEGERS = {"tinyint": 7, "smallint": 15, "int": 31, "bigint": 63}
+DECIMALS = {"decimal(38,10)": (38, 10), "decimal(9,2)": (9, 2), "decimal(18,0)": (18, 0)}
+SOURCES: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    **{getattr(pa, f"int{n}")(): st.integers(-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n in (8, 16, 32, 64)},
+    pa.uint64(): st.integers(0, 2**64 - 1),
+    pa.float32(): st.floats(width=32) | st.integers(-(2**24), 2**24).map(float),
+    pa.float64(): st.floats() | st.integers(-(2**62), 2**62).map(float),
+    pa.decimal128(38, 10): st.decimals(-(10**25), 10**25, places=10) | st.integers(-(2**64), 2**64).map(Decimal),
+    pa.decimal256(70, 2): st.decimals(-(10**60), 10**60, places=2) | st.integers(-(2**64), 2**64).map(Decimal),
+}
+
+
+def fits(value: Any, kind: str) -> bool:
+    """Whether a column of this type can hold the number."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return kind in FLOATS
+    number = Fraction(value)
+    if kind in INTEGERS:
+        return number.denominator == 1 and -(2 ** INTEGERS[kind]) <= number < 2 ** INTEGERS[kind]
+    if kind in DECIMALS:
+        precision, scale = DECIMALS[kind]
+        scaled = number * 10**scale
+        return not isinstance(value, float) and scaled.denominator == 1 and abs(scaled) < 10**precision
+    make, limit = FLOATS[kind]
+    return abs(value) <= limit if isinstance(value, int) else bool(np.isfinite(make(value)))
+
+
+def is_kept(value: Any, found: Any, kind: str) -> bool:
+    """Whether the column's value is the number, or the nearest float."""
+    if kind not in FLOATS or not math.isfinite(value):
+        return bool(found == value) or (math.isnan(found) and math.isnan(value))
+    make = FLOATS[kind][0]
+    others = [np.nextafter(make(found), make(end)) for end in (-math.inf, math.inf)]
+    away = abs(Fraction(found) - Fraction(value))
+    return all(not np.isfinite(one) or away <= abs(Fraction(float(one)) - Fraction(value)) for one in others)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(list(SOURCES)), st.sampled_from([*INTEGERS, *FLOATS, *DECIMALS]), st.data())
+def test_numbers_when_drawn_at_random_then_kept_or_refused(source: pa.DataType, kind: str, data: Any) -> None:
+    values = data.draw(st.lists(SOURCES[source] | st.none(), min_size=1, max_size=3))
+    array = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, len(values)], pa.array(values, source))], ["X"])
+    values = [value for value in array.to_pylist()[0]["X"] if value is not None]
+    try:
+        found = [value for value in written(array, f"struct<x:array<{kind}>>")[0]["x"] if value is not None]
+    except SerializationError:
+        assert not all(fits(value, kind) for value in values) or (pa.types.is_floating(source) and kind in DECIMALS)
+    else:
+        assert all(fits(value, kind) for value in values)
+        assert len(values) == len(found)
+        assert all(is_kept(*pair, kind) for pair in zip(values, found, strict=True))
+
+
+def test_types_when_they_match_then_nothing_is_copied() -> None:
+    table = pa.table({"id": [1], "at": pa.array([1], NS), "s": ["a"], "a": [[1.5]]})
+
+    (batch,) = batches(table, id="bigint", at="timestamp", s="string", a="array<double>")
+
+    for name in ("id", "at", "s", "a"):
+        before, after = table[name].chunk(0).buffers(), batch.column(name).buffers()
+        assert [one and one.address for one in before] == [one and one.address for one in after]
+
+
+def test_columns_when_named_in_any_case_then_found_and_missing_ones_are_null() -> None:
+    (batch,) = batches(pa.table({"ID": [1]}), id="int", gone="array<string>")
+
+    assert batch.to_pylist() == [{"id": 1, "gone": None}]
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"), [(["id", "ID"], "column id is there twice"), (["id", "x", "y"], "has no column x, y")]
+)
+def test_columns_when_given_twice_or_unknown_then_refused(names: list[str], reason: str) -> None:
+    with pytest.raises(SerializationError, match=reason):
+        batches(pa.table([[1]] * len(names), names), id="int")
+
+
+def test_timestamps_when_they_have_a_zone_then_utc_wall_times() -> None:
+    berlin = pa.array([datetime(2020, 1, 1, 12, tzinfo=timezone.utc)], pa.timestamp("us", "Europe/Berlin"))
+
+    assert written(berlin, "timestamp") == [datetime(2020, 1, 1, 12)]
+    assert written(pa.ListArray.from_arrays([0, 1], berlin), "array<timestamp>") == [[datetime(2020, 1, 1, 12)]]
+    with pytest.raises(SerializationError, match="time of day"):
+        written(berlin, "date")
+
+
+@pytest.mark.parametrize(
+    ("fine", "coarse", "units"),
+    [(1, datetime(2020, 1, 1), ["ns", "ns"]), (1000, FAR, ["us", "us"]), (1, FAR, ["ns", "us"])],
+    ids=["all fit ns", "all fit us", "neither"],
+)
+def test_timestamps_when_their_units_differ_then_one_holds_all_if_any_can(
+    fine: int, coarse: datetime, units: list[str]
+) -> None:
+    table = pa.table({"a": view([fine], NS), "b": pa.array([[coarse]], pa.list_(US))})
+
+    (batch,) = batches(table, a="timestamp", b="array<timestamp>", c="timestamp")
+
+    assert [batch.schema.types[0].unit, batch.schema.types[1].value_type.unit] == units
+    assert batch.column(0).cast(pa.int64()).to_pylist() == [fine if units[0] == "ns" else fine // 1000]
+    assert batch.column(1).to_pylist() == [[coarse]]
+
+
+def test_complex_value_when_null_hides_something_then_nobody_looks_at_it() -> None:
+    hidden = pa.array(["ok", "much too long", "much too long"])
+    masked = pa.array([False, True, True])
+    lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), hidden, mask=masked)
+    structs = pa.StructArray.from_arrays([hidden], ["x"], mask=masked)
+
+    assert written(lists, "array<varchar(2)>") == [["ok"], None, None]
+    assert written(lists.slice(1), "array<varchar(2)>") == [None, None]
+    assert written(structs, "struct<x:char(2)>") == [{"x": "ok"}, None, None]
+    assert written(structs.slice(1), "struct<x:char(2)>") == [None, None]
+
+
+def test_data_when_it_is_large_then_batches_are_of_a_size_that_offsets_hold() -> None:
+    done = batches(pa.table({"s": pa.array(["x"] * 300_000, pa.large_string())}), s="string")
+
+    assert [batch.num_rows for batch in done] == [1 << 18, 300_000 - (1 << 18)]
+
+
+def test_pandas_when_it_has_an_index_and_gaps_then_no_column_and_nulls() -> None:
+    days = pd.Series([date(2020, 1, 1), pd.NaT, None], dtype=object)
+    frame = pd.DataFrame({"x": [1.0, math.nan, 3.0], "day": days})
+
+    (batch,) = batches(frame[frame.x != 3], x="int", day="date")
+
+    assert batch.to_pylist() == [{"x": 1, "day": date(2020, 1, 1)}, {"x": None, "day": None}]
+
+
+STAMP = pd.Timestamp("2020-01-01 00:00:00.000000001")
+FRAMES: list[tuple[str, Callable[[], Any], str]] = [
+    ("date", lambda: pd.DataFrame({"c": [date(2020, 1, 1), datetime(2020, 1, 1, 5)]}, dtype=object), "not all objects"),
+    ("timestamp", lambda: pd.DataFrame({"c": [STAMP]}, dtype=object), "not all objects"),
+    ("int", lambda: pd.DataFrame({"c": [1, "x"]}, dtype=object), "no Arrow table"),
+    ("int", lambda: pd.DataFrame({"c": [2**70]}, dtype=object), "no Arrow table"),
+    ("int", lambda: pd.DataFrame([[1, 2]], columns=["c", "c"]), "Duplicate column"),
+    ("int", lambda: pd.DataFrame({"c": pd.period_range("2020", periods=1)}), "period"),
+    ("binary", lambda: pl.DataFrame({"c": pl.Series([object()], dtype=pl.Object)}), "Python objects"),
+    ("bigint", lambda: pl.DataFrame({"c": pl.Series([1], dtype=pl.Int128)}), "no Arrow table"),
+    ("int", lambda: pl.Series([1]), "no Arrow table"),
+    ("int", lambda: pl.LazyFrame({"c": [1]}), "cannot write LazyFrame"),
+    ("int", lambda: {"c": [1]}, "cannot write dict"),
+]
+
+
+@pytest.mark.parametrize(("kind", "make", "reason"), FRAMES)
+def test_frame_when_it_is_no_arrow_data_or_would_lose_something_then_refused(
+    kind: str, make: Callable[[], Any], reason: str
+) -> None:
+    with pytest.raises(SerializationError, match=reason):
+        batches(make(), c=kind)
+
+
+COLUMNS = (
+    "id int, a tinyint, f float, d decimal(10,2), g boolean, s string, v varchar(5), c char(3), b binary, k date, "
+    "t timestamp, m array<varchar(3)>, n map<string,binary>, o struct<x:int,t:timestamp,b:binary>"
+)
+READ = (
+    "SELECT id, a, f, cast(d AS string), g, s, v, c, hex(b), cast(k AS string), cast(t AS string), m[1], "
+    "hex(n['q']), o.x, cast(o.t AS string), hex(o.b) FROM "
+)
+FIRST = (1, -5, 1.5, "12.30", True, "ü", "cat", "x  ", "FF00", "2020-01-02", "2020-01-01 12:00:00.123456")
+EXPECTED = [(*FIRST, "b", "00FE", 7, "0001-01-01 00:00:00", "80"), (2, *[None] * 15)]
+
+
+def pandas_frame() -> Any:
+    return pd.DataFrame(
+        {
+            "ID": [1, 2],
+            "a": [-5, math.nan],
+            "f": [1.5, None],
+            "d": pd.Series([Decimal("12.3"), None], dtype=object),
+            "g": pd.Series([True, None], dtype="boolean"),
+            "s": ["ü", None],
+            "v": pd.Categorical(["cat", None], categories=["longer than five", "cat"]),
+            "c": ["x ", None],
+            "b": [b"\xff\0", None],
+            "k": pd.to_datetime(pd.Series(["2020-01-02", None])),
+            "t": pd.to_datetime(pd.Series(["2020-01-01 13:00:00.123456+01:00", None])),
+            "m": pd.Series([["a", "b"], None], dtype=object),
+            "n": pd.Series([[{"key": "q", "value": b"\0\xfe"}], None], dtype=object),
+            "o": pd.Series([{"X": 7, "T": datetime(1, 1, 1), "b": b"\x80"}, None], dtype=object),
+        }
+    ).set_axis(["p", "q"])
+
+
+def polars_frame() -> Any:
+    pairs = pl.List(pl.Struct({"key": pl.String, "value": pl.Binary}))
+    inside = pl.Struct({"X": pl.Int64, "T": pl.Datetime("ms"), "b": pl.Binary})
+    return pl.DataFrame(
+        {
+            "ID": pl.Series([1, 2], dtype=pl.UInt64),
+            "a": [-5, None],
+            "f": [1.5, None],
+            "d": pl.Series([Decimal("12.3"), None], dtype=pl.Decimal(38, 3)),
+            "g": [True, None],
+            "s": ["ü", None],
+            "v": pl.Series(["cat", None], dtype=pl.Categorical),
+            "c": pl.Series(["x ", None], dtype=pl.Enum(["x ", "longer"])),
+            "b": [b"\xff\0", None],
+            "k": [date(2020, 1, 2), None],
+            "t": pl.Series([datetime(2020, 1, 1, 12, 0, 0, 123456), None], dtype=pl.Datetime("us", "Europe/Berlin")),
+            "m": pl.Series([["a", "b"], None], dtype=pl.List(pl.Categorical)),
+            "n": pl.Series([[{"key": "q", "value": b"\0\xfe"}], None], dtype=pairs),
+            "o": pl.Series([{"X": 7, "T": datetime(1, 1, 1), "b": b"\x80"}, None], dtype=inside),
+        }
+    )
+
+
+@pytest.mark.parametrize("frame", [pandas_frame, polars_frame])
+def test_frame_when_written_then_hive_reads_every_value_as_it_was(stack: Stack, frame: Callable[[], Any]) -> None:
+    stack.table(COLUMNS)
+
+    with connect(stack) as connection, connection.transaction():
+        connection.write(frame())
+
+    assert sorted(stack.sql(READ + stack.name)) == EXPECTED
+
+
+def test_timestamps_when_no_unit_holds_all_then_hive_reads_each_as_it_was(stack: Stack) -> None:
+    stack.table("id int, at timestamp, until timestamp")
+    table = pa.table({"id": [1], "at": view([1_577_836_800_000_000_001], NS), "until": pa.array([FAR], US)})
+
+    with connect(stack) as connection, connection.transaction():
+        connection.write(table)
+        with pytest.raises(SerializationError):
+            connection.write(pa.table({"id": [2, 2**40]}))
+        connection.write(pa.table({"id": [3]}))
+
+    rows = stack.sql(f"SELECT id, cast(at AS string), cast(until AS string) FROM {stack.name}")
+    assert sorted(rows) == [(1, "2020-01-01 00:00:00.000000001", "9999-12-31 00:00:00"), (3, None, None)]
