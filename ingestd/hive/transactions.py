@@ -94,13 +94,16 @@ def lock(
     dynamic: bool,
     wait: Wait,
     lease: TableName | None = None,
+    partition: str = "",
 ) -> None:
     """Lock the table for writing and take the lease, if one is named, both at once; wait until they are granted.
+
+    With `partition`, its name, only that one is locked: an overwrite of another one need not wait.
 
     The lease is an EXCLUSIVE lock on a name that needs no table; a rival gets it only when `txn` has ended.
     Raises TransactionAborted when the transaction is gone, LockTimeout when the locks do not come in time.
     """
-    components = [_write_component(txn.table, dynamic=dynamic)]
+    components = [_write_component(txn.table, partition, dynamic=dynamic)]
     _lock(metastore, txn, components + ([lease_component(lease)] if lease else []), wait)
 
 
@@ -172,12 +175,13 @@ def open_transactions(metastore: Metastore, agent_prefix: str) -> list[int]:
     ]
 
 
-def _write_component(table: TableName, *, dynamic: bool) -> ttypes.LockComponent:
+def _write_component(table: TableName, partition: str, *, dynamic: bool) -> ttypes.LockComponent:
     return ttypes.LockComponent(
         type=ttypes.LockType.SHARED_READ,
-        level=ttypes.LockLevel.TABLE,
+        level=ttypes.LockLevel.PARTITION if partition else ttypes.LockLevel.TABLE,
         dbname=table.database,
         tablename=table.table,
+        partitionname=partition or None,
         operationType=ttypes.DataOperationType.INSERT,
         isTransactional=True,
         isDynamicPartitionWrite=dynamic,

@@ -123,8 +123,10 @@ class TransactionBatch:
             self.current, self.state = txn, TxnState.OPEN
             self._partitions.clear()
             wait = Wait(Deadline.after(self._session.lock_seconds), threading.Event())
-            dynamic = bool(self._table.partition_columns)
-            transactions.lock(self._session.metastore, txn, dynamic=dynamic, wait=wait)
+            partition = self._table.partition_name(self._session.static) if self._session.static else ""
+            transactions.lock(
+                self._session.metastore, txn, dynamic=self._session.is_dynamic, wait=wait, partition=partition
+            )
             self._output.begin(txn.write_id)
 
     def add(self, part: Part) -> None:

@@ -52,22 +52,23 @@ class RecordFeed:
             raise SerializationError.of([Reject(number, *_rest(reject))])
         self._waiting.append(record)
         self._bytes += len(record)
+        self._stats.records_written += 1
+        self._stats.records_size += len(record)
         return len(self._waiting) >= _BLOCK_RECORDS or self._bytes >= _BLOCK_BYTES
 
     def write_many(self, records: Sequence[bytes], sink: Sink) -> None:
         """Take many records; the good ones are kept when some are bad, and the SerializationError names those."""
         rejects = self._drain(sink)
         for start in range(0, len(records), _BLOCK_RECORDS):
-            block = records[start : start + _BLOCK_RECORDS]
-            rejects += self._decode(block, sum(map(len, block)), sink)
+            rejects += self._take(records[start : start + _BLOCK_RECORDS], sink)
         if rejects:
             raise SerializationError.of(rejects)
 
     def write_stream(self, stream: BinaryIO, sink: Sink) -> None:
         """Take the records of a stream until its end, as `write_many` does."""
         rejects = self._drain(sink)
-        for records in _split(stream, self._pattern):
-            rejects += self._decode(records, sum(map(len, records)), sink)
+        for records in split(stream, self._pattern):
+            rejects += self._take(records, sink)
         if rejects:
             raise SerializationError.of(rejects)
 
@@ -77,20 +78,27 @@ class RecordFeed:
         if rejects:
             raise SerializationError.of(rejects)
 
+    def _take(self, records: Sequence[bytes], sink: Sink) -> list[Reject]:
+        """Decode records that nobody has looked at yet."""
+        rejects = self._decode(records, sink)
+        self._stats.records_written += len(records) - len(rejects)
+        self._stats.records_size += sum(map(len, records))
+        return rejects
+
     def _drain(self, sink: Sink) -> list[Reject]:
-        records, refused, size = self._waiting, self._refused, self._bytes
+        """Decode what was looked at one by one; a look may have been less strict than the decoder."""
+        records, refused = self._waiting, self._refused
         self._waiting, self._refused, self._bytes = [], [], 0
         first = self._written
-        rejects = self._decode(records, size, sink) if records else []
+        rejects = self._decode(records, sink) if records else []
+        self._stats.records_written -= len(rejects)
         self._written += len(refused)
         return [Reject(reject.row + bisect_right(refused, reject.row - first), *_rest(reject)) for reject in rejects]
 
-    def _decode(self, records: Sequence[bytes], size: int, sink: Sink) -> list[Reject]:
+    def _decode(self, records: Sequence[bytes], sink: Sink) -> list[Reject]:
         decoded = self._decoder.decode(records)
         for batch in decoded.batches:
             sink(batch)
-        self._stats.records_written += decoded.rows
-        self._stats.records_size += size
         first = self._written
         self._written += len(records)
         return [Reject(first + reject.row, *_rest(reject)) for reject in decoded.rejects]
@@ -100,21 +108,31 @@ def _rest(reject: Reject) -> tuple[str, str, bytes]:
     return reject.column, reject.reason, reject.head
 
 
-def _split(stream: BinaryIO, pattern: re.Pattern[bytes]) -> Iterator[list[bytes]]:
-    """The records between matches of `pattern`; a match at the very end ends the last record and begins none."""
+def split(stream: BinaryIO, pattern: re.Pattern[bytes]) -> Iterator[list[bytes]]:
+    """The records between matches of `pattern`; a match at the very end ends the last record and begins none.
+
+    Where a delimiter ends may show only in what follows it (CR before LF), so the last one of a chunk is looked for
+    again together with the next chunk.
+    """
     rest = b""
     while chunk := stream.read(_CHUNK_BYTES):
-        text = rest + chunk
-        records = _pieces(text, pattern)
-        while not records[-1] and (more := stream.read(1)):  # the delimiter may go on: CR before LF
-            text += more
-            records = _pieces(text, pattern)
-        rest = records.pop()
+        records, rest = _pieces(rest + chunk, pattern)
         if records:
             yield records
-    if rest:
-        yield [rest]
+    records = pattern.split(rest)
+    if not records[-1]:
+        records.pop()
+    if records:
+        yield records
 
 
-def _pieces(text: bytes, pattern: re.Pattern[bytes]) -> list[bytes]:
-    return text.split(b"\n") if pattern is LINES and b"\r" not in text else pattern.split(text)
+def _pieces(text: bytes, pattern: re.Pattern[bytes]) -> tuple[list[bytes], bytes]:
+    """The records that are whole for certain, and the rest of the text."""
+    if pattern is LINES and b"\r" not in text:
+        records = text.split(b"\n")
+        return records, records.pop()
+    records, start, last = [], 0, 0
+    for found in pattern.finditer(text):
+        records.append(text[start : found.start()])
+        last, start = start, found.end()
+    return records[:-1], text[last:]

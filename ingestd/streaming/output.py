@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.statistics import Added
 from ingestd.hive.tables import Table
 from ingestd.storage import local
+from ingestd.streaming.background import Background
 
 Partition = tuple[str, ...]
 # Makes and registers partitions with the open transaction; answers by partition name.
@@ -84,6 +86,7 @@ class OwnFiles:
         self._statement = statement
         self._write_id = 0
         self._pools: BucketPools | None = None
+        self._encoding = Background("ingestd-encode")
 
     def begin(self, write_id: int) -> None:
         """See `Output`."""
@@ -99,19 +102,22 @@ class OwnFiles:
         )
 
     def add(self, part: Part) -> None:
-        """See `Output`."""
+        """See `Output`; the files are written while the caller makes the next rows."""
         assert self._pools
-        self._pools.add(part)
+        self._encoding.run(partial(self._pools.add, part))
 
     def flush(self) -> None:
         """See `Output`."""
         assert self._pools
+        self._encoding.wait()
         self._pools.flush()
 
     def finish(self) -> Delivered:
         """See `Output`."""
         assert self._pools
+        self._encoding.wait()
         files = self._pools.close()
+        self._encoding.close()
         found = self._locate({file.partition for file in files})
         placed = deltas.place(self._table, self._write_id, files, found, self._staging)
         self._pools = None
@@ -120,6 +126,7 @@ class OwnFiles:
 
     def discard(self) -> None:
         """See `Output`."""
+        self._encoding.close()
         if self._pools:
             self._pools.abort()
             self._pools = None

@@ -1,6 +1,6 @@
 """What a connection has done so far.
 
-Invariant: counters only grow, and rows of a transaction are in `records_written` whether it commits or not, as in Java.
+Invariant: a record that was taken is in `records_written` at once, whether its transaction commits or not, as in Java.
 """
 
 from __future__ import annotations
