@@ -22,10 +22,10 @@ from ingestd.hive.announce import announce, keeps_event_log
 from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.hive.deltas import Placed
 from ingestd.hive.tables import TableName, load_acid_table
-from ingestd.hive.transactions import begin, commit
+from ingestd.hive.transactions import begin, commit, register_partitions
 from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
-from ingestd.streaming import ArrowWriter, HiveStreamingConnection
+from ingestd.streaming import ArrowWriter, HiveStreamingConnection, InvalidTransactionState
 from tests.support.events.metastore import metastore_with_events
 from tests.support.stack import Stack
 
@@ -186,6 +186,27 @@ def test_transactions_that_share_files_streamed_then_each_commit_names_those_it_
     one, two, three = ({path for path in files if f"/day={name}/" in path} for name in _directories(logged))
     assert files == one | two | three
     assert _announced(logged) == {first: one, first + 1: one | two, first + 2: three}
+
+
+def test_joined_transaction_when_its_events_are_added_then_the_owners_commit_names_its_files(logged: Stack) -> None:
+    _make_table(logged)
+    table = load_acid_table(logged.metastore, TableName("default", logged.name))
+    owner = begin(logged.metastore, table.name, "owner")
+    with HiveStreamingConnection(
+        write_id=owner.write_id,
+        table_object=table.raw,
+        metastore_uri=logged.addresses.metastore,
+        record_writer=ArrowWriter(),
+    ) as joined:
+        joined.begin_transaction()
+        joined.write(pa.table({"id": range(3), "day": list(DAYS)}))
+        with pytest.raises(InvalidTransactionState):
+            joined.add_write_notification_events(owner.id)
+        joined.commit_transaction()
+        joined.add_write_notification_events(owner.id)
+    register_partitions(logged.metastore, owner, [table.partition_name([day]) for day in DAYS])
+    commit(logged.metastore, owner)
+    assert _announced(logged) == _on_disk(logged)
 
 
 def _directories(stack: Stack) -> list[str]:

@@ -86,6 +86,18 @@ def test_partitions_when_dynamic_then_null_and_empty_go_to_the_default_partition
     ]
 
 
+def test_json_when_the_partition_is_in_the_record_then_found_by_its_name(stack: Stack) -> None:
+    stack.table("id int, note string", partitioned="day string, hour int")
+
+    with connect(stack, record_writer=StrictJsonWriter()) as connection, connection.transaction():
+        connection.write([b'{"hour": 5, "ID": 1, "Day": "a/b"}', b'{"id": 2, "note": "x"}'])
+        connection.write(b'{"day": "", "hour": null, "id": 3}')
+
+    found = stack.sql(f"SELECT id, note, day, hour FROM {stack.name}")
+    missing = "__HIVE_DEFAULT_PARTITION__"
+    assert sorted(found) == [(1, None, "a/b", 5), (2, "x", missing, None), (3, None, missing, None)]
+
+
 def test_stream_when_lines_end_in_many_ways_then_each_is_one_record(stack: Stack) -> None:
     stack.table("id int, note string")
     writer = StrictDelimitedInputWriter(field_delimiter=",")
@@ -251,7 +263,7 @@ def test_thread_when_another_one_calls_then_refused(stack: Stack) -> None:
         connection.abort_transaction()
 
     assert len(caught) == 3
-    assert all("belongs to the thread that made it" in str(error) for error in caught)
+    assert all("belongs to one thread" in str(error) for error in caught)
     with pytest.raises(StreamingException, match="closed"):
         connection.begin_transaction()
 

@@ -16,9 +16,9 @@ from ingestd.hive.tables import TableName, load_acid_table, read_table
 from ingestd.storage.local import local_path
 from ingestd.streaming import (
     ArrowWriter,
-    ConnectionError,  # noqa: A004
     InvalidTransactionState,
     StreamingException,
+    TransactionError,
     TxnState,
 )
 from tests.streaming.support import client, connect, rows, sees
@@ -70,7 +70,7 @@ def test_lock_when_somebody_has_the_table_exclusively_then_waited_for(stack: Sta
         ),
     )
 
-    with connect(stack, lock_seconds=0.5) as connection, pytest.raises(ConnectionError, match="locks were not granted"):
+    with connect(stack, lock_seconds=0.5) as connection, pytest.raises(TransactionError, match="were not granted"):
         connection.begin_transaction()
 
     def unlock() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import msgpack
 import pytest
 
 import ingestd.streaming
-from ingestd.streaming import ConnectionOptions, HiveStreamingConnection, SerializationError, v1
+from ingestd.records import delimited, json, regex
+from ingestd.streaming import ConnectionOptions, HiveStreamingConnection, SerializationError, arrow, v1
 from ingestd.streaming.builder import Builder
 from ingestd.streaming.errors import StreamingException
 from tests.streaming.support import connect
@@ -29,22 +31,48 @@ DESCRIBED = [
     v1.StreamingConnection,
     v1.TransactionBatch,
 ]
-# Every public name of org.apache.hive.streaming that a user of Java may look for.
-JAVA = re.findall(
-    r"\w+",
-    """
-newBuilder withDatabase withTable withStaticPartitionValues withAgentInfo withHiveConf withTransactionBatchSize
-withStreamingOptimizations withRecordWriter withWriteId withTableObject withStatementId connect beginTransaction
-commitTransaction abortTransaction close createPartitionIfNotExists getDeltaFileLocation addWriteDirectoryInfo
-addWriteNotificationEvents getConnectionStats getPartitions getHiveConf getConf getMetastoreUri getTable getDatabase
-getStaticPartitionValues isPartitionedTable isDynamicPartitioning getAgentInfo getUsername getRecordWriter
-getTransactionBatchSize getWriteId getStatementId getCurrentWriteId getTxnToWriteIds getRecordsWritten getRecordsSize
-getCommittedTransactions getAbortedTransactions getAutoFlushCount getMetastoreCalls getCreatedPartitions
-getTotalPartitions withLineDelimiterPattern withFieldDelimiter withCollectionDelimiter withMapKeyDelimiter withRegex
-newConnection fetchTransactionBatch beginNextTransaction remainingTransactions getCurrentTransactionState
-getFieldReordering
-""",
-)
+# Every public method of org.apache.hive.streaming and org.apache.hive.hcatalog.streaming that a user of Java calls, as
+# the first column has it.
+JAVA = """
+HiveStreamingConnection.newBuilder() Builder.withDatabase Builder.withTable Builder.withStaticPartitionValues
+Builder.withAgentInfo Builder.withHiveConf Builder.withTransactionBatchSize Builder.withStreamingOptimizations
+Builder.withRecordWriter Builder.withWriteId Builder.withTableObject Builder.withStatementId Builder.connect
+beginTransaction write(byte[]) write(InputStream) commitTransaction() commitTransaction(partitions)
+commitTransaction(partitions,_key,_value) abortTransaction close createPartitionIfNotExists getDeltaFileLocation
+addWriteDirectoryInfo addWriteNotificationEvents getConnectionStats getPartitions getHiveConf getConf getMetastoreUri
+getTable getDatabase getStaticPartitionValues isPartitionedTable isDynamicPartitioning getAgentInfo getUsername
+getRecordWriter getTransactionBatchSize getWriteId getStatementId getCurrentWriteId getTxnToWriteIds
+TransactionBatch.TxnState ConnectionStats.getRecordsWritten ConnectionStats.getRecordsSize
+ConnectionStats.getCommittedTransactions ConnectionStats.getAbortedTransactions ConnectionStats.getAutoFlushCount
+ConnectionStats.getMetastoreCalls ConnectionStats.getCreatedPartitions ConnectionStats.getTotalPartitions
+PartitionInfo.getName PartitionInfo.getPartitionLocation PartitionInfo.isExists RecordWriter.init
+RecordWriter.write(writeId,_byte[]) RecordWriter.write(writeId,_InputStream) RecordWriter.flush RecordWriter.close
+RecordWriter.getPartitions RecordWriter.getDeltaFileLocation AbstractRecordWriter
+StrictDelimitedInputWriter.newBuilder() StrictJsonWriter.newBuilder() StrictRegexWriter.newBuilder()
+withLineDelimiterPattern withFieldDelimiter withCollectionDelimiter withMapKeyDelimiter withRegex
+HiveEndPoint.newConnection StreamingConnection.fetchTransactionBatch StreamingConnection.close
+TransactionBatch.beginNextTransaction TransactionBatch.write TransactionBatch.commit TransactionBatch.abort
+TransactionBatch.remainingTransactions TransactionBatch.getCurrentTransactionState TransactionBatch.getCurrentTxnId
+TransactionBatch.isClosed TransactionBatch.close TransactionBatch.heartbeat DelimitedInputWriter
+DelimitedInputWriter.getFieldReordering
+""".replace("_", " ").split("\n")
+# What Python adds, or Hive has as a property of the table.
+OURS = {
+    "Builder.with_metastore_uri",
+    "Builder.with_security",
+    "Builder.with_lock_seconds",
+    "Builder.with_batch_seconds",
+    "Builder.with_auto_flush_check_interval_size",
+    "HiveStreamingConnection.transaction",
+    "HiveStreamingConnection.fetch_batch",
+    "HiveStreamingConnection.hand_over",
+    "HiveStreamingConnection.current_txn_id",
+    "ArrowWriter",
+    "null_text",
+    "escape",
+    "ignore_case",
+}
+READERS = {"JSON": json, "Delimited text": delimited, "Regular expressions": regex, "Arrow": arrow}
 
 
 def section(title: str) -> str:
@@ -62,9 +90,24 @@ def public(kind: type) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def test_reference_when_read_then_every_java_name_has_a_row() -> None:
-    text = " ".join(row[0] for row in rows_of("Java name → Python name"))
-    assert [name for name in JAVA if not re.search(rf"\b{name}\b", text)] == []
+def test_reference_when_read_then_every_java_name_has_one_row_and_what_is_not_java_is_ours() -> None:
+    rows = rows_of("Java name → Python name")
+    listed = [name for row in rows for name in re.findall(r"`([^`]+)`", row[0]) if "property" not in row[0]]
+    assert sorted(listed) == sorted(name for line in JAVA for name in java_names(line))
+    ours = {re.findall(r"`([\w.]+)", row[1])[0] for row in rows if row[0] == "–" or "property" in row[0]}
+    assert ours == OURS
+
+
+def java_names(line: str) -> list[str]:
+    """Names are separated by blanks; a blank behind a comma is part of one."""
+    return re.findall(r"(?:, |\S)+", line)
+
+
+def test_page_when_read_then_how_records_are_read_is_what_the_decoders_say() -> None:
+    for title, module in READERS.items():
+        assert module.__doc__
+        said = inspect.cleandoc(module.__doc__).split("\n\n", 2)[2]
+        assert section("How records are read").split(f"### {title}\n\n")[1].split("\n\n###")[0].strip() == said
 
 
 def test_reference_when_read_then_every_python_name_exists_and_none_is_missing() -> None:
@@ -88,6 +131,7 @@ def is_known(name: str) -> bool:
 OPTIONS = {
     *ConnectionOptions.__dataclass_fields__,
     *ingestd.streaming.StrictDelimitedInputWriter().format.__dataclass_fields__,
+    *inspect.signature(regex.RegexDecoder).parameters,
     "line_delimiter_pattern",
     "regex",
 }

@@ -21,25 +21,27 @@ from tests.support.stack import Stack
 
 COLUMNS = (
     "id int, a tinyint, b smallint, c bigint, d float, e double, f decimal(10,2), g boolean, h string, i varchar(5), "
-    "j char(3), k date, l timestamp, m array<int>, n map<string,int>, o struct<x:int,y:string>"
+    "j char(3), k date, l timestamp, m array<int>, n map<string,int>, o struct<x:int,y:string>, "
+    "p binary"
 )
 READ = (
     "SELECT id, a, b, c, d, e, cast(f AS string), g, h, i, j, cast(k AS string), cast(l AS string), size(m), m[1], "
-    "n['q'], o.x, o.y FROM "
+    "n['q'], o.x, o.y, base64(p) FROM "
 )
 ROW = (1, -128, 32767, -(2**63), 1.5, 2.5e-3, "12.30", True, "ü", "abc", "x  ", "1500-01-02", "0001-01-01 00:00:00")
-EXPECTED = (*ROW, 2, 7, 9, 5, "why")
-NULLS = (2, *[None] * 12, -1, None, None, None, None)
+EXPECTED = (*ROW, 2, 7, 9, 5, "why", "AAH/")
+NULLS = (2, *[None] * 12, -1, *[None] * 5)
 TEXT = [
     (
         b"1|-128|32767|-9223372036854775808|1.5|0.0025|12.30|true|\xc3\xbc|abc|x|1500-01-02|0001-01-01 00:00:00|"
-        b"6,7|p:8,q:9|5,why"
+        b"6,7|p:8,q:9|5,why|AAH/"
     ),
-    b"2|" + b"|".join([rb"\N"] * 15),
+    b"2|" + b"|".join([rb"\N"] * 16),
 ]
 JSON = [
     b"""{"id":1,"a":-128,"b":32767,"c":-9223372036854775808,"d":1.5,"e":0.0025,"f":12.30,"g":true,"h":"\xc3\xbc",
-    "i":"abc","j":"x","k":"1500-01-02","l":"0001-01-01 00:00:00","m":[6,7],"n":{"p":8,"q":9},"o":{"X":5,"y":"why"}}""",
+    "i":"abc","j":"x","k":"1500-01-02","l":"0001-01-01 00:00:00","m":[6,7],"n":{"p":8,"q":9},"o":{"X":5,"y":"why"},
+    "p":"AAH/"}""",
     b'{"id":2}',
 ]
 ARROW = pa.table(
@@ -60,6 +62,7 @@ ARROW = pa.table(
         "m": [[6, 7], None],
         "n": pa.array([[("p", 8), ("q", 9)], None], pa.map_(pa.string(), pa.int32())),
         "o": pa.array([{"x": 5, "y": "why"}, None], pa.struct([("x", pa.int32()), ("y", pa.string())])),
+        "p": [b"\x00\x01\xff", None],
     }
 )
 

@@ -1,0 +1,231 @@
+"""Options, the builder, Hive's configuration and what it makes of a session, and the files that come of it."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from contextlib import closing
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ingestd.acid import footer
+from ingestd.clock import Stopwatch
+from ingestd.hive.client import Metastore
+from ingestd.hive.tables import TableName, read_table
+from ingestd.streaming import ArrowWriter, ConnectionOptions, HiveStreamingConnection, StreamingException
+from ingestd.streaming.builder import Builder
+from ingestd.streaming.configuration import FORCED, OPTIMIZATIONS, Configuration
+from tests.streaming.support import connect, rows, sees
+from tests.support.metastore import Home, free_port, metastore
+from tests.support.proxy import proxy
+from tests.support.stack import Stack, eventually
+from tests.support.tables import make_table
+
+_DATA, _ROW_INDEX, _DIRECT, _DIRECT_V2 = 1, 6, 0, 2
+_NONE, _SNAPPY, _ZSTD = 0, 2, 5
+
+
+# --- options
+
+
+def test_builder_then_has_a_method_for_every_option_and_no_other() -> None:
+    given: dict[str, Any] = {}
+    builder = Builder(lambda **options: given.update(options))
+    methods = [method for name, method in inspect.getmembers(builder) if name.startswith("with_")]
+    for method in methods:
+        assert method(method.__name__) is builder
+    builder.connect()
+    assert set(given) == {field.name for field in fields(ConnectionOptions)}
+    assert len(set(given.values())) == len(methods)
+    renamed = {"configuration": "with_hive_conf"}
+    assert all(value == renamed.get(option, f"with_{option}") for option, value in given.items())
+
+
+class _Raw:
+    dbName, tableName = "Sales", "Orders"  # noqa: N815 - Thrift's names
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"record_writer": None}, "record writer is missing"),
+        ({"table": ""}, "table is missing"),
+        ({"static_partition_values": "Asia"}, "must be a list"),
+        ({"transaction_batch_size": 0}, "1 or more"),
+        ({"write_id": 5}, "belong together"),
+        ({"statement_id": 1}, "needs a write_id"),
+        ({"write_id": 5, "table_object": _Raw()}, "another table"),
+        ({"write_id": 5, "table_object": _Raw(), "table": "orders", "database": "other"}, "another table"),
+    ],
+)
+def test_options_that_cannot_be_then_refused_before_anybody_is_called(options: dict[str, Any], what: str) -> None:
+    nobody = f"thrift://localhost:{free_port()}"
+    given = {"table": "t", "record_writer": ArrowWriter(), "metastore_uri": nobody} | options
+    with pytest.raises(StreamingException, match=what) as caught:
+        HiveStreamingConnection(**given)
+    assert type(caught.value) is StreamingException
+
+
+def test_record_writer_was_not_given_to_the_builder_then_refused() -> None:
+    with pytest.raises(StreamingException, match="record writer is missing"):
+        HiveStreamingConnection.new_builder().with_table("t").connect()
+
+
+def test_table_object_then_the_names_may_be_left_out_or_be_its_own() -> None:
+    for database, table in (("", ""), ("", "ORDERS"), ("sales", "orders")):
+        ConnectionOptions(record_writer=ArrowWriter(), write_id=5, table_object=_Raw(), database=database, table=table)
+
+
+def test_static_values_when_none_then_as_if_not_given(stack: Stack) -> None:
+    stack.table("id int, note string", partitioned="day string")
+    with connect(stack, static_partition_values=None) as connection:
+        assert connection.is_dynamic_partitioning
+        assert connection.static_partition_values == ()
+        with connection.transaction():
+            connection.write(rows(0, day=["a", "b"] * 5))
+    sees(stack, range(10))
+
+
+# --- configuration
+
+
+def test_configuration_then_the_six_settings_have_their_values_and_each_change_is_logged(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    wrong = dict.fromkeys(FORCED, "wrong") | {OPTIMIZATIONS: "false", "a.b": " c "}
+    lines = "".join(f"<property><name>{name}</name><value>{value}</value></property>" for name, value in wrong.items())
+    site = tmp_path / "hive-site.xml"
+    site.write_text(f"<configuration>{lines}</configuration>")
+    with caplog.at_level(logging.WARNING):
+        found = Configuration.of(site, streaming_optimizations=True)
+    assert found == FORCED | {OPTIMIZATIONS: "true", "a.b": "c"}
+    assert len(caplog.records) == len(FORCED) + 1 == 6
+    assert f"{OPTIMIZATIONS} is set to true: the option streaming_optimizations says so (was false)" in caplog.messages
+
+    caplog.clear()
+    again = Configuration.of(found, streaming_optimizations=True)
+    assert again == found
+    assert Configuration.of(None, streaming_optimizations=False) == FORCED | {OPTIMIZATIONS: "false"}
+    # Read for `Security.from_hive_conf` before there is a connection, so nobody has said it yet.
+    assert Configuration.of({}) == FORCED
+    assert not caplog.records
+
+
+def test_optimizations_are_switched_off_in_the_configuration_then_the_option_counts(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack.table("id int, note string")
+    for option, wanted in (({}, "true"), ({"streaming_optimizations": False}, "false")):
+        with connect(stack, configuration={OPTIMIZATIONS: "false"}, **option) as connection:
+            assert connection.configuration[OPTIMIZATIONS] == wanted
+        assert (OPTIMIZATIONS in caplog.text) is (wanted == "true")
+        caplog.clear()
+
+
+# --- what a session has
+
+
+def test_transaction_timeout_then_it_is_the_metastores_and_beats_come_at_its_half(tmp_path: Path) -> None:
+    """A metastore of its own, as the stack's value is Hive's default."""
+    names = dict.fromkeys(("hive.txn.timeout", "metastore.txn.timeout"), "3s")
+    with metastore(Home(tmp_path / "home"), "brief", names) as server, proxy(server.uri) as door:
+        with closing(Metastore(server.uri)) as client:
+            make_table(client, TableName("default", "beaten"))
+        with HiveStreamingConnection(table="beaten", metastore_uri=door.uri, record_writer=ArrowWriter()) as connection:
+            assert connection._session.timeout_seconds == 3
+            connection.begin_transaction()
+            watch = Stopwatch()
+            for _ in range(2):
+                seen = door.calls["heartbeat_txn_range"]
+                eventually("a beat", lambda: door.calls["heartbeat_txn_range"] > seen, 10)  # noqa: B023
+                watch.lap("beats")
+            assert 2800 < watch.steps["beats"] < 4500
+            connection.commit_transaction()
+
+
+# --- files
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(("table", "compression"), [("ZLIB", _ZSTD), ("", _ZSTD), ("SNAPPY", _SNAPPY), ("NONE", _NONE)])
+def test_optimized_then_files_have_light_compression_and_no_dictionaries_or_indexes(
+    stack: Stack, table: str, compression: int, size: int
+) -> None:
+    stack.table("id int, note string", **({"orc.compress": table} if table else {}))
+    file = _written(stack, size=size)
+    found = _Orc(file)
+    assert found.compression == compression
+    # Integers and strings as they are: DIRECT or DIRECT_V2.
+    assert set(found.encodings) <= {_DIRECT, _DIRECT_V2}
+    assert found.index_entries <= 1
+    assert stack.sql(f"SELECT count(*), count(DISTINCT note) FROM {stack.name} WHERE id >= 0") == [(30_000, 5)]
+
+
+def test_not_optimized_then_files_are_as_the_table_says_with_dictionaries_and_indexes(stack: Stack) -> None:
+    stack.table("id int, note string", **{"orc.compress": "ZLIB"})
+    found = _Orc(_written(stack, size=1, streaming_optimizations=False))
+    assert found.compression == footer._ZLIB
+    assert set(found.encodings) - {_DIRECT, _DIRECT_V2}
+    assert found.index_entries == 3
+
+
+def _written(stack: Stack, size: int, **options: Any) -> Path:
+    """A file of 30,000 rows."""
+    with connect(stack, transaction_batch_size=size, **options) as connection:
+        connection.begin_transaction()
+        connection.write(pa.table({"id": range(30_000), "note": [f"value {n % 5}" for n in range(30_000)]}))
+        ids = sorted(connection.txn_to_write_ids.values())
+        place = connection.delta_file_location([], 0, ids[0], ids[-1])
+        connection.commit_transaction()
+    return place
+
+
+class _Orc:
+    """What the tail of a file and the footers of its stripes say, by the field numbers of orc_proto."""
+
+    def __init__(self, file: Path) -> None:
+        data = file.read_bytes()
+        with file.open("rb") as opened:
+            post_script, plain, _ = footer._read_tail(opened)
+        self.compression = _number(post_script, 2)
+        self.encodings: list[int] = []
+        self.index_entries = 0
+        for stripe in _messages(plain, 3):
+            self._read_stripe(data, stripe)
+
+    def _read_stripe(self, data: bytes, stripe: bytes) -> None:
+        offset, index, body, length = (_number(stripe, number) for number in (1, 2, 3, 4))
+        end = offset + index + body
+        tail = footer._unpack(data[end : end + length], self.compression)
+        self.encodings += [_number(encoding, 1) for encoding in _messages(tail, 2)]
+        for stream in _messages(tail, 1):
+            size = _number(stream, 3)
+            if _number(stream, 1) == _ROW_INDEX:
+                entries = _messages(footer._unpack(data[offset : offset + size], self.compression), 1)
+                self.index_entries = max(self.index_entries, len(entries))
+            offset += size
+
+
+def _messages(message: bytes, number: int) -> list[bytes]:
+    return [value for key, value in footer._fields(message) if key == number and isinstance(value, bytes)]
+
+
+def _number(message: bytes, number: int) -> int:
+    return footer._number(dict(footer._fields(message)), number)
+
+
+def test_hive_site_then_named_by_its_path_only(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `configuration` no file is looked for, not even where Hive's own clients look."""
+    stack.table("id int, note string")
+    (tmp_path / "hive-site.xml").write_text("<configuration><nonsense")
+    monkeypatch.setenv("HIVE_CONF_DIR", str(tmp_path))
+    with connect(stack) as connection:
+        assert connection.configuration == FORCED | {OPTIMIZATIONS: "true"}
+    with pytest.raises(StreamingException, match="cannot read the configuration"):
+        connect(stack, configuration=tmp_path / "hive-site.xml")
+    raw = read_table(stack.metastore, TableName("default", stack.name))
+    assert raw.tableName == stack.name

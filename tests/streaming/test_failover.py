@@ -1,0 +1,311 @@
+"""Connections to the metastore break in every place, and a streaming client goes on."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from hive_metastore import ThriftHiveMetastore, ttypes
+
+from ingestd.clock import pause
+from ingestd.errors import MetastoreUnavailable
+from ingestd.hive import client as module
+from ingestd.hive.client import Metastore
+from ingestd.streaming import (
+    ConnectionError,  # noqa: A004
+    HiveStreamingConnection,
+    TransactionError,
+    TxnState,
+)
+from tests.streaming.support import connect, rows, sees
+from tests.support.proxy import Proxy, proxy
+from tests.support.stack import Stack, eventually
+
+
+@pytest.fixture
+def near(stack: Stack) -> Iterator[Proxy]:
+    with proxy(stack.addresses.metastore) as made:
+        yield made
+
+
+@pytest.fixture
+def other(stack: Stack) -> Iterator[Proxy]:
+    with proxy(stack.addresses.metastore) as made:
+        yield made
+
+
+def _state(connection: HiveStreamingConnection) -> TxnState:
+    return connection.current_transaction_state
+
+
+def _open_transactions(stack: Stack, agent: str) -> list[int]:
+    found = stack.metastore.call("get_open_txns_info").open_txns
+    return [txn.id for txn in found if txn.hostname == agent and txn.state == ttypes.TxnState.OPEN]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_address_goes_away_in_mid_transaction_then_it_commits_at_the_other(
+    stack: Stack, near: Proxy, other: Proxy, size: int
+) -> None:
+    stack.table("id int, note string")
+    uris = f"{near.uri},{other.uri}"
+
+    with connect(stack, metastore_uri=uris, transaction_batch_size=size) as connection:
+        with connection.transaction():
+            connection.write(rows(0))
+            near.shut()
+            connection.write(rows(10))
+        assert other.accepted
+        near.open()
+        with connection.transaction():
+            connection.write(rows(20))
+            other.shut()
+            connection.write(rows(30))
+        assert connection.stats.committed_transactions == 2
+
+    sees(stack, range(40))
+
+
+def test_address_goes_away_in_mid_transaction_with_new_partitions_then_all_rows_are_there_once(
+    stack: Stack, near: Proxy, other: Proxy
+) -> None:
+    stack.table("id int, note string", partitioned="day string")
+
+    with connect(stack, metastore_uri=f"{near.uri},{other.uri}") as connection, connection.transaction():
+        connection.write(rows(0, day=["a", "b"] * 5))
+        near.shut()
+        connection.write(rows(10, day=["b", "c"] * 5))
+
+    sees(stack, range(20))
+
+
+SURVIVED = [
+    "get_table_req",
+    "get_config_value",
+    "allocate_table_write_ids",
+    "lock",
+    "get_partitions_by_names_req",
+    "add_partitions_req",
+    "add_dynamic_partitions",
+    "get_valid_write_ids",
+    "commit_txn",
+]
+
+
+def test_every_call_loses_its_first_answer_then_the_rows_are_there_once(stack: Stack, near: Proxy) -> None:
+    """One address only, so each is asked again there; the commit is settled by `streaming/ending.py`."""
+    stack.table("id int, note string", partitioned="day string")
+    for method in SURVIVED:
+        near.lose_answer(method)
+
+    with connect(stack, metastore_uri=near.uri) as connection:
+        with connection.transaction():
+            connection.write(rows(0, day=["a", "b"] * 5))
+        assert all(near.calls[method] >= 2 for method in SURVIVED)
+        near.lose_answer("abort_txn")
+        connection.begin_transaction()
+        connection.write(rows(10, day=["a", "b"] * 5))
+        connection.abort_transaction()
+        assert near.calls["abort_txn"] == 2
+        asked = ttypes.ShowLocksRequest(dbname="default", tablename=stack.name)
+        assert not stack.metastore.call("show_locks", asked).locks  # the second lock went with the first
+        with connection.transaction():
+            connection.write(rows(20, day=["a", "c"] * 5))
+
+    sees(stack, [*range(10), *range(20, 30)])
+
+
+def test_row_count_loses_its_answer_then_nothing_is_repeated_or_visible_and_the_next_transaction_counts_right(
+    stack: Stack, near: Proxy
+) -> None:
+    stack.table("id int, note string")
+    with connect(stack, metastore_uri=near.uri) as connection:
+        near.lose_answer("alter_table_req")
+        connection.begin_transaction()
+        connection.write(rows(0))
+        with pytest.raises(TransactionError, match="alter_table_req"):
+            connection.commit_transaction()
+        assert near.calls["alter_table_req"] == 1
+        assert _state(connection) is TxnState.ABORTED
+        with connection.transaction():
+            connection.write(rows(10))
+    sees(stack, range(10, 20))
+
+
+def test_begin_loses_its_answer_then_it_is_not_repeated_and_the_next_one_works(stack: Stack, near: Proxy) -> None:
+    stack.table("id int, note string")
+    with connect(stack, metastore_uri=near.uri, agent_info=stack.name) as connection:
+        near.lose_answer("open_txns")
+        with pytest.raises(ConnectionError, match="open_txns"):
+            connection.begin_transaction()
+        assert near.calls["open_txns"] == 1
+        assert _state(connection) is TxnState.INACTIVE
+        (orphan,) = _open_transactions(stack, stack.name)
+        with connection.transaction():
+            connection.write(rows(0))
+    sees(stack, range(10))
+    stack.metastore.call("abort_txn", ttypes.AbortTxnRequest(txnid=orphan))
+
+
+def test_idle_connection_was_cut_then_the_next_begin_and_the_next_commit_work(stack: Stack, near: Proxy) -> None:
+    stack.table("id int, note string")
+    with connect(stack, metastore_uri=near.uri) as connection:
+        near.cut()
+        connection.begin_transaction()
+        near.cut()
+        connection.write(rows(0))
+        near.cut()
+        connection.commit_transaction()
+        near.cut()
+        with connection.transaction():
+            connection.write(rows(10))
+        assert near.calls["open_txns"] == near.calls["commit_txn"] == 2
+        near.cut()
+    sees(stack, range(20))
+
+
+def test_heartbeat_was_cut_then_it_dials_anew_and_the_transaction_lives(
+    stack: Stack, near: Proxy, other: Proxy
+) -> None:
+    stack.table("id int, note string")
+
+    def beats(more: int) -> None:
+        before = near.calls["heartbeat_txn_range"] + other.calls["heartbeat_txn_range"]
+        eventually(
+            "heartbeats",
+            lambda: near.calls["heartbeat_txn_range"] + other.calls["heartbeat_txn_range"] >= before + more,
+        )
+
+    with connect(stack, metastore_uri=f"{near.uri},{other.uri}") as connection:
+        connection._session = replace(connection._session, timeout_seconds=0.4)
+        with connection.transaction():
+            connection.write(rows(0))
+            beats(1)
+            near.shut()
+            beats(2)
+            near.open()
+            other.shut()
+            beats(2)
+            near.cut()
+            beats(2)
+    sees(stack, range(10))
+
+
+def test_nobody_is_left_then_the_error_says_so_and_the_next_transaction_starts_anew(
+    stack: Stack, near: Proxy, other: Proxy
+) -> None:
+    stack.table("id int, note string")
+    doors = (near, other)
+    with connect(stack, metastore_uri=f"{near.uri},{other.uri}") as connection:
+        for door in doors:
+            door.shut()
+        with pytest.raises(ConnectionError, match="no metastore answers") as caught:
+            connection.begin_transaction()
+        assert all(str(door.port) in str(caught.value) for door in doors)
+        assert _state(connection) is TxnState.INACTIVE
+        for door in doors:
+            door.open()
+        connection.begin_transaction()
+        connection.write(rows(0))
+        left = connection.current_txn_id
+        for door in doors:
+            door.shut()
+        with pytest.raises(TransactionError, match="no metastore answers"):
+            connection.commit_transaction()
+        assert _state(connection) is TxnState.ABORTED
+        for door in doors:
+            door.open()
+        with connection.transaction():
+            connection.write(rows(10))
+    sees(stack, range(10, 20))
+    # Nobody could be told to abort it: it is left to its time-out.
+    assert left in stack.metastore.call("get_open_txns").open_txns
+    stack.metastore.call("abort_txn", ttypes.AbortTxnRequest(txnid=left))
+
+
+def test_nobody_is_there_at_first_then_connection_error(near: Proxy, other: Proxy, stack: Stack) -> None:
+    near.shut()
+    other.shut()
+    with pytest.raises(ConnectionError, match="no metastore answers"):
+        connect(stack, metastore_uri=f"{near.uri},{other.uri}")
+
+
+# --- the rule itself
+
+
+def test_table_of_repeatable_calls_then_each_is_a_call_and_none_makes_anything_twice() -> None:
+    assert not [name for name in module._REPEATABLE if not hasattr(ThriftHiveMetastore.Client, name)]
+    never = {
+        "open_txns",
+        "commit_txn",
+        "alter_table_req",
+        "alter_partitions_req",
+        "create_table_req",
+        "create_database",
+    }
+    assert not never & set(module._REPEATABLE)
+
+
+def test_lock_outside_a_transaction_loses_its_answer_then_it_is_not_repeated(stack: Stack, near: Proxy) -> None:
+    component = ttypes.LockComponent(
+        type=ttypes.LockType.EXCLUSIVE,
+        level=ttypes.LockLevel.TABLE,
+        dbname="default",
+        tablename=stack.name,
+        operationType=ttypes.DataOperationType.NO_TXN,
+        isTransactional=False,
+    )
+    with closing(Metastore(near.uri)) as metastore:
+        near.lose_answer("lock")
+        with pytest.raises(MetastoreUnavailable, match="lock"):
+            metastore.call("lock", ttypes.LockRequest(component=[component], user="tests", hostname="here"))
+        assert near.calls["lock"] == 1
+    (held,) = stack.metastore.call("show_locks", ttypes.ShowLocksRequest(dbname="default", tablename=stack.name)).locks
+    stack.metastore.call("unlock", ttypes.UnlockRequest(lockid=held.lockid))
+
+
+def test_answers_are_lost_again_and_again_then_the_call_fails_after_one_try_more_than_addresses(
+    near: Proxy, other: Proxy
+) -> None:
+    with closing(Metastore(f"{near.uri},{other.uri}")) as metastore:
+        for door in (near, other):
+            door.lose_answer("get_all_databases", 10)
+        with pytest.raises(MetastoreUnavailable):
+            metastore.call("get_all_databases")
+        assert near.calls["get_all_databases"] + other.calls["get_all_databases"] == 3
+
+
+def test_metastore_answers_with_an_error_then_it_is_not_asked_again(near: Proxy) -> None:
+    with closing(Metastore(near.uri)) as metastore:
+        with pytest.raises(module.MetastoreRefusal):
+            metastore.call("get_config_value", "fs.not.of.hive", "")
+        assert near.calls["get_config_value"] == 1
+
+
+def test_cut_while_others_use_it_then_each_thread_dials_for_itself(near: Proxy) -> None:
+    metastore = Metastore(near.uri)
+    failed: list[BaseException] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        try:
+            while not ended.is_set():
+                metastore.call("get_all_databases")
+        except MetastoreUnavailable as error:
+            failed.append(error)
+        metastore.close()
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(5):
+        pause(0.3)
+        near.cut()
+    pause(0.3)
+    ended.set()
+    for thread in threads:
+        thread.join(20)
+    assert not failed

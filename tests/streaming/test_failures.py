@@ -1,0 +1,312 @@
+"""What a streaming client is told when something fails, and what is left of its transactions then."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hive_metastore import ttypes
+
+from ingestd.errors import AGAIN, Reaction
+from ingestd.hive import transactions
+from ingestd.hive.client import Metastore
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.storage.local import local_path
+from ingestd.streaming import (
+    CommitOutcomeUnknown,
+    HiveStreamingConnection,
+    PartitionCreationFailed,
+    SerializationError,
+    StreamingException,
+    StreamingIOFailure,
+    StrictDelimitedInputWriter,
+    StrictJsonWriter,
+    TransactionError,
+    TxnState,
+    v1,
+)
+from ingestd.streaming.heartbeat import Heartbeat
+from tests.streaming.support import connect, rows, sees
+from tests.support.proxy import proxy
+from tests.support.stack import Stack, eventually
+
+
+def open_agents(stack: Stack, agent: str) -> list[int]:
+    return transactions.open_transactions(stack.metastore, agent)
+
+
+def test_records_when_written_one_by_one_then_counted_at_once_and_an_abort_forgets_none(stack: Stack) -> None:
+    stack.table("id int, note string")
+
+    with connect(stack, record_writer=StrictJsonWriter()) as connection:
+        connection.begin_transaction()
+        for number in range(10):
+            connection.write(b'{"id": %d}' % number)
+        with pytest.raises(SerializationError):
+            connection.write(b"{")
+        assert (connection.stats.records_written, connection.stats.records_size) == (10, 90)
+        connection.abort_transaction()
+        with connection.transaction():
+            connection.write([b'{"id": 10}', b'{"id": 11}'])
+        assert (connection.stats.records_written, connection.stats.records_size) == (12, 110)
+
+    sees(stack, [10, 11])
+
+
+@pytest.mark.parametrize("wrong", ["1,a", ["1,a"], [b"1,a", None], 5], ids=["text", "texts", "none", "number"])
+def test_write_when_given_no_bytes_then_refused_and_the_transaction_goes_on(stack: Stack, wrong: Any) -> None:
+    stack.table("id int, note string")
+
+    with connect(stack, record_writer=StrictDelimitedInputWriter(field_delimiter=",")) as connection:
+        with connection.transaction():
+            connection.write(b"1,a")
+            with pytest.raises(StreamingException, match="a record is bytes, not"):
+                connection.write(wrong)
+            connection.write(b"%d,b" % number for number in (2, 3))
+        assert connection.stats.records_written == 3
+
+    sees(stack, [1, 2, 3])
+
+
+def test_batch_when_the_metastore_gave_a_transaction_up_then_the_next_record_says_so(stack: Stack) -> None:
+    stack.table("id int, note string")
+    writer = StrictDelimitedInputWriter(field_delimiter=",")
+
+    with connect(stack, record_writer=writer, transaction_batch_size=3, batch_seconds=0.2) as connection:
+        connection.begin_transaction()
+        connection.write(b"1,a")
+        assert connection.current_txn_id
+        transactions.abort(stack.metastore, connection.current_txn_id)
+
+        def refused() -> TransactionError | None:
+            try:
+                connection.write(b"2,b")
+            except TransactionError as error:
+                return error
+            return None
+
+        error = eventually("a beat to find out", refused, 20)
+        assert "aborted the transaction" in error.what
+        assert error.reaction is Reaction.REWIND
+        assert connection.current_transaction_state is TxnState.ABORTED
+        assert open_agents(stack, connection.agent_info) == []
+        with connection.transaction():
+            connection.write(b"3,c")
+
+    sees(stack, [3])
+
+
+def write_and_commit(connection: HiveStreamingConnection, records: list[bytes]) -> None:
+    connection.write(records)
+    connection.commit_transaction()
+
+
+@contextmanager
+def small_disk(place: Path) -> Iterator[None]:
+    place.mkdir(parents=True, exist_ok=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no right to mount a tmpfs: {mounted.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.parametrize("size", [1, 3], ids=["alone", "batch"])
+def test_disk_when_it_is_full_then_io_failure_and_all_that_was_open_is_aborted(stack: Stack, size: int) -> None:
+    stack.table("id int, note string")
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    choose = random.Random(1)
+    many = [b'{"id": 9, "note": "%s"}' % choose.randbytes(1500).hex().encode() for _ in range(4000)]
+
+    with (
+        small_disk(local_path(table.location)),
+        connect(
+            stack, record_writer=StrictJsonWriter(), transaction_batch_size=size, agent_info=f"{stack.name}-full"
+        ) as connection,
+    ):
+        with connection.transaction():
+            connection.write(b'{"id": 1}')
+        connection.begin_transaction()
+        with pytest.raises(StreamingIOFailure) as caught:
+            write_and_commit(connection, many)
+        assert caught.value.reaction is Reaction.RETRY
+        assert connection.current_transaction_state is TxnState.ABORTED
+        assert open_agents(stack, f"{stack.name}-full") == []
+        sees(stack, [1])
+        with connection.transaction():
+            connection.write(b'{"id": 2}')
+        sees(stack, [1, 2])
+
+
+def test_partition_when_its_directory_cannot_be_made_then_partition_creation_failed(stack: Stack) -> None:
+    stack.table("id int, note string", partitioned="day string")
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    (local_path(table.location) / "day=b").write_text("in the way")
+
+    with connect(stack) as connection:
+        with pytest.raises(PartitionCreationFailed, match="day=b") as caught, connection.transaction():
+            connection.write(rows(0, 2, day=["a", "b"]))
+        assert caught.value.reaction in AGAIN
+        assert connection.current_transaction_state is TxnState.ABORTED
+        with pytest.raises(PartitionCreationFailed):
+            connection.create_partition_if_not_exists(["b"])
+        with connection.transaction():
+            connection.write(rows(10, 1, day=["a"]))
+
+    sees(stack, [10])
+
+
+def test_connection_when_handed_over_then_it_is_the_workers(stack: Stack) -> None:
+    stack.table("id int, note string")
+    connection = connect(stack)
+    connection.begin_transaction()
+    connection.write(rows(0))
+    connection.hand_over()
+
+    def work() -> None:
+        connection.write(rows(10))
+        connection.commit_transaction()
+        with pytest.raises(StreamingException, match="belongs to one thread"):
+            refused.result()
+        connection.close()
+
+    with ThreadPoolExecutor(1) as workers, ThreadPoolExecutor(1) as strangers:
+        refused = Future[None]()
+        taken = workers.submit(lambda: connection.write(rows(20)))
+        taken.result()
+        refused = strangers.submit(lambda: connection.write(rows(30)))
+        workers.submit(work).result()
+
+    sees(stack, list(range(30)))
+
+
+def test_static_partition_when_written_then_others_may_be_overwritten_meanwhile(stack: Stack) -> None:
+    stack.table("id int, note string", partitioned="day string")
+
+    with connect(stack, static_partition_values=["a"]) as connection:
+        connection.begin_transaction()
+        connection.write(rows(0))
+        stack.sql(f"INSERT OVERWRITE TABLE {stack.name} PARTITION (day='b') SELECT 100, 'b'")
+        locks = stack.metastore.call("show_locks", ttypes.ShowLocksRequest(tablename=stack.name)).locks
+        ours = {(lock.partname, lock.type) for lock in locks if lock.txnid == connection.current_txn_id}
+        assert ours == {("day=a", ttypes.LockType.SHARED_READ)}
+        connection.commit_transaction()
+
+    sees(stack, [*range(10), 100])
+
+
+def test_joined_transaction_when_it_writes_then_it_leaves_the_transaction_to_its_owner(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.table("id int, note string")
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    owner = transactions.begin(stack.metastore, table.name, "owner")
+    called: list[str] = []
+    real = Metastore.call
+
+    def call(metastore: Metastore, name: str, *arguments: Any) -> Any:
+        called.append(name)
+        return real(metastore, name, *arguments)
+
+    with connect(stack, write_id=owner.write_id, table_object=table.raw) as joined:
+        monkeypatch.setattr(Metastore, "call", call)
+        joined.begin_transaction()
+        joined.write(rows(0))
+        joined.commit_transaction()
+        monkeypatch.undo()
+    assert called == []
+    transactions.commit(stack.metastore, owner)
+
+    assert len(stack.sql(f"SELECT id FROM {stack.name}")) == 10
+
+
+def test_heartbeat_when_asked_then_beats_twice_within_the_metastores_timeout(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.table("id int, note string")
+    made: list[float] = []
+    real = Heartbeat.__init__
+
+    def note(self: Heartbeat, metastore: Metastore, txn_ids: Any, interval_seconds: float, on_turn: Any) -> None:
+        made.append(interval_seconds)
+        real(self, metastore, txn_ids, interval_seconds, on_turn)
+
+    monkeypatch.setattr(Heartbeat, "__init__", note)
+    said = stack.metastore.call("get_config_value", "hive.txn.timeout", "none")
+    with connect(stack) as connection, connection.transaction():
+        assert isinstance(connection, HiveStreamingConnection)
+
+    assert said in ("300", "300s")
+    assert made == [150.0]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_commit_when_its_answer_is_lost_then_found_out_and_each_row_is_there_once(stack: Stack, times: int) -> None:
+    stack.table("id int, note string")
+
+    with proxy(stack.addresses.metastore) as between, connect(stack, metastore_uri=between.uri) as connection:
+        connection.begin_transaction()
+        connection.write(rows(0))
+        between.lose_answer("commit_txn", times)
+        connection.commit_transaction()
+        assert connection.current_transaction_state is TxnState.COMMITTED
+        assert between.calls["commit_txn"] == times + 1
+        with connection.transaction():
+            connection.write(rows(10))
+
+    sees(stack, list(range(20)))
+
+
+def test_commit_when_nobody_can_be_asked_then_outcome_unknown_and_that_is_not_tried_again(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack.table("id int, note string")
+    monkeypatch.setattr("ingestd.streaming.ending._RESOLVE_SECONDS", 1.0)
+
+    with proxy(stack.addresses.metastore) as between, connect(stack, metastore_uri=between.uri) as connection:
+        connection.begin_transaction()
+        connection.write(rows(0))
+        between.lose_answer("commit_txn", 100)
+        with pytest.raises(CommitOutcomeUnknown, match="look whether its rows are there") as caught:
+            connection.commit_transaction()
+        assert caught.value.reaction not in AGAIN
+        between.lose_answer("commit_txn", -100)
+        with connection.transaction():
+            connection.write(rows(10))
+
+    sees(stack, list(range(20)))  # it had happened
+
+
+def test_v1_batch_when_the_metastore_is_away_then_unavailable(stack: Stack) -> None:
+    stack.table("id int, note string")
+    writer = v1.DelimitedInputWriter(["id", "note"], ",")
+
+    with proxy(stack.addresses.metastore) as between:
+        end_point = v1.HiveEndPoint(between.uri, "default", stack.name, None)
+        with end_point.new_connection(configuration={"hive.metastore.uris": "thrift://127.0.0.1:1"}) as connection:
+            between.lose_answer("open_txns")
+            with pytest.raises(v1.TransactionBatchUnAvailable) as caught:
+                connection.fetch_transaction_batch(2, writer)
+            assert caught.value.reaction is Reaction.RETRY
+            batch = connection.fetch_transaction_batch(2, writer)
+
+            def work() -> None:
+                batch.begin_next_transaction()
+                batch.write(b"1,a")
+                batch.commit()
+                batch.close()
+
+            with ThreadPoolExecutor(1) as workers:
+                workers.submit(work).result()
+
+    sees(stack, [1])

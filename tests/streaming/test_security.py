@@ -1,0 +1,279 @@
+"""Streaming through logins: Kerberos with tickets that expire meanwhile, passwords, TLS, and a name that is just told.
+
+The secured metastores have no HiveServer2, so rows are read from the files of all write ids that are committed.
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hive_metastore import ttypes
+
+from ingestd.clock import monotonic
+from ingestd.errors import ConfigError
+from ingestd.hive.client import Metastore
+from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
+from ingestd.hive.tables import TableName
+from ingestd.streaming import ArrowWriter, HiveStreamingConnection, StreamingException
+from ingestd.streaming.configuration import Configuration
+from tests.streaming.support import connect, rows, sees
+from tests.support.certificates import make, over_tls
+from tests.support.kerberos import NAME, Realm, realm, require, secured
+from tests.support.metastore import Home, Process, metastore
+from tests.support.proxy import Proxy, proxy
+from tests.support.stack import Stack, eventually
+from tests.support.tables import make_table, visible_ids
+
+SERVER = f"hive/_HOST@{NAME}"
+PASSWORD = "geheim-9"
+SHORT_SECONDS = 12
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home(tmp_path_factory.mktemp("streaming-security"))
+
+
+@pytest.fixture(scope="module")
+def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
+    require()
+    with realm(tmp_path_factory.mktemp("realm")) as made, pytest.MonkeyPatch.context() as patch:
+        for key, value in made.environment.items():
+            patch.setenv(key, value)
+        made.add("hive/localhost")
+        made.add("ingestd")
+        made.add("brief", f"-maxlife {SHORT_SECONDS}s")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(kdc: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    home = Home(tmp_path_factory.mktemp("streaming-kerberos"))
+    with metastore(home, "kerberos", *secured(kdc)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def keytab(kdc: Realm) -> Path:
+    return kdc.keytab("brief", "brief")
+
+
+@pytest.fixture
+def near(server: Process) -> Iterator[Proxy]:
+    with proxy(server.uri) as made:
+        yield made
+
+
+def _site(folder: Path, **properties: str) -> Path:
+    """A hive-site.xml; `__` stands for the dots of a name."""
+    lines = "".join(
+        f"<property><name>{key.replace('__', '.')}</name><value>{value}</value></property>"
+        for key, value in properties.items()
+    )
+    file = folder / "hive-site.xml"
+    file.write_text(f"<configuration>{lines}</configuration>")
+    return file
+
+
+def _connect(uri: str, table: str, **options: Any) -> HiveStreamingConnection:
+    return HiveStreamingConnection(table=table, metastore_uri=uri, record_writer=ArrowWriter(), **options)
+
+
+def _open_user(client: Metastore, txn_id: int | None) -> str:
+    """Who the metastore says has opened a transaction."""
+    (found,) = [txn for txn in client.call("get_open_txns_info").open_txns if txn.id == txn_id]
+    return str(found.user)
+
+
+# --- what a configuration and credentials make together
+
+
+def test_keytab_of_the_configuration_then_it_counts_for_a_user_who_can_read_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "some.keytab"
+    file.touch()
+    conf = {"hive.metastore.sasl.enabled": "true", "hive.metastore.kerberos.principal": SERVER}
+    for name in ("metastore.kerberos.keytab.file", "hive.metastore.kerberos.keytab.file"):
+        found = Security.from_hive_conf(conf | {name: str(file)}, user="etl")
+        assert found == Security(Kerberos(SERVER, "etl", file))
+    caplog.set_level(logging.INFO)
+    assert Security.from_hive_conf(conf | {name: "/nowhere"}, user="etl") == Security(Kerberos(SERVER, "etl"))
+    assert "etl cannot read it" in caplog.text
+    assert Security.from_hive_conf(conf | {name: str(file)}) == Security(Kerberos(SERVER))
+    assert "nobody said whose key" in caplog.text
+    given = Security.from_hive_conf(conf | {name: str(file)}, user="etl", keytab=Path("/mine"))
+    assert given == Security(Kerberos(SERVER, "etl", Path("/mine")))
+
+
+def test_user_then_one_name_means_who_we_are_in_every_mode() -> None:
+    plain = {"metastore.client.auth.mode": "PLAIN", "metastore.client.plain.username": "other"}
+    assert Security.from_hive_conf(plain, user="etl", password=PASSWORD) == Security(Plain("etl", PASSWORD))
+    assert Security.from_hive_conf({}, user="etl") == Security(unsecured_user="etl")
+    assert Metastore("thrift://x", security=Security(unsecured_user="etl")).user == "etl"
+    assert Security(Kerberos(SERVER, f"etl/host@{NAME}")).user == "etl"
+    with pytest.raises(ConfigError, match="a login says who we are"):
+        Security(Plain("etl", PASSWORD), unsecured_user="other")
+
+
+# --- Kerberos
+
+
+@pytest.mark.parametrize(
+    ("protection", "given", "is_readable"),
+    [(Protection.AUTH, "authentication", True), (Protection.CONFIDENTIALITY, "privacy", False)],
+    ids=["auth", "auth-conf"],
+)
+def test_tickets_of_the_keytab_expire_while_data_flows_then_every_commit_is_there(
+    near: Proxy, keytab: Path, tmp_path: Path, protection: Protection, given: str, *, is_readable: bool
+) -> None:
+    site = _site(
+        tmp_path,
+        hive__metastore__uris=near.uri,
+        hive__metastore__sasl__enabled="true",
+        hive__metastore__kerberos__principal=SERVER,
+        hive__metastore__kerberos__keytab__file=str(keytab),
+        hadoop__rpc__protection=given,
+    )
+    configuration = Configuration.of(site)
+    security = Security.from_hive_conf(configuration, user=f"brief@{NAME}")
+    assert security.login == Kerberos(SERVER, f"brief@{NAME}", keytab, frozenset({protection}))
+    name = TableName("default", f"streamed_{protection.name.lower()}")
+    over, count = monotonic() + SHORT_SECONDS + 3, 0
+
+    with closing(Metastore(near.uri, security=security)) as client:
+        make_table(client, name, partitioned=True)
+        with _connect("", name.table, configuration=site, security=security) as connection:
+            assert connection.username == "brief"
+            connection._session = replace(connection._session, timeout_seconds=1.0)  # beats twice a second
+            while monotonic() < over or count < 3:
+                with connection.transaction():
+                    assert _open_user(client, connection.current_txn_id) == "brief"
+                    connection.write(rows(count * 20, day=["a", "b"] * 5))
+                    # The second half goes by fresh logins, those after the expiry by fresh tickets.
+                    dialled = near.accepted
+                    near.cut()
+                    eventually("the heartbeat to dial anew", lambda: near.accepted > dialled)  # noqa: B023
+                    connection.write(rows(count * 20 + 10, day=["b", "c"] * 5))
+                count += 1
+            assert connection.stats.committed_transactions == count
+        assert visible_ids(client, name) == list(range(count * 20))
+    assert (b"open_txns" in near.sent) is is_readable
+
+
+def test_ticket_cache_of_the_caller_then_it_is_used_and_says_who_we_are(
+    kdc: Realm, server: Process, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KRB5CCNAME", kdc.ticket("ingestd", kdc.keytab("ingestd", "ingestd")))
+    site = _site(
+        tmp_path,
+        hive__metastore__uris=server.uri,
+        hive__metastore__sasl__enabled="true",
+        hive__metastore__kerberos__principal=SERVER,
+        hive__metastore__kerberos__keytab__file="/nowhere/hive.keytab",
+    )
+    name = TableName("default", "cached")
+    with closing(Metastore(server.uri, security=Security(Kerberos(SERVER)))) as client:
+        assert make_table(client, name).owner == "ingestd"
+        with _connect("", name.table, configuration=site) as connection:
+            assert connection.username == "ingestd"
+            assert connection.agent_info.startswith("ingestd:")
+            with connection.transaction():
+                connection.write(rows(0))
+                assert _open_user(client, connection.current_txn_id) == "ingestd"
+        assert visible_ids(client, name) == list(range(10))
+
+
+def test_no_ticket_or_no_sasl_in_the_configuration_then_the_connection_is_refused_and_says_why(
+    server: Process, caplog: pytest.LogCaptureFixture
+) -> None:
+    conf = {"hive.metastore.uris": server.uri, "hive.metastore.kerberos.principal": SERVER}
+    with pytest.raises(StreamingException, match="No Kerberos credentials available"):
+        _connect("", "any", configuration=conf | {"hive.metastore.sasl.enabled": "true"})
+    assert not caplog.records
+    with pytest.raises(StreamingException, match="wants a login"):
+        _connect("", "any", configuration=conf)
+    assert "metastore.sasl.enabled is not true" in caplog.text
+
+
+# --- password, TLS
+
+
+def test_password_over_tls_then_it_streams_also_after_an_idle_cut(
+    home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificates = make(tmp_path)
+    properties = {
+        "metastore.authentication": "CONFIG",
+        "metastore.authentication.config.username": "ingestd",
+        "metastore.authentication.config.password": PASSWORD,
+        # The metastore ends at once when it is to be told the user as well.
+        "metastore.execute.setugi": "false",
+    }
+    conf = {
+        "hive.metastore.client.auth.mode": "PLAIN",
+        "hive.metastore.client.plain.username": "ingestd",
+        "hive.metastore.use.SSL": "true",
+        "hive.metastore.truststore.path": "/etc/hive/trust.jks",
+    }
+    name = TableName("default", "by_password")
+    with metastore(home, "password", properties | over_tls(certificates)) as server, proxy(server.uri) as door:
+        with pytest.raises(StreamingException, match="password=") as caught:
+            _connect(door.uri, name.table, configuration=conf)
+        with pytest.raises(ConfigError, match="ca_file="):
+            Security.from_hive_conf(conf, password=PASSWORD)
+        security = Security.from_hive_conf(conf, password=PASSWORD, ca_file=certificates / "ca.pem")
+        assert security == Security(Plain("ingestd", PASSWORD), Tls(certificates / "ca.pem"))
+        with closing(Metastore(server.uri, security=security)) as client:
+            make_table(client, name)
+            with _connect(door.uri, name.table, configuration=conf, security=security) as connection:
+                assert connection.username == "ingestd"
+                door.cut()
+                connection.begin_transaction()
+                assert _open_user(client, connection.current_txn_id) == "ingestd"
+                connection.write(rows(0))
+                door.cut()
+                connection.commit_transaction()
+                door.cut()
+                with connection.transaction():
+                    connection.write(rows(10))
+            assert visible_ids(client, name) == list(range(20))
+    assert PASSWORD not in f"{caught.value!r} {caplog.text}"
+
+
+# --- no login
+
+
+def test_unsecured_then_the_metastore_believes_the_user_that_it_is_told(
+    stack: Stack, home: Home, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack.table("id int, note string")
+    told = Security.from_hive_conf({}, user="etl")
+    with connect(stack) as connection:
+        assert connection.username == getpass.getuser()
+    with connect(stack, security=told) as connection:
+        assert connection.username == "etl"
+        assert connection.agent_info.startswith("etl:")
+        with connection.transaction():
+            connection.write(rows(0))
+            assert _open_user(stack.metastore, connection.current_txn_id) == "etl"
+            asked = ttypes.ShowLocksRequest(dbname="default", tablename=stack.name)
+            assert [lock.user for lock in stack.metastore.call("show_locks", asked).locks] == ["etl"]
+    sees(stack, range(10))
+    assert not caplog.records
+
+    # What the metastore itself does for us, it does as that user.
+    with metastore(home, "open", {}) as server, closing(Metastore(server.uri, security=told)) as client:
+        client.call("create_database", ttypes.Database(name="told", parameters={}))
+        assert client.call("get_database", "told").ownerName == "etl"
+        make_table(client, TableName("default", "told"))
+        with _connect(server.uri, "told", security=told) as connection, connection.transaction():
+            connection.write(rows(0))
+        assert visible_ids(client, TableName("default", "told")) == list(range(10))
