@@ -143,9 +143,12 @@ def main() -> None:
     parser.add_argument("--transactions", type=int, default=5)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rival", default="", help="a command whose last line is peer_json_timestamp=… peer_csv=…")
+    parser.add_argument("--metastore-db", metavar="URL", help="an empty PostgreSQL database instead of embedded Derby")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ingestd-bench-") as folder:
-        box = Sandbox(SandboxOptions(state_dir=Path(folder) / "sandbox", hiveserver2=True))
+        box = Sandbox(
+            SandboxOptions(state_dir=Path(folder) / "sandbox", hiveserver2=True, metastore_db=given.metastore_db)
+        )
         try:
             _run(box.up(), given)
         finally:

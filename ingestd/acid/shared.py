@@ -85,12 +85,18 @@ class SharedFile:
         _sync(self._path.parent)
 
     def abandon(self) -> None:
-        """Let go after a failure: flushed rows stay readable through the side file; never raises."""
+        """Let go after a failure; never raises.
+
+        Flushed rows stay readable through the side file; what follows them goes, so a full disk has room again.
+        """
         for step in (self._orc.close, self._sink.close):
             with suppress(Exception):  # pyorc has errors of its own, and nothing of this matters any more
                 step()
         with suppress(OSError):
-            self._hidden.unlink(missing_ok=True)
+            if self._length:
+                os.truncate(self._path, self._length)
+            else:
+                self._hidden.unlink(missing_ok=True)
 
     def _append_length(self, length: int) -> None:
         """One write of 8 bytes, big endian: a torn entry would break every reader."""
