@@ -5,14 +5,61 @@ Invariant: each value of a block is a row of exactly one batch, or one reject, o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, overload
 
+import numpy as np
 import pyarrow as pa
 
 HEAD_BYTES = 80
+_NEWLINE = 0x0A
 MAX_BUFFER = 1 << 30  # bytes of a block that is read at once; Arrow's offsets have 31 bits
+
+
+class Lines(Sequence[bytes]):
+    """Values that lie one behind the other in `text`, with a newline between each two.
+
+    A decoder that reads the text as it is need not take it apart: `joined`, `size` and `present` do not.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+        self._count = 1 + int(np.count_nonzero(np.frombuffer(text, np.uint8) == _NEWLINE))
+        self._values: list[bytes] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[bytes]: ...
+    def __getitem__(self, place: int | slice) -> bytes | list[bytes]:
+        return self._apart()[place]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._apart())
+
+    def _apart(self) -> list[bytes]:
+        if self._values is None:
+            self._values = self.text.split(b"\n")
+        return self._values
+
+
+def joined(values: Sequence[bytes]) -> bytes:
+    """The values with a newline between each two; one of them may have newlines of its own, unless they are `Lines`."""
+    return values.text if isinstance(values, Lines) else b"\n".join(values)
+
+
+def size(values: Sequence[bytes]) -> int:
+    """Bytes of all values."""
+    return len(values.text) + 1 - len(values) if isinstance(values, Lines) else sum(map(len, values))
+
+
+def present(values: Sequence[bytes | None]) -> Sequence[bytes]:
+    """The values without those that are None."""
+    return values if isinstance(values, Lines) else [value for value in values if value is not None]
 
 
 class BadRecord(ValueError):

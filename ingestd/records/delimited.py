@@ -44,7 +44,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from ingestd.errors import ConfigError
-from ingestd.records.block import BadRecord, Decoded, Reject
+from ingestd.records.block import BadRecord, Decoded, Reject, joined
 from ingestd.records.cells import Cells, Faults
 from ingestd.records.lazy import Style, split
 from ingestd.records.text import check_choice, decode_block
@@ -155,17 +155,18 @@ class DelimitedDecoder:
 
     def _by_arrow(self, values: Sequence[bytes]) -> list[pa.Array] | None:
         """The fields of all records by column; None if Arrow would not split them as Hive does."""
-        joined = b"\n".join([*values, b""])
-        lines = np.count_nonzero(np.frombuffer(joined, np.uint8) == _NEWLINE)
-        if lines != len(values) or b"\r" in joined or joined.startswith(_BYTE_ORDER_MARK):
+        text = joined(values) + b"\n"
+        lines = np.count_nonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+        if lines != len(values) or b"\r" in text or text.startswith(_BYTE_ORDER_MARK):
             return None
-        if self._separator in b"\0\n\r" or (self._escape is not None and self._escape in joined):
+        if self._separator in b"\0\n\r" or (self._escape is not None and self._escape in text):
             return None
-        width = values[0].count(self._separator) + 1
-        if (self._strict and width != self._width) or (width > 1 and b"" in values):
+        width = text.count(self._separator, 0, text.index(b"\n")) + 1
+        has_empty = text.startswith(b"\n") or b"\n\n" in text
+        if (self._strict and width != self._width) or (width > 1 and has_empty):
             return None  # Arrow takes an empty line for as many empty fields as there are columns
         try:
-            table = self._read(joined, [str(place) for place in range(width)])
+            table = self._read(text, [str(place) for place in range(width)])
         except pa.ArrowInvalid:  # the records have not all the same number of fields
             return None
         if table.num_rows != len(values):
@@ -173,10 +174,10 @@ class DelimitedDecoder:
         missing = [pa.nulls(len(values), pa.binary())] * (self._width - width)
         return [column.combine_chunks() for column in table.columns] + missing
 
-    def _read(self, joined: bytes, names: list[str]) -> pa.Table:
+    def _read(self, text: bytes, names: list[str]) -> pa.Table:
         return pa.csv.read_csv(
-            pa.BufferReader(joined),
-            read_options=pa.csv.ReadOptions(use_threads=False, block_size=len(joined) + 1, column_names=names),
+            pa.BufferReader(text),
+            read_options=pa.csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names),
             parse_options=pa.csv.ParseOptions(
                 delimiter=chr(self._separator), quote_char=False, escape_char=False, ignore_empty_lines=False
             ),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingestd.records.block import MAX_BUFFER
+from ingestd.records.block import MAX_BUFFER, joined
 from ingestd.records.single import MAX_DEPTH
 
 _BLANK = b" \t\r\n"
@@ -33,50 +33,49 @@ _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
 def frame(values: Sequence[bytes]) -> bytes | None:
     """The values as lines; None when they must be decoded one by one (or in smaller blocks)."""
-    joined = _lines(values)
-    if joined is None:
-        values = [value.strip(_BLANK).replace(b"\n", b"\t") for value in values]
-        joined = _lines(values)
-    return None if joined is None or len(joined) > MAX_BUFFER or not _is_utf8(joined) else joined
+    text = _lines(values)
+    if text is None:
+        text = _lines([value.strip(_BLANK).replace(b"\n", b"\t") for value in values])
+    return None if text is None or len(text) > MAX_BUFFER or not _is_utf8(text) else text
 
 
-def has_constant(joined: bytes) -> bool:
+def has_constant(text: bytes) -> bool:
     """Whether NaN or Inf may stand where a value stands: Arrow's reader takes them, JSON does not know them."""
-    return (b"NaN" in joined or b"Inf" in joined) and _CONSTANT.search(joined) is not None
+    return (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None
 
 
-def has_tiny_number(joined: bytes) -> bool:
+def has_tiny_number(text: bytes) -> bool:
     """Whether a number may have more than 38 digits behind the point, written out or by its exponent.
 
     For these Arrow reads past its table of powers of ten and may take 1e-39 for a decimal(10,0) zero.
     """
-    return any(hint.search(joined) for hint in _TINY_HINTS) and _TINY.search(joined) is not None
+    return any(hint.search(text) for hint in _TINY_HINTS) and _TINY.search(text) is not None
 
 
-def has_large_number(joined: bytes, scale: int) -> bool:
+def has_large_number(text: bytes, scale: int) -> bool:
     """Whether a number may need more than 38 digits once it has `scale` digits behind the point.
 
     Of these Arrow keeps the lowest 128 bits and says nothing (seen in 26).
     """
-    if _has_digits(joined, _MAX_DIGITS + 1 - scale):
+    if _has_digits(text, _MAX_DIGITS + 1 - scale):
         return True
-    if not any(hint.search(joined) for hint in _EXPONENT_HINTS):
+    if not any(hint.search(text) for hint in _EXPONENT_HINTS):
         return False
-    return any(len(m[1]) + int(m[2][:4]) + scale > _MAX_DIGITS for m in _EXPONENT.finditer(joined))
+    return any(len(m[1]) + int(m[2][:4]) + scale > _MAX_DIGITS for m in _EXPONENT.finditer(text))
 
 
-def _has_digits(joined: bytes, count: int) -> bool:
+def _has_digits(text: bytes, count: int) -> bool:
     """Whether `count` digits stand in a row; looks at few places only: such a row holds two neighbours of them."""
     if count <= 1:
         return True
-    text = np.frombuffer(joined, np.uint8)
+    letters = np.frombuffer(text, np.uint8)
     step = count // 2
-    digits = text[::step] - 0x30 < 10  # unsigned: what is below '0' becomes large
+    digits = letters[::step] - 0x30 < 10  # unsigned: what is below '0' becomes large
     starts = np.flatnonzero(digits[1:] & digits[:-1]) * step
     if not len(starts):
         return False
-    between = text[starts[:, None] + np.arange(step)] - 0x30 < 10
-    return bool(between.all(axis=1).any()) and re.search(rb"[0-9]{%d}" % count, joined) is not None
+    between = letters[starts[:, None] + np.arange(step)] - 0x30 < 10
+    return bool(between.all(axis=1).any()) and re.search(rb"[0-9]{%d}" % count, text) is not None
 
 
 def _lines(values: Sequence[bytes]) -> bytes | None:
@@ -84,26 +83,26 @@ def _lines(values: Sequence[bytes]) -> bytes | None:
 
     A raw newline is not allowed inside a JSON string, so `}` newline `{` is always between two root objects.
     """
-    joined = b"\n".join(values)
-    if not joined.startswith(b"{") or not joined.endswith(b"}"):
+    text = joined(values)
+    if not text.startswith(b"{") or not text.endswith(b"}"):
         return None
-    text = np.frombuffer(joined, np.uint8)
-    breaks = np.flatnonzero(text == _NEWLINE)
+    letters = np.frombuffer(text, np.uint8)
+    breaks = np.flatnonzero(letters == _NEWLINE)
     if len(breaks) != len(values) - 1:
         return None
-    if (text[breaks - 1] != _CLOSE).any() or (text[breaks + 1] != _OPEN).any():
+    if (letters[breaks - 1] != _CLOSE).any() or (letters[breaks + 1] != _OPEN).any():
         return None
-    if np.count_nonzero(text == _OPEN) == len(values) and b"[" not in joined:
-        return joined  # nothing nests
+    if np.count_nonzero(letters == _OPEN) == len(values) and b"[" not in text:
+        return text  # nothing nests
     # outside strings `null{` can only stand between two objects of one line, where it crashes Arrow (seen in 26)
-    if b"null" in joined and _SECOND_ROOT.search(joined):
+    if b"null" in text and _SECOND_ROOT.search(text):
         return None
-    return None if _may_nest(values, int(np.diff(breaks, prepend=-1, append=len(joined)).max())) else joined
+    return None if _may_nest(values, int(np.diff(breaks, prepend=-1, append=len(text)).max())) else text
 
 
-def _is_utf8(joined: bytes) -> bool:
+def _is_utf8(text: bytes) -> bool:
     try:
-        return joined.isascii() or bool(joined.decode())
+        return text.isascii() or bool(text.decode())
     except UnicodeDecodeError:
         return False
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from ingestd.records.block import BadRecord, Decoded, Reject
+from ingestd.records.block import BadRecord, Decoded, Reject, present
 from ingestd.records.glance import Glance
 from ingestd.records.lines import LineDecoder
 from ingestd.records.rows import RowBatches
@@ -68,7 +68,7 @@ class JsonDecoder:
     def decode(self, values: Sequence[bytes | None]) -> Decoded:
         """Decode a block, best of 20,000 to 100,000 records; never raises for what records hold."""
         rejects: list[Reject] = []
-        live = [value for value in values if value is not None]
+        live = present(values)
         places: Sequence[int] = range(len(values))
         if len(live) < len(values):
             places = [place for place, value in enumerate(values) if value is not None]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from ingestd.errors import ConfigError
-from ingestd.records.block import MAX_BUFFER, Decoded, Reject
+from ingestd.records.block import MAX_BUFFER, Decoded, Reject, present, size
 from ingestd.records.cells import Faults
 
 NO_VALUE = "record has no value"
@@ -20,7 +20,7 @@ DecodeValues = Callable[[Sequence[bytes], Faults], list[pa.RecordBatch]]
 
 def decode_block(values: Sequence[bytes | None], decode: DecodeValues) -> Decoded:
     """Decode what has a value by `decode`, which gets values and where to put faults by their index."""
-    live = [value for value in values if value is not None]
+    live = present(values)
     places: Sequence[int] = range(len(values))
     rejects: list[Reject] = []
     if len(live) < len(values):
@@ -45,7 +45,7 @@ def _parts(values: Sequence[bytes]) -> list[tuple[int, Sequence[bytes]]]:
     """The values in parts that fit a buffer, each with the index of its first."""
     if not values:
         return []
-    if len(values) == 1 or sum(map(len, values)) + len(values) <= MAX_BUFFER:
+    if len(values) == 1 or size(values) + len(values) <= MAX_BUFFER:
         return [(0, values)]
     half = len(values) // 2
     return _parts(values[:half]) + [(half + start, part) for start, part in _parts(values[half:])]

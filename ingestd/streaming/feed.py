@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import pyarrow as pa
 
-from ingestd.records.block import Decoder, Reject
+from ingestd.records.block import Decoder, Lines, Reject, size
 from ingestd.streaming.errors import SerializationError
 from ingestd.streaming.stats import ConnectionStats
 
@@ -82,7 +82,7 @@ class RecordFeed:
         """Decode records that nobody has looked at yet."""
         rejects = self._decode(records, sink)
         self._stats.records_written += len(records) - len(rejects)
-        self._stats.records_size += sum(map(len, records))
+        self._stats.records_size += size(records)
         return rejects
 
     def _drain(self, sink: Sink) -> list[Reject]:
@@ -108,7 +108,7 @@ def _rest(reject: Reject) -> tuple[str, str, bytes]:
     return reject.column, reject.reason, reject.head
 
 
-def split(stream: BinaryIO, pattern: re.Pattern[bytes]) -> Iterator[list[bytes]]:
+def split(stream: BinaryIO, pattern: re.Pattern[bytes]) -> Iterator[Sequence[bytes]]:
     """The records between matches of `pattern`; a match at the very end ends the last record and begins none.
 
     Where a delimiter ends may show only in what follows it (CR before LF), so the last one of a chunk is looked for
@@ -119,18 +119,18 @@ def split(stream: BinaryIO, pattern: re.Pattern[bytes]) -> Iterator[list[bytes]]
         records, rest = _pieces(rest + chunk, pattern)
         if records:
             yield records
-    records = pattern.split(rest)
-    if not records[-1]:
-        records.pop()
-    if records:
-        yield records
+    last = pattern.split(rest)
+    if not last[-1]:
+        last.pop()
+    if last:
+        yield last
 
 
-def _pieces(text: bytes, pattern: re.Pattern[bytes]) -> tuple[list[bytes], bytes]:
+def _pieces(text: bytes, pattern: re.Pattern[bytes]) -> tuple[Sequence[bytes], bytes]:
     """The records that are whole for certain, and the rest of the text."""
     if pattern is LINES and b"\r" not in text:
-        records = text.split(b"\n")
-        return records, records.pop()
+        end = text.rfind(b"\n")
+        return Lines(text[:end]) if end >= 0 else (), text[end + 1 :]
     records, start, last = [], 0, 0
     for found in pattern.finditer(text):
         records.append(text[start : found.start()])
