@@ -6,6 +6,7 @@ Invariant: columns are handed to pyarrow's ORC writer as they are; rows for whic
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from pyarrow import orc
 from ingestd.acid.footer import seal
 from ingestd.acid.sink import OrcSink
 from ingestd.acid.writer import BLOCK_BYTES, DICTIONARY, STANDARD, STRIPE_BYTES, Encoding, Finished, discard
+from ingestd.background import apart
 from ingestd.schema import Column
 
 # pyarrow refuses to leave indexes out; one entry for a stripe is next to none.
@@ -65,7 +67,7 @@ class FastWriter:
         """Finish the file; an empty one too is complete."""
         if not self._rows:  # pyarrow writes no footer if it never saw a schema
             self._orc.write(pa.Table.from_batches([self._events(pa.RecordBatch.from_pylist([], schema=self._schema))]))
-        self._orc.close()
+        apart(self._orc.close)  # a signal handler that raises inside it would end the process
         self._file.close()
         self._file.check()
         sealed = seal(self._path, self._write_id, self._bucket)
@@ -73,7 +75,7 @@ class FastWriter:
 
     def abort(self) -> None:
         """Let go of the file and remove it; never raises."""
-        discard(self._path, self._orc.close, self._file.close)
+        discard(self._path, partial(apart, self._orc.close), self._file.close)
 
     def _events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The batch as the `row` struct of insert events; its columns are not copied."""

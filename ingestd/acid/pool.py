@@ -145,7 +145,9 @@ class WriterPool:
 
     def _has_room(self, partition: tuple[str, ...]) -> bool:
         """Whether the partition can be written without closing the file of another one."""
-        return self._statement is not None or len(self._open) < self._max_open or (partition, _FAST) in self._open
+        lanes = [lane for lane, batches in enumerate(self._partitions[partition].pending) if batches]
+        new = sum((partition, lane) not in self._open for lane in lanes)
+        return self._statement is not None or len(self._open) + new <= self._max_open
 
     def _write(self, partition: tuple[str, ...]) -> None:
         state = self._partitions[partition]

@@ -38,6 +38,7 @@ class SharedFile:
         self._runs: list[tuple[int, int]] = []
         self._unflushed = 0
         self._length = 0
+        self._announced = 0  # what the side file may say already
         self._sink = OrcSink(self._hidden)
         # pyorc keeps rows of an unfinished batch back from an intermediate footer: with 1 there are none.
         self._orc = orc_writer(self._sink, columns, encoding, batch_size=1)
@@ -60,6 +61,7 @@ class SharedFile:
             return Finished(0, 0)
         length = self._orc.write_intermediate_footer()
         self._sink.sync()
+        self._announced = length
         self._append_length(length)
         if not self._length:
             os.rename(self._hidden, self._path)
@@ -93,9 +95,10 @@ class SharedFile:
             with suppress(Exception):  # pyorc has errors of its own, and nothing of this matters any more
                 step()
         with suppress(OSError):
-            if self._length:
-                os.truncate(self._path, self._length)
+            if self._path.exists():
+                os.truncate(self._path, self._announced)
             else:
+                self._side.unlink(missing_ok=True)
                 self._hidden.unlink(missing_ok=True)
 
     def _append_length(self, length: int) -> None:

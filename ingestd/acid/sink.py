@@ -17,7 +17,7 @@ class OrcSink:
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
         self._file = path.open("wb")
-        self._error: OSError | None = None
+        self._error: BaseException | None = None
         self.name = str(path)
 
     def write(self, data: bytes) -> int:
@@ -25,7 +25,7 @@ class OrcSink:
         if self._error is None:
             try:
                 self._file.write(data)
-            except OSError as error:
+            except BaseException as error:  # noqa: BLE001 - Ctrl-C comes here, too
                 self._error = error
         return len(data)
 
@@ -41,11 +41,11 @@ class OrcSink:
         """Write what is buffered, and close."""
         try:
             self._file.close()
-        except OSError as error:
+        except BaseException as error:  # noqa: BLE001 - as in `write`
             self._error = self._error or error
 
     def check(self) -> None:
-        """Raise the OSError that came first, if any did."""
+        """Raise what came first, if anything did: an OSError, or what a signal handler raised."""
         if self._error is not None:
             raise self._error
 

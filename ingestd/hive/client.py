@@ -113,7 +113,7 @@ class Metastore:
         """Call a metastore method; the answer is a Thrift value, so only this package may use it.
 
         When the connection breaks, a call that may be repeated is, each time at the next address that can be dialled;
-        each address is tried once more than the connection at hand, and one that is silent only once.
+        there is one try more than there are addresses, and one less after a silence.
 
         Raises MetastoreUnavailable when nobody answered or the server failed, LoginFailed or ConfigError when every
         address refuses us for good, TransactionAborted when the transaction is gone, InvalidTable when an object is

@@ -59,7 +59,7 @@ def _refuse_overtaken(location: str, txn: Transaction) -> None:
     """Raise TransactionAborted where an overwrite took a later write id than ours before we had our lock.
 
     Its `base_N` hides every delta up to N, ours too, although we commit after it (AcidUtils.getAcidState). Compaction's
-    bases (`_v`) never pass an open write id. Nobody can overwrite any more: the caller holds the table's lock.
+    bases (`_v`) never pass an open write id. Nobody can overwrite it any more: who writes rows there holds its lock.
     """
     root = local.local_path(location)
     with local.guarded(root):

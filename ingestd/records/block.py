@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 HEAD_BYTES = 80
-_NEWLINE = 0x0A
+NEWLINE = 0x0A
 MAX_BUFFER = 1 << 30  # bytes of a block that is read at once; Arrow's offsets have 31 bits
 
 
@@ -25,7 +25,7 @@ class Lines(Sequence[bytes]):
 
     def __init__(self, text: bytes) -> None:
         self.text = text
-        self._count = 1 + int(np.count_nonzero(np.frombuffer(text, np.uint8) == _NEWLINE))
+        self._count = 1 + int(np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE))
         self._values: list[bytes] | None = None
 
     def __len__(self) -> int:

@@ -44,14 +44,13 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from ingestd.errors import ConfigError
-from ingestd.records.block import BadRecord, Decoded, Reject, joined
+from ingestd.records.block import NEWLINE, BadRecord, Decoded, Reject, joined
 from ingestd.records.cells import Cells, Faults
 from ingestd.records.lazy import Style, split
 from ingestd.records.text import check_choice, decode_block
 from ingestd.schema import Column
 
 _DEEPER = bytes(range(4, 9))  # LazySerDeParameters: eight separators, the first three may be chosen
-_NEWLINE = 0x0A
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CODE = re.compile(r"[+-]?[0-9]+")
 
@@ -156,7 +155,7 @@ class DelimitedDecoder:
     def _by_arrow(self, values: Sequence[bytes]) -> list[pa.Array] | None:
         """The fields of all records by column; None if Arrow would not split them as Hive does."""
         text = joined(values) + b"\n"
-        lines = np.count_nonzero(np.frombuffer(text, np.uint8) == _NEWLINE)
+        lines = np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE)
         if lines != len(values) or b"\r" in text or text.startswith(_BYTE_ORDER_MARK):
             return None
         if self._separator in b"\0\n\r" or (self._escape is not None and self._escape in text):

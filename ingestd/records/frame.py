@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingestd.records.block import MAX_BUFFER, joined
+from ingestd.records.block import MAX_BUFFER, NEWLINE, joined
 from ingestd.records.single import MAX_DEPTH
 
 _BLANK = b" \t\r\n"
-_OPEN, _CLOSE, _NEWLINE = 0x7B, 0x7D, 0x0A
+_OPEN, _CLOSE = 0x7B, 0x7D
 _CONSTANT = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")
 _TINY_HINTS = (  # each begins with a literal, which makes the search fast
     re.compile(rb'e-(?<=[0-9.]e-)[0-9]{2,}"?[ \t\r]*[,}]'),
@@ -87,7 +87,7 @@ def _lines(values: Sequence[bytes]) -> bytes | None:
     if not text.startswith(b"{") or not text.endswith(b"}"):
         return None
     letters = np.frombuffer(text, np.uint8)
-    breaks = np.flatnonzero(letters == _NEWLINE)
+    breaks = np.flatnonzero(letters == NEWLINE)
     if len(breaks) != len(values) - 1:
         return None
     if (letters[breaks - 1] != _CLOSE).any() or (letters[breaks + 1] != _OPEN).any():

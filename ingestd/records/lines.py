@@ -41,43 +41,43 @@ class LineDecoder:
         """One batch of all values, or None; always None for tables with complex columns, which nothing here judges."""
         if self._complex:
             return None
-        joined = frame(values)
-        if joined is None or self._may_spoil_decimals(joined):
+        text = frame(values)
+        if text is None or self._may_spoil_decimals(text):
             return None
         before = self._others
         taught: set[int] = set()
         for _ in range(len(self._columns) + 4):  # each failed try teaches one thing: a column, a spelling, other fields
             try:
-                table = self._read(joined)
+                table = self._read(text)
             except pa.ArrowInvalid as error:
                 if not self._learn(str(error), values, taught):
                     break
                 continue
-            return self._finish(table, joined, len(values))
+            return self._finish(table, text, len(values))
         if self._others == _IGNORE:
             self._others = before  # it did not help: the block is bad, not its other fields
         return None
 
-    def _may_spoil_decimals(self, joined: bytes) -> bool:
-        return bool(self._scales) and (has_tiny_number(joined) or has_large_number(joined, max(self._scales)))
+    def _may_spoil_decimals(self, text: bytes) -> bool:
+        return bool(self._scales) and (has_tiny_number(text) or has_large_number(text, max(self._scales)))
 
-    def _read(self, joined: bytes) -> pa.Table:
+    def _read(self, text: bytes) -> pa.Table:
         fields = [
             pa.field(name, read_type(column.type, quoted=quoted))
             for column, name, quoted in zip(self._columns, self._spelling, self._quoted, strict=True)
         ]
         return pj.read_json(
-            pa.BufferReader(joined),
-            read_options=pj.ReadOptions(use_threads=False, block_size=len(joined) + 1),
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
             parse_options=pj.ParseOptions(
                 explicit_schema=pa.schema(fields), newlines_in_values=False, unexpected_field_behavior=self._others
             ),
         )
 
-    def _finish(self, table: pa.Table, joined: bytes, rows: int) -> pa.RecordBatch | None:
+    def _finish(self, table: pa.Table, text: bytes, rows: int) -> pa.RecordBatch | None:
         if table.num_rows != rows:
             return None
-        if self._others != _REFUSE and (has_constant(joined) or self._other_spelling(table, joined)):
+        if self._others != _REFUSE and (has_constant(text) or self._other_spelling(table, text)):
             return None
         try:
             columns = table.columns[: len(self._columns)]  # inferred ones come after those asked for
@@ -131,13 +131,13 @@ class LineDecoder:
         letters = re.escape(bytes({name[0] for name in (*map(bytes.lower, names), *map(bytes.upper, names))}))
         self._strange_name = re.compile(b'"(?=[' + letters + b"])(?!(?:" + ours + b')")(?i:' + ours + rb')"[ \t\r]*:')
 
-    def _other_spelling(self, table: pa.Table, joined: bytes) -> bool:
+    def _other_spelling(self, table: pa.Table, text: bytes) -> bool:
         """Whether a column's name may occur in a spelling that the reader did not take for the column."""
         if self._others == _INFER:
             names = {column.name for column in self._columns}
             return any(name.lower() in names for name in table.schema.names[len(names) :])
-        if b"\\u" in joined and _ESCAPED_NAME.search(joined):
+        if b"\\u" in text and _ESCAPED_NAME.search(text):
             return True
-        if not joined.isascii() and (_KELVIN in joined or not all(name.isascii() for name in self._spelling)):
+        if not text.isascii() and (_KELVIN in text or not all(name.isascii() for name in self._spelling)):
             return True
-        return self._strange_name.search(joined) is not None
+        return self._strange_name.search(text) is not None

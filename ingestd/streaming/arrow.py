@@ -30,10 +30,8 @@ The index of a pandas frame is no column (`reset_index()` makes it one), and pan
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -45,12 +43,11 @@ from ingestd.records.rows import arrow_of, batch_of, has_timestamp
 from ingestd.records.scalar import FIRST_SECOND, LAST_SECOND
 from ingestd.schema import INTEGER_BITS, Column, HiveType
 from ingestd.streaming.errors import SerializationError
+from ingestd.streaming.frames import CAST, as_table, place_of
 
 _ROWS = 1 << 18  # in a batch: text of 8 KiB a row still has offsets of 31 bits, when it comes in larger ones
 _OFFSET = 2**31 - 1
-_CAST = "cast the column before you write it"
 _UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowCapacityError)
-_UNREADABLE = (ValueError, TypeError, OverflowError, NotImplementedError)  # Arrow's own are among these
 
 
 class ArrowWriter:
@@ -63,57 +60,16 @@ class ArrowWriter:
 
     def batches(self, data: object, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
         """The data as batches of these columns. Raises SerializationError, also for other data."""
-        table = _as_table(data)
+        table = as_table(data)
         places = _places(table.schema.names, [column.name for column in columns], "the table", "column", "Arrow data")
         units = _units_to_try(table.schema, columns, places)
         for batch in table.to_batches(max_chunksize=_ROWS):
-            yield _fitted(batch, columns, places, units)
+            yield _own(_fitted(batch, columns, places, units))
 
 
-def _as_table(data: object) -> pa.Table:
-    if isinstance(data, pa.Table):
-        return data
-    if isinstance(data, pa.RecordBatch):
-        return pa.Table.from_batches([data])
-    try:
-        if _is_frame(data, "pandas"):
-            return _of_pandas(data)
-        if _is_frame(data, "polars"):
-            _check_polars(data)
-        if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
-            return pa.table(data)
-    except _UNREADABLE as error:
-        raise SerializationError(f"{type(data).__name__} is no Arrow table: {error}", where="Arrow data") from error
-    raise SerializationError(
-        f"an ArrowWriter cannot write {type(data).__name__}",
-        where="Arrow data",
-        hint="give a pyarrow RecordBatch or Table, or a data frame",
-    )
-
-
-def _is_frame(data: object, library: str) -> bool:
-    """Whether it is a frame of a library, which is not imported for this: who has a frame has the library."""
-    module = sys.modules.get(library)
-    return module is not None and isinstance(data, module.DataFrame)
-
-
-def _of_pandas(frame: Any) -> pa.Table:
-    table = pa.Table.from_pandas(frame, preserve_index=False)
-    for place, field in enumerate(table.schema):
-        values = frame.iloc[:, place]
-        # of Python objects pyarrow makes dates if the first is one, else microseconds, and cuts off what is finer
-        if values.dtype == object and (
-            (of.is_date(field.type) and any(isinstance(value, datetime) for value in values.dropna()))
-            or (of.is_timestamp(field.type) and any(getattr(value, "nanosecond", 0) for value in values.dropna()))
-        ):
-            raise SerializationError(f"not all objects are of {field.type}", where=_where(field.name), hint=_CAST)
-    return table
-
-
-def _check_polars(frame: Any) -> None:
-    for name, kind in frame.schema.items():
-        if kind == sys.modules["polars"].Object:  # it exports their addresses in memory, as binary
-            raise SerializationError("Python objects are no Arrow data", where=_where(name), hint=_CAST)
+def _own(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A copy: the caller may fill the same memory again (numpy, pandas) before the rows are in their file."""
+    return pa.RecordBatch.from_arrays([pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema)
 
 
 def _places(names: Sequence[str], known: Sequence[str], whose: str, noun: str, where: str) -> dict[str, int]:
@@ -126,10 +82,6 @@ def _places(names: Sequence[str], known: Sequence[str], whose: str, noun: str, w
         twice = [name for place, name in enumerate(names) if places[name.lower()] != place]
         raise SerializationError(f"{noun} {', '.join(twice)} is there twice, if case does not count", where=where)
     return places
-
-
-def _where(path: str) -> str:
-    return f"Arrow data, column {path}"
 
 
 def _units_to_try(schema: pa.Schema, columns: Sequence[Column], places: dict[str, int]) -> tuple[str, ...]:
@@ -186,7 +138,7 @@ class _Wanted:
     @property
     def where(self) -> str:
         """The column and its type, as errors name them."""
-        return _where(f"{self.path} {self.kind}")
+        return place_of(f"{self.path} {self.kind}")
 
     def nulls(self, count: int) -> pa.Array:
         """So many NULLs."""
@@ -208,7 +160,7 @@ def _fit(array: pa.Array, wanted: _Wanted) -> pa.Array:
             return wanted.nulls(len(array))
         convert = _CONVERSIONS[wanted.kind.kind].get(_family(array.type))
         if convert is None:
-            raise SerializationError(f"{source} cannot become {wanted.kind}", where=wanted.where, hint=_CAST)
+            raise SerializationError(f"{source} cannot become {wanted.kind}", where=wanted.where, hint=CAST)
         return convert(array, wanted)
     except _UNFIT as error:
         raise wanted.refuse(source, error) from error
@@ -348,7 +300,7 @@ def _map(array: pa.Array, wanted: _Wanted) -> pa.Array:
         array = array.view(pa.list_(pa.struct(pair)))
     pairs = array.flatten()
     if not of.is_struct(pairs.type) or [field.name.lower() for field in pairs.type] != ["key", "value"]:
-        raise SerializationError(f"{kind} cannot become {wanted.kind}", where=wanted.where, hint=_CAST)
+        raise SerializationError(f"{kind} cannot become {wanted.kind}", where=wanted.where, hint=CAST)
     keys, values = pairs.flatten()
     keys = _fit(keys, wanted.inside(0, "[].key"))
     if keys.null_count:

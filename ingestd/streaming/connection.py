@@ -7,10 +7,11 @@ is aborted, and the next `begin_transaction` starts anew.
 from __future__ import annotations
 
 import atexit
+import io
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -38,7 +39,7 @@ from ingestd.streaming.errors import (
     streaming_errors,
     transaction_errors,
 )
-from ingestd.streaming.feed import RecordFeed, Sink
+from ingestd.streaming.feed import BYTES, RecordFeed, Sink, records_of
 from ingestd.streaming.info import ConnectionInfo
 from ingestd.streaming.joined import JoinedTransaction
 from ingestd.streaming.memory import used_share
@@ -97,10 +98,12 @@ class HiveStreamingConnection(ConnectionInfo):
     def fetch_batch(self) -> TransactionBatch | JoinedTransaction:
         """Open the transactions of the next batch, unless some of the last are left; `begin_transaction` does it too.
 
-        Raises ConnectionError, TransactionError.
+        Raises ConnectionError, TransactionError; InvalidTransactionState while the last transaction is open.
         """
         self._check_thread()
         if self._batch is None or not self._batch.remaining:
+            if self.current_transaction_state is TxnState.OPEN:
+                raise InvalidTransactionState("the last transaction of the batch is open", hint="end it first")
             with streaming_errors():
                 self._batch = self._new_batch()
         return self._batch
@@ -117,18 +120,20 @@ class HiveStreamingConnection(ConnectionInfo):
         batch = self._writing()
         if self._feed is None:
             self._take(batch, lambda _sink: self._write_arrow(data))
-        elif isinstance(data, (bytes, bytearray, memoryview)):
-            try:
+        elif isinstance(data, BYTES):
+            try:  # as `_failing` does, which costs more than all the rest of this call
                 batch.check()
             except StreamingException:
                 batch.kill()
                 raise
             if self._feed.write(bytes(data)):
                 self._take(batch, self._feed.drain)
+        elif isinstance(data, io.TextIOBase):
+            raise StreamingException("a stream gives bytes, not text", where="write", hint="open it with mode 'rb'")
         elif hasattr(data, "read"):
             self._take(batch, partial(self._feed.write_stream, data))
         else:
-            self._take(batch, partial(self._feed.write_many, _records(data)))
+            self._take(batch, partial(self._feed.write_many, records_of(data)))
         if self._stats.records_size >= self._next_look:
             self._look_at_memory(batch)
 
@@ -303,7 +308,9 @@ class HiveStreamingConnection(ConnectionInfo):
                 )
         if key is None:
             return
-        with streaming_errors():
+        if self.write_id is not None:
+            raise InvalidTransactionState("the owner of a joined transaction commits it, and its key and value")
+        with self._failing():
             parameters = read_table(self._metastore, self._table.name).parameters or {}
         if not key.startswith("_meta") or key not in parameters:
             raise StreamingException(
@@ -322,7 +329,9 @@ class HiveStreamingConnection(ConnectionInfo):
     def _check_thread(self) -> None:
         if self._closed:
             raise StreamingException("the connection is closed", hint="make a new one")
-        self._thread = self._thread or threading.get_ident()
+        if not self._thread:
+            with _guard:
+                self._thread = self._thread or threading.get_ident()
         if self._thread != threading.get_ident():
             raise StreamingException(
                 "a connection belongs to one thread", hint="make one for each thread, or hand it over"
@@ -371,17 +380,7 @@ class HiveStreamingConnection(ConnectionInfo):
             _log.warning("connection %s was not closed: %s", self.agent_info, error)
 
 
-def _records(data: Iterable[Any]) -> list[bytes]:
-    """What `write` was given as many records. Raises StreamingException for anything that is not bytes."""
-    if isinstance(data, str) or not isinstance(data, Iterable):
-        raise StreamingException(f"a record is bytes, not {type(data).__name__}", where="write")
-    records = data if isinstance(data, list) else list(data)
-    if not set(map(type, records)) <= {bytes}:
-        place, wrong = next((place, one) for place, one in enumerate(records) if type(one) is not bytes)
-        raise StreamingException(f"a record is bytes, not {type(wrong).__name__}", where=f"write, item {place}")
-    return records
-
-
+_guard = threading.Lock()
 _open: set[HiveStreamingConnection] = set()
 
 

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from ingestd.records.block import Decoder, Lines, Reject, size
-from ingestd.streaming.errors import SerializationError
+from ingestd.streaming.errors import SerializationError, StreamingException
 from ingestd.streaming.stats import ConnectionStats
 
 Sink = Callable[[pa.RecordBatch], None]
 Check = Callable[[bytes], "Reject | None"]
+BYTES = (bytes, bytearray, memoryview)  # what a record may be
 _BLOCK_RECORDS = 50_000
 _BLOCK_BYTES = 8 << 20
 _CHUNK_BYTES = 1 << 20
@@ -109,30 +110,63 @@ def _rest(reject: Reject) -> tuple[str, str, bytes]:
 
 
 def split(stream: BinaryIO, pattern: re.Pattern[bytes]) -> Iterator[Sequence[bytes]]:
-    """The records between matches of `pattern`; a match at the very end ends the last record and begins none.
-
-    Where a delimiter ends may show only in what follows it (CR before LF), so the last one of a chunk is looked for
-    again together with the next chunk.
-    """
-    rest = b""
-    while chunk := stream.read(_CHUNK_BYTES):
-        records, rest = _pieces(rest + chunk, pattern)
-        if records:
-            yield records
-    last = pattern.split(rest)
-    if not last[-1]:
-        last.pop()
-    if last:
-        yield last
+    """The records between matches of `pattern`; a match at the very end ends the last record and begins none."""
+    return _lines(stream) if pattern is LINES else _pieces(stream, pattern)
 
 
-def _pieces(text: bytes, pattern: re.Pattern[bytes]) -> tuple[Sequence[bytes], bytes]:
-    """The records that are whole for certain, and the rest of the text."""
-    if pattern is LINES and b"\r" not in text:
+def _lines(stream: BinaryIO) -> Iterator[Sequence[bytes]]:
+    begun: list[bytes] = []  # the record whose end has not come
+    held = b""  # a CR: LF may follow
+    while chunk := _read(stream):
+        text = held + chunk
+        held = text[-1:] if text.endswith(b"\r") else b""
+        if b"\r" in text:
+            text = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         end = text.rfind(b"\n")
-        return Lines(text[:end]) if end >= 0 else (), text[end + 1 :]
-    records, start, last = [], 0, 0
-    for found in pattern.finditer(text):
-        records.append(text[start : found.start()])
-        last, start = start, found.end()
-    return records[:-1], text[last:]
+        if end >= 0:
+            yield Lines(b"".join([*begun, text[:end]]))
+            begun.clear()
+        begun.append(text[end + 1 :])
+    last = b"".join(begun)
+    if last or held:
+        yield [last]
+
+
+def _pieces(stream: BinaryIO, pattern: re.Pattern[bytes]) -> Iterator[Sequence[bytes]]:
+    """Where a delimiter ends may show only in what follows, so the last one is looked for again in the next chunk."""
+    rest = b""
+    while chunk := _read(stream):
+        text = rest + chunk
+        records, start, last = [], 0, 0
+        for found in pattern.finditer(text):
+            records.append(text[start : found.start()])
+            last, start = start, found.end()
+        if records[:-1]:
+            yield records[:-1]
+        rest = text[last:]
+    records = pattern.split(rest)
+    if not records[-1]:
+        records.pop()
+    if records:
+        yield records
+
+
+def _read(stream: BinaryIO) -> bytes:
+    chunk = stream.read(_CHUNK_BYTES)
+    if not isinstance(chunk, bytes):
+        raise StreamingException(f"a stream gives bytes, not {type(chunk).__name__}", where="write")
+    return chunk
+
+
+def records_of(data: Iterable[Any]) -> list[bytes]:
+    """What `write` was given as many records. Raises StreamingException for anything that is not bytes."""
+    if isinstance(data, str) or not isinstance(data, Iterable):
+        raise StreamingException(f"a record is bytes, not {type(data).__name__}", where="write")
+    records = data if isinstance(data, list) else list(data)
+    kinds = set(map(type, records))
+    if kinds <= {bytes}:
+        return records
+    if kinds <= set(BYTES):
+        return [bytes(record) for record in records]
+    place, wrong = next((place, one) for place, one in enumerate(records) if not isinstance(one, BYTES))
+    raise StreamingException(f"a record is bytes, not {type(wrong).__name__}", where=f"write, item {place}")

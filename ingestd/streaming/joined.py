@@ -67,8 +67,6 @@ class JoinedTransaction:
         """Put the files in their place; the owner's commit makes them visible."""
         if self.state is not TxnState.OPEN:
             raise InvalidTransactionState("no transaction is open")
-        if extras.key_value:
-            raise InvalidTransactionState("the owner of a joined transaction commits it, and its key and value")
         self._partitions.locate(extras.partitions)
         self.placed = self._output.finish().placed
         self.state = TxnState.PREPARED_FOR_COMMIT

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from ingestd.acid.layout import MAX_STATEMENT, ORC_ACID_VERSION, ORC_ACID_VERSION_FILE, bucket_name, shared_delta_name
-from ingestd.acid.pool import storage_errors
+from ingestd.acid.pool import WrittenFile, storage_errors
 from ingestd.acid.shared import SharedFile
 from ingestd.acid.spread import BucketPools, Part, Shape
+from ingestd.background import Background
 from ingestd.errors import InvalidTable
 from ingestd.hive import counting, deltas
 from ingestd.hive.deltas import Placed
@@ -23,7 +24,6 @@ from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.statistics import Added
 from ingestd.hive.tables import Table
 from ingestd.storage import local
-from ingestd.streaming.background import Background
 
 Partition = tuple[str, ...]
 # Makes and registers partitions with the open transaction; answers by partition name.
@@ -109,20 +109,25 @@ class OwnFiles:
     def flush(self) -> None:
         """See `Output`."""
         assert self._pools
+        self._encoding.run(self._pools.flush)
         self._encoding.wait()
-        self._pools.flush()
 
     def finish(self) -> Delivered:
         """See `Output`."""
-        assert self._pools
-        self._encoding.wait()
-        files = self._pools.close()
-        self._encoding.close()
+        files = self._close_pools(self._pools)
         found = self._locate({file.partition for file in files})
         placed = deltas.place(self._table, self._write_id, files, found, self._staging)
         self._pools = None
         local.remove_tree(self._root)
         return Delivered(counting.added_rows(self._table, files), placed)
+
+    def _close_pools(self, pools: BucketPools | None) -> list[WrittenFile]:
+        assert pools
+        files: list[WrittenFile] = []
+        self._encoding.run(lambda: files.extend(pools.close()))
+        self._encoding.wait()
+        self._encoding.close()
+        return files
 
     def discard(self) -> None:
         """See `Output`."""

@@ -166,9 +166,15 @@ class StreamingConnection:
         return batch
 
     def close(self) -> None:
-        """Close every batch that was fetched."""
+        """Close every batch that was fetched; raises the first error once all have been tried."""
+        failures = []
         for batch in self._batches:
-            batch.close()
+            try:
+                batch.close()
+            except StreamingException as error:  # noqa: PERF203 - one try a batch is what this loop is about
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
     def __enter__(self) -> StreamingConnection:
         return self
@@ -224,9 +230,9 @@ class TransactionBatch:
 
     def close(self) -> None:
         """Abort what remains."""
+        self._connection.close()
         self._closed = True
         self._remaining = 0
-        self._connection.close()
 
     def __enter__(self) -> TransactionBatch:
         return self

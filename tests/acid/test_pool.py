@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import resource
+import struct
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +21,7 @@ from hypothesis import strategies as st
 from pyarrow import orc
 
 from ingestd.acid import WriterPool, WrittenFile, bucket_property
+from ingestd.acid.shared import SharedFile
 from ingestd.acid.writer import Encoding
 from ingestd.errors import Reaction, StorageUnavailable
 from ingestd.schema import Column, HiveType
@@ -158,3 +164,71 @@ def fill(pool: WriterPool, stamp: int) -> None:
         numbers = pa.array([choose.getrandbits(62) for _ in range(1000)])
         pool.add((), pa.RecordBatch.from_arrays([numbers, batch(0, 1000, stamp).column(1)], names=["n", "t"]))
     pool.close()
+
+
+INTERRUPTED = """
+import signal, sys
+from pathlib import Path
+from ingestd.acid import WriterPool
+from tests.acid.test_pool import COLUMNS, batch
+
+ended = 0
+def stop(*_):
+    raise KeyboardInterrupt
+signal.signal(signal.SIGALRM, stop)
+for turn in range(40):
+    folder = Path(sys.argv[1]) / str(turn)
+    folder.mkdir()
+    pool = WriterPool(folder, COLUMNS, 1, 0)
+    for start in range(0, 60_000, 20_000):
+        pool.add((), batch(start, 20_000, -(turn % 2)) if start else batch(start, 20_000))
+    pool.flush()
+    signal.setitimer(signal.ITIMER_REAL, 0.0002 * (turn + 1))
+    try:
+        pool.close()
+    except KeyboardInterrupt:
+        ended += 1
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    pool.abort()
+print(ended > 0)
+"""
+
+
+def test_close_when_a_signal_interrupts_it_then_the_process_lives(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[2]
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path)], capture_output=True, text=True, check=False, cwd=root
+    )
+
+    assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+def test_shared_file_when_its_side_file_fails_then_no_longer_than_that_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: int
+) -> None:
+    shared = SharedFile(tmp_path, COLUMNS, 0, 0, Encoding())
+    for write_id in range(1, earlier + 1):
+        shared.write(batch(0, 100), write_id)
+        shared.flush(write_id)
+    shared.write(batch(0, 100), earlier + 1)
+    real = os.fsync
+    side = tmp_path / "bucket_00000_flush_length"
+
+    def fail(handle: int) -> None:
+        if os.readlink(f"/proc/self/fd/{handle}") == str(side):
+            raise OSError(errno.EIO, "I/O error")
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="I/O error"):
+        shared.flush(earlier + 1)
+    monkeypatch.undo()
+    shared.abandon()
+
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == (["bucket_00000", side.name] if earlier else [])
+    if earlier:
+        lengths = struct.unpack(">2q", side.read_bytes())
+        assert (tmp_path / "bucket_00000").stat().st_size == lengths[-1] > lengths[0]

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from ingestd.hive.partitions import read_partitions
 from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.schema import Column, HiveType
 from ingestd.streaming import ArrowWriter, HiveStreamingConnection
 from tests.support.stack import Stack
 
@@ -22,6 +23,11 @@ def rows(first: int, count: int = 10, **more: list[str]) -> pa.Table:
     """`count` rows with ids from `first`, and further columns."""
     ids = list(range(first, first + count))
     return pa.table({"id": pa.array(ids, pa.int32()), "note": [f"note {one}" for one in ids], **more})
+
+
+def batches(data: object, **types: str) -> list[pa.RecordBatch]:
+    """The data as batches of a table with these columns."""
+    return list(ArrowWriter().batches(data, [Column(name, HiveType.parse(text)) for name, text in types.items()]))
 
 
 def connect(stack: Stack, **options: Any) -> HiveStreamingConnection:

@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.schema import Column, HiveType
-from ingestd.streaming import ArrowWriter, SerializationError
-from tests.streaming.support import connect
+from ingestd.streaming import SerializationError
+from tests.streaming.support import batches, connect
 from tests.support.stack import Stack
 
 NS, US = pa.timestamp("ns"), pa.timestamp("us")
 FAR = datetime(9999, 12, 31)
-
-
-def batches(data: object, **types: str) -> list[pa.RecordBatch]:
-    """The data as batches of a table with these columns."""
-    return list(ArrowWriter().batches(data, [Column(name, HiveType.parse(text)) for name, text in types.items()]))
 
 
 def written(array: pa.Array, kind: str) -> list[Any]:
@@ -219,14 +210,21 @@ def test_numbers_when_drawn_at_random_then_kept_or_refused(source: pa.DataType, 
         assert all(is_kept(*pair, kind) for pair in zip(values, found, strict=True))
 
 
-def test_types_when_they_match_then_nothing_is_copied() -> None:
-    table = pa.table({"id": [1], "at": pa.array([1], NS), "s": ["a"], "a": [[1.5]]})
+def test_memory_when_the_caller_fills_it_again_then_rows_stay_as_they_were() -> None:
+    numbers = np.array([1, 2, 3])
+    (batch,) = batches(pa.table({"id": numbers}), id="bigint")
+    numbers[:] = 9
 
-    (batch,) = batches(table, id="bigint", at="timestamp", s="string", a="array<double>")
+    assert batch.to_pylist() == [{"id": 1}, {"id": 2}, {"id": 3}]
 
-    for name in ("id", "at", "s", "a"):
-        before, after = table[name].chunk(0).buffers(), batch.column(name).buffers()
-        assert [one and one.address for one in before] == [one and one.address for one in after]
+
+def test_slice_of_a_large_table_when_written_then_only_its_rows_are_copied() -> None:
+    table = pa.table({"id": np.arange(100_000), "s": ["x" * 10] * 100_000})
+
+    (batch,) = batches(table.slice(50_000, 10), id="bigint", s="string")
+
+    assert batch.column(0).to_pylist() == list(range(50_000, 50_010))
+    assert batch.get_total_buffer_size() < 10_000
 
 
 def test_columns_when_named_in_any_case_then_found_and_missing_ones_are_null() -> None:
@@ -285,105 +283,6 @@ def test_data_when_it_is_large_then_batches_are_of_a_size_that_offsets_hold() ->
     done = batches(pa.table({"s": pa.array(["x"] * 300_000, pa.large_string())}), s="string")
 
     assert [batch.num_rows for batch in done] == [1 << 18, 300_000 - (1 << 18)]
-
-
-def test_pandas_when_it_has_an_index_and_gaps_then_no_column_and_nulls() -> None:
-    days = pd.Series([date(2020, 1, 1), pd.NaT, None], dtype=object)
-    frame = pd.DataFrame({"x": [1.0, math.nan, 3.0], "day": days})
-
-    (batch,) = batches(frame[frame.x != 3], x="int", day="date")
-
-    assert batch.to_pylist() == [{"x": 1, "day": date(2020, 1, 1)}, {"x": None, "day": None}]
-
-
-STAMP = pd.Timestamp("2020-01-01 00:00:00.000000001")
-FRAMES: list[tuple[str, Callable[[], Any], str]] = [
-    ("date", lambda: pd.DataFrame({"c": [date(2020, 1, 1), datetime(2020, 1, 1, 5)]}, dtype=object), "not all objects"),
-    ("timestamp", lambda: pd.DataFrame({"c": [STAMP]}, dtype=object), "not all objects"),
-    ("int", lambda: pd.DataFrame({"c": [1, "x"]}, dtype=object), "no Arrow table"),
-    ("int", lambda: pd.DataFrame({"c": [2**70]}, dtype=object), "no Arrow table"),
-    ("int", lambda: pd.DataFrame([[1, 2]], columns=["c", "c"]), "Duplicate column"),
-    ("int", lambda: pd.DataFrame({"c": pd.period_range("2020", periods=1)}), "period"),
-    ("binary", lambda: pl.DataFrame({"c": pl.Series([object()], dtype=pl.Object)}), "Python objects"),
-    ("bigint", lambda: pl.DataFrame({"c": pl.Series([1], dtype=pl.Int128)}), "no Arrow table"),
-    ("int", lambda: pl.Series([1]), "no Arrow table"),
-    ("int", lambda: pl.LazyFrame({"c": [1]}), "cannot write LazyFrame"),
-    ("int", lambda: {"c": [1]}, "cannot write dict"),
-]
-
-
-@pytest.mark.parametrize(("kind", "make", "reason"), FRAMES)
-def test_frame_when_it_is_no_arrow_data_or_would_lose_something_then_refused(
-    kind: str, make: Callable[[], Any], reason: str
-) -> None:
-    with pytest.raises(SerializationError, match=reason):
-        batches(make(), c=kind)
-
-
-COLUMNS = (
-    "id int, a tinyint, f float, d decimal(10,2), g boolean, s string, v varchar(5), c char(3), b binary, k date, "
-    "t timestamp, m array<varchar(3)>, n map<string,binary>, o struct<x:int,t:timestamp,b:binary>"
-)
-READ = (
-    "SELECT id, a, f, cast(d AS string), g, s, v, c, hex(b), cast(k AS string), cast(t AS string), m[1], "
-    "hex(n['q']), o.x, cast(o.t AS string), hex(o.b) FROM "
-)
-FIRST = (1, -5, 1.5, "12.30", True, "ü", "cat", "x  ", "FF00", "2020-01-02", "2020-01-01 12:00:00.123456")
-EXPECTED = [(*FIRST, "b", "00FE", 7, "0001-01-01 00:00:00", "80"), (2, *[None] * 15)]
-
-
-def pandas_frame() -> Any:
-    return pd.DataFrame(
-        {
-            "ID": [1, 2],
-            "a": [-5, math.nan],
-            "f": [1.5, None],
-            "d": pd.Series([Decimal("12.3"), None], dtype=object),
-            "g": pd.Series([True, None], dtype="boolean"),
-            "s": ["ü", None],
-            "v": pd.Categorical(["cat", None], categories=["longer than five", "cat"]),
-            "c": ["x ", None],
-            "b": [b"\xff\0", None],
-            "k": pd.to_datetime(pd.Series(["2020-01-02", None])),
-            "t": pd.to_datetime(pd.Series(["2020-01-01 13:00:00.123456+01:00", None])),
-            "m": pd.Series([["a", "b"], None], dtype=object),
-            "n": pd.Series([[{"key": "q", "value": b"\0\xfe"}], None], dtype=object),
-            "o": pd.Series([{"X": 7, "T": datetime(1, 1, 1), "b": b"\x80"}, None], dtype=object),
-        }
-    ).set_axis(["p", "q"])
-
-
-def polars_frame() -> Any:
-    pairs = pl.List(pl.Struct({"key": pl.String, "value": pl.Binary}))
-    inside = pl.Struct({"X": pl.Int64, "T": pl.Datetime("ms"), "b": pl.Binary})
-    return pl.DataFrame(
-        {
-            "ID": pl.Series([1, 2], dtype=pl.UInt64),
-            "a": [-5, None],
-            "f": [1.5, None],
-            "d": pl.Series([Decimal("12.3"), None], dtype=pl.Decimal(38, 3)),
-            "g": [True, None],
-            "s": ["ü", None],
-            "v": pl.Series(["cat", None], dtype=pl.Categorical),
-            "c": pl.Series(["x ", None], dtype=pl.Enum(["x ", "longer"])),
-            "b": [b"\xff\0", None],
-            "k": [date(2020, 1, 2), None],
-            "t": pl.Series([datetime(2020, 1, 1, 12, 0, 0, 123456), None], dtype=pl.Datetime("us", "Europe/Berlin")),
-            "m": pl.Series([["a", "b"], None], dtype=pl.List(pl.Categorical)),
-            "n": pl.Series([[{"key": "q", "value": b"\0\xfe"}], None], dtype=pairs),
-            "o": pl.Series([{"X": 7, "T": datetime(1, 1, 1), "b": b"\x80"}, None], dtype=inside),
-        }
-    )
-
-
-@pytest.mark.parametrize("frame", [pandas_frame, polars_frame])
-def test_frame_when_written_then_hive_reads_every_value_as_it_was(stack: Stack, frame: Callable[[], Any]) -> None:
-    stack.table(COLUMNS)
-
-    with connect(stack) as connection, connection.transaction():
-        connection.write(frame())
-
-    assert sorted(stack.sql(READ + stack.name)) == EXPECTED
 
 
 def test_timestamps_when_no_unit_holds_all_then_hive_reads_each_as_it_was(stack: Stack) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import subprocess
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from ingestd.storage.local import local_path
 from ingestd.streaming import (
     CommitOutcomeUnknown,
     HiveStreamingConnection,
+    InvalidTransactionState,
     PartitionCreationFailed,
     SerializationError,
     StreamingException,
@@ -248,6 +250,65 @@ def test_heartbeat_when_asked_then_beats_twice_within_the_metastores_timeout(
 
     assert said in ("300", "300s")
     assert made == [150.0]
+
+
+def test_next_batch_when_a_transaction_is_open_then_refused_and_nothing_is_lost(stack: Stack) -> None:
+    stack.table("id int, note string")
+
+    with connect(stack) as connection:
+        with connection.transaction():
+            connection.write(rows(0))
+            with pytest.raises(InvalidTransactionState, match="the last transaction of the batch is open"):
+                connection.fetch_batch()
+        connection.fetch_batch()
+        with connection.transaction():
+            connection.write(rows(10))
+
+    sees(stack, list(range(20)))
+
+
+def test_joined_transaction_when_given_a_key_then_refused_and_its_rows_stay(stack: Stack) -> None:
+    stack.table("id int, note string", **{"_meta.offset": "0"})
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    owner = transactions.begin(stack.metastore, table.name, "owner")
+
+    with connect(stack, write_id=owner.write_id, table_object=table.raw) as joined:
+        joined.begin_transaction()
+        joined.write(rows(0))
+        with pytest.raises(InvalidTransactionState, match="the owner of a joined transaction"):
+            joined.commit_transaction(key="_meta.offset", value="1")
+        joined.commit_transaction()
+    transactions.commit(stack.metastore, owner)
+
+    assert len(stack.sql(f"SELECT id FROM {stack.name}")) == 10
+
+
+def test_text_stream_when_written_then_refused_and_the_transaction_goes_on(stack: Stack) -> None:
+    stack.table("id int, note string")
+
+    writer = StrictDelimitedInputWriter(field_delimiter=",")
+
+    with connect(stack, record_writer=writer) as connection, connection.transaction():
+        connection.write([bytearray(b"1,a"), b"2,b"])
+        with pytest.raises(StreamingException, match="not text"):
+            connection.write(io.StringIO("3,c"))
+
+    sees(stack, [1, 2])
+
+
+def test_v1_connection_when_a_batch_is_another_threads_then_the_others_are_closed(stack: Stack) -> None:
+    stack.table("id int, note string")
+    end_point = v1.HiveEndPoint(stack.addresses.metastore, "default", stack.name)
+    connection = end_point.new_connection()
+    theirs, ours = (connection.fetch_transaction_batch(2, v1.StrictJsonWriter()) for _ in range(2))
+
+    with ThreadPoolExecutor(1) as workers:
+        workers.submit(theirs.begin_next_transaction).result()
+        with pytest.raises(StreamingException, match="belongs to one thread"):
+            connection.close()
+        assert (theirs.is_closed(), ours.is_closed()) == (False, True)
+        workers.submit(theirs.close).result()
+    connection.close()
 
 
 @pytest.mark.parametrize("times", [1, 3])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import random
 import re
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from ingestd.streaming import feed
-from ingestd.streaming.background import Background
+from ingestd.background import Background
+from ingestd.streaming import StreamingException, feed
 
 
 @pytest.mark.parametrize(
@@ -65,3 +67,35 @@ def test_background_when_calls_come_then_one_at_a_time_in_order_and_errors_come_
     work.close()
     assert done == [1, 2, 4]
     assert [thread.name for thread in threading.enumerate() if thread.name.startswith("test")] == []
+
+
+LAST_WORDS = """
+import threading, time, atexit
+from ingestd.background import Background
+
+def wait():
+    threading.main_thread().join()
+    time.sleep(0.2)
+    work()
+
+def work():
+    background = Background("late")
+    for number in range(3):
+        background.run(lambda: print(number, flush=True))
+        background.wait()
+
+threading.Thread(target=wait).start()
+atexit.register(work)
+"""
+
+
+def test_background_when_the_interpreter_ends_then_calls_are_made_all_the_same() -> None:
+    ended = subprocess.run([sys.executable, "-c", LAST_WORDS], capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.split() == ["0", "1", "2"] * 2
+
+
+def test_stream_when_it_gives_text_then_refused() -> None:
+    with pytest.raises(StreamingException, match="a stream gives bytes, not str"):
+        list(feed.split(io.StringIO("a\nb"), feed.LINES))  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
-"""Work that goes on while the caller does something else.
+"""Work in a thread of its own.
 
 Invariant: calls run one after the other in the order given, and what one raises comes out of the next `run` or `wait`.
+No signal handler runs inside such a call: Python runs those in the main thread only.
 """
 
 from __future__ import annotations
@@ -18,10 +19,16 @@ class Background:
         self._last: Future[None] | None = None
 
     def run(self, call: Callable[[], None]) -> None:
-        """Begin `call` once the one before it is done; raises what that one raised."""
+        """Begin `call` once the one before it is done; raises what that one raised.
+
+        When the interpreter ends it starts no thread any more; then the call is made here.
+        """
         self.wait()
-        self._threads = self._threads or ThreadPoolExecutor(1, thread_name_prefix=self._name)
-        self._last = self._threads.submit(call)
+        try:
+            self._threads = self._threads or ThreadPoolExecutor(1, thread_name_prefix=self._name)
+            self._last = self._threads.submit(call)
+        except RuntimeError:
+            call()
 
     def wait(self) -> None:
         """Return when nothing runs; raises what the last call raised."""
@@ -31,6 +38,16 @@ class Background:
 
     def close(self) -> None:
         """End the thread when its call is done; what that one raises is lost. Never raises; `run` begins anew."""
-        threads, self._threads, self._last = self._threads, None, None
-        if threads is not None:
-            threads.shutdown()
+        if self._threads is not None:
+            self._threads.shutdown()
+        self._threads, self._last = None, None
+
+
+def apart(call: Callable[[], None]) -> None:
+    """Make a call in a thread of its own; returns when it is done, and raises what it raised."""
+    work = Background("ingestd-apart")
+    try:
+        work.run(call)
+        work.wait()
+    finally:
+        work.close()

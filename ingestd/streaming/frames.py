@@ -1,0 +1,83 @@
+"""Whatever exports Arrow, data frames of pandas and polars too, becomes an Arrow table.
+
+Invariant: a value that the way to Arrow would cut refuses the whole of the data.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as of
+
+from ingestd.streaming.errors import SerializationError
+
+CAST = "cast the column before you write it"
+_UNREADABLE = (ValueError, TypeError, OverflowError, NotImplementedError)  # Arrow's own are among these
+
+
+def place_of(path: str) -> str:
+    """The place of a column as errors name it."""
+    return f"Arrow data, column {path}"
+
+
+def as_table(data: object) -> pa.Table:
+    """The data as a table, no value changed. Raises SerializationError."""
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    try:
+        if _is_frame(data, "pandas"):
+            return _of_pandas(data)
+        if _is_frame(data, "polars"):
+            _check_polars(data)
+        if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
+            return pa.table(data)
+    except _UNREADABLE as error:
+        raise SerializationError(f"{type(data).__name__} is no Arrow table: {error}", where="Arrow data") from error
+    raise SerializationError(
+        f"an ArrowWriter cannot write {type(data).__name__}",
+        where="Arrow data",
+        hint="give a pyarrow RecordBatch or Table, or a data frame",
+    )
+
+
+def _is_frame(data: object, library: str) -> bool:
+    """Whether it is a frame of a library, which is not imported for this: who has a frame has the library."""
+    module = sys.modules.get(library)
+    return module is not None and isinstance(data, module.DataFrame)
+
+
+def _of_pandas(frame: Any) -> pa.Table:
+    table = pa.Table.from_pandas(frame, preserve_index=False)
+    for place, field in enumerate(table.schema):
+        values = frame.iloc[:, place]
+        if values.dtype == object and not all(_is_kept(value, field.type) for value in values.dropna()):
+            raise SerializationError(f"not all objects are of {field.type}", where=place_of(field.name), hint=CAST)
+    return table
+
+
+def _is_kept(value: Any, kind: pa.DataType) -> bool:
+    """Whether pyarrow keeps all of a Python object.
+
+    It makes dates of objects if the first is one, else microseconds, and cuts off what is finer.
+    """
+    if of.is_date(kind):
+        return not isinstance(value, datetime)
+    if of.is_timestamp(kind):
+        return kind.unit == "ns" or not getattr(value, "nanosecond", 0)
+    if of.is_struct(kind) and isinstance(value, dict):
+        fields = {field.name: field.type for field in kind}
+        return all(_is_kept(one, fields[name]) for name, one in value.items() if one is not None)
+    if hasattr(kind, "value_type") and not isinstance(value, (str, bytes)):
+        return all(_is_kept(one, kind.value_type) for one in value if one is not None)
+    return True
+
+
+def _check_polars(frame: Any) -> None:
+    for name, kind in frame.schema.items():
+        if kind == sys.modules["polars"].Object:  # it exports their addresses in memory, as binary
+            raise SerializationError("Python objects are no Arrow data", where=place_of(name), hint=CAST)
