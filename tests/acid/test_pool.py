@@ -173,8 +173,10 @@ from ingestd.acid import WriterPool
 from tests.acid.test_pool import COLUMNS, batch
 
 ended = 0
+closing = False
 def stop(*_):
-    raise KeyboardInterrupt
+    if closing:
+        raise KeyboardInterrupt
 signal.signal(signal.SIGALRM, stop)
 for turn in range(40):
     folder = Path(sys.argv[1]) / str(turn)
@@ -183,13 +185,15 @@ for turn in range(40):
     for start in range(0, 60_000, 20_000):
         pool.add((), batch(start, 20_000, -(turn % 2)) if start else batch(start, 20_000))
     pool.flush()
-    signal.setitimer(signal.ITIMER_REAL, 0.0002 * (turn + 1))
     try:
+        closing = True
+        signal.setitimer(signal.ITIMER_REAL, 0.0002 * (turn + 1))
         pool.close()
+        closing = False
     except KeyboardInterrupt:
+        closing = False
         ended += 1
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
     pool.abort()
 print(ended > 0)
 """
