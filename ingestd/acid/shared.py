@@ -37,8 +37,7 @@ class SharedFile:
         self._bucket = bucket_property(bucket, statement)
         self._runs: list[tuple[int, int]] = []
         self._unflushed = 0
-        self._length = 0
-        self._announced = 0  # what the side file may say already
+        self._length = 0  # what the side file says, or may say already
         self._sink = OrcSink(self._hidden)
         # pyorc keeps rows of an unfinished batch back from an intermediate footer: with 1 there are none.
         self._orc = orc_writer(self._sink, columns, encoding, batch_size=1)
@@ -61,15 +60,14 @@ class SharedFile:
             return Finished(0, 0)
         length = self._orc.write_intermediate_footer()
         self._sink.sync()
-        self._announced = length
+        before, self._length = self._length, length
         self._append_length(length)
-        if not self._length:
+        if not before:
             os.rename(self._hidden, self._path)
             _sync(self._path.parent)
         last, rows = self._runs[-1]
-        done = Finished(rows if last == write_id else 0, length - self._length)
-        self._unflushed, self._length = 0, length
-        return done
+        self._unflushed = 0
+        return Finished(rows if last == write_id else 0, length - before)
 
     def close(self) -> None:
         """Finish the file: the last footer gets the calendar and all keys, then the side file is not needed any more.
@@ -96,7 +94,7 @@ class SharedFile:
                 step()
         with suppress(OSError):
             if self._path.exists():
-                os.truncate(self._path, self._announced)
+                os.truncate(self._path, self._length)
             else:
                 self._side.unlink(missing_ok=True)
                 self._hidden.unlink(missing_ok=True)

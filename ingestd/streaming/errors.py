@@ -7,7 +7,7 @@ Source of the names and of when each is raised: org.apache.hive.streaming (facts
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from ingestd import errors
 from ingestd.errors import IngestdError
@@ -98,32 +98,29 @@ _NAMES: tuple[tuple[type[IngestdError], type[StreamingException]], ...] = (
 
 
 @contextmanager
-def partition_errors() -> Iterator[None]:
-    """A metastore that does not make or register a partition."""
-    try:
-        yield
-    except (errors.MetastoreUnavailable, MetastoreRefusal) as error:
-        raise PartitionCreationFailed(error.what, where=error.where, hint=error.hint) from error
-
-
-@contextmanager
-def connection_errors() -> Iterator[None]:
-    """Options and logins that do not fit."""
-    try:
-        yield
-    except (errors.ConfigError, errors.LoginFailed) as error:
-        raise InvalidConnection(error.what, where=error.where, hint=error.hint) from error
-
-
-@contextmanager
-def transaction_errors() -> Iterator[None]:
-    """A metastore that fails while a transaction is open."""
+def _named(name: type[StreamingException], *kinds: type[IngestdError]) -> Iterator[None]:
+    """Errors of these kinds get this name; one that has a name of the streaming API already keeps it."""
     try:
         yield
     except StreamingException:
         raise
-    except (errors.MetastoreUnavailable, MetastoreRefusal) as error:
-        raise TransactionError(error.what, where=error.where, hint=error.hint) from error
+    except kinds as error:
+        raise name(error.what, where=error.where, hint=error.hint) from error
+
+
+def partition_errors() -> AbstractContextManager[None]:
+    """A metastore that does not make or register a partition."""
+    return _named(PartitionCreationFailed, errors.MetastoreUnavailable, MetastoreRefusal)
+
+
+def connection_errors() -> AbstractContextManager[None]:
+    """Options and logins that do not fit."""
+    return _named(InvalidConnection, errors.ConfigError, errors.LoginFailed)
+
+
+def transaction_errors() -> AbstractContextManager[None]:
+    """A metastore that fails while a transaction is open."""
+    return _named(TransactionError, errors.MetastoreUnavailable, MetastoreRefusal)
 
 
 @contextmanager
