@@ -14,6 +14,8 @@ from ingestd.clock import pause
 from ingestd.errors import MetastoreUnavailable
 from ingestd.hive import client as module
 from ingestd.hive.client import Metastore
+from ingestd.hive.leases import lease_component
+from ingestd.hive.tables import TableName
 from ingestd.streaming import (
     ConnectionError,  # noqa: A004
     HiveStreamingConnection,
@@ -250,14 +252,7 @@ def test_table_of_repeatable_calls_then_each_is_a_call_and_none_makes_anything_t
 
 
 def test_lock_outside_a_transaction_loses_its_answer_then_it_is_not_repeated(stack: Stack, near: Proxy) -> None:
-    component = ttypes.LockComponent(
-        type=ttypes.LockType.EXCLUSIVE,
-        level=ttypes.LockLevel.TABLE,
-        dbname="default",
-        tablename=stack.name,
-        operationType=ttypes.DataOperationType.NO_TXN,
-        isTransactional=False,
-    )
+    component = lease_component(TableName("default", stack.name))
     with closing(Metastore(near.uri)) as metastore:
         near.lose_answer("lock")
         with pytest.raises(MetastoreUnavailable, match="lock"):

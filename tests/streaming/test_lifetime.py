@@ -12,6 +12,7 @@ import pytest
 from hive_metastore import ttypes
 
 from ingestd.hive import transactions
+from ingestd.hive.leases import lease_component
 from ingestd.hive.tables import TableName, load_acid_table, read_table
 from ingestd.storage.local import local_path
 from ingestd.streaming import (
@@ -55,16 +56,7 @@ def test_lock_when_somebody_has_the_table_exclusively_then_waited_for(stack: Sta
     taken = stack.metastore.call(
         "lock",
         ttypes.LockRequest(
-            component=[
-                ttypes.LockComponent(
-                    type=ttypes.LockType.EXCLUSIVE,
-                    level=ttypes.LockLevel.TABLE,
-                    dbname="default",
-                    tablename=stack.name,
-                    operationType=ttypes.DataOperationType.NO_TXN,
-                    isTransactional=False,
-                )
-            ],
+            component=[lease_component(name_of(stack))],
             user="test",
             hostname="test",
         ),
