@@ -7,7 +7,7 @@ does. Killing the process between any two lines below changes nothing of this.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,15 +70,24 @@ class Committed:
 
 
 class Committer:
-    """Carries the staged transactions of one mapping through the metastore, one after the other."""
+    """Carries the staged transactions of one mapping through the metastore, one after the other.
+
+    `on_wait(error, seconds)` is told before each wait for the answer to a commit that was lost.
+    """
 
     def __init__(
-        self, metastore: Metastore, options: MappingOptions, control: ControlTable, stop: threading.Event
+        self,
+        metastore: Metastore,
+        options: MappingOptions,
+        control: ControlTable,
+        stop: threading.Event,
+        on_wait: Callable[[IngestdError, float], None],
     ) -> None:
         self._metastore = metastore
         self._options = options
         self._control = control
         self._stop = stop
+        self._on_wait = on_wait
 
     def commit(self, work: Work, after: MappingState) -> Committed:
         """Commit `work`; on return its rows are readable and `after` is the stored state.
@@ -164,15 +173,18 @@ class Committer:
         """
         deadline = Deadline.after(_RESOLVE_SECONDS)
         wait_seconds = 0.2
-        while not deadline.passed and not self._stop.wait(wait_seconds):
+        while not deadline.passed:
+            self._on_wait(cause, wait_seconds)
+            if self._stop.wait(wait_seconds):
+                break
             wait_seconds = min(wait_seconds * 2, 5.0)
             try:
                 if self._is_stored(after):
                     return
                 transactions.commit(self._metastore, work.txn, self._control.key_value(after.text()))
                 return
-            except MetastoreUnavailable:
-                continue
+            except MetastoreUnavailable as error:
+                cause = error
             except TransactionAborted:
                 if self._is_stored(after):
                     return

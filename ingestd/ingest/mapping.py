@@ -71,12 +71,11 @@ class MappingLoop:
 
     def run(self) -> None:
         """Work until stopped. Raises the IngestdError that ends this mapping; others are waited out."""
-        name = self.options.name
         try:
             retry.call(
                 self._attempt,
                 stop=self._signals.stop,
-                on_wait=lambda error, seconds: events.trying_again(name, error, seconds),
+                on_wait=self._tell_wait,
                 backoff=self._backoff,
             )
         finally:
@@ -106,7 +105,7 @@ class MappingLoop:
         if mended:
             events.counts_mended(options.name, mended)
         control = ensure_control_table(self._metastore, options.control)
-        committer = Committer(self._metastore, options, control, self._signals.abort)
+        committer = Committer(self._metastore, options, control, self._signals.abort, self._tell_wait)
         state = MappingState.parse(read_state(self._metastore, control))
         if state is None:
             self._begin_history(table, committer)
@@ -157,6 +156,9 @@ class MappingLoop:
         except BaseException:
             self._wake.set()
             raise
+
+    def _tell_wait(self, error: IngestdError, seconds: float) -> None:
+        events.trying_again(self.options.name, error, seconds)
 
     def _is_over(self) -> bool:
         return self._signals.stop.is_set() or self._wake.is_set()

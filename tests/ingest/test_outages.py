@@ -152,6 +152,26 @@ def test_metastore_when_paused_and_then_killed_in_mid_stream_then_every_id_comes
     _assert_every_id_once(stack, daemon)
 
 
+def test_metastore_when_silent_during_a_commit_then_says_so_and_every_id_comes_once(stack: Stack, own: Sandbox) -> None:
+    stack.topic(2)
+    stack.table("id bigint")
+    gate = stack.directory / "gate"
+    daemon = _start(stack, INGESTD_TESTING="1", INGESTD_FAILPOINT=f"counted@2=hold:{gate}")
+    eventually("the mapping to be owned", lambda: daemon.events("owner"))
+    _produce(stack, range(RECORDS))
+    eventually("all but the commit", lambda: os.path.exists(f"{gate}.held"))
+    own.pause_service("metastore")
+    try:
+        gate.touch()
+        eventually("the daemon to say so, more than once", lambda: len(daemon.events("waiting")) > 1, 30)
+    finally:
+        own.resume_service("metastore")
+    told = daemon.events("waiting")
+    assert {event["reason"] for event in told} == {"MetastoreUnavailable"}
+    assert "commit_txn" in told[0]["error"]
+    _assert_every_id_once(stack, daemon)
+
+
 def test_second_sigterm_when_the_stage_hangs_then_aborts_at_once_and_leaves_nothing_open(
     stack: Stack, own: Sandbox
 ) -> None:
