@@ -6,6 +6,8 @@ be found out CommitOutcomeUnknown says so; no other error leaves.
 
 from __future__ import annotations
 
+import logging
+
 from ingestd.clock import Deadline, pause
 from ingestd.errors import CommitOutcomeUnknown, IngestdError, TransactionAborted
 from ingestd.hive import transactions
@@ -13,6 +15,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.transactions import KeyValue, Transaction
 from ingestd.hive.write_ids import is_committed
 
+_log = logging.getLogger(__name__)
 _RESOLVE_SECONDS = 180.0
 # A metastore that answers, but with an error of its own, so often in a row will not commit this one.
 _REFUSALS = 3
@@ -31,6 +34,7 @@ def commit(metastore: Metastore, txn: Transaction, key_value: KeyValue | None) -
 
 
 def _resolve(metastore: Metastore, txn: Transaction, key_value: KeyValue | None, cause: IngestdError) -> None:
+    _log.warning("the commit of transaction %d failed or was not answered, asking again: %s", txn.id, cause)
     deadline = Deadline.after(_RESOLVE_SECONDS)
     refusals = 0
     while not deadline.passed:

@@ -312,7 +312,9 @@ def test_v1_connection_when_a_batch_is_another_threads_then_the_others_are_close
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_commit_when_its_answer_is_lost_then_found_out_and_each_row_is_there_once(stack: Stack, times: int) -> None:
+def test_commit_when_its_answer_is_lost_then_found_out_and_each_row_is_there_once(
+    stack: Stack, times: int, caplog: pytest.LogCaptureFixture
+) -> None:
     stack.table("id int, note string")
 
     with proxy(stack.addresses.metastore) as between, connect(stack, metastore_uri=between.uri) as connection:
@@ -322,6 +324,7 @@ def test_commit_when_its_answer_is_lost_then_found_out_and_each_row_is_there_onc
         connection.commit_transaction()
         assert connection.current_transaction_state is TxnState.COMMITTED
         assert between.calls["commit_txn"] == times + 1
+        assert caplog.text.count("asking again") == 1
         with connection.transaction():
             connection.write(rows(10))
 
