@@ -16,23 +16,17 @@ from ingestd.clock import Stopwatch, monotonic, pause
 from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable
 from ingestd.hive.client import Metastore
 from ingestd.hive.security import Kerberos, Plain, Protection, Security
-from tests.support.kerberos import NAME, Realm, realm, require, secured
+from tests.support.kerberos import NAME, SHORT_SECONDS, Realm, realm, secured
 from tests.support.metastore import Home, Process, metastore
 
 SERVER = f"hive/_HOST@{NAME}"
 LONG = "p=" + "long" * 250_000
-SHORT_SECONDS = 12
 
 
 @pytest.fixture(scope="module")
 def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
-    require()
-    with realm(tmp_path_factory.mktemp("realm")) as made, pytest.MonkeyPatch.context() as patch:
-        for key, value in made.environment.items():
-            patch.setenv(key, value)
-        for principal in ("hive/localhost", "other/localhost", "ingestd"):
-            made.add(principal)
-        made.add("brief", f"-maxlife {SHORT_SECONDS}s")
+    with realm(tmp_path_factory.mktemp("realm")) as made:
+        made.add("other/localhost")
         yield made
 
 

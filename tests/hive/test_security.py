@@ -132,11 +132,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
-    with realm(tmp_path_factory.mktemp("realm")) as made, pytest.MonkeyPatch.context() as patch:
-        for key, value in made.environment.items():
-            patch.setenv(key, value)
-        made.add("hive/localhost")
-        made.add("ingestd")
+    with realm(tmp_path_factory.mktemp("realm")) as made:
         yield made
 
 

@@ -25,7 +25,7 @@ from ingestd.streaming import ArrowWriter, HiveStreamingConnection, StreamingExc
 from ingestd.streaming.configuration import Configuration
 from tests.streaming.support import connect, rows, sees
 from tests.support.certificates import make, over_tls
-from tests.support.kerberos import NAME, Realm, realm, require, secured
+from tests.support.kerberos import NAME, SHORT_SECONDS, Realm, realm, secured
 from tests.support.metastore import Home, Process, metastore
 from tests.support.proxy import Proxy, proxy
 from tests.support.stack import Stack, eventually
@@ -33,7 +33,6 @@ from tests.support.tables import make_table, visible_ids
 
 SERVER = f"hive/_HOST@{NAME}"
 PASSWORD = "geheim-9"
-SHORT_SECONDS = 12
 
 
 @pytest.fixture(scope="module")
@@ -43,13 +42,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 
 @pytest.fixture(scope="module")
 def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
-    require()
-    with realm(tmp_path_factory.mktemp("realm")) as made, pytest.MonkeyPatch.context() as patch:
-        for key, value in made.environment.items():
-            patch.setenv(key, value)
-        made.add("hive/localhost")
-        made.add("ingestd")
-        made.add("brief", f"-maxlife {SHORT_SECONDS}s")
+    with realm(tmp_path_factory.mktemp("realm")) as made:
         yield made
 
 

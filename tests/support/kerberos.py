@@ -18,6 +18,7 @@ from tests.support.metastore import free_port
 from tests.support.stack import eventually
 
 NAME = "INGESTD.TEST"
+SHORT_SECONDS = 12
 # Debian keeps the servers where only root's PATH looks.
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 _PACKAGES = {
@@ -51,7 +52,7 @@ _KDC_CONF = """[kdcdefaults]
 """
 
 
-def require() -> None:
+def _require() -> None:
     """Skip, saying what is missing for a real KDC; with INGESTD_TEST_KERBEROS in the environment, as in CI, fail."""
     missing = [package for program, package in _PACKAGES.items() if shutil.which(program, path=_PATH) is None]
     missing += [] if find_spec("gssapi") else ["libkrb5-dev", "and pip's ingestd[kerberos]"]
@@ -129,17 +130,28 @@ class Realm:
 
 @contextmanager
 def realm(folder: Path) -> Iterator[Realm]:
-    """A realm whose KDC lives as long as the block."""
+    """A realm that this process belongs to, whose KDC lives as long as the block.
+
+    Its principals are those of the metastore, `ingestd`, and `brief`, whose tickets are good for SHORT_SECONDS.
+    Skips or fails where there is no KDC (`_require`).
+    """
+    _require()
     made = Realm(folder)
     made.start()
     try:
-        yield made
+        with pytest.MonkeyPatch.context() as patch:
+            for key, value in made.environment.items():
+                patch.setenv(key, value)
+            made.add("hive/localhost")
+            made.add("ingestd")
+            made.add("brief", f"-maxlife {SHORT_SECONDS}s")
+            yield made
     finally:
         made.stop()
 
 
 def secured(of: Realm, protections: str = "authentication,integrity,privacy") -> tuple[dict[str, str], tuple[str, ...]]:
-    """Properties and JVM options of a metastore that takes only logins of the realm; `hive/localhost` must be there."""
+    """Properties and JVM options of a metastore that takes only logins of the realm."""
     properties = {
         "hadoop.security.authentication": "kerberos",
         "hadoop.rpc.protection": protections,
