@@ -82,6 +82,8 @@ _DEFAULTS = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "512m",
+    # The driver only hands out tasks: what its JVM would compile better does not come up again.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.python.worker.reuse": "true",
     # A second copy of a task would only double the load: its files would be thrown away.
     "spark.speculation": "false",

@@ -45,7 +45,10 @@ def test_owner_killed_with_its_transaction_locked_when_restarted_then_commits_at
     daemon = stack.start(config)
     eventually("take-over", lambda: daemon.events("owner"), 10 + 15)
     assert daemon.events("owner")[0]["aborted_transactions"]
-    eventually("the rows", lambda: stack.ids() == list(range(100)), 30)
+    # Counted first: on a local file system Hive lists a table that nobody has written yet with its hidden directories,
+    # and fails when one of these goes away meanwhile (SimpleFetchOptimizer.getPathLength).
+    eventually("the rows", lambda: stack.count() == 100, 30)
+    assert stack.ids() == list(range(100))
     daemon.terminate()
     assert daemon.wait(60) == 0
 
