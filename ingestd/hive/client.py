@@ -63,7 +63,7 @@ _REPEATABLE = {
     "add_write_notification_log_in_batch": "the event log keeps a file once",
 }
 # Not among them, though some would do little harm:
-# commit_txn            who asks must know whether it happened, and has better ways to find out (ending.py, commit.py)
+# commit_txn            who asks must know whether it happened, and has better ways to find out (ending.py)
 # open_txns             each makes new transactions; those of a lost answer stay open, until they time out
 # alter_table_req, alter_partitions_req   write back what was read: they would undo what others changed in between, and
 #                       where HMS compares first, the second is refused though the first has happened

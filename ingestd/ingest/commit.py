@@ -13,20 +13,14 @@ from pathlib import Path
 
 from ingestd.acid.pool import WrittenFile
 from ingestd.clock import Deadline, Stopwatch
-from ingestd.errors import (
-    CommitOutcomeUnknown,
-    IngestdError,
-    MetastoreUnavailable,
-    OwnershipLost,
-    TableChanged,
-    TransactionAborted,
-)
-from ingestd.hive import counting, deltas, transactions
+from ingestd.errors import IngestdError, OwnershipLost, TableChanged
+from ingestd.hive import counting, deltas, ending, transactions
 from ingestd.hive.announce import announce
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ControlTable, read_state
 from ingestd.hive.counting import Counted
 from ingestd.hive.deltas import Placed
+from ingestd.hive.ending import Doubt
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table, load_acid_table
 from ingestd.hive.transactions import Transaction, Wait
@@ -37,7 +31,6 @@ from ingestd.ingest.state import MappingState
 from ingestd.storage import local
 
 _LOCK_SECONDS = 120.0
-_RESOLVE_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +95,7 @@ class Committer:
         9. commit           the one visible moment
 
         Raises OwnershipLost when somebody else committed meanwhile, TableChanged, TransactionAborted, or an
-        Unavailable: in each case nothing of `work` is or will become visible.
+        Unavailable: in each case nothing of `work` is or will become visible. Only after CommitOutcomeUnknown it may.
         """
         self._lock_and_fence(work)
         partitions = self._register(work)
@@ -158,41 +151,11 @@ class Committer:
         return counted
 
     def _commit(self, work: Work, after: MappingState) -> None:
-        """Commit rows and state at once; an answer that was lost is asked for, never guessed."""
-        try:
-            transactions.commit(self._metastore, work.txn, self._control.key_value(after.text()))
-        except MetastoreUnavailable as error:
-            self._resolve(work, after, error)
+        """Commit rows and state at once; an answer that was lost is asked for: the control row has it."""
+        text = after.text()
+        doubt = Doubt(lambda: read_state(self._metastore, self._control) == text, self._on_wait, self._stop)
+        ending.commit(self._metastore, work.txn, self._control.key_value(text), doubt)
         self._done(work, "committed")
-
-    def _resolve(self, work: Work, after: MappingState, cause: MetastoreUnavailable) -> None:
-        """Find out whether the commit happened: the control row says so, and until it does, commit again.
-
-        Repeating is safe: HMS accepts the repeated commit of a committed transaction and refuses that of an aborted one
-        (TxnHandler.commitTxn). Raises TransactionAborted or, when nobody answers in time, CommitOutcomeUnknown.
-        """
-        deadline = Deadline.after(_RESOLVE_SECONDS)
-        wait_seconds = 0.2
-        while not deadline.passed:
-            self._on_wait(cause, wait_seconds)
-            if self._stop.wait(wait_seconds):
-                break
-            wait_seconds = min(wait_seconds * 2, 5.0)
-            try:
-                if self._is_stored(after):
-                    return
-                transactions.commit(self._metastore, work.txn, self._control.key_value(after.text()))
-                return
-            except MetastoreUnavailable as error:
-                cause = error
-            except TransactionAborted:
-                if self._is_stored(after):
-                    return
-                raise
-        raise CommitOutcomeUnknown(cause.what, where=f"transaction {work.txn.id}") from cause
-
-    def _is_stored(self, after: MappingState) -> bool:
-        return read_state(self._metastore, self._control) == after.text()
 
     def _look_after(self, work: Work, counted: Counted) -> list[str]:
         """The commit stands whatever happens here; a count that cannot be looked at now is looked at next time."""

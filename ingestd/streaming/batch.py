@@ -17,16 +17,17 @@ from enum import Enum
 from ingestd.acid.spread import Part
 from ingestd.clock import Deadline
 from ingestd.errors import IngestdError, TransactionAborted
-from ingestd.hive import counting, deltas, transactions
+from ingestd.hive import counting, deltas, ending, transactions
 from ingestd.hive.announce import announce
 from ingestd.hive.counting import Counted
 from ingestd.hive.deltas import Placed
+from ingestd.hive.ending import Doubt
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.statistics import WHOLE_TABLE, Added
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import KeyValue, Transaction, Wait
+from ingestd.hive.write_ids import is_committed
 from ingestd.storage import local
-from ingestd.streaming.ending import commit
 from ingestd.streaming.errors import InvalidTransactionState, partition_errors
 from ingestd.streaming.heartbeat import Heartbeat
 from ingestd.streaming.output import Output, OwnFiles, Partition, SharedFiles
@@ -228,8 +229,10 @@ class TransactionBatch:
 
     def _commit(self, txn: Transaction, key_value: KeyValue | None, counted: Counted) -> None:
         """Commit; one that fails takes its counting back."""
+        metastore = self._session.metastore
+        doubt = Doubt(lambda: is_committed(metastore, txn.id), _tell_doubt)
         try:
-            commit(self._session.metastore, txn, key_value)
+            ending.commit(metastore, txn, key_value, doubt)
         except TransactionAborted:
             self._take_back(counted)
             raise
@@ -283,3 +286,7 @@ class TransactionBatch:
     def _end(self) -> None:
         self._closed = True
         self._heartbeat.stop()
+
+
+def _tell_doubt(error: IngestdError, seconds: float) -> None:
+    _log.warning("whether a commit has happened is not known, asking again in %.1f s: %s", seconds, error)

@@ -23,7 +23,8 @@ class Proxy:
         self._target = (parts.hostname or "", parts.port or 0)
         self._guard = threading.Lock()
         self._pairs: set[_Pair] = set()
-        self._lost: Counter[str] = Counter()
+        self._lost_calls: Counter[str] = Counter()
+        self._lost_answers: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self.sent = bytearray()
         self.accepted = 0
@@ -61,15 +62,18 @@ class Proxy:
     def lose_answer(self, method: str, times: int = 1) -> None:
         """Let the next calls of `method` be carried out, and cut the connection instead of passing the answer on."""
         with self._guard:
-            self._lost[method] += times
+            self._lost_answers[method] += times
 
-    def note(self, method: str) -> bool:
-        """Count a call; True when its answer is to be lost."""
+    def lose_call(self, method: str, times: int = 1) -> None:
+        """Cut the connection at the next calls of `method`, which the metastore then never sees."""
+        with self._guard:
+            self._lost_calls[method] += times
+
+    def note(self, method: str) -> tuple[bool, bool]:
+        """Count a call; whether it is to be lost, and whether its answer is."""
         with self._guard:
             self.calls[method] += 1
-            lost = self._lost[method] > 0
-            self._lost[method] -= lost
-            return lost
+            return _taken(self._lost_calls, method), _taken(self._lost_answers, method)
 
     def _accept(self, door: socket.socket) -> None:
         while True:
@@ -115,9 +119,10 @@ class _Pair:
         with suppress(OSError):
             while piece := self._near.recv(1 << 16):
                 self._proxy.sent += piece
-                method = _method(piece)
-                if method and self._proxy.note(method):
-                    self._losing = True
+                if method := _method(piece):
+                    lost, self._losing = self._proxy.note(method)
+                    if lost:
+                        break
                 self._far.sendall(piece)
         self.cut()
 
@@ -126,6 +131,12 @@ class _Pair:
             while (piece := self._far.recv(1 << 16)) and not self._losing:
                 self._near.sendall(piece)
         self.cut()
+
+
+def _taken(left: Counter[str], method: str) -> bool:
+    is_left = left[method] > 0
+    left[method] -= is_left
+    return is_left
 
 
 def _method(piece: bytes) -> str:
