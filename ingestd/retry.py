@@ -30,11 +30,15 @@ class Backoff(wait_base):
         """Begin again with the shortest wait."""
         self._failures = 0
 
-    def __call__(self, retry_state: tenacity.RetryCallState) -> float:
-        """Seconds before the next try (tenacity's protocol)."""
+    def seconds(self) -> float:
+        """Seconds before the next try."""
         seconds = min(self._cap, self._first * float(2**self._failures))
         self._failures = min(self._failures + 1, 30)
         return seconds * random.uniform(0.75, 1.25)
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> float:
+        """The same, as tenacity asks for it."""
+        return self.seconds()
 
 
 def call(

@@ -9,14 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ingestd.clock import Deadline
+from ingestd.clock import Deadline, pause
 from ingestd.errors import CommitOutcomeUnknown, IngestdError, MetastoreUnavailable, TransactionAborted
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.transactions import KeyValue, Transaction
+from ingestd.retry import Backoff
 
 _RESOLVE_SECONDS = 180.0
-_FIRST_WAIT_SECONDS = 0.2
 _LONGEST_WAIT_SECONDS = 5.0
 # A metastore that answers, but with an error of its own, so often in a row will not commit this one.
 _REFUSALS = 3
@@ -38,28 +38,30 @@ class Doubt:
     ) -> None:
         self.has_happened = has_happened
         self._on_wait = on_wait
-        self._stop = stop or threading.Event()
-        self._seconds = _FIRST_WAIT_SECONDS
+        self._stop = stop
+        self._backoff = Backoff(cap_seconds=_LONGEST_WAIT_SECONDS)
         self._deadline: Deadline | None = None
 
     def wait(self, txn: Transaction, cause: IngestdError) -> None:
         """Wait a little longer each time. Raises CommitOutcomeUnknown when there is no time left."""
         self._deadline = self._deadline or Deadline.after(_RESOLVE_SECONDS)
-        self._on_wait(cause, self._seconds)
-        if self._deadline.passed or self._stop.wait(self._seconds):
-            raise CommitOutcomeUnknown(
-                f"the answer to the commit was lost: {cause.what}",
-                where=f"transaction {txn.id}",
-                hint="look whether its rows are there before you write them again",
-            ) from cause
-        self._seconds = min(self._seconds * 2, _LONGEST_WAIT_SECONDS)
+        if not self._deadline.passed:
+            seconds = self._backoff.seconds()
+            self._on_wait(cause, seconds)
+            if not pause(seconds, self._stop):
+                return
+        raise CommitOutcomeUnknown(
+            f"the answer to the commit was lost: {cause.what}",
+            where=f"transaction {txn.id}",
+            hint="look whether its rows are there before you write them again; a daemon does so itself",
+        ) from cause
 
 
 def commit(metastore: Metastore, txn: Transaction, key_value: KeyValue | None, doubt: Doubt) -> None:
     """Commit; when the answer is lost, find out whether it happened, and until it has, commit again.
 
     To repeat it is safe: HMS accepts the repeated commit of a committed transaction and refuses that of an aborted one
-    (TxnHandler.commitTxn).
+    (TxnHandler.commitTxn). Raises TransactionAborted, CommitOutcomeUnknown.
     """
     try:
         transactions.commit(metastore, txn, key_value)

@@ -322,6 +322,7 @@ def test_commit_when_its_answer_is_lost_then_found_out_and_each_row_is_there_onc
         between.lose_answer("commit_txn")
         connection.commit_transaction()
         assert connection.current_transaction_state is TxnState.COMMITTED
+        assert between.calls["commit_txn"] == 1
         assert caplog.text.count("asking again") == 1
         with connection.transaction():
             connection.write(rows(10))
