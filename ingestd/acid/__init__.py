@@ -17,7 +17,15 @@ from ingestd.acid.layout import (
     parse_directory,
     visible_directories,
 )
-from ingestd.acid.partitions import DEFAULT_PARTITION, Routed, partition_name, partition_value, route
+from ingestd.acid.partitions import (
+    DEFAULT_PARTITION,
+    Routed,
+    odd_partition_names,
+    partition_name,
+    partition_value,
+    route,
+    static_partition_value,
+)
 from ingestd.acid.pool import WriterPool, WrittenFile
 from ingestd.acid.writer import AcidWriter, Finished, exact_rows
 
@@ -41,10 +49,12 @@ __all__ = [
     "bucket_property",
     "delta_name",
     "exact_rows",
+    "odd_partition_names",
     "parse_directory",
     "partition_name",
     "partition_value",
     "route",
+    "static_partition_value",
     "visible_directories",
     "visible_rows",
 ]

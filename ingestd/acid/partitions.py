@@ -6,9 +6,12 @@ goes to exactly one partition, in its old order.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from datetime import date, datetime
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
+from math import isinf
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +19,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.errors import InvalidTable
-from ingestd.schema import Column
+from ingestd.schema import INTEGER_BITS, Column, HiveType
 
 DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = {
     code: f"%{code:02X}" for code in (*range(0x20), 0x7F, *map(ord, "\"#%'*/:=?\\{[]^"))
 }  # FileUtils.charToEscape
 _FEW = 1 << 16
+NAME_BYTES = 255  # a directory name on Linux file systems and HDFS
+_WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
+_NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
+_DATE = re.compile(r"([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})")
+_TIMESTAMP = re.compile(
+    _DATE.pattern + r"(?:[ T]([0-9]{1,2}):([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]{1,9}))?)?)?",
+)
+_EXACT = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation])
 
 
 def partition_name(keys: Sequence[str], values: Sequence[str]) -> str:
@@ -33,6 +44,149 @@ def partition_name(keys: Sequence[str], values: Sequence[str]) -> str:
 
 def _escape(text: str) -> str:
     return text.translate(_ESCAPED)
+
+
+def name_bytes(key: str, value: str) -> int:
+    """Bytes of the directory name `key=value`, escaped."""
+    return len(partition_name([key], [value]).encode())
+
+
+def static_partition_value(column: Column, text: str) -> str:
+    """The normal form of a partition value that a user wrote: `007` is `7` for an int, `1.50` is `1.5` for a decimal.
+
+    Hive's own INSERT normalises `PARTITION (p='007')` in the same way, so its WHERE, DROP PARTITION and INSERT
+    OVERWRITE find the partition. The empty text and `__HIVE_DEFAULT_PARTITION__` are the default partition, as in Hive
+    Streaming; Hive's INSERT refuses the empty text.
+
+    Raises InvalidTable for a text that is not a value of the column's type. Hive changes some of these silently, which
+    is refused here: `300` for a tinyint (44), `yes` for a boolean (true), digits or characters that do not fit (cut).
+    """
+    if text in ("", DEFAULT_PARTITION):
+        return DEFAULT_PARTITION
+    try:
+        value = partition_value(column, _scalar(column.type, text))
+    except (ValueError, OverflowError, InvalidOperation, Inexact, pa.ArrowException) as error:
+        shown = repr(text) if len(text) <= 40 else repr(text[:37]) + "..."
+        raise InvalidTable(
+            f"{shown} is not a value of type {column.type}",
+            where=f"partition column {column.name}",
+            hint=f"the column takes {_EXAMPLES[column.type.kind]}",
+        ) from error
+    if name_bytes(column.name, value) > NAME_BYTES:
+        raise InvalidTable(
+            f"the partition's directory name has more than {NAME_BYTES} bytes",
+            where=f"partition column {column.name}",
+            hint="use a shorter value; a char column is padded to its length, a varchar column is not",
+        )
+    return value
+
+
+def odd_partition_names(columns: Sequence[Column], names: Sequence[str]) -> list[str]:
+    """Those of the partition names `k=v/k2=v2` (escaped) whose values are not in the normal form of their column.
+
+    Hive compares such a value by its text in one place and by its meaning in another: `WHERE p = 7` does not find
+    `p=007`.
+    """
+    checked = [place for place, column in enumerate(columns) if column.type.kind not in ("string", "varchar")]
+    return [name for name in names if checked and _is_odd(columns, checked, name)]
+
+
+def _is_odd(columns: Sequence[Column], checked: Sequence[int], name: str) -> bool:
+    parts = name.split("/")
+    for place in checked if len(parts) == len(columns) else ():
+        text = _CODE.sub(lambda match: chr(int(match[1], 16)), parts[place].partition("=")[2])
+        try:
+            if static_partition_value(columns[place], text) != text:
+                return True
+        except InvalidTable:
+            return True
+    return False
+
+
+_CODE = re.compile(r"%([0-9A-Fa-f]{2})")  # FileUtils.unescapePathName
+
+
+def _scalar(kind: HiveType, text: str) -> pa.Scalar:
+    """The value that the text stands for; raises ValueError and what conversions raise."""
+    if kind.kind in INTEGER_BITS:
+        return pa.scalar(int(_matched(_WHOLE, text)[0]), kind.arrow)
+    return _SCALARS[kind.kind](kind, text)
+
+
+def _matched(pattern: re.Pattern[str], text: str) -> re.Match[str]:
+    match = pattern.fullmatch(text)
+    if match is None:
+        raise ValueError(text)
+    return match
+
+
+def _boolean_scalar(kind: HiveType, text: str) -> pa.Scalar:
+    return pa.scalar({"true": True, "false": False}[_matched(_FLAG, text)[0].lower()], kind.arrow)
+
+
+_FLAG = re.compile("true|false", re.IGNORECASE | re.ASCII)
+
+
+def _floating_scalar(kind: HiveType, text: str) -> pa.Scalar:
+    if text in ("NaN", "Infinity", "-Infinity"):
+        return pa.scalar(float(text), kind.arrow)
+    _matched(_NUMBER, text)
+    number = pc.cast(pa.scalar(text.removeprefix("+")), kind.arrow)  # rounds once, also to a float
+    if isinf(number.as_py()):
+        raise ValueError(text)
+    return number
+
+
+def _decimal_scalar(kind: HiveType, text: str) -> pa.Scalar:
+    number = Decimal(_matched(_NUMBER, text)[0]).quantize(Decimal((0, (1,), -kind.scale)), context=_EXACT)
+    return pa.scalar(number, kind.arrow)
+
+
+def _text_scalar(kind: HiveType, text: str) -> pa.Scalar:
+    text = text.rstrip(" ") if kind.kind == "char" else text
+    if kind.length and len(text) > kind.length:
+        raise ValueError(text)
+    text.encode()  # half a surrogate pair has no UTF-8
+    return pa.scalar(text, kind.arrow)
+
+
+def _date_scalar(kind: HiveType, text: str) -> pa.Scalar:
+    return pa.scalar(date(*map(int, _matched(_DATE, text).groups())), kind.arrow)
+
+
+def _timestamp_scalar(_: HiveType, text: str) -> pa.Scalar:
+    *parts, fraction = _matched(_TIMESTAMP, text).groups(default="0")
+    moment = datetime(*map(int, parts))  # type: ignore[arg-type]
+    seconds = int((np.datetime64(moment, "s") - np.datetime64(0, "s")).astype(int))
+    nanos = seconds * 1_000_000_000 + int(fraction.ljust(9, "0"))
+    if -(2**63) < nanos < 2**63:
+        return pa.scalar(nanos, pa.timestamp("ns"))
+    if nanos % 1000:
+        raise ValueError(text)
+    return pa.scalar(nanos // 1000, pa.timestamp("us"))
+
+
+_SCALARS: dict[str, Callable[[HiveType, str], pa.Scalar]] = {
+    "boolean": _boolean_scalar,
+    "float": _floating_scalar,
+    "double": _floating_scalar,
+    "decimal": _decimal_scalar,
+    "string": _text_scalar,
+    "varchar": _text_scalar,
+    "char": _text_scalar,
+    "date": _date_scalar,
+    "timestamp": _timestamp_scalar,
+    "binary": lambda kind, text: pa.scalar(text.encode(), kind.arrow),  # which `partition_value` refuses
+}
+_EXAMPLES = {
+    **{kind: f"whole numbers of {bits} bits, such as 7" for kind, bits in INTEGER_BITS.items()},
+    **dict.fromkeys(("float", "double"), "numbers such as 1.5, NaN, Infinity and -Infinity"),
+    "decimal": "numbers such as 1.5 that need no more digits than it has",
+    **dict.fromkeys(("string", "varchar", "char"), "text of at most its length"),
+    "boolean": "true and false",
+    "date": "dates such as 2026-11-21",
+    "timestamp": "timestamps without a zone, such as 2026-11-21 10:00:00",
+}
 
 
 def partition_value(column: Column, scalar: pa.Scalar) -> str:

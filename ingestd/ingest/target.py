@@ -5,7 +5,7 @@ Invariant: a table that leaves `load_target` can take every row of its mapping.
 
 from __future__ import annotations
 
-from ingestd.acid.partitions import DEFAULT_PARTITION
+from ingestd.acid.partitions import static_partition_value
 from ingestd.errors import InvalidTable
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table, load_acid_table
@@ -26,13 +26,20 @@ def load_target(metastore: Metastore, options: MappingOptions) -> Table:
 
 
 def static_values(table: Table, options: MappingOptions) -> tuple[str, ...]:
-    """The static partition values in the table's order, () when there are none. Raises InvalidTable on a misfit."""
+    """The static partition values in the table's order and in normal form, () when there are none.
+
+    Raises InvalidTable when they do not fit the table's partition columns or a column's type.
+    """
     keys = [c.name for c in table.partition_columns]
     given = {k.lower(): v for k, v in options.partition.items()}
+    where = f"mapping {options.name}, table {table.name}"
     if given and set(given) != set(keys):
         raise InvalidTable(
             f"partition names {sorted(given)}, but the table is partitioned by {keys}",
-            where=f"mapping {options.name}, table {table.name}",
+            where=where,
             hint="give a value for every partition column, or none",
         )
-    return tuple(given[k] or DEFAULT_PARTITION for k in keys) if given else ()
+    try:
+        return tuple(static_partition_value(c, given[c.name]) for c in table.partition_columns) if given else ()
+    except InvalidTable as error:
+        raise InvalidTable(error.what, where=f"{where}, {error.where}", hint=error.hint) from error

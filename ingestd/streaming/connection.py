@@ -44,6 +44,7 @@ from ingestd.streaming.info import ConnectionInfo
 from ingestd.streaming.joined import JoinedTransaction
 from ingestd.streaming.memory import used_share
 from ingestd.streaming.options import ConnectionOptions
+from ingestd.streaming.session import normal_values
 
 _log = logging.getLogger(__name__)
 _AUTO_FLUSH_BYTES = 100 << 20
@@ -159,7 +160,7 @@ class HiveStreamingConnection(ConnectionInfo):
             self._take(batch, self._feed.drain)
         key_value = None if key is None or value is None else KeyValue(self._table.id, key, value)
         with self._failing():
-            batch.commit(Extras(tuple(tuple(one) for one in partitions), key_value))
+            batch.commit(Extras(tuple(normal_values(self._table, one) for one in partitions), key_value))
 
     def abort_transaction(self) -> None:
         """Abort the open transaction: nothing of it will ever be visible."""
@@ -210,13 +211,18 @@ class HiveStreamingConnection(ConnectionInfo):
     # --- partitions and files
 
     def create_partition_if_not_exists(self, values: Sequence[str]) -> PartitionInfo:
-        """Make a partition, or find it; clients that race for one all succeed."""
+        """Make a partition, or find it; clients that race for one all succeed.
+
+        `values` are text, one for each partition column, and are brought to Hive's normal form: 007 is 7 for an int.
+        Raises InvalidConnection for values that do not fit, PartitionCreationFailed.
+        """
         self._check_thread()
         if not self.is_partitioned_table:
             raise StreamingException("the table has no partitions", where=f"table {self._table.name}")
         with streaming_errors(), partition_errors():
-            name = self._table.partition_name(values)
-            info = ensure_partitions(self._metastore, self._table, {name: values})[name]
+            normal = normal_values(self._table, values)
+            name = self._table.partition_name(normal)
+            info = ensure_partitions(self._metastore, self._table, {name: normal})[name]
         self._stats.created_partitions += not info.existed
         return info
 
@@ -306,6 +312,7 @@ class HiveStreamingConnection(ConnectionInfo):
                 raise StreamingException(
                     f"partition {list(values)} does not fit the columns {keys}", where="partitions"
                 )
+            normal_values(self._table, values)
         if key is None:
             return
         if self.write_id is not None:

@@ -6,12 +6,13 @@ Invariant: a session's table can be written as its options ask; the check is mad
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ingestd.acid.partitions import DEFAULT_PARTITION
+from ingestd.acid.partitions import static_partition_value
 from ingestd.acid.spread import Shape
 from ingestd.acid.writer import Encoding
-from ingestd.errors import IngestdError
+from ingestd.errors import IngestdError, InvalidTable
 from ingestd.hive.client import Metastore
 from ingestd.hive.security import Security
 from ingestd.hive.tables import Table, as_acid_table, load_acid_table
@@ -128,7 +129,22 @@ def _static(table: Table, options: ConnectionOptions) -> tuple[str, ...]:
             where=f"table {table.name}",
             hint="give one value for each partition column, or none",
         )
-    return tuple(value or DEFAULT_PARTITION for value in values)
+    return normal_values(table, values) if values else ()
+
+
+def normal_values(table: Table, values: Sequence[str]) -> tuple[str, ...]:
+    """Partition values, one for each partition column, in normal form. Raises InvalidConnection."""
+    keys = [column.name for column in table.partition_columns]
+    if len(values) != len(keys):
+        raise InvalidConnection(
+            f"{len(values)} partition values, but the table is partitioned by {keys}",
+            where=f"table {table.name}",
+            hint="give one value for each partition column",
+        )
+    try:
+        return tuple(map(static_partition_value, table.partition_columns, values))
+    except InvalidTable as error:
+        raise InvalidConnection(error.what, where=f"table {table.name}, {error.where}", hint=error.hint) from error
 
 
 def _shape(table: Table, *, optimized: bool) -> Shape:

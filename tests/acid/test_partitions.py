@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.acid import DEFAULT_PARTITION, partition_name, partition_value, route
+from ingestd.acid import (
+    DEFAULT_PARTITION,
+    odd_partition_names,
+    partition_name,
+    partition_value,
+    route,
+    static_partition_value,
+)
 from ingestd.errors import InvalidTable
 from ingestd.schema import Column, HiveType
 
@@ -52,6 +59,55 @@ def test_partition_value_when_far_year_then_text() -> None:
 def test_partition_value_when_binary_then_invalid_table() -> None:
     with pytest.raises(InvalidTable, match="binary"):
         partition_value(Column("k", HiveType.parse("binary")), pa.scalar(b"x"))
+
+
+@pytest.mark.parametrize(
+    ("type_text", "text", "expected"),
+    [
+        ("int", "007", "7"), ("int", "+5", "5"), ("int", "-0", "0"), ("tinyint", "-128", "-128"),
+        ("bigint", "9223372036854775807", "9223372036854775807"), ("smallint", "0012", "12"),
+        ("float", "1", "1.0"), ("float", "16777217", "1.6777216E7"), ("float", "0.1", "0.1"),
+        ("double", "1.50", "1.5"), ("double", "1e7", "1.0E7"), ("double", "-0", "-0.0"), ("double", "NaN", "NaN"),
+        ("decimal(10,2)", "1.50", "1.5"), ("decimal(10,2)", "100", "100"), ("decimal(10,2)", "-0.00", "0"),
+        ("decimal(10,2)", "007", "7"), ("decimal(10,2)", "1e2", "100"), ("boolean", "TRUE", "true"),
+        ("date", "2026-1-5", "2026-01-05"), ("date", "0001-01-01", "0001-01-01"),
+        ("timestamp", "2026-1-5", "2026-01-05 00:00:00"), ("timestamp", "2026-01-05T10:00", "2026-01-05 10:00:00"),
+        ("timestamp", "2026-01-05 10:00:00.50", "2026-01-05 10:00:00.5"),
+        ("timestamp", "1969-12-31 23:59:59.123456789", "1969-12-31 23:59:59.123456789"),
+        ("timestamp", "9999-12-31 23:59:59.1", "9999-12-31 23:59:59.1"),
+        ("char(5)", "ab", "ab   "), ("char(2)", "ab   ", "ab"), ("varchar(5)", "ab ", "ab "), ("string", " x", " x"),
+        ("int", "", DEFAULT_PARTITION), ("char(5)", "", DEFAULT_PARTITION),
+        ("date", DEFAULT_PARTITION, DEFAULT_PARTITION),
+    ],
+)  # fmt: skip
+def test_static_value_when_a_value_of_the_type_then_normal_form(type_text: str, text: str, expected: str) -> None:
+    assert static_partition_value(Column("k", HiveType.parse(type_text)), text) == expected
+
+
+@pytest.mark.parametrize(
+    ("type_text", "text"),
+    [
+        ("int", "abc"), ("int", "5.7"), ("int", " 7"), ("int", "2147483648"), ("int", "٣"), ("int", "NULL"),
+        ("tinyint", "300"), ("bigint", "9223372036854775808"), ("float", "nan"), ("float", "1e39"), ("double", "1e400"),
+        ("double", "1d"), ("decimal(10,2)", "1.555"), ("decimal(10,2)", "123456789.1"), ("boolean", "1"),
+        ("boolean", "yes"), ("date", "2026-02-30"), ("date", "20260105"), ("timestamp", "2026-01-05 25:00:00"),
+        ("timestamp", "2026-01-05 10:00:00Z"), ("timestamp", "9999-12-31 23:59:59.123456789"),
+        ("varchar(2)", "abc"), ("char(2)", "abc"), ("string", "\ud800"), ("binary", "x"), ("string", "x" * 254),
+        ("string", "/" * 85),
+    ],
+)  # fmt: skip
+def test_static_value_when_no_value_of_the_type_then_invalid_table(type_text: str, text: str) -> None:
+    with pytest.raises(InvalidTable) as caught:
+        static_partition_value(Column("k", HiveType.parse(type_text)), text)
+    assert "column k" in str(caught.value)
+
+
+def test_odd_names_when_values_are_not_in_normal_form_then_those() -> None:
+    columns = [Column("q", HiveType.parse("int")), Column("at", HiveType.parse("timestamp"))]
+    odd = ["q=007/at=2026-01-05 10%3A00%3A00", "q=7/at=2026-01-05 10%3A00%3A00.0", "q=x/at=2026-01-05 10%3A00%3A00"]
+    fine = ["q=7/at=2026-01-05 10%3A00%3A00", f"q={DEFAULT_PARTITION}/at={DEFAULT_PARTITION}"]
+    assert odd_partition_names(columns, [*fine, *odd]) == odd
+    assert odd_partition_names([Column("s", HiveType.parse("string"))], ["s=%2F", "s=007"]) == []
 
 
 DATA = [Column("n", HiveType.parse("bigint"))]
