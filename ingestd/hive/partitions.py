@@ -12,6 +12,7 @@ from typing import Any
 
 from hive_metastore import ttypes
 
+from ingestd.acid.partitions import odd_partition_names
 from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.hive.tables import Table
 
@@ -19,6 +20,7 @@ from ingestd.hive.tables import Table
 # begin to count at its own first INSERT and be wrong for ever (live experiment B11).
 # LEFT is numRows as a writer of ours left it (`statistics.py`).
 LEFT = "ingestd.rows"
+_LOOK_AT = 10_000
 _NEW_PARAMETERS = {"numRows": "0", "numFiles": "0", "totalSize": "0", "rawDataSize": "0", LEFT: "0"}
 
 
@@ -33,6 +35,33 @@ def read_partitions(metastore: Metastore, table: Table, names: Sequence[str]) ->
         processorIdentifier="ingestd",
     )
     return list(metastore.call("get_partitions_by_names_req", request).partitions)
+
+
+def partition_names(metastore: Metastore, table: Table, most: int = -1) -> list[str]:
+    """The escaped names of all partitions, or of at most `most` (≤ 32767)."""
+    return list(metastore.call("get_partition_names", table.name.database, table.name.table, most))
+
+
+def odd_partitions(metastore: Metastore, table: Table) -> list[str]:
+    """Names of partitions whose values are not in Hive's normal form, such as `p=007` for an int.
+
+    Looks at the first 10,000 partitions. The metastore is asked only if there are partition columns whose texts can be
+    odd.
+    """
+    columns = table.partition_columns
+    if all(column.type.kind in ("string", "varchar") for column in columns):
+        return []
+    return odd_partition_names(columns, partition_names(metastore, table, _LOOK_AT))
+
+
+def describe_odd(names: Sequence[str]) -> str:
+    """One sentence, of bounded length, for a log."""
+    shown = ", ".join(name if len(name) <= 100 else name[:97] + "..." for name in names[:5])
+    more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return (
+        f"{shown}{more}: values that are not in Hive's normal form; WHERE, INSERT OVERWRITE and DROP PARTITION"
+        " may not find these partitions: copy their rows into partitions with normal values, then drop them"
+    )
 
 
 @dataclass(frozen=True, slots=True)

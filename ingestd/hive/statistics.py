@@ -20,7 +20,7 @@ from ingestd.acid.layout import ValidWriteIds
 from ingestd.clock import now, pause
 from ingestd.errors import MetastoreUnavailable
 from ingestd.hive.client import CAPABILITIES, Metastore
-from ingestd.hive.partitions import LEFT, read_partitions
+from ingestd.hive.partitions import LEFT, partition_names, read_partitions
 from ingestd.hive.tables import Table, read_table
 from ingestd.hive.write_ids import as_text, as_writer
 
@@ -279,5 +279,5 @@ def _every(metastore: Metastore, table: Table) -> Iterator[tuple[str, dict[str, 
     """Name and parameters of every partition, or of the whole table."""
     names: Sequence[str] = ()
     if table.partition_columns:
-        names = metastore.call("get_partition_names", table.name.database, table.name.table, -1)
+        names = partition_names(metastore, table)
     yield from _some(metastore, table, names)

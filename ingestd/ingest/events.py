@@ -40,6 +40,11 @@ def started(mapping: str, offsets: int, aborted: list[int]) -> None:
     _log.info("owner", mapping=mapping, next_offsets_sum=offsets, aborted_transactions=aborted)
 
 
+def odd_partitions(mapping: str, table: str, count: int, text: str) -> None:
+    """The table has partitions whose values are not in normal form; told once, when the mapping starts."""
+    _log.warning("odd_partitions", mapping=mapping, table=table, count=count, partitions=text)
+
+
 def standing_by(mapping: str, owner: str) -> None:
     """Another daemon owns the mapping."""
     _log.info("standing by", mapping=mapping, owner=owner)

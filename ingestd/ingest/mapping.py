@@ -17,7 +17,7 @@ from pathlib import Path
 from ingestd import retry
 from ingestd.clock import Stopwatch
 from ingestd.errors import IngestdError, InvalidTable, TransactionAborted
-from ingestd.hive import counting, transactions
+from ingestd.hive import counting, partitions, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ensure_control_table, read_state
 from ingestd.hive.tables import Table
@@ -68,6 +68,7 @@ class MappingLoop:
         self._until: Map[TopicPartition, int] | None = None
         self._state = MappingState(str(options.table))
         self._wake = threading.Event()
+        self._looked_for_odd = False
 
     def run(self) -> None:
         """Work until stopped. Raises the IngestdError that ends this mapping; others are waited out."""
@@ -91,6 +92,7 @@ class MappingLoop:
         if not self._ownership.held and not self._ownership.acquire(self._signals.stop, on_wait):
             return
         table, committer = self._recover()
+        self._warn_of_odd_partitions(table)
         if self._drain and self._until is None:
             self._until = self._planner.ends()
         self._pump(table, committer)
@@ -119,6 +121,15 @@ class MappingLoop:
             self._state = state
         events.started(options.name, sum(self._state.position.values()), aborted)
         return table, committer
+
+    def _warn_of_odd_partitions(self, table: Table) -> None:
+        """Once in the life of the process: partitions that earlier versions or others named as Hive would not."""
+        if self._looked_for_odd:
+            return
+        odd = partitions.odd_partitions(self._metastore, table)
+        if odd:
+            events.odd_partitions(self.options.name, str(table.name), len(odd), partitions.describe_odd(odd))
+        self._looked_for_odd = True
 
     def _begin_history(self, table: Table, committer: Committer) -> None:
         """Store where the first run begins before anything is read: a crash must not move a `latest` start."""

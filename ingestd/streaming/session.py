@@ -14,6 +14,7 @@ from ingestd.acid.spread import Shape
 from ingestd.acid.writer import Encoding
 from ingestd.errors import IngestdError, InvalidTable
 from ingestd.hive.client import Metastore
+from ingestd.hive.partitions import describe_odd, odd_partitions
 from ingestd.hive.security import Security
 from ingestd.hive.tables import Table, as_acid_table, load_acid_table
 from ingestd.schema import Column
@@ -69,6 +70,7 @@ def open_session(options: ConnectionOptions, configuration: Configuration, uri: 
         try:
             session = _session(metastore, options)
             _clean(metastore, session.table)
+            _warn_of_odd_partitions(session)
         except BaseException:
             metastore.close()
             raise
@@ -96,6 +98,12 @@ def _clean(metastore: Metastore, table: Table) -> None:
         clean(metastore, table, STAGING)
     except IngestdError as error:
         _log.warning("leftovers of %s could not be cleared away: %s", table.name, error)
+
+
+def _warn_of_odd_partitions(session: Session) -> None:
+    odd = odd_partitions(session.metastore, session.table)
+    if odd:
+        _log.warning("table %s: %d odd partitions: %s", session.table.name, len(odd), describe_odd(odd))
 
 
 def _load(metastore: Metastore, options: ConnectionOptions) -> Table:

@@ -26,6 +26,7 @@ from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.connection import HiveStreamingConnection
 from ingestd.streaming.errors import (
     ConnectionError,  # noqa: A004
+    InvalidConnection,
     InvalidTable,
     InvalidTransactionState,
     PartitionCreationFailed,
@@ -37,6 +38,7 @@ from ingestd.streaming.errors import (
     partition_errors,
     streaming_errors,
 )
+from ingestd.streaming.session import normal_values
 from ingestd.streaming.writers import RecordWriter, StrictJsonWriter, StrictRegexWriter
 
 __all__ = [
@@ -118,6 +120,10 @@ class HiveEndPoint:
             raise InvalidPartition(f"the table is partitioned by {keys}, not by {len(values)}", where=where)
         if not keys:
             return
+        try:
+            values = normal_values(table, values)
+        except InvalidConnection as error:
+            raise InvalidPartition(error.what, where=error.where, hint=error.hint) from error
         name = table.partition_name(values)
         if create:
             with partition_errors():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from urllib.parse import unquote
 
 import pytest
 
+from ingestd.hive.partitions import ensure_partitions
+from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.sandbox import Addresses
 from tests.support.compaction import compact
 from tests.support.stack import Stack
@@ -36,6 +40,23 @@ TWINS: dict[str, tuple[str, list[tuple[Any, str]]]] = {
     "at": ("timestamp", [*((at, f"'{at.replace('T', ' ')}'") for at in TIMES), NULL]),
     "var": ("varchar(5)", [("abc", "'abc'"), ("é", "'é'"), ("", "''"), NULL]),
     "fix": ("char(5)", [("abc", "'abc'"), ("abcde", "'abcde'"), ("", "''"), NULL]),
+}
+
+
+# Static values as a user may write them: type, the text, a literal for WHERE, and Hive's name of the partition.
+STATIC = {
+    "tiny": ("tinyint", "007", "7", "p=7"),
+    "int": ("int", "+5", "5", "p=5"),
+    "big": ("bigint", "009223372036854775807", "9223372036854775807", "p=9223372036854775807"),
+    "dec": ("decimal(10,2)", "001.50", "1.50", "p=1.5"),
+    "bool": ("boolean", "TRUE", "true", "p=true"),
+    "day": ("date", "2026-1-5", "'2026-01-05'", "p=2026-01-05"),
+    "time": ("timestamp", "2026-01-05T10:00:00.50", "'2026-01-05 10:00:00.5'", "p=2026-01-05 10%3A00%3A00.5"),
+    "char": ("char(5)", "ab", "'ab'", "p=ab   "),
+    "varchar": ("varchar(5)", "ab", "'ab'", "p=ab"),
+    "double": ("double", "1.50", "1.5", "p=1.5"),
+    "float": ("float", "10000000000", "10000000000.0", "p=1.0E10"),
+    "str": ("string", "007", "'007'", "p=007"),
 }
 
 
@@ -95,6 +116,8 @@ def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> It
         )
         cases.add("none", "p string", _records(range(3), "q"), partition={"p": ""})
         cases.add("wide", "dt string", [{"id": n, "dt": DAYS[n % 60]} for n in range(600)], commit={"interval": "1s"})
+        for case, (kind, text, _, _) in STATIC.items():
+            cases.add(f"s_{case}", f"p {kind}", _records(range(3), "q"), partition={"p": text})
         place = cases.add("place", "p string", [{"id": n, "p": "far" if n % 2 else "hive"} for n in range(10)])
         stack.sql(f"ALTER TABLE {place} ADD PARTITION (p='far')")
         # ADD PARTITION … LOCATION is ignored for managed tables; this is not.
@@ -154,6 +177,46 @@ def test_static_values_then_all_rows_go_there_whatever_the_record_says(loaded: _
 def test_static_value_when_empty_then_is_the_default_partition(loaded: _Partitions) -> None:
     assert loaded.shown(loaded.name("none")) == {f"p={DEFAULT}"}
     assert loaded.rows(loaded.name("none")) == [(n, "n", DEFAULT) for n in range(3)]
+
+
+@pytest.mark.parametrize("case", list(STATIC))
+def test_static_value_when_written_otherwise_then_hive_finds_overwrites_and_drops_it(
+    loaded: _Partitions, case: str
+) -> None:
+    _, text, literal, wanted = STATIC[case]
+    name = loaded.name(f"s_{case}")
+    assert loaded.shown(name) == {wanted}
+    assert sorted(row[0] for row in loaded.stack.sql(f"SELECT id FROM {name} WHERE p = {literal}")) == [0, 1, 2]
+    loaded.stack.sql(f"INSERT OVERWRITE TABLE {name} PARTITION (p='{text}') VALUES (100, 'theirs')")
+    assert loaded.shown(name) == {wanted}
+    assert loaded.stack.ids(name) == [100]
+    loaded.stack.sql(f"ALTER TABLE {name} DROP PARTITION (p={literal})")
+    assert loaded.shown(name) == set()
+
+
+def test_static_value_when_not_of_the_type_then_mapping_and_check_say_so(stack: Stack) -> None:
+    stack.topic()
+    stack.table("id int, note string", "p int")
+    stack.sql(f"ALTER TABLE {stack.name} ADD PARTITION (p=7)")
+    config = stack.config({"partition": {"p": "abc"}})
+    daemon = stack.drain(config, expect=65)
+    check = [sys.executable, "-m", "ingestd", "check", "--online", "--config", str(config)]
+    checked = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert checked.returncode == 65
+    for said in (daemon.text(), checked.stdout):
+        assert f"table default.{stack.name}, partition column p: 'abc' is not a value of type int" in said
+
+
+def test_partition_when_older_versions_named_it_otherwise_then_is_told_once(stack: Stack) -> None:
+    stack.topic()
+    stack.produce({"id": n, "note": "n", "p": "7"} for n in range(4))
+    stack.table("id int, note string", "p int")
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    ensure_partitions(stack.metastore, table, {"p=007": ["007"], "p=8": ["8"]})
+    told = stack.drain().events("odd_partitions")
+    assert [(event["count"], event["table"]) for event in told] == [(1, f"default.{stack.name}")]
+    assert "p=007" in told[0]["partitions"]
+    assert "p=8" not in told[0]["partitions"]
 
 
 def test_sixty_partitions_when_in_one_transaction_then_all_are_there(loaded: _Partitions) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from ingestd.errors import AGAIN, IngestdError
 from ingestd.hive import transactions
+from ingestd.hive.partitions import ensure_partitions
 from ingestd.hive.tables import TableName, as_acid_table, load_acid_table, read_table
 from ingestd.storage.local import local_path
 from ingestd.streaming import (
@@ -19,6 +20,7 @@ from ingestd.streaming import (
     ConnectionError,  # noqa: A004
     ConnectionOptions,
     HiveStreamingConnection,
+    InvalidConnection,
     InvalidTable,
     SerializationError,
     StreamingException,
@@ -28,6 +30,7 @@ from ingestd.streaming import (
     TxnState,
 )
 from ingestd.streaming.session import check_storage
+from ingestd.streaming.v1 import HiveEndPoint, InvalidPartition
 from tests.streaming.support import connect, rows, sees
 from tests.support.stack import Stack
 
@@ -173,6 +176,39 @@ def test_tables_and_arguments_when_wrong_then_each_says_what(stack: Stack) -> No
         connect(stack, transaction_batch_size=0)
     with pytest.raises(StreamingException, match="hive-site"):
         connect(stack, configuration=stack.directory / "hive-site.xml")
+
+
+def test_partition_values_when_not_in_normal_form_then_normalised_or_refused(
+    stack: Stack, caplog: pytest.LogCaptureFixture
+) -> None:
+    stack.table("id int, note string", partitioned="p int")
+    with pytest.raises(InvalidConnection, match="column p: 'abc' is not a value of type int"):
+        connect(stack, static_partition_values=["abc"])
+    with pytest.raises(InvalidPartition, match="'abc' is not a value of type int"):
+        HiveEndPoint(stack.addresses.metastore, "default", stack.name, ["abc"]).new_connection()
+    ensure_partitions(
+        stack.metastore, load_acid_table(stack.metastore, TableName("default", stack.name)), {"p=08": ["08"]}
+    )
+
+    with caplog.at_level(logging.WARNING):
+        connection = connect(stack, static_partition_values=["007"])
+    assert "1 odd partitions: p=08" in caplog.text
+    with connection:
+        assert connection.static_partition_values == ("7",)
+        assert connection.create_partition_if_not_exists(["+9"]).name == "p=9"
+        with pytest.raises(InvalidConnection, match="'9x' is not a value"):
+            connection.create_partition_if_not_exists(["9x"])
+        with pytest.raises(InvalidConnection, match="2 partition values"):
+            connection.create_partition_if_not_exists(["9", "9"])
+        with connection.transaction():
+            connection.write(rows(0))
+        connection.begin_transaction()
+        with pytest.raises(InvalidConnection, match="'x' is not a value"):
+            connection.commit_transaction([["x"]])
+        connection.commit_transaction([["010"]])
+
+    sees(stack, list(range(10)), "WHERE p = 7")
+    assert [row[0] for row in stack.sql(f"SHOW PARTITIONS {stack.name}")] == ["p=08", "p=10", "p=7", "p=9"]
 
 
 def test_configuration_when_read_from_hive_site_then_forced_settings_win_and_are_logged(
