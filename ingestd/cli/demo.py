@@ -93,7 +93,7 @@ class _Show:
         self._config = directory / "demo.yaml"
 
     def run(self, records: int) -> None:
-        self._say("Starting a real Kafka, Hive Metastore and HiveServer2 on this machine (first time: 195 MB of jars)")
+        self._say("Starting a real Kafka, Hive Metastore and HiveServer2 here (first time: 270 MiB to download)")
         with shown() as progress:
             addresses = self._box.up(progress)
         self._prepare(addresses)
