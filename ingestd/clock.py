@@ -36,6 +36,10 @@ class Deadline:
         """The deadline `seconds` from now."""
         return cls(monotonic() + seconds)
 
+    def capped(self, seconds: float) -> Deadline:
+        """This deadline, or the one `seconds` from now if that comes first."""
+        return Deadline(min(self.at, monotonic() + seconds))
+
     @property
     def left(self) -> float:
         """Seconds left, never below 0."""

@@ -111,6 +111,10 @@ class ValidWriteIds:
         hidden = sum(first <= write_id <= end for write_id in self.open | self.aborted)
         return max(0, end - first + 1) - hidden
 
+    def has_ended(self, write_id: int) -> bool:
+        """Whether the transaction of this write id has committed or aborted."""
+        return write_id <= self.high_watermark and write_id not in self.open
+
     def is_settled(self, write_id: int) -> bool:
         """Whether every id up to this one has ended (ValidReaderWriteIdList.isValidBase)."""
         return write_id <= self.high_watermark and all(write_id < waiting for waiting in self.open)

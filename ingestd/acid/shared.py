@@ -38,6 +38,7 @@ class SharedFile:
         self._runs: list[tuple[int, int]] = []
         self._unflushed = 0
         self._length = 0  # what the side file says, or may say already
+        self._kept = (0, 0)  # the write id of the last flush, and what the side file said before its first flush
         self._sink = OrcSink(self._hidden)
         # pyorc keeps rows of an unfinished batch back from an intermediate footer: with 1 there are none.
         self._orc = orc_writer(self._sink, columns, encoding, batch_size=1)
@@ -58,6 +59,8 @@ class SharedFile:
         """
         if not self._unflushed:
             return Finished(0, 0)
+        if self._kept[0] != write_id:
+            self._kept = (write_id, self._length)
         length = self._orc.write_intermediate_footer()
         self._sink.sync()
         before, self._length = self._length, length
@@ -84,6 +87,25 @@ class SharedFile:
         self._side.unlink()
         _sync(self._path.parent)
 
+    def withdraw(self, write_id: int) -> None:
+        """Take back the flushed rows of a write id that can commit no more; after it only `abandon` may be called.
+
+        Readers get the length of before first, so none finds less than it was promised.
+        """
+        if self._kept[0] != write_id:
+            return
+        self._length = self._kept[1]
+        if not self._length:
+            self._path.unlink(missing_ok=True)
+            self._side.unlink(missing_ok=True)
+            return
+        if self._side.exists():
+            self._append_length(self._length)
+        else:
+            self._renew_side_file()
+        os.truncate(self._path, self._length)
+        _sync(self._path.parent)
+
     def abandon(self) -> None:
         """Let go after a failure; never raises.
 
@@ -107,6 +129,15 @@ class SharedFile:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+    def _renew_side_file(self) -> None:
+        """The file was finished already: give it back the side file it had, whole from the first moment on."""
+        hidden = self._side.with_name("_" + self._side.name)
+        with hidden.open("wb") as file:
+            file.write(struct.pack(">q", self._length))
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(hidden, self._side)
 
 
 def _sync(directory: Path) -> None:

@@ -35,10 +35,15 @@ class LockTimeout(MetastoreUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """How long to wait for locks, and what ends the wait at once."""
+    """How long to wait for locks, and what ends the wait at once.
+
+    `patience_seconds` is how long a commit may be delayed by the wish for `lock_against_overwrites`: by default longer
+    than a TRUNCATE holds its lock.
+    """
 
     deadline: Deadline
     stop: threading.Event
+    patience_seconds: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +108,46 @@ def lock(
     The lease is an EXCLUSIVE lock on a name that needs no table; a rival gets it only when `txn` has ended.
     Raises TransactionAborted when the transaction is gone, LockTimeout when the locks do not come in time.
     """
-    components = [_write_component(txn.table, partition, dynamic=dynamic)]
-    _lock(metastore, txn, components + ([lease_component(lease)] if lease else []), wait)
+    components = _components(txn, ttypes.LockType.SHARED_READ, partition, dynamic=dynamic, lease=lease)
+    _wait(metastore, txn, _request(metastore, txn, components), wait)
+
+
+def lock_against_overwrites(
+    metastore: Metastore,
+    txn: Transaction,
+    *,
+    dynamic: bool,
+    wait: Wait,
+    lease: TableName | None = None,
+    partition: str = "",
+) -> bool:
+    """As `lock`, and True when from now on no TRUNCATE begins before `txn` has ended.
+
+    TRUNCATE takes EXCL_WRITE, which waits for a SHARED_WRITE but not for the SHARED_READ of an INSERT. So do UPDATE,
+    DELETE and MERGE: take this lock only for the moment of a commit. Where one of them has the table already, this does
+    not wait for it for longer than `wait.patience_seconds`: SHARED_READ is enough to commit, but the answer is False,
+    and a TRUNCATE may hide what `txn` commits (see `deltas.refuse_overtaken`). The first request is left in the queue,
+    which is fair: a TRUNCATE that is asked for later waits behind it. It ends with the transaction.
+    """
+    components = _components(txn, ttypes.LockType.SHARED_WRITE, partition, dynamic=dynamic, lease=lease)
+    asked = _request(metastore, txn, components)
+    try:
+        _wait(metastore, txn, asked, Wait(wait.deadline.capped(wait.patience_seconds), wait.stop))
+    except LockTimeout:
+        if wait.stop.is_set() or wait.deadline.passed:
+            raise
+    else:
+        return True
+    lock(metastore, txn, dynamic=dynamic, wait=wait, lease=lease, partition=partition)
+    return bool(_check(metastore, txn, asked.lockid).state == ttypes.LockState.ACQUIRED)
 
 
 def take_lease(metastore: Metastore, txn: Transaction, lease: TableName, wait: Wait) -> None:
     """Take a lease for the rest of the transaction; raises as `lock` does."""
-    _lock(metastore, txn, [lease_component(lease)], wait)
+    _wait(metastore, txn, _request(metastore, txn, [lease_component(lease)]), wait)
 
 
-def _lock(metastore: Metastore, txn: Transaction, components: Sequence[ttypes.LockComponent], wait: Wait) -> None:
+def _request(metastore: Metastore, txn: Transaction, components: Sequence[ttypes.LockComponent]) -> ttypes.LockResponse:
     request = ttypes.LockRequest(
         component=list(components),
         txnid=txn.id,
@@ -120,13 +155,20 @@ def _lock(metastore: Metastore, txn: Transaction, components: Sequence[ttypes.Lo
         hostname=metastore.host,
         agentInfo=txn.agent[:128],
     )
-    answer = metastore.call("lock", request)
+    return metastore.call("lock", request)
+
+
+def _check(metastore: Metastore, txn: Transaction, lock_id: int) -> ttypes.LockResponse:
+    return metastore.call("check_lock", ttypes.CheckLockRequest(lockid=lock_id, txnid=txn.id))
+
+
+def _wait(metastore: Metastore, txn: Transaction, answer: ttypes.LockResponse, wait: Wait) -> None:
     wait_seconds = 0.005
     while answer.state == ttypes.LockState.WAITING:
         if wait.deadline.passed or pause(wait_seconds, wait.stop):
             raise LockTimeout("the locks were not granted in time", where=f"table {txn.table}", hint="see SHOW LOCKS")
         wait_seconds = min(wait_seconds * 1.5, 0.5)
-        answer = metastore.call("check_lock", ttypes.CheckLockRequest(lockid=answer.lockid, txnid=txn.id))
+        answer = _check(metastore, txn, answer.lockid)
     if answer.state != ttypes.LockState.ACQUIRED:
         raise TransactionAborted(f"the locks were refused: {answer.errorMessage}", where=f"table {txn.table}")
 
@@ -175,14 +217,17 @@ def open_transactions(metastore: Metastore, agent_prefix: str) -> list[int]:
     ]
 
 
-def _write_component(table: TableName, partition: str, *, dynamic: bool) -> ttypes.LockComponent:
-    return ttypes.LockComponent(
-        type=ttypes.LockType.SHARED_READ,
+def _components(
+    txn: Transaction, kind: int, partition: str, *, dynamic: bool, lease: TableName | None
+) -> list[ttypes.LockComponent]:
+    write = ttypes.LockComponent(
+        type=kind,
         level=ttypes.LockLevel.PARTITION if partition else ttypes.LockLevel.TABLE,
-        dbname=table.database,
-        tablename=table.table,
+        dbname=txn.table.database,
+        tablename=txn.table.table,
         partitionname=partition or None,
         operationType=ttypes.DataOperationType.INSERT,
         isTransactional=True,
         isDynamicPartitionWrite=dynamic,
     )
+    return [write, lease_component(lease)] if lease else [write]

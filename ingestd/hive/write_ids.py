@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from hive_metastore import ttypes
 
 from ingestd.acid.layout import ValidWriteIds
@@ -35,11 +37,11 @@ def as_text(snapshot: ValidWriteIds) -> str:
     return f"{snapshot.table}:{snapshot.high_watermark}:{lowest}:{opened}:{aborted}"
 
 
-def has_ended(metastore: Metastore, txn_id: int) -> bool:
-    """Whether a transaction has committed or aborted."""
+def ended_transactions(metastore: Metastore, txn_ids: Iterable[int]) -> set[int]:
+    """Those of the transactions that have committed or aborted."""
     answer = metastore.call("get_open_txns_info")
-    is_open = any(txn.id == txn_id and txn.state == ttypes.TxnState.OPEN for txn in answer.open_txns)
-    return txn_id <= answer.txn_high_water_mark and not is_open
+    still_open = {txn.id for txn in answer.open_txns if txn.state == ttypes.TxnState.OPEN}
+    return {txn_id for txn_id in txn_ids if txn_id <= answer.txn_high_water_mark and txn_id not in still_open}
 
 
 def is_committed(metastore: Metastore, txn_id: int) -> bool:

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from ingestd.errors import IngestdError, MetastoreUnavailable
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
+from ingestd.hive.staging import DAEMON
 from ingestd.hive.tables import TableName, load_acid_table
-from ingestd.ingest.mapping import STAGING
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.target import load_target, static_values
 from ingestd.kafka.broker import Broker
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import read
 from ingestd.storage import local
+from ingestd.storage.local import Location
 
 # Somebody sits before the terminal.
 _ANSWER_SECONDS = 5.0
@@ -89,11 +90,10 @@ def _try_table(metastore: Metastore, options: MappingOptions) -> str:
 
 
 def _try_storage(metastore: Metastore, options: MappingOptions) -> str:
-    root = local.local_path(load_acid_table(metastore, options.table).location)
-    probe = root / STAGING / f"check-{uuid.uuid4().hex[:8]}"
-    local.make_directory(probe)
+    location = Location.of(load_acid_table(metastore, options.table).location)
+    probe = location.make_directory(DAEMON, f"check-{uuid.uuid4().hex[:8]}")
     try:
         local.write_bytes(probe / "probe", b"ingestd")
     finally:
         local.remove_tree(probe)
-    return f"{root} can be written"
+    return f"{location.path} can be written"

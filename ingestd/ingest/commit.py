@@ -9,11 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from ingestd.acid.pool import WrittenFile
 from ingestd.clock import Deadline, Stopwatch
-from ingestd.errors import IngestdError, OwnershipLost, TableChanged
+from ingestd.errors import IngestdError, OwnershipLost, StorageUnavailable, TableChanged
 from ingestd.hive import counting, deltas, ending, transactions
 from ingestd.hive.announce import announce
 from ingestd.hive.client import Metastore
@@ -22,15 +21,18 @@ from ingestd.hive.counting import Counted
 from ingestd.hive.deltas import Placed
 from ingestd.hive.ending import Doubt
 from ingestd.hive.partitions import PartitionInfo
+from ingestd.hive.staging import Staging
 from ingestd.hive.tables import Table, load_acid_table
 from ingestd.hive.transactions import Transaction, Wait
 from ingestd.ingest import failpoints
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.plan import Plan
 from ingestd.ingest.state import MappingState
-from ingestd.storage import local
 
 _LOCK_SECONDS = 120.0
+# How long to wait for the lock that excludes TRUNCATE; not so long while a long UPDATE keeps it from us every time.
+_PATIENCE_SECONDS = 1.0
+_LITTLE_PATIENCE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Work:
     table: Table
     txn: Transaction
     files: tuple[WrittenFile, ...]
-    staging: Path
+    staging: Staging
     records: int
     skipped: int
     bytes: int
@@ -55,11 +57,16 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a commit did; `recounted` names what had to be counted again because others wrote statistics beside us."""
+    """What a commit did; `recounted` names what had to be counted again because others wrote statistics beside us.
+
+    `hidden` names partitions (or WHOLE_TABLE) whose new rows nobody can see, with the base directory that hides them: a
+    TRUNCATE got in between.
+    """
 
     work: Work
     state: MappingState
     recounted: Sequence[str]
+    hidden: Mapping[str, str]
 
 
 class Committer:
@@ -81,6 +88,7 @@ class Committer:
         self._control = control
         self._stop = stop
         self._on_wait = on_wait
+        self._patience_seconds = _PATIENCE_SECONDS
 
     def commit(self, work: Work, after: MappingState) -> Committed:
         """Commit `work`; on return its rows are readable and `after` is the stored state.
@@ -95,45 +103,58 @@ class Committer:
         9. commit           the one visible moment
 
         Raises OwnershipLost when somebody else committed meanwhile, TableChanged, TransactionAborted, or an
-        Unavailable: in each case nothing of `work` is or will become visible. Only after CommitOutcomeUnknown it may.
+        Unavailable: in each case nothing of `work` is or will become visible, and no delta of it is left in place. Only
+        after CommitOutcomeUnknown it may.
         """
-        self._lock_and_fence(work)
+        alone = self._lock_and_fence(work)
         partitions = self._register(work)
         placed = self._place(work, partitions)
-        self._announce(work, placed)
-        with counting.one_at_a_time(work.table, self._stop):
-            counted = self._count(work, partitions)
-            self._commit(work, after)
-        return Committed(work, after, self._look_after(work, counted))
+        with deltas.withdrawn_unless_committed(placed):
+            self._announce(work, placed)
+            with counting.one_at_a_time(work.table, self._stop):
+                counted = self._count(work, partitions)
+                if not alone:
+                    deltas.refuse_overtaken(partitions, work.txn)
+                self._commit(work, after)
+        self._done(work, "committed")
+        hidden = {} if alone else self._hidden(work, partitions)
+        work.staging.discard()
+        return Committed(work, after, self._look_after(work, counted), hidden)
 
-    def _lock_and_fence(self, work: Work) -> None:
+    def _lock_and_fence(self, work: Work) -> bool:
         """Take the locks, then see that neither the offsets nor the table moved since they were planned.
 
         Only under the lease is the answer final: a rival gets the lease when our transaction has ended, and an ended
-        transaction cannot commit.
+        transaction cannot commit. False when a TRUNCATE may still get in between.
         """
-        transactions.lock(
+        alone = transactions.lock_against_overwrites(
             self._metastore,
             work.txn,
             dynamic=bool(work.table.partition_columns),
-            wait=Wait(Deadline.after(_LOCK_SECONDS), self._stop),
+            wait=Wait(Deadline.after(_LOCK_SECONDS), self._stop, self._patience_seconds),
             lease=self._options.commit_lease,
         )
+        self._patience_seconds = _PATIENCE_SECONDS if alone else _LITTLE_PATIENCE_SECONDS
         stored = MappingState.parse(read_state(self._metastore, self._control))
         if (stored.position if stored else {}) != work.plan.before:
             raise OwnershipLost("the offsets were moved by another daemon", where=f"mapping {self._options.name}")
         if load_acid_table(self._metastore, work.table.name) != work.table:
             raise TableChanged("the table's columns or place changed", where=f"table {work.table.name}")
         self._done(work, "locked")
+        return alone
 
     def _register(self, work: Work) -> dict[str, PartitionInfo]:
         """Make missing partitions and register all that are written."""
-        partitions = deltas.register(self._metastore, work.table, work.txn, [file.partition for file in work.files])
+        partitions = deltas.register(
+            self._metastore, work.table, work.staging.location, work.txn, [file.partition for file in work.files]
+        )
         self._done(work, "registered")
         return partitions
 
     def _place(self, work: Work, partitions: Mapping[str, PartitionInfo]) -> list[Placed]:
         """Rename the staged deltas to their place: each appears whole or not at all."""
+        if work.files:
+            deltas.check_alive(self._metastore, work.txn)
         placed = deltas.place(work.table, work.txn.write_id, work.files, partitions, work.staging)
         self._done(work, "placed")
         return placed
@@ -155,7 +176,14 @@ class Committer:
         text = after.text()
         doubt = Doubt(lambda: read_state(self._metastore, self._control) == text, self._on_wait, self._stop)
         ending.commit(self._metastore, work.txn, self._control.key_value(text), doubt)
-        self._done(work, "committed")
+
+    @staticmethod
+    def _hidden(work: Work, partitions: Mapping[str, PartitionInfo]) -> dict[str, str]:
+        """Where a TRUNCATE overtook the commit, which stands all the same; an error when that cannot be seen now."""
+        try:
+            return deltas.overtaken(partitions, work.txn)
+        except StorageUnavailable as error:
+            return {str(work.table.name): f"not known: {error}"}
 
     def _look_after(self, work: Work, counted: Counted) -> list[str]:
         """The commit stands whatever happens here; a count that cannot be looked at now is looked at next time."""
@@ -163,8 +191,6 @@ class Committer:
             return counting.look_after(self._metastore, work.table, counted)
         except IngestdError as error:
             return [f"not looked at: {error}"]
-        finally:
-            local.remove_tree(work.staging)
 
     @staticmethod
     def _done(work: Work, step: str) -> None:

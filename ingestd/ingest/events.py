@@ -35,6 +35,31 @@ def committed(mapping: str, done: Committed) -> None:
     )
 
 
+def commit_hidden(mapping: str, done: Committed) -> None:
+    """A TRUNCATE that ran beside the commit hides the rows of it; its offsets are stored."""
+    work = done.work
+    _log.error(
+        "commit_hidden",
+        mapping=mapping,
+        table=str(work.table.name),
+        txn=work.txn.id,
+        write_id=work.txn.write_id,
+        hidden_by=dict(done.hidden),
+        ranges=[str(r) for r in work.plan.ranges],
+        hint="if the TRUNCATE was not meant to remove these records, read the offset ranges again with a new mapping",
+    )
+
+
+def staging_removed(mapping: str, directories: list[str]) -> None:
+    """Staging directories of ended transactions are gone."""
+    _log.info("staging_removed", mapping=mapping, directories=directories)
+
+
+def staging_left(mapping: str, error: IngestdError) -> None:
+    """Staging directories of ended transactions could not be removed; the next sweep tries again."""
+    _log.warning("staging_left", mapping=mapping, error=str(error))
+
+
 def started(mapping: str, offsets: int, aborted: list[int]) -> None:
     """The mapping is ours and begins at a position; `aborted` are transactions that a predecessor left open."""
     _log.info("owner", mapping=mapping, next_offsets_sum=offsets, aborted_transactions=aborted)

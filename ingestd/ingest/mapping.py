@@ -12,14 +12,15 @@ from collections.abc import Mapping as Map
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from pathlib import Path
+from functools import partial
 
 from ingestd import retry
-from ingestd.clock import Stopwatch
-from ingestd.errors import IngestdError, InvalidTable, TransactionAborted
-from ingestd.hive import counting, partitions, transactions
+from ingestd.clock import Deadline, Stopwatch
+from ingestd.errors import IngestdError, InvalidTable, StorageUnavailable, TransactionAborted
+from ingestd.hive import counting, partitions, staging, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ensure_control_table, read_state
+from ingestd.hive.staging import Staging
 from ingestd.hive.tables import Table
 from ingestd.ingest import events, failpoints, stage
 from ingestd.ingest.commit import Committer, Work
@@ -32,13 +33,14 @@ from ingestd.ingest.target import load_target, static_values
 from ingestd.kafka.broker import Broker, OffsetMirror
 from ingestd.kafka.ranges import TopicPartition, split
 from ingestd.spark.engine import Engine, JobFailed
-from ingestd.storage import local
+from ingestd.storage.local import Location
 
-STAGING = ".ingestd-staging"
 # Transactions between open and commit, besides the one that commits.
 _STAGES_AHEAD = 2
 # Below this a second task costs more than it gains, in time and in files.
 _OFFSETS_PER_TASK = 25_000
+# A daemon that was frozen may stage something after its successor has cleaned up.
+_SWEEP_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,9 @@ class MappingLoop:
         self._until: Map[TopicPartition, int] | None = None
         self._state = MappingState(str(options.table))
         self._wake = threading.Event()
+        # What the transactions that are not committed have staged, by their ids: wherever the table was then.
+        self._staged: dict[int, Staging] = {}
+        self._next_sweep = Deadline.after(0.0)
         self._looked_for_odd = False
 
     def run(self) -> None:
@@ -95,14 +100,17 @@ class MappingLoop:
         self._warn_of_odd_partitions(table)
         if self._drain and self._until is None:
             self._until = self._planner.ends()
-        self._pump(table, committer)
+        try:
+            self._pump(table, committer)
+        finally:
+            self._drop_staged()
 
     def _recover(self) -> tuple[Table, Committer]:
         """Abort what is open, take its traces back, and read where the last commit ended."""
         options = self.options
         aborted = self._ownership.abort_leftovers()
         table = load_target(self._metastore, options)
-        local.remove_tree(self._staging(table))
+        self._sweep(table)
         mended = counting.take_back(self._metastore, table, options.name)
         if mended:
             events.counts_mended(options.name, mended)
@@ -144,7 +152,7 @@ class MappingLoop:
         self._wake.clear()
         name = self.options.name
         with ThreadPoolExecutor(2, f"stage-{name}") as stages, ThreadPoolExecutor(1, f"commit-{name}") as commits:
-            while (plan := self._planner.next(position, self._until, self._is_over)) is not None:
+            while (plan := self._planner.next(position, self._until, partial(self._turn, table))) is not None:
                 failpoints.reach("planned")
                 # Columns that a user added take part from the next transaction on.
                 table = load_target(self._metastore, self.options)
@@ -174,19 +182,44 @@ class MappingLoop:
     def _is_over(self) -> bool:
         return self._signals.stop.is_set() or self._wake.is_set()
 
+    def _turn(self, table: Table) -> bool:
+        """Between two looks at the broker: sweep when it is time; True when there is nothing more to plan."""
+        if self._next_sweep.passed:
+            self._sweep(table)
+        return self._is_over()
+
+    def _sweep(self, table: Table) -> None:
+        """Remove what ended transactions have staged in the table; what cannot be removed stays until the next time."""
+        self._next_sweep = Deadline.after(_SWEEP_SECONDS)
+        try:
+            removed = staging.sweep(self._metastore, table, spare=map(str, list(self._staged)))
+        except IngestdError as error:
+            events.staging_left(self.options.name, error)
+        else:
+            if removed:
+                events.staging_removed(self.options.name, list(map(str, removed)))
+
+    def _drop_staged(self) -> None:
+        """Remove what transactions have staged that will not commit any more."""
+        while self._staged:
+            self._staged.popitem()[1].discard()
+
     def _open(self, plan: Plan, table: Table) -> Work:
         """Open the transaction: its write id goes into every row."""
         self._ownership.check()
         watch = Stopwatch()
+        # Before anything is begun: a table whose directory is missing cannot be written.
+        location = Location.of(table.location)
         txn = transactions.begin(self._metastore, table.name, self._ownership.agent)
         self._ownership.track(txn.id)
         watch.lap("opened")
         failpoints.reach("opened")
-        return Work(plan, table, txn, (), self._staging(table) / str(txn.id), 0, 0, 0, watch)
+        return Work(plan, table, txn, (), Staging(location, staging.DAEMON, str(txn.id)), 0, 0, 0, watch)
 
     def _stage(self, work: Work) -> Work:
         """Read, decode and write the ranges as one Spark job."""
-        local.make_directory(work.staging)
+        self._staged[work.txn.id] = work.staging
+        work.staging.make()
         try:
             answers = self._engine.run(self.options.name, stage.run, self._tasks(work))
         except JobFailed as error:
@@ -194,6 +227,8 @@ class MappingLoop:
                 raise TransactionAborted("stopped by a signal", where=f"mapping {self.options.name}") from error
             raise
         for answer in answers:
+            if isinstance(answer, StorageUnavailable):
+                raise work.staging.explain(answer)
             if isinstance(answer, IngestdError):
                 raise answer
         parts = [a for a in answers if isinstance(a, Staged)]
@@ -216,7 +251,7 @@ class MappingLoop:
                 tombstones=self.options.tombstones,
                 write_id=work.txn.write_id,
                 bucket=bucket,
-                staging=str(work.staging),
+                staging=str(work.staging.path),
             )
             for bucket, share in enumerate(split(work.plan.ranges, count))
         ]
@@ -238,12 +273,15 @@ class MappingLoop:
         self._ownership.check()
         done = committer.commit(work, after)
         self._ownership.untrack(work.txn.id)
+        self._staged.pop(work.txn.id, None)
         self._state = after
         self._backoff.reset()
         self._mirror_offsets(after)
         work.watch.lap("mirrored")
         failpoints.reach("mirrored")
         events.committed(self.options.name, done)
+        if done.hidden:
+            events.commit_hidden(self.options.name, done)
 
     def _mirror_offsets(self, after: MappingState) -> None:
         """Best effort: Hive knows the truth, and the next commit sets the group right."""
@@ -251,9 +289,6 @@ class MappingLoop:
             self._mirror.commit(after.position)
         except IngestdError as error:
             events.mirror_failed(self.options.name, error)
-
-    def _staging(self, table: Table) -> Path:
-        return local.local_path(table.location) / STAGING / self.options.name
 
     def _give_up(self) -> None:
         """Leave nothing open: abort, release, leave the group. A metastore that is away is left to time-outs."""

@@ -22,7 +22,7 @@ from ingestd.kafka.reader import Block, read
 from ingestd.records.block import Decoded, Reject
 from ingestd.records.json import JsonDecoder
 from ingestd.schema import Column
-from ingestd.storage.local import make_directory
+from ingestd.storage.local import make_leaf
 
 _HEAD = 80
 
@@ -66,7 +66,7 @@ def run(task: StageTask) -> Staged | IngestdError:
 def _stage(task: StageTask) -> Staged:
     # A retried task must never write into the files of its first attempt.
     directory = Path(task.staging) / f"task-{task.bucket}-{uuid.uuid4().hex[:8]}"
-    make_directory(directory)
+    make_leaf(directory)
     decoder = JsonDecoder(_record_columns(task), tombstones=task.tombstones)
     pool = WriterPool(directory, task.shape.columns, task.write_id, task.bucket, encoding=task.shape.encoding)
     records = skipped = size = 0

@@ -16,22 +16,23 @@ from enum import Enum
 
 from ingestd.acid.spread import Part
 from ingestd.clock import Deadline
-from ingestd.errors import IngestdError, TransactionAborted
+from ingestd.errors import CommitOutcomeUnknown, IngestdError, StorageUnavailable, TransactionAborted
 from ingestd.hive import counting, deltas, ending, transactions
 from ingestd.hive.announce import announce
 from ingestd.hive.counting import Counted
 from ingestd.hive.deltas import Placed
 from ingestd.hive.ending import Doubt
 from ingestd.hive.partitions import PartitionInfo
+from ingestd.hive.staging import STREAMING, Staging
 from ingestd.hive.statistics import WHOLE_TABLE, Added
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import KeyValue, Transaction, Wait
 from ingestd.hive.write_ids import is_committed
-from ingestd.storage import local
+from ingestd.storage.local import Location
 from ingestd.streaming.errors import InvalidTransactionState, partition_errors
 from ingestd.streaming.heartbeat import Heartbeat
 from ingestd.streaming.output import Output, OwnFiles, Partition, SharedFiles
-from ingestd.streaming.session import STAGING, Session
+from ingestd.streaming.session import Session
 
 _log = logging.getLogger(__name__)
 _BEATS_PER_TIMEOUT = 2
@@ -90,6 +91,7 @@ class TransactionBatch:
         self._session = session
         self._guard = threading.RLock()
         self._partitions = Partitions(session, self._register)
+        self._location = Location.of(session.table.location)
         self._left = deque(transactions.begin_batch(session.metastore, session.table.name, session.agent, size))
         self.write_ids = [txn.write_id for txn in self._left]
         self.txn_to_write_ids = {txn.id: txn.write_id for txn in self._left}
@@ -123,10 +125,12 @@ class TransactionBatch:
             self._heartbeat.check(txn.id)
             self.current, self.state = txn, TxnState.OPEN
             self._partitions.clear()
-            wait = Wait(Deadline.after(self._session.lock_seconds), threading.Event())
-            partition = self._table.partition_name(self._session.static) if self._session.static else ""
             transactions.lock(
-                self._session.metastore, txn, dynamic=self._session.is_dynamic, wait=wait, partition=partition
+                self._session.metastore,
+                txn,
+                dynamic=self._session.is_dynamic,
+                wait=self._wait(),
+                partition=self._locked_partition,
             )
             self._output.begin(txn.write_id)
 
@@ -150,17 +154,18 @@ class TransactionBatch:
         with self._guard:
             txn = self._open_transaction()
             self._heartbeat.check(txn.id)
-            done = self._output.finish()
-            self.placed = done.placed
-            if extras.partitions:
-                self._partitions.locate(extras.partitions)
-            announce(self._session.metastore, self._table, txn, done.placed)
-            with counting.one_at_a_time(self._table, threading.Event()):
-                counted = self._count(txn, done.added)
-                self._heartbeat.forget(txn.id)
-                self._commit(txn, extras.key_value, counted)
+            try:
+                counted, alone = self._publish(txn, extras)
+            except CommitOutcomeUnknown:
+                raise
+            except IngestdError:
+                # The metastore may have forgotten the transaction already: then what lies in place can be seen.
+                self._output.withdraw()
+                raise
             self.current, self.state = None, TxnState.COMMITTED
             self._session.stats.committed_transactions += 1
+            if not alone:
+                self._tell_hidden(txn)
             self._look_after(counted)
             if not self._left:
                 self._finish_files()
@@ -216,11 +221,58 @@ class TransactionBatch:
             return SharedFiles(
                 self._table, self._session.shape, self._partitions.locate, (self.write_ids[0], self.write_ids[-1])
             )
-        staging = local.local_path(self._table.location) / STAGING / str(self._left[0].id)
+        staging = Staging(self._location, STREAMING, str(self._left[0].id))
         return OwnFiles(self._table, self._session.shape, self._partitions.locate, staging)
 
     def _register(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
-        return deltas.register(self._session.metastore, self._table, self._open_transaction(), partitions)
+        return deltas.register(
+            self._session.metastore, self._table, self._location, self._open_transaction(), partitions
+        )
+
+    @property
+    def _locked_partition(self) -> str:
+        return self._table.partition_name(self._session.static) if self._session.static else ""
+
+    def _wait(self) -> Wait:
+        return Wait(Deadline.after(self._session.lock_seconds), threading.Event())
+
+    def _publish(self, txn: Transaction, extras: Extras) -> tuple[Counted, bool]:
+        """Place the files and commit; also answers whether every TRUNCATE had to wait for that.
+
+        The lock for it is taken so late because UPDATE and DELETE wait for it too, and a transaction may take hours.
+        """
+        metastore = self._session.metastore
+        deltas.check_alive(metastore, txn)
+        done = self._output.finish()
+        self.placed = done.placed
+        if extras.partitions:
+            self._partitions.locate(extras.partitions)
+        announce(metastore, self._table, txn, done.placed)
+        alone = not self.partitions or transactions.lock_against_overwrites(
+            metastore, txn, dynamic=self._session.is_dynamic, wait=self._wait(), partition=self._locked_partition
+        )
+        with counting.one_at_a_time(self._table, threading.Event()):
+            counted = self._count(txn, done.added)
+            deltas.refuse_overtaken(self.partitions, txn)
+            self._heartbeat.forget(txn.id)
+            self._commit(txn, extras.key_value, counted)
+        return counted, alone
+
+    def _tell_hidden(self, txn: Transaction) -> None:
+        """The commit stands; a directory that cannot be listed now tells nothing."""
+        try:
+            hidden = deltas.overtaken(self.partitions, txn)
+        except StorageUnavailable as error:
+            _log.warning("whether a TRUNCATE hides transaction %s is not known: %s", txn.id, error)
+            return
+        for base in hidden.values():
+            _log.error(
+                "rows of transaction %s (write id %s) were committed beside a TRUNCATE and are hidden by %s; if it was"
+                " not meant to remove them, write them again",
+                txn.id,
+                txn.write_id,
+                base,
+            )
 
     def _count(self, txn: Transaction, added: Mapping[str, Added]) -> Counted:
         some = {name: more for name, more in added.items() if more.rows}

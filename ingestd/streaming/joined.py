@@ -12,12 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from ingestd.acid.spread import Part
 from ingestd.hive.deltas import Placed
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
+from ingestd.hive.staging import STREAMING, Staging
 from ingestd.hive.statistics import WHOLE_TABLE
-from ingestd.storage import local
+from ingestd.storage.local import Location
 from ingestd.streaming.batch import Extras, Partitions, TxnState
 from ingestd.streaming.errors import InvalidTransactionState
 from ingestd.streaming.output import OwnFiles, Partition
-from ingestd.streaming.session import STAGING, Session
+from ingestd.streaming.session import Session
 
 
 class JoinedTransaction:
@@ -30,7 +31,8 @@ class JoinedTransaction:
         self.txn_to_write_ids: dict[int, int] = {}
         self.state = TxnState.INACTIVE
         self.placed: Sequence[Placed] = ()
-        staging = local.local_path(session.table.location) / STAGING / f"w{write_id}-{max(0, statement_id)}"
+        location = Location.of(session.table.location)
+        staging = Staging(location, STREAMING, f"w{write_id}-{max(0, statement_id)}")
         self._output = OwnFiles(
             session.table, session.shape, self._partitions.locate, staging, statement=max(0, statement_id)
         )

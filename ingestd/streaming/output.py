@@ -5,8 +5,10 @@ Invariant: no row can be read before its transaction has committed, and none of 
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,14 +19,16 @@ from ingestd.acid.pool import WrittenFile, storage_errors
 from ingestd.acid.shared import SharedFile
 from ingestd.acid.spread import BucketPools, Part, Shape
 from ingestd.background import Background
-from ingestd.errors import InvalidTable
+from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.hive import counting, deltas
 from ingestd.hive.deltas import Placed
 from ingestd.hive.partitions import PartitionInfo
+from ingestd.hive.staging import Staging
 from ingestd.hive.statistics import Added
 from ingestd.hive.tables import Table
-from ingestd.storage import local
+from ingestd.storage.local import Location
 
+_log = logging.getLogger(__name__)
 Partition = tuple[str, ...]
 # Makes and registers partitions with the open transaction; answers by partition name.
 Locate = Callable[[Iterable[Partition]], Mapping[str, PartitionInfo]]
@@ -63,6 +67,10 @@ class Output(Protocol):
         """Forget the transaction's rows; never raises."""
         ...
 
+    def withdraw(self) -> None:
+        """Take back what `finish` did for a transaction that can commit no more; never raises. Then comes `abandon`."""
+        ...
+
     def close(self) -> None:
         """Finish files that outlive a transaction."""
         ...
@@ -76,25 +84,24 @@ class OwnFiles:
     """Each transaction has its own deltas: staged under a hidden directory, renamed to their place at the end."""
 
     def __init__(
-        self, table: Table, shape: Shape, locate: Locate, staging: Path, *, statement: int | None = None
+        self, table: Table, shape: Shape, locate: Locate, staging: Staging, *, statement: int | None = None
     ) -> None:
         """`statement`: all files take this one; by default a transaction numbers its files itself."""
         self._table = table
         self._shape = shape
         self._locate = locate
-        self._root = staging
+        self._staging = staging
         self._statement = statement
         self._write_id = 0
         self._pools: BucketPools | None = None
+        self._placed: Sequence[Placed] = ()
         self._encoding = Background("ingestd-encode")
 
     def begin(self, write_id: int) -> None:
         """See `Output`."""
         self._write_id = write_id
-        self._staging = self._root / str(write_id)
-        local.make_directory(self._staging)
         self._pools = BucketPools(
-            self._staging,
+            self._staging.make(),
             self._shape,
             write_id,
             max_pending_bytes=_PENDING_BYTES,
@@ -104,30 +111,40 @@ class OwnFiles:
     def add(self, part: Part) -> None:
         """See `Output`; the files are written while the caller makes the next rows."""
         assert self._pools
-        self._encoding.run(partial(self._pools.add, part))
+        with self._explained():
+            self._encoding.run(partial(self._pools.add, part))
 
     def flush(self) -> None:
         """See `Output`."""
         assert self._pools
-        self._encoding.run(self._pools.flush)
-        self._encoding.wait()
+        with self._explained():
+            self._encoding.run(self._pools.flush)
+            self._encoding.wait()
 
     def finish(self) -> Delivered:
         """See `Output`."""
         files = self._close_pools(self._pools)
         found = self._locate({file.partition for file in files})
-        placed = deltas.place(self._table, self._write_id, files, found, self._staging)
+        self._placed = deltas.place(self._table, self._write_id, files, found, self._staging)
         self._pools = None
-        local.remove_tree(self._root)
-        return Delivered(counting.added_rows(self._table, files), placed)
+        self._staging.discard()
+        return Delivered(counting.added_rows(self._table, files), self._placed)
 
     def _close_pools(self, pools: BucketPools | None) -> list[WrittenFile]:
         assert pools
         files: list[WrittenFile] = []
-        self._encoding.run(lambda: files.extend(pools.close()))
-        self._encoding.wait()
+        with self._explained():
+            self._encoding.run(lambda: files.extend(pools.close()))
+            self._encoding.wait()
         self._encoding.close()
         return files
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except StorageUnavailable as error:
+            raise self._staging.explain(error) from error
 
     def discard(self) -> None:
         """See `Output`."""
@@ -135,7 +152,11 @@ class OwnFiles:
         if self._pools:
             self._pools.abort()
             self._pools = None
-        local.discard_tree(self._root)
+        self._staging.discard()
+
+    def withdraw(self) -> None:
+        """See `Output`."""
+        deltas.withdraw(self._placed)
 
     def close(self) -> None:
         """See `Output`; nothing outlives a transaction."""
@@ -165,12 +186,14 @@ class SharedFiles:
         self._statements: dict[tuple[Partition, int], int] = {}
         self._flushed: dict[str, Added] = {}
         self._placed: set[Placed] = set()
+        self._finished: list[SharedFile] = []  # in the open transaction, with rows of it
 
     def begin(self, write_id: int) -> None:
         """See `Output`."""
         self._write_id = write_id
         self._flushed = {}
         self._placed = set()
+        self._finished = []
 
     def add(self, part: Part) -> None:
         """See `Output`."""
@@ -187,8 +210,8 @@ class SharedFiles:
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         for part in waiting:
             name = self._table.partition_name(part.partition)
-            directory = local.local_path(found[name].location)
-            with storage_errors(directory):
+            directory = Location.of(found[name].location)
+            with storage_errors(directory.path):
                 self._file(part, directory).write(part.rows, self._write_id)
             self._touched.add((part.partition, part.bucket))
             self._placed.add(self._place_of(part, found[name].location))
@@ -205,6 +228,14 @@ class SharedFiles:
         """See `Output`; rows that are in a shared file already are hidden by their write id."""
         self._waiting, self._bytes = [], 0
         self._touched = set()
+
+    def withdraw(self) -> None:
+        """See `Output`; rows of the batch's earlier transactions stay."""
+        for file in [*self._open.values(), *self._finished]:
+            try:
+                file.withdraw(self._write_id)
+            except OSError as error:  # noqa: PERF203 - each file for itself
+                _log.warning("rows of an aborted transaction are left in the files of its batch: %s", error)
 
     def close(self) -> None:
         """See `Output`."""
@@ -230,7 +261,7 @@ class SharedFiles:
         before = self._flushed.get(name, Added(0, 0, 0))
         self._flushed[name] = Added(before.rows + done.rows, before.files, before.bytes + done.bytes)
 
-    def _file(self, part: Part, directory: Path) -> SharedFile:
+    def _file(self, part: Part, directory: Location) -> SharedFile:
         key = (part.partition, part.bucket)
         if key in self._open:
             self._open.move_to_end(key)
@@ -244,8 +275,7 @@ class SharedFiles:
                 where=f"partition {self._table.partition_name(part.partition)}",
                 hint=f"write to at most {_MAX_OPEN} partitions and buckets in a batch, or use transaction_batch_size=1",
             )
-        delta = directory / shared_delta_name(*self._range, statement)
-        delta.mkdir(parents=True, exist_ok=True)
+        delta = directory.make_directory(shared_delta_name(*self._range, statement))
         (delta / ORC_ACID_VERSION_FILE).write_bytes(ORC_ACID_VERSION)
         self._open[key] = SharedFile(delta, self._shape.columns, part.bucket, statement, self._shape.encoding)
         self._statements[key] = statement
@@ -260,5 +290,6 @@ class SharedFiles:
             if key in self._touched:
                 self._flush(key)
                 self._touched.discard(key)
+                self._finished.append(file)
             file.close()
         del self._open[key]

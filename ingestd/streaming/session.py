@@ -13,6 +13,7 @@ from ingestd.acid.partitions import static_partition_value
 from ingestd.acid.spread import Shape
 from ingestd.acid.writer import Encoding
 from ingestd.errors import IngestdError, InvalidTable
+from ingestd.hive import staging
 from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import describe_odd, odd_partitions
 from ingestd.hive.security import Security
@@ -22,12 +23,10 @@ from ingestd.storage import local
 from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.errors import InvalidConnection, connection_errors
 from ingestd.streaming.heartbeat import transaction_timeout
-from ingestd.streaming.leftovers import clean
 from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.stats import ConnectionStats
 
 _log = logging.getLogger(__name__)
-STAGING = ".ingestd-streaming"
 _BLOB_STORES = ("s3", "s3a", "s3n", "gs", "wasb", "wasbs", "abfs", "abfss", "oss", "cos")
 
 
@@ -95,7 +94,7 @@ def _session(metastore: Metastore, options: ConnectionOptions) -> Session:
 def _clean(metastore: Metastore, table: Table) -> None:
     """A courtesy to others: no connection fails for what killed clients have left."""
     try:
-        clean(metastore, table, STAGING)
+        staging.sweep(metastore, table)
     except IngestdError as error:
         _log.warning("leftovers of %s could not be cleared away: %s", table.name, error)
 

@@ -1,0 +1,143 @@
+"""Where a transaction stages its files, and how what ended transactions left behind is removed.
+
+Invariant: a staging directory is named after its transaction and is removed only by that transaction, or after it has
+ended. The metastore never uses a transaction id again, so the directory of an ended transaction is garbage, whoever
+made it; and what such a transaction renamed out of it was either committed before, or is garbage wherever it is. So a
+process that is frozen while it removes a directory can do no harm when it continues.
+
+To remove the directory is also a fence: a former owner that was frozen and continues has nothing left to publish.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingestd.errors import IngestdError, StorageUnavailable, TransactionAborted
+from ingestd.hive.client import Metastore
+from ingestd.hive.tables import Table
+from ingestd.hive.write_ids import ended_transactions, read_snapshot
+from ingestd.storage import local
+from ingestd.storage.local import Location
+
+DAEMON = ".ingestd-staging"
+STREAMING = ".ingestd-streaming"
+_COPY = ".ingestd-incoming-"
+_OWN = re.compile(r"[0-9]+")  # the id of a transaction
+_JOINED = re.compile(r"w([0-9]+)-[0-9]+")  # the write id of somebody else's transaction, and a statement
+_COPIES = re.compile(re.escape(_COPY) + r"([0-9]+|w[0-9]+-[0-9]+)-delta_.*")
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """The staging directory of one transaction, `<table>/<root>/<owner>`.
+
+    `location` is the table's directory as it was when the transaction was planned; `owner` is the transaction's id, or
+    `w<write id>-<statement>` for a transaction that is somebody else's. Methods raise StorageUnavailable.
+    """
+
+    location: Location
+    root: str
+    owner: str
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self.location.path / self.root / self.owner
+
+    def make(self) -> Path:
+        """Create it in the table's directory, which must be there."""
+        return self.location.make_directory(self.root, self.owner)
+
+    def discard(self) -> None:
+        """Remove it when the transaction has ended or will not commit; never raises. `sweep` removes what stays."""
+        local.discard_tree(self.path)
+
+    def copy_name(self, delta: str) -> str:
+        """The hidden name of a delta while it is copied from another file system into its partition."""
+        return f"{_COPY}{self.owner}-{delta}"
+
+    def explain(self, error: StorageUnavailable) -> IngestdError:
+        """What an error of the staged files means: TransactionAborted if they were removed, else `error` itself.
+
+        Raises StorageUnavailable when the table's directory is missing.
+        """
+        self.location.check()
+        if self.path.is_dir():
+            return error
+        return TransactionAborted(
+            "the staged files were removed: the transaction ended while this process was delayed, and its successor"
+            " cleaned up",
+            where=str(self.path),
+            hint="nothing is lost: the transaction is repeated, here or by the successor",
+        )
+
+
+def sweep(metastore: Metastore, table: Table, *, spare: Iterable[str] = ()) -> list[Path]:
+    """Remove the staging directories of ended transactions, of all mappings and streaming clients of the table.
+
+    `spare` names owners whose directories are in use. The metastore is asked only if there are others. Returns what was
+    removed. Raises StorageUnavailable after it has tried them all, MetastoreUnavailable.
+    """
+    found = [one for one in _directories(table) if one.name not in set(spare)]
+    ended = ended_owners(metastore, table, {one.name for one in found})
+    failure: StorageUnavailable | None = None
+    removed = []
+    for directory in found:
+        if directory.name not in ended:
+            continue
+        try:
+            local.remove_tree(directory)
+            removed.append(directory)
+        except StorageUnavailable as error:
+            failure = failure or error
+    if failure:
+        raise failure
+    return removed
+
+
+def remove_copies(metastore: Metastore, table: Table, location: Path, names: Iterable[str]) -> None:
+    """Remove half copied deltas of ended transactions from a partition's directory, which holds `names`.
+
+    What cannot be removed now stays hidden from readers, and the next transaction tries again.
+    """
+    owners = {name: match[1] for name in names if (match := _COPIES.fullmatch(name))}
+    ended = ended_owners(metastore, table, set(owners.values()))
+    for name, owner in owners.items():
+        if owner in ended:
+            local.discard_tree(location / name)
+
+
+def ended_owners(metastore: Metastore, table: Table, owners: set[str]) -> set[str]:
+    """Those whose transaction has committed or aborted; without owners the metastore is not asked."""
+    ids = {int(owner) for owner in owners if _OWN.fullmatch(owner)}
+    ended = {str(one) for one in ended_transactions(metastore, ids)} if ids else set()
+    joined = {owner: int(match[1]) for owner in owners if (match := _JOINED.fullmatch(owner))}
+    if joined:
+        snapshot = read_snapshot(metastore, table.name)
+        ended |= {owner for owner, write_id in joined.items() if snapshot.has_ended(write_id)}
+    return ended
+
+
+def _directories(table: Table) -> list[Path]:
+    """Everything that is named like a staging directory; earlier versions had a level for the mapping's name."""
+    location = local.local_path(table.location)
+    found = []
+    with local.guarded(location):
+        for root in (location / DAEMON, location / STREAMING):
+            for one in _below(root):
+                found += [one] if _is_owner(one.name) else [two for two in _below(one) if _is_owner(two.name)]
+    return found
+
+
+def _below(directory: Path) -> list[Path]:
+    try:
+        return [one for one in directory.iterdir() if one.is_dir()]
+    except FileNotFoundError:
+        return []
+
+
+def _is_owner(name: str) -> bool:
+    return bool(_OWN.fullmatch(name) or _JOINED.fullmatch(name))
