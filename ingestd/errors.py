@@ -2,6 +2,7 @@
 
     IngestdError                       STOP      the daemon ends
     ├ ConfigError                      STOP      exit 78
+    │  └ ConfigFaults                            several of them, each with file and line
     ├ RecordError                      STOP_ONE  this mapping stops; names topic, partition, offset, column
     ├ Unavailable                      RETRY     wait and try again
     │  ├ MetastoreUnavailable                    (Hive Streaming: ConnectionError)
@@ -23,6 +24,8 @@ Foreign exceptions are translated once, at the door of the package that owns the
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import ClassVar
 
@@ -74,6 +77,20 @@ class ConfigError(IngestdError):
     """The configuration is wrong; `where` is file and key path."""
 
     exit_code = 78
+
+
+class ConfigFaults(ConfigError):
+    """All faults of a configuration that were found at once; `str` has one line for each."""
+
+    def __init__(self, faults: Sequence[ConfigError]) -> None:
+        super().__init__("; ".join(fault.what for fault in faults))
+        self.faults = tuple(faults)
+
+    def __str__(self) -> str:
+        return "\n".join(str(fault) for fault in self.faults)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ConfigFaults, (self.faults,)
 
 
 class RecordError(IngestdError):
@@ -159,3 +176,14 @@ class SandboxError(IngestdError):
     """The sandbox could not start or stop."""
 
     exit_code = 69
+
+
+def masked(text: str, values: Iterable[object]) -> str:
+    """`text` of a foreign library with each of the values that it was given replaced by `***`.
+
+    A value of less than four characters is replaced where it stands as a word of its own.
+    """
+    for value in sorted({str(value) for value in values if str(value).strip()}, key=len, reverse=True):
+        pattern = re.escape(value) if len(value) > 3 else rf"(?<!\w){re.escape(value)}(?!\w)"
+        text = re.sub(pattern, "***", text, flags=re.IGNORECASE)
+    return text

@@ -15,7 +15,7 @@ from ingestd.cli.check import check
 from ingestd.cli.demo import demo
 from ingestd.cli.run import run
 from ingestd.cli.sandbox import sandbox
-from ingestd.errors import IngestdError
+from ingestd.errors import ConfigFaults, IngestdError
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "INGESTD"})
@@ -32,6 +32,10 @@ def main() -> None:
     """The console script."""
     try:
         cli(prog_name="ingestd")
+    except ConfigFaults as error:
+        for fault in error.faults:
+            click.echo(fault, err=True)
+        sys.exit(error.exit_code)
     except IngestdError as error:
         click.echo(f"ingestd: {error}", err=True)
         sys.exit(error.exit_code)

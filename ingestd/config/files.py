@@ -1,36 +1,133 @@
 """Configuration files into one document, references filled in.
 
-Invariant: references are filled in after parsing, so a value can never inject structure.
+Invariant: references are filled in after parsing, so a value can never inject structure; every key keeps the file and
+the line where it stands; no value is ever part of an error.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ingestd.errors import ConfigError
+from ingestd.errors import ConfigError, ConfigFaults
 
 _REFERENCE = re.compile(r"\$\{(ENV|FILE):([^}:]+)(?::-([^}]*))?\}")
+_BROKEN_REFERENCE = re.compile(r"\$\{(?:ENV|FILE)\b")
+_REFERENCE_HINT = "write ${ENV:NAME}, ${ENV:NAME:-default} or ${FILE:/path}"
+# What the parser quotes of a file may be a secret; the names of its own tokens are not.
+_QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
+_TOKEN = re.compile(r"'(<[a-z ,-]+>|[\[\]{}:,?-])'")
+_PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
-def read_document(files: Sequence[Path], directory: Path | None) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the files say. Paths are written `mappings[0].commit.rows`.
+
+    `places` has "FILE:LINE" of each path, `references` the paths whose value came from the environment or a file.
+    """
+
+    values: Mapping[str, Any] = field(repr=False)
+    places: Mapping[str, str] = field(default_factory=dict)
+    references: frozenset[str] = frozenset()
+
+    def located(self, fault: ConfigError) -> ConfigError:
+        """The fault with file and line before its path, or those of the nearest key around it."""
+        path = fault.where
+        while path and path not in self.places:
+            path = path[: max(path.rfind("."), path.rfind("["), 0)]
+        place = self.places.get(path, "")
+        where = ": ".join(part for part in (place, fault.where) if part)
+        return ConfigError(fault.what, where=where, hint=fault.hint)
+
+    def line_order(self, fault: ConfigError) -> int:
+        """Sorts located faults as the files and their lines are."""
+        order = {place: number for number, place in enumerate(self.places.values())}
+        return order.get(fault.where.partition(": ")[0], -1)
+
+
+def read_document(files: Sequence[Path], directory: Path | None) -> Settings:
     """All files as one document: later files win key by key, lists of mappings are joined.
 
-    `directory` holds one mapping per `*.yaml` file. Raises ConfigError with file and line.
+    `directory` holds one mapping per `*.yaml` file. Raises ConfigFaults with file and line.
     """
-    document: dict[str, Any] = {}
-    for file in files:
-        document = _merged(document, _parse(file))
-    for file in _mapping_files(directory):
-        document = _merged(document, {"mappings": [_parse(file)]})
     if not files and directory is None:
         raise ConfigError("no configuration was given", hint="ingestd run --config FILE")
-    return document
+    faults: list[ConfigError] = []
+    document = _Section({}, ", ".join(str(file) for file in files) or str(directory))
+    for file in files:
+        document = _merged(document, _parse(file, faults))
+    mapping_files = _mapping_files(directory)
+    for file in mapping_files:
+        mapping = _parse(file, faults)
+        document = _merged(document, _Section({"mappings": _Items([mapping], mapping.place)}, str(file)))
+    if directory is not None and not mapping_files and "mappings" not in document.entries:
+        faults.append(ConfigError("holds no *.yaml file with a mapping", where=str(directory)))
+    if faults:
+        raise ConfigFaults(faults)
+    parts = list(_walk("", document))
+    return Settings(
+        values=_plain(document),
+        places={path: part.place for path, part in parts},
+        references=frozenset(path for path, part in parts if isinstance(part, _Scalar) and part.referenced),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scalar:
+    value: Any
+    place: str
+    referenced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Items:
+    parts: list[_Part]
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    entries: dict[str, _Part]
+    place: str
+
+
+_Part = _Scalar | _Items | _Section
+
+
+def _walk(path: str, part: _Part) -> Iterator[tuple[str, _Part]]:
+    yield path, part
+    if isinstance(part, _Items):
+        for index, item in enumerate(part.parts):
+            yield from _walk(f"{path}[{index}]", item)
+    elif isinstance(part, _Section):
+        for key, entry in part.entries.items():
+            yield from _walk(f"{path}.{key}" if path else key, entry)
+
+
+def _plain(part: _Part) -> Any:
+    if isinstance(part, _Section):
+        return {key: _plain(entry) for key, entry in part.entries.items()}
+    return [_plain(item) for item in part.parts] if isinstance(part, _Items) else part.value
+
+
+def _merged(first: _Section, second: _Section) -> _Section:
+    entries = dict(first.entries)
+    for key, new in second.entries.items():
+        old = entries.get(key)
+        if isinstance(old, _Section) and isinstance(new, _Section):
+            entries[key] = _merged(old, new)
+        elif key == "mappings" and isinstance(old, _Items) and isinstance(new, _Items):
+            entries[key] = _Items(old.parts + new.parts, old.place)
+        else:
+            entries[key] = new
+    return _Section(entries, first.place)
 
 
 def _mapping_files(directory: Path | None) -> list[Path]:
@@ -38,62 +135,136 @@ def _mapping_files(directory: Path | None) -> list[Path]:
         return []
     if not directory.is_dir():
         raise ConfigError("is not a directory", where=str(directory), hint="--config-dir takes a directory")
+    if not os.access(directory, os.R_OK | os.X_OK):
+        raise ConfigError("cannot be read: Permission denied", where=str(directory))
     return sorted([*directory.glob("*.yaml"), *directory.glob("*.yml")])
 
 
-def _parse(file: Path) -> dict[str, Any]:
+def _parse(file: Path, faults: list[ConfigError]) -> _Section:
+    """The file's tree; an empty one, with the reason added to `faults`, when it cannot be parsed."""
     try:
-        parsed = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", where=str(file)) from error
+        faults.append(ConfigError(f"cannot be read: {error.strerror}", where=str(file)))
+        return _Section({}, str(file))
     except UnicodeDecodeError as error:
-        raise ConfigError("is not UTF-8 text", where=str(file)) from error
+        line = error.object[: error.start].count(b"\n") + 1
+        faults.append(ConfigError("is not UTF-8 text", where=f"{file}:{line}"))
+        return _Section({}, str(file))
+    try:
+        reader = _Reader(file, faults, text)
+        root = reader.get_single_node()
+        return reader.tree(root) if root is not None else _Section({}, str(file))
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(
-            f"is not valid YAML: {getattr(error, 'problem', None) or error}", where=f"{file}{line}"
-        ) from error
-    if parsed is None:
-        return {}
-    if not isinstance(parsed, dict):
-        raise ConfigError("must hold keys and values at the top", where=str(file))
-    return {str(key): _filled(value, f"{file}: {key}") for key, value in parsed.items()}
+        faults.append(_syntax_fault(file, text, error))
+        return _Section({}, str(file))
 
 
-def _filled(value: Any, where: str) -> Any:
-    if isinstance(value, dict):
-        return {str(k): _filled(v, f"{where}.{k}") for k, v in value.items()}
-    if isinstance(value, list):
-        return [_filled(v, f"{where}[{i}]") for i, v in enumerate(value)]
-    if isinstance(value, str):
-        return _REFERENCE.sub(lambda match: _looked_up(match, where), value)
-    return value
+def _syntax_fault(file: Path, text: str, error: yaml.YAMLError) -> ConfigError:
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position) + 1
+        return ConfigError(
+            f"is not valid YAML: the character U+{int(error.character):04X} is not allowed", where=f"{file}:{line}"
+        )
+    mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+    words = getattr(error, "problem", None) or "it cannot be parsed"
+    words = _QUOTED.sub(lambda quoted: quoted[0] if _TOKEN.fullmatch(quoted[0]) else "'…'", words)
+    place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
+    return ConfigError(f"is not valid YAML: {words}", where=place)
 
 
-def _looked_up(match: re.Match[str], where: str) -> str:
-    kind, name, default = match.groups()
-    if kind == "ENV":
-        found = os.environ.get(name, default)
-        if found is None:
-            raise ConfigError(f"the environment variable {name} is not set", where=where, hint="${ENV:NAME:-default}")
-        return found
-    try:
-        return Path(name).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"{name} cannot be read: {error.strerror}", where=where) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name} is not UTF-8 text", where=where) from error
+class _Reader(yaml.SafeLoader):
+    """Nodes of one file into parts with their lines; faults are collected, not raised."""
 
+    def __init__(self, file: Path, faults: list[ConfigError], text: str) -> None:
+        super().__init__(text)
+        self._file = file
+        self._faults = faults
+        self._open: set[int] = set()
 
-def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    merged = dict(first)
-    for key, value in second.items():
-        old = merged.get(key)
-        if isinstance(old, dict) and isinstance(value, dict):
-            merged[key] = _merged(old, value)
-        elif key == "mappings" and isinstance(old, list) and isinstance(value, list):
-            merged[key] = old + value
-        else:
-            merged[key] = value
-    return merged
+    def tree(self, root: yaml.Node) -> _Section:
+        """The whole file."""
+        if isinstance(root, yaml.MappingNode):
+            return self._section(root, "", self._place(root))
+        if not (isinstance(root, yaml.ScalarNode) and root.tag == "tag:yaml.org,2002:null"):
+            self._faults.append(ConfigError("must hold keys and values at the top", where=self._place(root)))
+        return _Section({}, str(self._file))
+
+    def _place(self, node: yaml.Node) -> str:
+        return f"{self._file}:{node.start_mark.line + 1}"
+
+    def _fault(self, what: str, node: yaml.Node, path: str, hint: str = "") -> None:
+        where = ": ".join(part for part in (self._place(node), path) if part)
+        self._faults.append(ConfigError(what, where=where, hint=hint))
+
+    def _part(self, node: yaml.Node, path: str, place: str) -> _Part:
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node, path, place)
+        if node.tag not in _PLAIN_TAGS or id(node) in self._open:
+            self._fault("is no plain YAML: a special tag, or a part of itself", node, path)
+            return _Scalar(None, place)
+        self._open.add(id(node))
+        try:
+            if isinstance(node, yaml.MappingNode):
+                return self._section(node, path, place)
+            items = [self._part(item, f"{path}[{i}]", self._place(item)) for i, item in enumerate(node.value)]
+            return _Items(items, place)
+        finally:
+            self._open.discard(id(node))
+
+    def _section(self, node: yaml.MappingNode, path: str, place: str) -> _Section:
+        self._refuse_repeated_keys(node, path)
+        self.flatten_mapping(node)
+        entries = {}
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                own = f"{path}.{key.value}" if path else key.value
+                entries[key.value] = self._part(value, own, self._place(key))
+            else:
+                self._fault("a key must be text", key, path)
+        return _Section(entries, place)
+
+    def _refuse_repeated_keys(self, node: yaml.MappingNode, path: str) -> None:
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in lines:
+                    own = f"{path}.{key.value}" if path else key.value
+                    self._fault(
+                        "the key is there twice", key, own, f"remove this one or that of line {lines[key.value]}"
+                    )
+                lines[key.value] = key.start_mark.line + 1
+
+    def _scalar(self, node: yaml.ScalarNode, path: str, place: str) -> _Scalar:
+        try:
+            value = self.construct_object(node)
+        except (ValueError, yaml.constructor.ConstructorError):
+            kind = node.tag.removeprefix("tag:yaml.org,2002:")
+            what = (
+                f"is not a valid {kind}"
+                if kind in ("int", "float", "timestamp", "binary")
+                else "has an unknown YAML tag"
+            )
+            self._fault(what, node, path, "put text into quotes")
+            return _Scalar(None, place)
+        if not isinstance(value, str) or "${" not in value:
+            return _Scalar(value, place)
+        if _BROKEN_REFERENCE.search(_REFERENCE.sub("", value)):
+            self._fault("holds a broken reference", node, path, _REFERENCE_HINT)
+        filled = _REFERENCE.sub(lambda match: self._looked_up(match, node, path), value)
+        return _Scalar(filled, place, referenced=filled != value)
+
+    def _looked_up(self, match: re.Match[str], node: yaml.Node, path: str) -> str:
+        kind, name, default = match.groups()
+        if kind == "ENV":
+            found = os.environ.get(name, default)
+            if found is None:
+                self._fault(f"the environment variable {name} is not set", node, path, "${ENV:NAME:-default}")
+            return found or ""
+        try:
+            return Path(name).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            self._fault(f"{name} cannot be read: {error.strerror}", node, path)
+        except ValueError:  # not UTF-8, or no name of a file
+            self._fault(f"{name} is not UTF-8 text", node, path)
+        return ""

@@ -1,30 +1,60 @@
 """The shape of the configuration: every key that exists, with its default and its check.
 
-Invariant: an unknown key is refused with its path and the nearest known name; nothing is accepted and ignored.
+Invariant: an unknown key is refused with its path and the nearest known name; nothing is accepted and ignored. What may
+be a secret is never repeated: no value of `kafka`, `spark.conf` or `metastore.plain`, whatever its type, no list or
+section that stands where a single value belongs, and nothing that came out of a reference.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    SecretStr,
+    TypeAdapter,
+    ValidationError,
+)
 
+from ingestd.config.files import Settings
 from ingestd.config.units import seconds, size
-from ingestd.errors import ConfigError
+from ingestd.errors import ConfigError, ConfigFaults
 from ingestd.hive.client import Metastore, addresses
 from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
 from ingestd.hive.tables import TableName
 from ingestd.ingest.options import CommitOptions, MappingOptions, StartOptions
-from ingestd.kafka.client import check_settings
+from ingestd.kafka.client import setting_faults
+
+
+def _count(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("must be a whole number")
+    return value
+
+
+def _single(value: object) -> object:
+    if not isinstance(value, (str, int, float)):
+        raise ValueError("must be text, a number, true or false")
+    return value
+
 
 Seconds = Annotated[float, BeforeValidator(seconds), Field(gt=0)]
 Bytes = Annotated[int, BeforeValidator(size), Field(gt=0)]
+Count = Annotated[int, BeforeValidator(_count), Field(gt=0)]
+Setting = Annotated[Any, BeforeValidator(_single)]
 _NAME = re.compile(r"[a-z0-9_]{1,40}")
+_TOPIC = re.compile(r"(?!\.{1,2}$)[\w.-]{1,249}", re.ASCII)
 
 
 def _mapping_name(name: str) -> str:
@@ -35,7 +65,13 @@ def _mapping_name(name: str) -> str:
 
 def _table_name(text: str) -> str:
     if not re.fullmatch(r"\w+(\.\w+)?", text):
-        raise ValueError(f"{text!r} is not database.table")
+        raise ValueError("must be database.table")
+    return text
+
+
+def _topic_name(text: str) -> str:
+    if not _TOPIC.fullmatch(text):
+        raise ValueError("must be the name of one topic: 1 to 249 letters, digits, '.', '_' or '-'")
     return text
 
 
@@ -46,8 +82,23 @@ def _partition_text(value: object) -> object:
     return str(value) if isinstance(value, (int, float, date)) else value
 
 
+def _start(value: object) -> StartOptions:
+    if value == "earliest":
+        return StartOptions("earliest")
+    if value == "latest":
+        return StartOptions("latest")
+    try:
+        if isinstance(value, dict) and list(value) == ["timestamp"]:
+            moment = TypeAdapter(datetime).validate_python(value["timestamp"])
+            moment = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+            return StartOptions("timestamp", int(moment.timestamp() * 1000))
+    except ValidationError:
+        pass
+    raise ValueError("must be earliest, latest or {timestamp: 2026-11-01T00:00:00Z}; without a zone it is UTC")
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class KerberosSection(_Section):
@@ -109,8 +160,8 @@ class MetastoreSection(_Section):
 class SparkSection(_Section):
     """`master` as Spark writes it; `conf` is handed to Spark as it is."""
 
-    master: str = "local[*]"
-    conf: dict[str, str | int | float | bool] = {}
+    master: Annotated[str, Field(min_length=1)] = "local[*]"
+    conf: dict[str, Setting] = Field(default={}, repr=False)
 
 
 class ControlSection(_Section):
@@ -128,7 +179,7 @@ class ShutdownSection(_Section):
 class CommitSection(_Section):
     """A transaction is closed by whichever comes first."""
 
-    rows: Annotated[int, Field(gt=0)] | None = None
+    rows: Count | None = None
     bytes: Bytes | None = None
     interval: Seconds | None = None
 
@@ -146,32 +197,26 @@ class FormatSection(_Section):
     tombstones: Literal["stop", "skip"] = "stop"
 
 
-class TimestampStart(_Section):
-    """`start: {timestamp: 2026-11-01T00:00:00Z}`; without a zone it is UTC."""
-
-    timestamp: datetime
-
-
 class MappingSection(_Section):
     """One mapping: topics into one table."""
 
     name: Annotated[str, AfterValidator(_mapping_name)]
-    topics: Annotated[list[str], Field(min_length=1)]
+    topics: Annotated[list[Annotated[str, AfterValidator(_topic_name)]], Field(min_length=1)]
     table: Annotated[str, AfterValidator(_table_name)]
     format: FormatSection = FormatSection()
     partition: dict[str, Annotated[str, BeforeValidator(_partition_text)]] = {}
     commit: CommitSection = CommitSection()
-    start: Literal["earliest", "latest"] | TimestampStart = "earliest"
+    start: Annotated[StartOptions, PlainValidator(_start)] = StartOptions()
     on_offset_loss: Literal["stop", "earliest", "latest"] = "stop"
-    group: str | None = None
-    kafka: dict[str, str | int | float | bool] = {}
+    group: Annotated[str, Field(min_length=1)] | None = None
+    kafka: dict[str, Setting] = Field(default={}, repr=False)
 
 
 class Document(_Section):
     """The whole configuration."""
 
     metastore: MetastoreSection
-    kafka: dict[str, str | int | float | bool]
+    kafka: dict[str, Setting] = Field(repr=False)
     spark: SparkSection = SparkSection()
     control: ControlSection = ControlSection()
     shutdown: ShutdownSection = ShutdownSection()
@@ -179,21 +224,23 @@ class Document(_Section):
     mappings: Annotated[list[MappingSection], Field(min_length=1)]
 
     def options(self) -> list[MappingOptions]:
-        """The mappings with the defaults filled in.
+        """The mappings with the defaults filled in."""
+        return [self._options(m) for m in self.mappings]
 
-        Raises ConfigError for a wrong address, a name used twice, or a Kafka key that is refused or unknown.
-        """
-        addresses(self.metastore.uri)
-        self.metastore.security()
+    def faults(self) -> Iterator[ConfigError]:
+        """What is wrong beyond the shape: addresses, logins, names used twice, Kafka keys refused or unknown."""
+        yield from _raised(lambda: addresses(self.metastore.uri))
+        yield from _raised(self.metastore.security)
         names = [m.name for m in self.mappings]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError("two mappings have this name", where=f"mappings: {name}", hint="rename one")
-        return [self._options(index, m) for index, m in enumerate(self.mappings)]
+        for index, mapping in enumerate(self.mappings):
+            if mapping.name in names[:index]:
+                what = f"another mapping has the name {mapping.name} too"
+                yield ConfigError(what, where=f"mappings[{index}].name", hint="rename one")
+        for index, mapping in enumerate(self.mappings):
+            section = partial(_kafka_section, own=mapping.kafka, path=f"mappings[{index}].kafka")
+            yield from setting_faults({**self.kafka, **mapping.kafka}, section)
 
-    def _options(self, index: int, section: MappingSection) -> MappingOptions:
-        kafka = {**self.kafka, **section.kafka}
-        check_settings(kafka, f"mappings[{index}].kafka" if section.kafka else "kafka")
+    def _options(self, section: MappingSection) -> MappingOptions:
         return MappingOptions(
             name=section.name,
             topics=tuple(dict.fromkeys(section.topics)),
@@ -203,19 +250,36 @@ class Document(_Section):
             tombstones=section.format.tombstones,
             partition=section.partition,
             commit=_commit_options(self.defaults.commit, section.commit),
-            start=_start_options(section.start),
+            start=section.start,
             on_offset_loss=section.on_offset_loss,
-            kafka=kafka,
+            kafka={**self.kafka, **section.kafka},
         )
 
 
-def validated(document: Mapping[str, Any]) -> Document:
-    """Check a document. Raises ConfigError that lists every fault with its path, one a line."""
+def _raised(check: Callable[[], object]) -> Iterator[ConfigError]:
     try:
-        return Document.model_validate(document)
+        check()
+    except ConfigError as error:
+        yield error
+
+
+def _kafka_section(key: str, *, own: Mapping[str, object], path: str) -> str:
+    """Where a Kafka key is set: in the mapping's own section, at `path`, or in the common one."""
+    return path if key in own else "kafka"
+
+
+def validated(settings: Settings) -> Document:
+    """Check a document. Raises ConfigFaults with every fault, its file, line and path."""
+    found: list[ConfigError] = []
+    try:
+        document = Document.model_validate(settings.values)
+        found.extend(document.faults())
     except ValidationError as error:
-        faults = [_sentence(fault, document) for fault in error.errors()]
-        raise ConfigError("; ".join(dict.fromkeys(faults))) from error
+        found.extend(_fault(fault, settings) for fault in error.errors())
+    if not found:
+        return document
+    faults = {str(fault): fault for fault in map(settings.located, found)}
+    raise ConfigFaults(sorted(faults.values(), key=settings.line_order))
 
 
 def _commit_options(defaults: CommitSection, own: CommitSection) -> CommitOptions:
@@ -225,27 +289,45 @@ def _commit_options(defaults: CommitSection, own: CommitSection) -> CommitOption
     return CommitOptions(**given)
 
 
-def _start_options(start: str | TimestampStart) -> StartOptions:
-    if isinstance(start, TimestampStart):
-        moment = start.timestamp if start.timestamp.tzinfo else start.timestamp.replace(tzinfo=timezone.utc)
-        return StartOptions("timestamp", int(moment.timestamp() * 1000))
-    return StartOptions("latest" if start == "latest" else "earliest")
+# No value of these is repeated, nor what stands in their place.
+_SECRET = re.compile(r"(mappings\[\d+\]\.)?kafka\b|spark\.conf\b|metastore\.plain\b")
+_SENTENCES = {
+    "missing": "is missing",
+    "model_type": "must be keys and values",
+    "dict_type": "must be keys and values",
+    "list_type": "must be a list",
+    "string_type": "must be text",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "path_type": "must be the path of a file",
+    "too_short": "must have at least one entry",
+    "string_too_short": "must not be empty",
+    "greater_than": "must be greater than 0",
+}
 
 
-# Where a value may be a password, it is not repeated.
-_SECRET = ("metastore.plain", "kafka")
-
-
-def _sentence(fault: Any, document: Mapping[str, Any]) -> str:
-    path = _path(fault["loc"], document)
+def _fault(fault: Any, settings: Settings) -> ConfigError:
+    path = _path(fault["loc"], settings.values)
     if fault["type"] == "extra_forbidden":
-        return f"{path}: unknown key{_nearest(fault['loc'])}"
-    if fault["type"] == "missing":
-        return f"{path}: is missing"
-    message = str(fault["msg"]).removeprefix("Value error, ")
-    if "not " in message or path.startswith(_SECRET):
-        return f"{path}: {message}"
-    return f"{path}: {message}, not {fault['input']!r}"
+        what, hint = _unknown(fault["loc"])
+        return ConfigError(what, where=path, hint=hint)
+    given = fault["input"]
+    if given is None:
+        return ConfigError("has no value", where=path, hint="give it one, or remove the key")
+    what = _SENTENCES.get(fault["type"], "")
+    if fault["type"] == "literal_error":
+        what = f"must be {fault['ctx']['expected']}"
+    elif fault["type"] == "value_error":
+        what = str(fault["ctx"]["error"])
+    elif not what:
+        what = "is not valid here"
+    single = isinstance(given, (str, int, float, date))
+    if fault["type"] != "missing" and single and not _SECRET.match(path) and path not in settings.references:
+        what = f"{what}, not {given if isinstance(given, date) else repr(given)}"
+    return ConfigError(what, where=path)
 
 
 def _path(location: tuple[str | int, ...], document: Mapping[str, Any]) -> str:
@@ -275,9 +357,12 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-def _nearest(location: tuple[str | int, ...]) -> str:
-    """The known key that the misspelt one resembles most."""
+def _unknown(location: tuple[str | int, ...]) -> tuple[str, str]:
+    """Sentence and hint for a key that does not exist here: the known key that it resembles most, or all."""
     parents = [part for part in location[:-1] if part in _SECTIONS]
     known = list((_SECTIONS[str(parents[-1])] if parents else Document).model_fields)
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    return f", did you mean {close[0]}?" if close else f"; known here: {', '.join(known)}"
+    name = str(location[-1])
+    if ":" in name:
+        return "unknown key", "a space must follow the colon"
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return "unknown key, " + (f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"), ""

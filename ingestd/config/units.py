@@ -12,7 +12,7 @@ def seconds(value: object) -> float:
     """`500ms`, `30s`, `5m`, `1h`; a bare number is seconds. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", str(value).strip())
     if not match:
-        raise ValueError(f"{value!r} is not a duration such as 500ms, 30s or 5m")
+        raise ValueError("must be a duration such as 500ms, 30s or 5m")
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
@@ -20,5 +20,5 @@ def size(value: object) -> int:
     """`64KiB`, `256MiB`, `1GB`; a bare number is bytes. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(value).strip())
     if not match or match[2].upper() not in _BYTES:
-        raise ValueError(f"{value!r} is not a size such as 64KiB, 256MiB or 1GB")
+        raise ValueError("must be a size such as 64KiB, 256MiB or 1GB")
     return int(float(match[1]) * _BYTES[match[2].upper()])

@@ -10,6 +10,7 @@ fails.
 from __future__ import annotations
 
 import getpass
+import re
 import socket
 import threading
 from collections.abc import Sequence
@@ -216,7 +217,7 @@ def addresses(uris: str) -> Sequence[tuple[str, int]]:
     for uri, address in found:
         if address is None:
             raise ConfigError(
-                f"{uri!r} is not a metastore address",
+                f"{re.sub('//[^/]*@', '//***@', uri)!r} is not a metastore address",
                 where="metastore.uri",
                 hint="thrift://host:9083, several separated by commas",
             )

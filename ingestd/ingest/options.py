@@ -43,7 +43,7 @@ class MappingOptions:
     commit: CommitOptions = field(default_factory=CommitOptions)
     start: StartOptions = field(default_factory=StartOptions)
     on_offset_loss: OnLoss = "stop"
-    kafka: Mapping[str, Any] = field(default_factory=dict)
+    kafka: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def control(self) -> TableName:

@@ -5,12 +5,21 @@ Invariant: settings by which a user could break exactly-once are refused, not ov
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from ingestd.errors import BrokerUnavailable, ConfigError, IngestdError, InvalidTopic, LoginFailed, OffsetsLost
+from ingestd.errors import (
+    BrokerUnavailable,
+    ConfigError,
+    IngestdError,
+    InvalidTopic,
+    LoginFailed,
+    OffsetsLost,
+    masked,
+)
 
 C = TypeVar("C")
 # Key -> why it may not be set: ingestd itself decides where to read and what to commit.
@@ -21,6 +30,7 @@ REFUSED = {
     "isolation.level": "records of aborted transactions must not be read",
     "group.id": "the group is named after the mapping: use `group` of the mapping",
     "enable.partition.eof": "the end of a range is found by it",
+    "default.topic.config": "its keys are written directly under `kafka`",
 }
 # librdkafka repeats its failed dials twenty times a second; what matters of them comes as an error and is told once.
 QUIET = {"log_level": 2}
@@ -33,21 +43,39 @@ _READER = {
     "fetch.wait.max.ms": 100,
     "fetch.queue.backoff.ms": 5,
 }
+_OURS = {*_READER, *QUIET, *REFUSED, "bootstrap.servers"}  # values that are no secrets
+_REFUSALS = (KafkaException, TypeError, ValueError, AttributeError)
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 _FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
 _LOGIN = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
 _LOST = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
 
 
-def check_settings(settings: Mapping[str, object], where: str) -> None:
-    """Raise ConfigError for a missing broker list, a setting that would break exactly-once, or one that is none."""
-    if not settings.get("bootstrap.servers"):
-        raise ConfigError("bootstrap.servers is missing", where=where, hint='kafka: {bootstrap.servers: "host:9092"}')
-    for key, why in REFUSED.items():
-        if key in settings:
-            raise ConfigError(f"{key} may not be set: {why}", where=f"{where}.{key}", hint="remove it")
-    # Without an address the client checks its settings and dials nobody.
-    made(Consumer, {k: v for k, v in reader_settings(settings).items() if k != "bootstrap.servers"}, where).close()
+def setting_faults(settings: Mapping[str, object], section: Callable[[str], str]) -> Iterator[ConfigError]:
+    """A missing broker list, settings that would break exactly-once, and what librdkafka does not take.
+
+    `section(key)` names the section of the configuration that holds `key`. No value is repeated.
+    """
+    servers = "bootstrap.servers"
+    if not settings.get(servers):
+        yield ConfigError(
+            f"{servers} is missing", where=section(servers), hint='kafka: {bootstrap.servers: "host:9092"}'
+        )
+    for key in REFUSED.keys() & settings.keys():
+        yield ConfigError(f"{key} may not be set: {REFUSED[key]}", where=f"{section(key)}.{key}", hint="remove it")
+    # Without an address the client checks its settings and connects to nothing.
+    known = (servers, "default.topic.config")
+    left = {key: value for key, value in reader_settings(settings).items() if key not in known}
+    while True:
+        try:
+            Consumer(left).close()
+            return
+        except _REFUSALS as error:
+            named, fault = _refusal(error, left, section)
+        yield fault
+        if named is None:
+            return
+        del left[named]
 
 
 def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
@@ -65,14 +93,33 @@ def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def made(client: Callable[[Mapping[str, object]], C], settings: Mapping[str, object], where: str = "kafka") -> C:
+def made(client: Callable[[Mapping[str, object]], C], settings: Mapping[str, object]) -> C:
     """A client of these settings. Raises ConfigError for a key or value that librdkafka does not take."""
     try:
         return client(dict(settings))
-    except (KafkaException, TypeError, ValueError) as error:
-        cause = error.args[0] if error.args else error
-        text = " ".join((cause.str() if isinstance(cause, KafkaError) else str(cause)).split())
-        raise ConfigError(text, where=where, hint="see librdkafka's CONFIGURATION.md") from error
+    except _REFUSALS as error:
+        fault = _refusal(error, settings, lambda _key: "kafka")[1]
+    raise fault
+
+
+def _refusal(
+    error: Exception, settings: Mapping[str, object], section: Callable[[str], str]
+) -> tuple[str | None, ConfigError]:
+    """The key that librdkafka refuses, if it names one, and a sentence without any value."""
+    cause = error.args[0] if error.args else error
+    text = " ".join((cause.str() if isinstance(cause, KafkaError) else str(cause)).split())
+    quoted = re.search(r'"([^"]+)"(?: value \S+ is (outside allowed range \S+))?[^"]*$', text)
+    if quoted and quoted[1] in settings:
+        key: str | None = quoted[1]
+        what = "librdkafka does not take this value" + (f": {quoted[2]}" if quoted[2] else "")
+        if text.startswith("No such configuration property"):
+            what = "librdkafka has no such key"
+    else:
+        users = {name: value for name, value in settings.items() if name not in _OURS}
+        key = max((name for name in users if name in text), key=len, default=None)
+        what = masked(text, users.values()).removeprefix("Failed to create consumer: ")
+    where = f"{section(key)}.{key}" if key else section("")
+    return key, ConfigError(what, where=where, hint="see librdkafka's CONFIGURATION.md")
 
 
 def is_missing(error: KafkaException | KafkaError) -> bool:

@@ -14,7 +14,7 @@ from typing import TypeVar
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 
-from ingestd.errors import IngestdError, Reaction
+from ingestd.errors import IngestdError, Reaction, masked
 from ingestd.java import find_java
 
 A = TypeVar("A")
@@ -50,7 +50,8 @@ class Engine:
         try:
             self._context = SparkContext.getOrCreate(settings)
         except (Py4JError, RuntimeError) as error:
-            raise EngineLost("Spark did not start", where=f"spark.master {master}", hint=str(error)[:300]) from error
+            words = masked(" ".join(str(error).split()), conf.values())[:300]
+            raise EngineLost(f"Spark did not start: {words}", where=f"spark.master {master}") from None
         self.parallelism = self._context.defaultParallelism
 
     def run(self, group: str, function: Callable[[A], B], items: Sequence[A]) -> list[B]:

@@ -9,6 +9,7 @@ import pytest
 from ingestd.config.files import read_document
 from ingestd.config.shape import validated
 from ingestd.errors import ConfigError
+from ingestd.kafka.client import REFUSED
 
 
 def _written(directory: Path, text: str, name: str = "ingestd.yaml") -> Path:
@@ -21,7 +22,7 @@ def _written(directory: Path, text: str, name: str = "ingestd.yaml") -> Path:
 def test_two_files_when_both_say_something_then_the_later_wins_key_by_key(tmp_path: Path) -> None:
     first = _written(tmp_path, "kafka: {a: 1, b: 2}\nspark: {master: one}\nmappings: [{name: x}]", "1.yaml")
     second = _written(tmp_path, "kafka: {b: 3}\nspark: {master: two}\nmappings: [{name: y}]", "2.yaml")
-    assert read_document([first, second], None) == {
+    assert read_document([first, second], None).values == {
         "kafka": {"a": 1, "b": 3},
         "spark": {"master": "two"},
         "mappings": [{"name": "x"}, {"name": "y"}],
@@ -34,7 +35,7 @@ def test_config_dir_when_it_holds_yaml_files_then_each_is_a_mapping(tmp_path: Pa
     _written(tmp_path, "name: y", "mappings.d/10.yaml")
     _written(tmp_path, "name: ignored", "mappings.d/30.yaml.bak")
     document = read_document([base], tmp_path / "mappings.d")
-    assert [m["name"] for m in document["mappings"]] == ["x", "y", "z"]
+    assert [m["name"] for m in document.values["mappings"]] == ["x", "y", "z"]
 
 
 def test_config_dir_when_it_is_missing_then_says_so(tmp_path: Path) -> None:
@@ -55,7 +56,7 @@ def test_references_when_set_then_are_filled_in_everywhere(tmp_path: Path, monke
         tmp_path,
         "a: ${ENV:PLACE}\nb: [{c: 'x-${ENV:UNSET:-y}-${ENV:PLACE}'}]\n" + f"d: ${{FILE:{secret}}}\ne: ${{ENV:UNSET:-}}",
     )
-    assert read_document([file], None) == {"a": "there", "b": [{"c": "x-y-there"}], "d": "s3cret", "e": ""}
+    assert read_document([file], None).values == {"a": "there", "b": [{"c": "x-y-there"}], "d": "s3cret", "e": ""}
 
 
 def test_reference_when_its_value_looks_like_yaml_then_stays_text(
@@ -63,7 +64,7 @@ def test_reference_when_its_value_looks_like_yaml_then_stays_text(
 ) -> None:
     monkeypatch.setenv("EVIL", "x\nspark: {master: evil}")
     file = _written(tmp_path, "control: {database: '${ENV:EVIL}'}")
-    assert read_document([file], None) == {"control": {"database": "x\nspark: {master: evil}"}}
+    assert read_document([file], None).values == {"control": {"database": "x\nspark: {master: evil}"}}
 
 
 @pytest.mark.parametrize(
@@ -79,9 +80,8 @@ def test_reference_when_it_cannot_be_filled_then_names_file_and_key(
     file = _written(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         read_document([file], None)
-    assert str(file) in caught.value.where
-    assert where in caught.value.where
-    assert what in caught.value.what
+    assert str(caught.value).startswith(f"{file}:1: {where}: ")
+    assert what in str(caught.value)
 
 
 def test_file_reference_when_the_file_is_not_text_then_is_a_config_error(tmp_path: Path) -> None:
@@ -94,28 +94,59 @@ def test_file_reference_when_the_file_is_not_text_then_is_a_config_error(tmp_pat
 @pytest.mark.parametrize(
     ("content", "where", "what"),
     [
-        (b"a: 1\nb: [1, 2\nc: 3\n", "line 3", "is not valid YAML"),
-        (b"a: 1\n\tb: 2\n", "line 2", "is not valid YAML"),
-        (b"- a\n- b\n", "", "must hold keys and values"),
-        (b"a: \xff\n", "", "is not UTF-8"),
-        (b"a: \x01\n", "", "is not valid YAML"),
+        (b"a: 1\nb: [1, 2\nc: 3\n", ":3:2: ", "is not valid YAML: expected ',' or ']'"),
+        (b"a: 1\n\tb: 2\n", ":2:1: ", "is not valid YAML"),
+        (b"- a\n- b\n", ":1: ", "must hold keys and values"),
+        (b"a: 1\nb: \xff\n", ":2: ", "is not UTF-8"),
+        (b"a: 1\nb: \x01\n", ":2: ", r"is not valid YAML: the character U\+0001"),
+        (b"a: 1\nb: {a: 1,\n a: 2}\n", ":3: b.a: ", "the key is there twice → remove this one or that of line 2"),
+        (b"a: 1\nb: 2026-13-45\n", ":2: b: ", "is not a valid timestamp → put text into quotes"),
+        (b"a: &x [*x]\n", ":1: a", "a part of itself"),
+        (b"a: ${ENV:}\nb: ${FILE}\n", ":1: a: ", "holds a broken reference"),
+        (b"a: 1\n? [b]\n: c\n", ":2: ", "a key must be text"),
     ],
-    ids=["bracket", "tab", "list", "latin1", "control"],
+    ids=["bracket", "tab", "list", "latin1", "control", "twice", "date", "itself", "reference", "key"],
 )
 def test_file_when_it_is_broken_then_names_file_and_line(tmp_path: Path, content: bytes, where: str, what: str) -> None:
     file = tmp_path / "broken.yaml"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=what) as caught:
         read_document([file], None)
-    assert str(file) in caught.value.where
-    assert where in caught.value.where
+    assert str(caught.value).startswith(f"{file}{where}")
 
 
 def test_file_when_missing_or_a_directory_then_names_it(tmp_path: Path) -> None:
     for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(ConfigError, match="cannot be read") as caught:
             read_document([path], None)
-        assert caught.value.where == str(path)
+        assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_faults_of_several_files_then_each_has_its_file_and_line(tmp_path: Path) -> None:
+    base = _written(tmp_path, "# base\nmetastore: {uri: thrift://a}\nkafka:\n  bootstrap.servers: b\n  sasl.foo: 1\n")
+    over = _written(tmp_path, "kafka:\n  group.id: x\nspark:\n  masterr: local\n", "over.yaml")
+    folder = tmp_path / "mappings.d"
+    first = _written(
+        tmp_path, "name: a\ntopics: [t]\ntable: d.t\nkafka:\n  fetch.wait.max.ms: long\n", "mappings.d/1.yaml"
+    )
+    second = _written(tmp_path, "name: a\ntopics:\n  - t\n  - 5\n", "mappings.d/2.yaml")
+    with pytest.raises(ConfigError) as caught:
+        validated(read_document([base, over], folder))
+    assert str(caught.value).splitlines() == [
+        f"{over}:4: spark.masterr: unknown key, did you mean master?",
+        f"{second}:1: mappings[1].table: is missing",
+        f"{second}:4: mappings[1].topics[1]: must be text, not 5",
+    ]
+    over.write_text("kafka:\n  group.id: x\n", encoding="utf-8")
+    second.write_text("name: a\ntopics: [t]\ntable: d.t\n", encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        validated(read_document([base, over], folder))
+    assert [line.split(" → ")[0] for line in str(caught.value).splitlines()] == [
+        f"{base}:5: kafka.sasl.foo: librdkafka has no such key",
+        f"{over}:2: kafka.group.id: group.id may not be set: {REFUSED['group.id']}",
+        f"{first}:5: mappings[0].kafka.fetch.wait.max.ms: librdkafka does not take this value",
+        f"{second}:1: mappings[1].name: another mapping has the name a too",
+    ]
 
 
 def test_the_example_then_is_valid() -> None:
