@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -19,26 +20,30 @@ T = TypeVar("T")
 
 
 class Backoff(wait_base):
-    """Seconds to wait: doubling from `first_seconds` to `cap_seconds`, ± 25 %; `reset` after a success."""
+    """Seconds to wait: doubling from `first_seconds` to `cap_seconds`, ± 25 %; `reset` after a success.
+
+    Each class of errors has a count of its own: a long outage does not delay the retry of what fails after it.
+    """
 
     def __init__(self, first_seconds: float = 0.2, cap_seconds: float = 10.0) -> None:
         self._first = first_seconds
         self._cap = cap_seconds
-        self._failures = 0
+        self._failures: Counter[type[BaseException] | None] = Counter()
 
     def reset(self) -> None:
         """Begin again with the shortest wait."""
-        self._failures = 0
+        self._failures.clear()
 
-    def seconds(self) -> float:
-        """Seconds before the next try."""
-        seconds = min(self._cap, self._first * float(2**self._failures))
-        self._failures = min(self._failures + 1, 30)
+    def seconds(self, error: BaseException | None = None) -> float:
+        """Seconds before the next try after `error`."""
+        kind = None if error is None else type(error)
+        seconds = min(self._cap, self._first * float(2 ** self._failures[kind]))
+        self._failures[kind] = min(self._failures[kind] + 1, 30)
         return seconds * random.uniform(0.75, 1.25)
 
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
         """The same, as tenacity asks for it."""
-        return self.seconds()
+        return self.seconds(retry_state.outcome.exception() if retry_state.outcome else None)
 
 
 def call(

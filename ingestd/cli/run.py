@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from ingestd.config.files import read_document
 from ingestd.config.shape import validated
 from ingestd.daemon import log
 from ingestd.daemon.run import run_daemon
+from ingestd.daemon.supervisor import StillRunning
 
 config_options: list[Any] = [
     click.option(
@@ -53,5 +55,8 @@ def run(
     errors = run_daemon(document, drain=until_caught_up)
     for error in errors:
         click.echo(f"ingestd: {error}", err=True)
+    if any(isinstance(error, StillRunning) for error in errors):
+        sys.stderr.flush()
+        os._exit(errors[0].exit_code)
     if errors:
         sys.exit(errors[0].exit_code)

@@ -158,9 +158,10 @@ class MetastoreSection(_Section):
 
 
 class SparkSection(_Section):
-    """`master` as Spark writes it; `conf` is handed to Spark as it is."""
+    """`master` as Spark writes it; `stage_timeout` limits one job; `conf` is handed to Spark as it is."""
 
     master: Annotated[str, Field(min_length=1)] = "local[*]"
+    stage_timeout: Seconds = 900.0
     conf: dict[str, Setting] = Field(default={}, repr=False)
 
 

@@ -14,16 +14,23 @@ from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
 from ingestd.ingest import failpoints
 from ingestd.ingest.mapping import Signals
-from ingestd.spark.engine import Engine
+from ingestd.spark.engine import Engine, EngineLimits
 
 
 def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
-    """Run until stopped, or with `drain` until caught up; returns the errors that ended mappings."""
+    """Run until stopped, or with `drain` until caught up; returns the errors that ended mappings.
+
+    After a StillRunning among them only `os._exit` ends the process.
+    """
     failpoints.check()
     mappings = document.options()
     metastore = document.metastore.connect()
     signals = install_signals()
-    engine = Engine(document.spark.master, {k: _spark_text(v) for k, v in document.spark.conf.items()})
+    engine = Engine(
+        document.spark.master,
+        {k: _spark_text(v) for k, v in document.spark.conf.items()},
+        EngineLimits(job_seconds=document.spark.stage_timeout),
+    )
     try:
         supervisor = Supervisor(
             metastore, engine, mappings, signals, drain=drain, shutdown_seconds=document.shutdown.timeout

@@ -100,6 +100,16 @@ def mirror_failed(mapping: str, error: IngestdError) -> None:
     _log.warning("mirror failed", mapping=mapping, error=str(error))
 
 
+def engine_lost(error: IngestdError) -> None:
+    """The Spark driver is gone: all mappings end."""
+    _log.error("engine lost", error=str(error))
+
+
+def left_running(mappings: str, error: IngestdError) -> None:
+    """Threads of these mappings hang after an abort; the process ends without them."""
+    _log.error("left running", mapping=mappings, error=str(error))
+
+
 def stopped(mapping: str, error: IngestdError | None) -> None:
     """The mapping ended, by error or because it was asked to."""
     if error is None:

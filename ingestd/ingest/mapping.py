@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from functools import partial
 
 from ingestd import retry
-from ingestd.clock import Deadline, Stopwatch
+from ingestd.clock import Deadline, Stopwatch, pause
 from ingestd.errors import IngestdError, InvalidTable, StorageUnavailable, TransactionAborted
 from ingestd.hive import counting, partitions, staging, transactions
 from ingestd.hive.client import Metastore
@@ -32,7 +32,7 @@ from ingestd.ingest.state import MappingState
 from ingestd.ingest.target import load_target, static_values
 from ingestd.kafka.broker import Broker, OffsetMirror
 from ingestd.kafka.ranges import TopicPartition, split
-from ingestd.spark.engine import Engine, JobFailed
+from ingestd.spark.engine import Engine, JobFailed, JobTimeout, WorkerLost
 from ingestd.storage.local import Location
 
 # Transactions between open and commit, besides the one that commits.
@@ -41,6 +41,15 @@ _STAGES_AHEAD = 2
 _OFFSETS_PER_TASK = 25_000
 # A daemon that was frozen may stage something after its successor has cleaned up.
 _SWEEP_SECONDS = 300.0
+# Stages in a row that may fail because a worker was lost or the stage took too long.
+_STAGE_TRIES = 5
+# After giving the lease up by itself: standbys look once a second.
+_ASIDE_SECONDS = 3.0
+_OUT_OF_MEMORY = (
+    "most often the kernel killed it for lack of memory (dmesg says so): give the machine or container more memory, or "
+    "lower commit.bytes, commit.rows or the cores of spark.master; on a cluster raise spark.executor.pyspark.memory or "
+    "spark.executor.memoryOverhead"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +83,7 @@ class MappingLoop:
         self._staged: dict[int, Staging] = {}
         self._next_sweep = Deadline.after(0.0)
         self._looked_for_odd = False
+        self._failed_stages = 0
 
     def run(self) -> None:
         """Work until stopped. Raises the IngestdError that ends this mapping; others are waited out."""
@@ -92,18 +102,47 @@ class MappingLoop:
         self._engine.cancel(self.options.name)
 
     def _attempt(self) -> None:
-        """Own the mapping, recover, and pump until something ends it."""
-        on_wait = lambda owner: events.standing_by(self.options.name, owner)  # noqa: E731
-        if not self._ownership.held and not self._ownership.acquire(self._signals.stop, on_wait):
+        """Get ready, then pump until something ends it."""
+        # With a backoff of its own: how long an outage lasted must not delay what fails after it.
+        ready = retry.call(self._get_ready, stop=self._signals.stop, on_wait=self._tell_wait)
+        if ready is None:
             return
-        table, committer = self._recover()
-        self._warn_of_odd_partitions(table)
+        self._warn_of_odd_partitions(ready[0])
         if self._drain and self._until is None:
             self._until = self._planner.ends()
         try:
-            self._pump(table, committer)
+            self._pump(*ready)
+        except (WorkerLost, JobTimeout) as error:
+            self._bear(error)
+            raise
         finally:
             self._drop_staged()
+
+    def _get_ready(self) -> tuple[Table, Committer] | None:
+        """Own the mapping and recover; None when told to stop before it was ours."""
+        on_wait = lambda owner: events.standing_by(self.options.name, owner)  # noqa: E731
+        if not self._ownership.held and not self._ownership.acquire(self._signals.stop, on_wait):
+            return None
+        # Without an engine the mapping is better left to another daemon.
+        self._engine.check()
+        return self._recover()
+
+    def _bear(self, error: JobFailed) -> None:
+        """Count a stage that failed for want of a worker or of time; raises JobFailed when it is one too many.
+
+        After a time-out another daemon gets the chance to take the mapping over: here something may hang.
+        """
+        self._failed_stages += 1
+        if self._failed_stages >= _STAGE_TRIES:
+            raise JobFailed(
+                f"{error.what}, {self._failed_stages} times in a row",
+                where=error.where,
+                hint=error.hint or _OUT_OF_MEMORY,
+            ) from error
+        if isinstance(error, JobTimeout):
+            self._ownership.abort_leftovers()
+            self._ownership.release()
+            pause(_ASIDE_SECONDS, self._signals.stop)
 
     def _recover(self) -> tuple[Table, Committer]:
         """Abort what is open, take its traces back, and read where the last commit ended."""
@@ -276,6 +315,7 @@ class MappingLoop:
         self._staged.pop(work.txn.id, None)
         self._state = after
         self._backoff.reset()
+        self._failed_stages = 0
         self._mirror_offsets(after)
         work.watch.lap("mirrored")
         failpoints.reach("mirrored")

@@ -1,0 +1,217 @@
+"""Killed and frozen processes under a daemon: its leases are given up, it ends with the right code, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ingestd.hive import leases
+from ingestd.hive.tables import TableName
+from ingestd.hive.transactions import open_transactions
+from tests.support.stack import Daemon, Stack, eventually
+
+
+def _mapping(stack: Stack, case: str) -> dict[str, Any]:
+    name = f"{stack.name}_{case}"[-40:]
+    stack.topic(1, name)
+    stack.table("id bigint", name=f"default.{name}")
+    return {"name": name, "topics": [name], "table": f"default.{name}"}
+
+
+def _start(stack: Stack, config: Path) -> Daemon:
+    """A daemon with a temporary directory of its own."""
+    place = stack.directory / "tmp"
+    place.mkdir(exist_ok=True)
+    return stack.start(config, TMPDIR=str(place))
+
+
+def _ids(first: int, last: int) -> list[dict[str, int]]:
+    return [{"id": n} for n in range(first, last)]
+
+
+def _family(daemon: Daemon) -> list[psutil.Process]:
+    return psutil.Process(daemon.process.pid).children(recursive=True)
+
+
+def _jvm(daemon: Daemon) -> psutil.Process:
+    return next(p for p in _family(daemon) if "java" in p.name())
+
+
+def _workers(daemon: Daemon) -> list[psutil.Process]:
+    """Processes that run tasks: the children of `pyspark.daemon`."""
+    try:
+        return [child for p in _jvm(daemon).children() for child in p.children()]
+    except (psutil.NoSuchProcess, StopIteration):
+        return []
+
+
+def _freeze_workers(daemon: Daemon) -> list[psutil.Process]:
+    """Stop the workers, which are idle: the next tasks are theirs."""
+    workers = _workers(daemon)
+    assert workers
+    for worker in workers:
+        worker.suspend()
+    return workers
+
+
+def _has_task(frozen: psutil.Process) -> bool:
+    """Whether the kernel holds bytes for a socket of a process that is frozen."""
+    sockets = {os.readlink(link) for link in Path(f"/proc/{frozen.pid}/fd").iterdir()}
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
+    return any(f"socket:[{line[9]}]" in sockets and line[4].rpartition(":")[2] != "00000000" for line in lines)
+
+
+def _committed(daemon: Daemon, mapping: str, rows: int) -> None:
+    def done() -> bool:
+        return bool(rows <= sum(e["rows"] for e in daemon.events("committed") if e["mapping"] == mapping))
+
+    eventually(f"{rows} rows", done)
+
+
+def _holders(stack: Stack, mapping: str) -> list[str]:
+    held = leases.holders(stack.metastore, TableName("ingestd", f"owner_{mapping}"))
+    return [holder.agent for holder in held]
+
+
+def _has_open(stack: Stack, mapping: str) -> bool:
+    return bool(open_transactions(stack.metastore, f"ingestd/ingestd/{mapping}/"))
+
+
+def _assert_nothing_left(stack: Stack, family: list[psutil.Process]) -> None:
+    eventually("no process to be left", lambda: not [p for p in family if p.is_running()], 10)
+    assert not list((stack.directory / "tmp").glob("ingestd-spark-*"))
+
+
+def test_jvm_when_killed_then_leases_are_free_nothing_is_taken_over_and_exit_is_70(stack: Stack) -> None:
+    idle, watched = _mapping(stack, "i"), _mapping(stack, "w")
+    owner = stack.start(stack.config(watched))
+    eventually("the first daemon to own", lambda: owner.events("owner"))
+    daemon = _start(stack, stack.config(idle, watched))
+    eventually("both", lambda: daemon.events("owner") and daemon.events("standing by"))
+    stack.produce(_ids(0, 10), idle["topics"][0])
+    _committed(daemon, idle["name"], 10)
+    family = _family(daemon)
+    _jvm(daemon).kill()
+    assert daemon.wait(30) == 70, daemon.text()[-3000:]
+    assert _holders(stack, idle["name"]) == []
+    assert not _has_open(stack, idle["name"])
+    _assert_nothing_left(stack, family)
+    assert [e["mapping"] for e in daemon.events("owner")] == [idle["name"]]
+    assert "signal 9" in daemon.events("engine lost")[0]["error"]
+    assert "Traceback" not in daemon.text()
+    # It was killed in mid-stage as well: the worker had work and was frozen, the daemon left by itself.
+    stack.produce(_ids(0, 10), watched["topics"][0])
+    _committed(owner, watched["name"], 10)
+    _freeze_workers(owner)
+    family = _family(owner)
+    stack.produce(_ids(10, 20), watched["topics"][0])
+    eventually("a transaction", lambda: _has_open(stack, watched["name"]))
+    _jvm(owner).kill()
+    assert owner.wait(30) == 70, owner.text()[-3000:]
+    assert _holders(stack, watched["name"]) == []
+    assert not _has_open(stack, watched["name"])
+    eventually("no process to be left", lambda: not [p for p in family if p.is_running()], 10)
+    stack.drain(stack.config(idle, watched))
+    assert stack.ids(watched["topics"][0]) == list(range(20))
+
+
+def test_jvm_when_frozen_then_another_daemon_takes_over_and_exit_is_70(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint")
+    stack.produce(_ids(0, 10))
+    config = stack.config()
+    frozen = _start(stack, config)
+    _committed(frozen, stack.name[-40:], 10)
+    other = stack.start(config)
+    eventually("the other to stand by", lambda: other.events("standing by"))
+    family = _family(frozen)
+    _jvm(frozen).suspend()
+    stack.produce(_ids(10, 20))
+    eventually("the other to take over", lambda: other.events("owner"), 60)
+    assert frozen.wait(30) == 70, frozen.text()[-3000:]
+    assert "has not answered" in frozen.events("engine lost")[0]["error"]
+    assert "Traceback" not in frozen.text()
+    _assert_nothing_left(stack, family)
+    _committed(other, stack.name[-40:], 10)
+    # Two signals end it whatever hangs, long before the silence counts as one.
+    family = _family(other)
+    _jvm(other).suspend()
+    stack.produce(_ids(20, 30))
+    eventually("a transaction", lambda: _has_open(stack, stack.name[-40:]))
+    other.terminate()
+    eventually("the first signal to be taken", lambda: signal.SIGTERM not in _pending(other))
+    other.terminate()
+    assert other.wait(25) == 70, other.text()[-3000:]
+    assert _holders(stack, stack.name[-40:]) == []
+    assert not _has_open(stack, stack.name[-40:])
+    eventually("no process to be left", lambda: not [p for p in family if p.is_running()], 10)
+    stack.drain()
+    assert stack.ids() == list(range(30))
+
+
+def _pending(daemon: Daemon) -> set[int]:
+    """Signals that were sent to the process and not taken yet."""
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text(encoding="ascii")
+    masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
+    return {n for n in range(1, 32) if any(mask >> (n - 1) & 1 for mask in masks)}
+
+
+def test_worker_when_killed_then_is_replayed_and_when_killed_each_time_then_its_mapping_stops(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint")
+    stack.produce(_ids(0, 10))
+    daemon = stack.start(stack.config())
+    _committed(daemon, stack.name[-40:], 10)
+    workers = _freeze_workers(daemon)
+    stack.produce(_ids(10, 20))
+    eventually("a task", lambda: any(map(_has_task, workers)))
+    for worker in workers:
+        worker.kill()
+    _committed(daemon, stack.name[-40:], 20)
+    assert [e["reason"] for e in daemon.events("waiting")] == ["WorkerLost"]
+    workers = _freeze_workers(daemon)
+    stack.produce(_ids(20, 30))
+
+    def has_stopped() -> bool:
+        for worker in _workers(daemon):
+            os.kill(worker.pid, signal.SIGKILL)
+        return bool(daemon.events("stopped by an error"))
+
+    eventually("the mapping to stop", has_stopped)
+    assert daemon.wait(30) == 70
+    error = daemon.events("stopped by an error")[0]["error"]
+    assert "5 times in a row" in error
+    assert "memory" in error
+    assert "org.apache" not in daemon.text()
+    assert not _has_open(stack, stack.name[-40:])
+    stack.drain()
+    assert stack.ids() == list(range(30))
+
+
+def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_over(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint")
+    stack.produce(_ids(0, 10))
+    config = stack.config(spark={"master": "local[2]", "stage_timeout": "20s"})
+    daemon = _start(stack, config)
+    _committed(daemon, stack.name[-40:], 10)
+    other = stack.start(config)
+    eventually("the other to stand by", lambda: other.events("standing by"))
+    family = _family(daemon)
+    _freeze_workers(daemon)
+    stack.produce(_ids(10, 20))
+    eventually("the other to take over", lambda: other.events("owner"), 45)
+    _committed(other, stack.name[-40:], 10)
+    assert [e["reason"] for e in daemon.events("waiting")] == ["JobTimeout"]
+    daemon.terminate()
+    assert daemon.wait(60) == 0, daemon.text()[-3000:]
+    _assert_nothing_left(stack, family)
+    assert stack.ids() == list(range(20))
+    # SIGINT of a terminal counts like SIGTERM, whatever Spark would like to do with it.
+    os.kill(other.process.pid, signal.SIGINT)
+    assert other.wait(60) == 0, other.text()[-3000:]
+    assert other.events("stopped")
