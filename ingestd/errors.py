@@ -11,10 +11,11 @@
     ├ LoginFailed                      STOP      exit 77
     ├ InvalidTable                     STOP_ONE  missing, not ACID, not ORC, does not fit
     ├ InvalidTopic                     STOP_ONE  missing, or no right to read it
-    ├ OffsetsLost                      STOP_ONE  Kafka no longer has what comes next
+    ├ OffsetsLost                      STOP_ONE  the committed position is not in Kafka any more
     ├ TransactionError                 REWIND    nothing is visible: read the stored offsets, begin again
     │  ├ TransactionAborted
     │  ├ TableChanged                            its shape moved between plan and commit
+    │  ├ RangeLost                               Kafka lost a planned range; the next plan applies on_offset_loss
     │  └ CommitOutcomeUnknown          RESOLVE   ask the control row, never guess
     ├ OwnershipLost                    STAND_BY  another daemon owns the mapping
     └ SandboxError                     STOP      the sandbox could not start
@@ -140,7 +141,7 @@ class InvalidTopic(IngestdError):
 
 
 class OffsetsLost(IngestdError):
-    """Kafka no longer has the next offsets of this mapping."""
+    """The committed position is not in Kafka: retention, truncation, or a recreated topic."""
 
     reaction = Reaction.STOP_ONE
     exit_code = 65
@@ -158,6 +159,10 @@ class TransactionAborted(TransactionError):
 
 class TableChanged(TransactionError):
     """The table's shape changed between plan and commit."""
+
+
+class RangeLost(TransactionError):
+    """Records of a planned range are gone, or their topic was recreated; the next plan applies `on_offset_loss`."""
 
 
 class CommitOutcomeUnknown(TransactionError):

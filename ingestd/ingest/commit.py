@@ -28,6 +28,7 @@ from ingestd.ingest import failpoints
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.plan import Plan
 from ingestd.ingest.state import MappingState
+from ingestd.kafka.ranges import Position
 
 _LOCK_SECONDS = 120.0
 # How long to wait for the lock that excludes TRUNCATE; not so long while a long UPDATE keeps it from us every time.
@@ -136,7 +137,7 @@ class Committer:
         )
         self._patience_seconds = _PATIENCE_SECONDS if alone else _LITTLE_PATIENCE_SECONDS
         stored = MappingState.parse(read_state(self._metastore, self._control))
-        if (stored.position if stored else {}) != work.plan.before:
+        if (stored.position if stored else Position()) != work.plan.before:
             raise OwnershipLost("the offsets were moved by another daemon", where=f"mapping {self._options.name}")
         if load_acid_table(self._metastore, work.table.name) != work.table:
             raise TableChanged("the table's columns or place changed", where=f"table {work.table.name}")

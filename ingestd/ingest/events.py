@@ -86,7 +86,7 @@ def left_open(mapping: str, error: IngestdError) -> None:
 
 
 def gap(mapping: str, text: str) -> None:
-    """Offsets were lost and policy says to go on."""
+    """Offsets were lost, policy says to continue, and the position behind the gap is committed."""
     _log.error("offsets lost", mapping=mapping, gap=text)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping as Map
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -31,7 +30,7 @@ from ingestd.ingest.stage import Staged, StageTask
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.target import load_target, static_values
 from ingestd.kafka.broker import Broker, OffsetMirror
-from ingestd.kafka.ranges import TopicPartition, split
+from ingestd.kafka.ranges import Offsets, Position, split
 from ingestd.spark.engine import Engine, JobFailed, JobTimeout, WorkerLost
 from ingestd.storage.local import Location
 
@@ -72,11 +71,11 @@ class MappingLoop:
         self._signals = signals
         self._drain = drain
         self._broker = Broker(options.kafka)
-        self._planner = Planner(self._broker, options, lambda text: events.gap(options.name, text))
+        self._planner = Planner(self._broker, options)
         self._ownership = Ownership(metastore, options)
         self._mirror = OffsetMirror(options.kafka, options.group)
         self._backoff = retry.Backoff()
-        self._until: Map[TopicPartition, int] | None = None
+        self._until: Offsets | None = None
         self._state = MappingState(str(options.table))
         self._wake = threading.Event()
         # What the transactions that are not committed have staged, by their ids: wherever the table was then.
@@ -166,7 +165,7 @@ class MappingLoop:
             )
         else:
             self._state = state
-        events.started(options.name, sum(self._state.position.values()), aborted)
+        events.started(options.name, sum(self._state.position.offsets.values()), aborted)
         return table, committer
 
     def _warn_of_odd_partitions(self, table: Table) -> None:
@@ -181,7 +180,7 @@ class MappingLoop:
     def _begin_history(self, table: Table, committer: Committer) -> None:
         """Store where the first run begins before anything is read: a crash must not move a `latest` start."""
         self._state = MappingState(str(self.options.table))
-        plan = Plan((), {}, self._planner.first_position())
+        plan = Plan((), Position(), self._planner.first_position())
         self._commit(committer, self._open(plan, table))
 
     def _pump(self, table: Table, committer: Committer) -> None:
@@ -256,7 +255,9 @@ class MappingLoop:
         return Work(plan, table, txn, (), Staging(location, staging.DAEMON, str(txn.id)), 0, 0, 0, watch)
 
     def _stage(self, work: Work) -> Work:
-        """Read, decode and write the ranges as one Spark job."""
+        """Read, decode and write the ranges as one Spark job, then see that they came from the planned topics."""
+        if not work.plan.ranges:
+            return work
         self._staged[work.txn.id] = work.staging
         work.staging.make()
         try:
@@ -270,6 +271,7 @@ class MappingLoop:
                 raise work.staging.explain(answer)
             if isinstance(answer, IngestdError):
                 raise answer
+        self._planner.confirm(work.plan)
         parts = [a for a in answers if isinstance(a, Staged)]
         records, size = sum(p.records for p in parts), sum(p.bytes for p in parts)
         self._planner.observe(records, size)
@@ -284,6 +286,7 @@ class MappingLoop:
         return [
             StageTask(
                 ranges=tuple(share),
+                topics=dict(work.plan.after.topics),
                 kafka=dict(self.options.kafka),
                 shape=work.table.shape,
                 static_partition=static_values(work.table, self.options),
@@ -322,11 +325,13 @@ class MappingLoop:
         events.committed(self.options.name, done)
         if done.hidden:
             events.commit_hidden(self.options.name, done)
+        for gap in work.plan.gaps:
+            events.gap(self.options.name, gap)
 
     def _mirror_offsets(self, after: MappingState) -> None:
         """Best effort: Hive knows the truth, and the next commit sets the group right."""
         try:
-            self._mirror.commit(after.position)
+            self._mirror.commit(after.position.offsets)
         except IngestdError as error:
             events.mirror_failed(self.options.name, error)
 

@@ -17,7 +17,7 @@ from ingestd.acid.pool import WriterPool, WrittenFile
 from ingestd.acid.spread import Shape, spread
 from ingestd.errors import IngestdError, RecordError
 from ingestd.ingest.options import Tombstones
-from ingestd.kafka.ranges import OffsetRange
+from ingestd.kafka.ranges import OffsetRange, TopicIdentity
 from ingestd.kafka.reader import Block, read
 from ingestd.records.block import Decoded, Reject
 from ingestd.records.json import JsonDecoder
@@ -32,6 +32,7 @@ class StageTask:
     """What one task must do; `bucket` numbers its files, so no two tasks of a transaction share one."""
 
     ranges: tuple[OffsetRange, ...]
+    topics: Mapping[str, TopicIdentity]
     kafka: Mapping[str, Any] = field(repr=False)
     shape: Shape
     static_partition: tuple[str, ...]
@@ -71,7 +72,7 @@ def _stage(task: StageTask) -> Staged:
     pool = WriterPool(directory, task.shape.columns, task.write_id, task.bucket, encoding=task.shape.encoding)
     records = skipped = size = 0
     try:
-        for block in read(task.kafka, task.ranges):
+        for block in read(task.kafka, task.ranges, topics=task.topics):
             decoded = decoder.decode(block.values)
             _refuse(block, decoded)
             _write(task, pool, decoded)

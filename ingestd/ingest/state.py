@@ -6,20 +6,20 @@ Invariant: the text is ASCII JSON, written whole by each commit and never by any
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ingestd.kafka.ranges import TopicPartition
+from ingestd.kafka.ranges import Position, TopicIdentity, TopicPartition
 
-_VERSION = 1
+# Version 2 added `topics`; a state of version 1 is read as one whose topics are unknown.
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MappingState:
-    """The state after a commit: `position` holds next offsets; `rows` counts all rows ever committed."""
+    """The state after a commit: `position` is the committed position; `rows` counts all rows ever committed."""
 
     table: str
-    position: Mapping[TopicPartition, int] = field(default_factory=dict)
+    position: Position = field(default_factory=Position)
     rows: int = 0
     txn: int = 0
     write_id: int = 0
@@ -29,10 +29,11 @@ class MappingState:
     def text(self) -> str:
         """The state as one line of ASCII JSON."""
         offsets: dict[str, dict[str, int]] = {}
-        for (topic, partition), offset in sorted(self.position.items()):
+        for (topic, partition), offset in sorted(self.position.offsets.items()):
             offsets.setdefault(topic, {})[str(partition)] = offset
-        document = {"v": _VERSION, "table": self.table, "offsets": offsets, "rows": self.rows, "txn": self.txn}
-        document |= {"write_id": self.write_id, "owner": self.owner, "at": self.at}
+        topics = {name: {"cluster": i.cluster_id, "id": i.topic_id} for name, i in sorted(self.position.topics.items())}
+        document = {"v": _VERSION, "table": self.table, "offsets": offsets, "topics": topics, "rows": self.rows}
+        document |= {"txn": self.txn, "write_id": self.write_id, "owner": self.owner, "at": self.at}
         return json.dumps(document, separators=(",", ":"))
 
     @classmethod
@@ -41,10 +42,11 @@ class MappingState:
         if not text:
             return None
         document = json.loads(text)
-        position = {
+        offsets = {
             TopicPartition(topic, int(partition)): offset
-            for topic, offsets in document["offsets"].items()
-            for partition, offset in offsets.items()
+            for topic, partitions in document["offsets"].items()
+            for partition, offset in partitions.items()
         }
+        topics = {name: TopicIdentity(i["cluster"], i["id"]) for name, i in document.get("topics", {}).items()}
         keys = ("table", "rows", "txn", "write_id", "owner", "at")
-        return cls(position=position, **{key: document[key] for key in keys})
+        return cls(position=Position(offsets, topics), **{key: document[key] for key in keys})

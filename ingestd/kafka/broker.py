@@ -1,6 +1,7 @@
-"""What the driver asks of Kafka: which partitions a topic has, where they begin and end; and the mirrored offsets.
+"""What the driver asks of Kafka: which topic a name stands for, where its partitions begin and end; and the mirror.
 
-Invariant: an end is the last *stable* offset: nothing of an open transaction is ever planned.
+Invariant: an end is the last *stable* offset: nothing of an open transaction is ever planned. No request creates a
+topic, whatever `auto.create.topics.enable` of the broker says.
 """
 
 from __future__ import annotations
@@ -8,20 +9,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NoAnswer
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
-from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, Uuid
 from confluent_kafka import TopicPartition as _TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from ingestd.clock import Deadline
 from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
 from ingestd.kafka.client import QUIET, is_missing, made, translated
-from ingestd.kafka.ranges import Position, TopicPartition
+from ingestd.kafka.ranges import Offsets, TopicIdentity, TopicPartition
+
+T = TypeVar("T")
 
 _ANSWER_SECONDS = 0.005
 # Keys that every client understands; a consumer's own would be warned about.
 _PLAIN_KEYS = ("bootstrap.servers", "client.", "broker.", "security.", "sasl.", "ssl.", "socket.")
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it was described: which one it is, and its partitions in order."""
+
+    identity: TopicIdentity
+    partitions: tuple[TopicPartition, ...]
 
 
 class Broker:
@@ -34,24 +46,31 @@ class Broker:
         self._settings = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)} | QUIET
         self.where = f"broker {settings['bootstrap.servers']}"
         self.timeout_seconds = timeout_seconds
-        self._admin = made(AdminClient, self._settings)
+        # An admin client is a producer to librdkafka, and producers let the broker create what they ask about.
+        self._admin = made(AdminClient, self._settings | {"allow.auto.create.topics": False})
         self._seen: set[str] = set()
 
-    def partitions(self, topics: Sequence[str]) -> list[TopicPartition]:
-        """All partitions of the topics. A topic that was there once and is not now is BrokerUnavailable."""
-        found: list[TopicPartition] = []
-        for topic in topics:
+    def topics(self, names: Sequence[str]) -> dict[str, Topic]:
+        """The topics by name. One that this object has described before and that is gone is BrokerUnavailable."""
+        seconds = self.timeout_seconds
+        described = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=seconds)
+        cluster = self._admin.describe_cluster(request_timeout=seconds)
+        cluster_id = self._answer(cluster, self.where).cluster_id or ""
+        found = {}
+        for name, answer in described.items():
+            where = f"{self.where}, topic {name}"
             try:
-                metadata = self._admin.list_topics(topic, timeout=self.timeout_seconds).topics[topic]
+                topic = self._wait(answer, where)
             except KafkaException as error:
-                raise translated(error, self.where) from error
-            if metadata.error is not None:
-                raise (
-                    self._without(topic) if is_missing(metadata.error) else translated(metadata.error, f"topic {topic}")
-                )
-            self._seen.add(topic)
-            found.extend(TopicPartition(topic, number) for number in sorted(metadata.partitions))
+                raise (self._without(name) if is_missing(error) else translated(error, where)) from error
+            self._seen.add(name)
+            partitions = sorted(TopicPartition(name, p.id) for p in topic.partitions)
+            found[name] = Topic(TopicIdentity(cluster_id, _text(topic.topic_id)), tuple(partitions))
         return found
+
+    def partitions(self, names: Sequence[str]) -> list[TopicPartition]:
+        """All partitions of the topics; see `topics`."""
+        return [partition for topic in self.topics(names).values() for partition in topic.partitions]
 
     def _without(self, topic: str) -> IngestdError:
         if topic in self._seen:
@@ -83,17 +102,32 @@ class Broker:
         found = {}
         for partition, answer in answers.items():
             key = TopicPartition(partition.topic, partition.partition)
-            try:
-                offset = int(answer.result(timeout=self.timeout_seconds * 2).offset)
-            except KafkaException as error:
-                raise translated(error, f"{self.where}, {key}") from error
-            except NoAnswer as error:
-                raise BrokerUnavailable("no answer about offsets", where=f"{self.where}, {key}") from error
+            offset = int(self._answer(answer, f"{self.where}, {key}").offset)
             # A broker that is silent for the whole time comes as "invalid offset" without an error.
             if offset == OFFSET_INVALID:
                 raise BrokerUnavailable("no answer about offsets", where=f"{self.where}, {key}")
             found[key] = offset
         return found
+
+    def _answer(self, future: Future[T], where: str) -> T:
+        """The answer to an admin request. Raises what `translated` says, BrokerUnavailable when none came in time."""
+        try:
+            return self._wait(future, where)
+        except KafkaException as error:
+            raise translated(error, where) from error
+
+    def _wait(self, future: Future[T], where: str) -> T:
+        try:
+            return future.result(timeout=self.timeout_seconds * 2)
+        except NoAnswer as error:
+            raise BrokerUnavailable("no answer", where=where) from error
+
+
+def _text(topic_id: Uuid) -> str:
+    """The id as Kafka's tools print it; '' for the zero id of a broker that has no topic ids."""
+    if not topic_id.get_most_significant_bits() and not topic_id.get_least_significant_bits():
+        return ""
+    return str(topic_id)
 
 
 class OffsetMirror:
@@ -112,7 +146,7 @@ class OffsetMirror:
         self._unanswered = False
         self._error: KafkaError | None = None
 
-    def commit(self, position: Position) -> None:
+    def commit(self, position: Offsets) -> None:
         """Commit next offsets. Raises what `translated` says, BrokerUnavailable when no answer came in time."""
         offsets = [_TopicPartition(p.topic, p.partition, offset) for p, offset in position.items()]
         limit = Deadline.after(self._timeout)

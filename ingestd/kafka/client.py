@@ -17,7 +17,7 @@ from ingestd.errors import (
     IngestdError,
     InvalidTopic,
     LoginFailed,
-    OffsetsLost,
+    RangeLost,
     masked,
 )
 
@@ -31,6 +31,7 @@ REFUSED = {
     "group.id": "the group is named after the mapping: use `group` of the mapping",
     "enable.partition.eof": "the end of a range is found by it",
     "default.topic.config": "its keys are written directly under `kafka`",
+    "allow.auto.create.topics": "ingestd never creates a topic",
 }
 # librdkafka repeats its failed dials twenty times a second; what matters of them comes as an error and is told once.
 QUIET = {"log_level": 2}
@@ -90,6 +91,7 @@ def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
         "enable.partition.eof": True,
         "auto.offset.reset": "error",
         "isolation.level": "read_committed",
+        "allow.auto.create.topics": False,
     }
 
 
@@ -129,7 +131,7 @@ def is_missing(error: KafkaException | KafkaError) -> bool:
 
 
 def translated(error: KafkaException | KafkaError, where: str) -> IngestdError:
-    """The error in our words: InvalidTopic (no right), OffsetsLost, LoginFailed, else BrokerUnavailable."""
+    """The error in our words: InvalidTopic (no right), RangeLost, LoginFailed, else BrokerUnavailable."""
     cause = error.args[0] if isinstance(error, KafkaException) else error
     code, text = cause.code(), cause.str()
     if code in _FORBIDDEN:
@@ -137,5 +139,5 @@ def translated(error: KafkaException | KafkaError, where: str) -> IngestdError:
     if code in _LOGIN:
         return LoginFailed(text, where=where, hint="see the sasl.* keys of `kafka`")
     if code in _LOST:
-        return OffsetsLost(f"Kafka does not have the offset any more: {text}", where=where)
+        return RangeLost(f"Kafka does not have the offset any more: {text}", where=where)
     return BrokerUnavailable(text, where=where, hint="is the broker running, and is bootstrap.servers right?")

@@ -1,13 +1,13 @@
-"""Offset ranges: which records belong to a transaction, stated before any is read.
+"""Offset ranges and positions: which records belong to a transaction, stated before any is read.
 
 Invariant: a range is `first <= offset < next`; it ends at its end, not at a count, because compaction, aborted
-transactions and control records leave gaps.
+transactions and control records leave gaps. An offset is valid for one topic id only, so a position holds both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -22,7 +22,42 @@ class TopicPartition(NamedTuple):
 
 
 # Next offset of each partition.
-Position = Mapping[TopicPartition, int]
+Offsets = Mapping[TopicPartition, int]
+
+
+class TopicIdentity(NamedTuple):
+    """The topic that a name referred to when it was described.
+
+    Kafka gives each topic a unique id when it creates it (KIP-516). '' stands for unknown: brokers before Kafka 2.8
+    and some services that speak Kafka's protocol have no topic ids.
+    """
+
+    cluster_id: str = ""
+    topic_id: str = ""
+
+    def differs(self, other: TopicIdentity) -> bool:
+        """True when both are certainly not the same topic: by topic id, or by cluster id where an id is unknown."""
+        if self.topic_id and other.topic_id:
+            return self.topic_id != other.topic_id
+        return bool(self.cluster_id and other.cluster_id and self.cluster_id != other.cluster_id)
+
+    def merged(self, newer: TopicIdentity) -> TopicIdentity:
+        """What `newer` knows, and what only `self` knows."""
+        return TopicIdentity(newer.cluster_id or self.cluster_id, newer.topic_id or self.topic_id)
+
+    def __str__(self) -> str:
+        return f"topic id {self.topic_id or 'unknown'} in cluster {self.cluster_id or 'unknown'}"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Next offset of each partition, and by name the topics that these offsets belong to.
+
+    A topic with offsets but without an identity comes from a state that did not store identities yet.
+    """
+
+    offsets: Offsets = field(default_factory=dict)
+    topics: Mapping[str, TopicIdentity] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

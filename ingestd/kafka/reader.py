@@ -19,13 +19,21 @@ from numpy.typing import NDArray
 from ingestd.clock import Deadline
 from ingestd.errors import BrokerUnavailable
 from ingestd.kafka.client import made, reader_settings, translated
-from ingestd.kafka.ranges import OffsetRange
+from ingestd.kafka.ranges import OffsetRange, TopicIdentity
 
 _BATCH = 20_000
 # `consume` waits for as many messages as it was asked for; a gap at a range's end must not cost more than this.
 _POLL_SECONDS = 0.05
 # Consumers outlive the task: dialling and fetching metadata anew would cost each small transaction 100 ms or more.
-_consumers: dict[tuple[tuple[str, str], ...], Consumer] = {}
+_consumers: dict[tuple[tuple[str, str], ...], _Pooled] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Pooled:
+    """A consumer that is kept, and the topics that it has read."""
+
+    consumer: Consumer
+    topics: dict[str, TopicIdentity]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +61,22 @@ class ReadLimits:
 
 
 def read(
-    settings: Mapping[str, Any], ranges: Sequence[OffsetRange], limits: ReadLimits | None = None
+    settings: Mapping[str, Any],
+    ranges: Sequence[OffsetRange],
+    limits: ReadLimits | None = None,
+    *,
+    topics: Mapping[str, TopicIdentity] | None = None,
 ) -> Iterator[Block]:
     """Every record of the ranges, in blocks, offsets of one partition ascending.
 
-    Raises OffsetsLost when Kafka no longer has a range, InvalidTopic (no right), LoginFailed, or BrokerUnavailable when
+    `topics` are the identities that the ranges were planned with. They spare a recreated topic the wait of a consumer
+    that knows the former one; they do not prove which topic the records came from (`Planner.confirm` does).
+
+    Raises RangeLost when Kafka no longer has a range, InvalidTopic (no right), LoginFailed, or BrokerUnavailable when
     nothing came for `limits.silence_seconds`.
     """
     limits = limits or ReadLimits()
-    consumer = _consumer(settings)
+    consumer = _consumer(settings, topics or {})
     try:
         for topic in sorted({r.topic for r in ranges}):
             yield from _TopicRead(consumer, topic, [r for r in ranges if r.topic == topic], limits).blocks()
@@ -172,14 +187,19 @@ def _key(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     return tuple(sorted((k, str(v)) for k, v in settings.items()))
 
 
-def _consumer(settings: Mapping[str, Any]) -> Consumer:
+def _consumer(settings: Mapping[str, Any], topics: Mapping[str, TopicIdentity]) -> Consumer:
     key = _key(settings)
+    known = _consumers[key].topics if key in _consumers else {}
+    if any(identity.differs(known.get(name, identity)) for name, identity in topics.items()):
+        # A recreated topic's leader epochs start from 0: librdkafka takes them for stale and fetches nothing.
+        _forget(settings)
     if key not in _consumers:
-        _consumers[key] = made(Consumer, reader_settings(settings))
-    return _consumers[key]
+        _consumers[key] = _Pooled(made(Consumer, reader_settings(settings)), {})
+    _consumers[key].topics.update(topics)
+    return _consumers[key].consumer
 
 
 def _forget(settings: Mapping[str, Any]) -> None:
-    consumer = _consumers.pop(_key(settings), None)
-    if consumer is not None:
-        consumer.close()
+    pooled = _consumers.pop(_key(settings), None)
+    if pooled is not None:
+        pooled.consumer.close()

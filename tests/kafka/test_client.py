@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from ingestd.errors import BrokerUnavailable, ConfigError, IngestdError, InvalidTopic, LoginFailed, OffsetsLost
+from ingestd.errors import BrokerUnavailable, ConfigError, IngestdError, InvalidTopic, LoginFailed, RangeLost
 from ingestd.kafka.client import REFUSED, is_missing, reader_settings, setting_faults, translated
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}
@@ -40,6 +40,7 @@ def test_reader_settings_then_our_own_always_win(key: str) -> None:
     assert settings["isolation.level"] == "read_committed"
     assert settings["enable.auto.commit"] is False
     assert settings["auto.offset.reset"] == "error"
+    assert settings["allow.auto.create.topics"] is False
 
 
 def test_reader_settings_when_the_user_tunes_then_the_user_wins() -> None:
@@ -53,8 +54,8 @@ def test_reader_settings_when_the_user_tunes_then_the_user_wins() -> None:
         (KafkaError.TOPIC_AUTHORIZATION_FAILED, InvalidTopic),
         (KafkaError._AUTHENTICATION, LoginFailed),
         (KafkaError.SASL_AUTHENTICATION_FAILED, LoginFailed),
-        (KafkaError.OFFSET_OUT_OF_RANGE, OffsetsLost),
-        (KafkaError._AUTO_OFFSET_RESET, OffsetsLost),
+        (KafkaError.OFFSET_OUT_OF_RANGE, RangeLost),
+        (KafkaError._AUTO_OFFSET_RESET, RangeLost),
         (KafkaError._ALL_BROKERS_DOWN, BrokerUnavailable),
         (KafkaError._TIMED_OUT, BrokerUnavailable),
     ],

@@ -1,0 +1,298 @@
+"""Topics that are recreated, deleted, truncated or moved to another cluster, on a broker with Kafka's defaults.
+
+Each case has a topic, a table and a mapping of its own; three daemons, one after the other, run them all.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import TopicPartition as _TopicPartition
+
+from ingestd.errors import BrokerUnavailable
+from ingestd.hive.control import ControlTable, ensure_control_table, read_state
+from ingestd.hive.tables import TableName
+from ingestd.ingest.state import MappingState
+from ingestd.kafka.broker import Broker, OffsetMirror
+from ingestd.kafka.ranges import OffsetRange, TopicPartition
+from ingestd.kafka.reader import ReadLimits, read
+from ingestd.sandbox import Addresses
+from tests.support.kafka import KafkaBroker, kafka_broker
+from tests.support.stack import Daemon, Stack, eventually
+
+FIRST, NEW, MORE = range(10), range(100, 115), range(200, 205)
+
+
+class _Topics:
+    """The cases on `broker`; the shared stack's Kafka is the other cluster."""
+
+    def __init__(self, stack: Stack, broker: KafkaBroker, shared: Stack) -> None:
+        self.stack = stack
+        self.broker = broker
+        self.shared = shared
+        self.mappings: dict[str, dict[str, Any]] = {}
+        self.daemons: list[Daemon] = []
+        self.first_ids: dict[str, str] = {}
+        self.second_states: dict[str, MappingState] = {}
+
+    def name(self, case: str) -> str:
+        return f"{self.stack.name}_{case}"
+
+    def add(self, case: str, policy: str, partitions: int = 1) -> None:
+        name = self.name(case)
+        self.broker.create(name, partitions)
+        self.stack.table("id bigint", name=f"default.{name}")
+        self.mappings[case] = {"name": name, "topics": [name], "table": f"default.{name}", "on_offset_loss": policy}
+        self.produce(case, FIRST, partitions - 1)
+
+    def produce(self, case: str, ids: range, partition: int = 0) -> None:
+        self.stack.produce(({"id": n} for n in ids), self.name(case), partition)
+
+    def recreate(self, case: str, ids: range = NEW) -> None:
+        self.broker.delete(self.name(case))
+        self.broker.create(self.name(case))
+        self.produce(case, ids)
+
+    def start(self, *arguments: str) -> Daemon:
+        self.daemons.append(self.stack.start(self.stack.config(*self.mappings.values()), *arguments))
+        return self.daemons[-1]
+
+    def topic_id(self, case: str) -> str:
+        name = self.name(case)
+        return Broker({"bootstrap.servers": self.broker.servers}).topics([name])[name].identity.topic_id
+
+    def control(self, case: str) -> ControlTable:
+        return ensure_control_table(self.stack.metastore, TableName("ingestd", f"mapping_{self.name(case)}"))
+
+    def state(self, case: str) -> MappingState:
+        state = MappingState.parse(read_state(self.stack.metastore, self.control(case)))
+        assert state is not None
+        return state
+
+    def ids(self, case: str) -> list[int]:
+        return self.stack.ids(self.name(case))
+
+    def told(self, daemon: int, event: str, case: str) -> list[dict[str, Any]]:
+        return [e for e in self.daemons[daemon].events(event) if e["mapping"] == self.name(case)]
+
+
+def _arrive(stack: Stack, name: str, last: int) -> None:
+    """Wait for the last row; the tests look at all of them."""
+    eventually(f"row {last} of {name}", lambda: last in stack.ids(name), 120)
+
+
+def _store_version_1(topics: _Topics, case: str) -> None:
+    """Put the state back to what the daemon wrote before it knew topic ids."""
+    document = json.loads(topics.state(case).text())
+    assert document.pop("topics")
+    text = json.dumps(document | {"v": 1}, separators=(",", ":"))
+    topics.stack.sql(f"ALTER TABLE {topics.control(case).name} SET TBLPROPERTIES ('_meta.ingestd.state'='{text}')")
+    assert not topics.state(case).position.topics
+
+
+def _first_run(topics: _Topics) -> None:
+    for case, policy in (("stopped", "stop"), ("ended", "latest"), ("old", "stop")):
+        topics.add(case, policy)
+    topics.add("again", "earliest", partitions=3)
+    topics.add("moved", "earliest")
+    topics.add("cut_stopped", "stop")
+    topics.add("cut", "earliest")
+    topics.add("live", "earliest")
+    assert topics.start("--until-caught-up").wait() == 0
+
+
+def _second_run(topics: _Topics) -> None:
+    """Everything happened while no daemon ran."""
+    for case in ("stopped", "ended", "again"):
+        topics.recreate(case)
+    topics.shared.topic(1, topics.name("moved"))
+    topics.shared.produce(({"id": n} for n in NEW), topics.name("moved"), 0)
+    topics.mappings["moved"]["kafka"] = {"bootstrap.servers": topics.shared.addresses.kafka}
+    _store_version_1(topics, "old")
+    topics.broker.stop()
+    for case in ("cut_stopped", "cut"):
+        topics.broker.truncate_log(topics.name(case))
+    topics.broker.start()
+    topics.produce("cut", range(50, 54))
+    assert topics.start("--until-caught-up").wait() == 65
+
+
+def _third_run(topics: _Topics) -> None:
+    """A user who read the error chose another policy; topics are deleted and recreated while the daemon runs."""
+    del topics.mappings["cut_stopped"]
+    topics.mappings["stopped"]["on_offset_loss"] = "earliest"
+    for case in ("ended", "cut"):
+        topics.produce(case, MORE)
+    daemon = topics.start()
+    eventually("all mappings", lambda: len(daemon.events("owner")) == len(topics.mappings), 120)
+    topics.broker.delete(topics.name("live"))
+    missing = "the topic is not there any more"
+
+    def looked() -> bool:
+        return sum(missing in e["error"] for e in topics.told(2, "waiting", "live")) >= 2
+
+    eventually("the daemon looks for the deleted topic", looked, 120)
+    assert topics.name("live") not in topics.broker.topics()
+    topics.broker.create(topics.name("live"))
+    topics.produce("live", NEW)
+    topics.recreate("old")
+    for case, ids in (("stopped", NEW), ("ended", MORE), ("cut", MORE), ("live", NEW)):
+        _arrive(topics.stack, topics.name(case), ids[-1])
+    eventually("the mapping stops", lambda: topics.told(2, "stopped by an error", "old"), 60)
+    daemon.terminate()
+    assert daemon.wait() == 65
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    with kafka_broker(tmp_path_factory.mktemp("kafka")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def topics(addresses: Addresses, broker: KafkaBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Topics]:
+    folder = Path(tmp_path_factory.mktemp("recreated"))
+    shared = Stack(addresses, "recreated", folder)
+    stack = Stack(replace(addresses, kafka=broker.servers), "recreated", folder)
+    try:
+        made = _Topics(stack, broker, shared)
+        _first_run(made)
+        made.first_ids = {case: made.topic_id(case) for case in made.mappings}
+        _second_run(made)
+        made.second_states = {case: made.state(case) for case in made.mappings}
+        _third_run(made)
+        yield made
+    finally:
+        stack.close()
+        shared.close()
+
+
+def test_topic_when_recreated_and_policy_is_stop_then_stops_and_names_both_ids(topics: _Topics) -> None:
+    [stop] = topics.told(1, "stopped by an error", "stopped")
+    assert stop["reason"] == "OffsetsLost"
+    for text in (topics.name("stopped"), "recreated", topics.first_ids["stopped"], topics.topic_id("stopped")):
+        assert text in stop["error"]
+
+
+def test_topic_when_recreated_and_policy_is_earliest_then_all_new_records_come_once(topics: _Topics) -> None:
+    assert topics.ids("again") == [*FIRST, *NEW]
+    [gap] = topics.told(1, "offsets lost", "again")
+    assert "recreated" in gap["gap"]
+
+
+def test_topic_when_recreated_then_partitions_that_it_no_longer_has_leave_the_position(topics: _Topics) -> None:
+    position = topics.second_states["again"].position
+    assert position.offsets == {TopicPartition(topics.name("again"), 0): len(NEW)}
+    assert position.topics[topics.name("again")].topic_id == topics.topic_id("again")
+
+
+def test_topic_when_recreated_and_policy_is_latest_then_its_end_is_stored_at_once(topics: _Topics) -> None:
+    assert list(topics.second_states["ended"].position.offsets.values()) == [len(NEW)]
+    assert topics.ids("ended") == [*FIRST, *MORE]
+
+
+def test_topic_when_recreated_and_the_user_changes_the_policy_then_all_new_records_come_once(topics: _Topics) -> None:
+    assert topics.ids("stopped") == [*FIRST, *NEW]
+
+
+def test_topic_when_of_another_cluster_then_is_not_read_from_the_old_position(topics: _Topics) -> None:
+    assert topics.ids("moved") == [*FIRST, *NEW]
+    [gap] = topics.told(1, "offsets lost", "moved")
+    clusters = [
+        Broker({"bootstrap.servers": servers}).topics([topics.name("moved")])[topics.name("moved")].identity.cluster_id
+        for servers in (topics.broker.servers, topics.shared.addresses.kafka)
+    ]
+    assert len(set(clusters)) == 2
+    assert all(cluster in gap["gap"] for cluster in clusters)
+
+
+def test_partition_when_truncated_and_policy_is_stop_then_says_so(topics: _Topics) -> None:
+    [stop] = topics.told(1, "stopped by an error", "cut_stopped")
+    assert "Kafka ends at 0, before the committed position 10: the partition was truncated" in stop["error"]
+
+
+def test_partition_when_truncated_then_no_consumed_offset_is_read_again(topics: _Topics) -> None:
+    assert topics.ids("cut") == [*FIRST, *MORE]
+    [gap] = topics.told(1, "offsets lost", "cut")
+    assert "Kafka ends at 4, before the committed position 10: the partition was truncated" in gap["gap"]
+
+
+def test_state_of_version_1_then_is_adopted_with_the_id_of_its_topic(topics: _Topics) -> None:
+    assert topics.second_states["old"].position.topics[topics.name("old")].topic_id == topics.first_ids["old"]
+    assert topics.ids("old") == list(FIRST)
+
+
+def test_topic_when_recreated_while_the_daemon_runs_then_is_noticed(topics: _Topics) -> None:
+    [stop] = topics.told(2, "stopped by an error", "old")
+    assert "recreated" in stop["error"]
+    assert topics.ids("live") == [*FIRST, *NEW]
+
+
+@pytest.fixture
+def own(addresses: Addresses, broker: KafkaBroker, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
+    """As `stack`, with the broker that has Kafka's defaults."""
+    made = Stack(replace(addresses, kafka=broker.servers), request.node.name, tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def test_range_when_lost_between_plan_and_read_then_the_policy_holds(own: Stack, broker: KafkaBroker) -> None:
+    """Two daemons wait behind their second plan, offsets 10..20, while one topic is trimmed and one recreated."""
+    names = trimmed, recreated = f"{own.name}_trimmed", f"{own.name}_recreated"
+    daemons = []
+    for name in names:
+        broker.create(name)
+        own.table("id bigint", name=f"default.{name}")
+        own.produce(({"id": n} for n in FIRST), name)
+        mapping = {"name": name, "topics": [name], "table": f"default.{name}", "on_offset_loss": "earliest"}
+        gate = f"planned@2=hold:{own.directory / name}"
+        daemons.append(own.start(own.config(mapping), INGESTD_TESTING="1", INGESTD_FAILPOINT=gate))
+    for name in names:
+        _arrive(own, name, FIRST[-1])
+        own.produce(({"id": n} for n in range(10, 20)), name)
+        eventually("the second plan", (own.directory / f"{name}.held").exists)
+    broker.admin.delete_records([_TopicPartition(trimmed, 0, 15)])[_TopicPartition(trimmed, 0)].result(30)
+    broker.delete(recreated)
+    broker.create(recreated)
+    own.produce(({"id": n} for n in range(100, 125)), recreated)
+    for name in names:
+        (own.directory / name).touch()
+    for name, last, daemon in ((trimmed, 19, daemons[0]), (recreated, 124, daemons[1])):
+        _arrive(own, name, last)
+        daemon.terminate()
+        assert daemon.wait() == 0
+        assert [e["reason"] for e in daemon.events("waiting")] == ["RangeLost"]
+        assert len(daemon.events("offsets lost")) == 1
+    assert own.ids(trimmed) == [*FIRST, *range(15, 20)]
+    assert own.ids(recreated) == [*FIRST, *range(100, 125)]
+
+
+def test_topic_when_missing_on_a_broker_that_creates_topics_then_nothing_of_ours_creates_it(
+    own: Stack, broker: KafkaBroker
+) -> None:
+    own.table("id bigint")
+    config = own.config()
+    command = [sys.executable, "-m", "ingestd", "check", "--config", str(config), "--online"]
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert checked.returncode == 65, checked.stdout + checked.stderr
+    assert "the topic does not exist" in checked.stdout
+    own.drain(config, expect=65)
+    settings = {"bootstrap.servers": broker.servers}
+    with pytest.raises(BrokerUnavailable):
+        list(read(settings, [OffsetRange(own.name, 0, 0, 5)], ReadLimits(silence_seconds=2)))
+    mirror = OffsetMirror(settings, own.name)
+    with pytest.raises(BrokerUnavailable):
+        mirror.commit({TopicPartition(own.name, 0): 5})
+    mirror.close()
+    with pytest.raises(BrokerUnavailable):
+        Broker(settings, timeout_seconds=5).ends([TopicPartition(own.name, 0)])
+    assert own.name not in broker.topics()

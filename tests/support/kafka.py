@@ -1,0 +1,112 @@
+"""A single real Kafka broker with settings that a test chooses, from the sandbox's jars and templates."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from ingestd import java
+from ingestd.sandbox import KAFKA, SandboxOptions, jars, ports, probe
+from ingestd.sandbox.broker import format_storage
+from ingestd.sandbox.database import derby
+from ingestd.sandbox.guard import Guard
+from ingestd.sandbox.options import no_progress
+from ingestd.sandbox.services import Plan
+from ingestd.sandbox.state import Layout, locked
+from tests.support.metastore import free_port
+from tests.support.stack import eventually
+
+
+class KafkaBroker:
+    """One broker, which is a cluster of its own; its port and its records stay over `stop` and `start`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        layout = Layout(folder)
+        self._port = free_port()
+        self.servers = f"127.0.0.1:{self._port}"
+        self.data = layout.data / "kafka"
+        self._log = layout.log(KAFKA)
+        self._process: subprocess.Popen[bytes] | None = None
+        runtime = java.find_java()
+        numbers = {KAFKA: self._port, ports.CONTROLLER: free_port(), "metastore": 0, "hiveserver2": 0, ports.DERBY: 0}
+        with locked(folder / "lock", "the test") as handle, Guard(handle) as guard:
+            home = jars.ensure(jars.groups_for((KAFKA,)), runtime, guard, no_progress)
+            options = SandboxOptions(state_dir=folder, kafka_heap_mb=256)
+            self._plan = Plan(options, layout, numbers, derby(layout.data, 0), runtime, home)
+            self._plan.configure(KAFKA)
+            settings = layout.conf(KAFKA) / "server.properties"
+            # What the sandbox turns off is left at Kafka's default here: any client may create topics.
+            settings.write_text(re.sub(r"auto\.create\.topics\.enable=.*\n", "", settings.read_text()))
+            format_storage(self._plan, guard)
+        self.admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 2})
+
+    def start(self) -> KafkaBroker:
+        """Start it and return when it answers."""
+        work = self._plan.layout.work(KAFKA)
+        work.mkdir(parents=True, exist_ok=True)
+        self._log.parent.mkdir(exist_ok=True)
+        program, *arguments = self._plan.command(KAFKA)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [program, "-XX:TieredStopAtLevel=1", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=work,
+                start_new_session=True,
+            )
+        eventually(f"the broker of {self._log} to answer", lambda: probe.kafka_answers(self._port))
+        return self
+
+    def stop(self) -> None:
+        """End it, if it runs."""
+        process, self._process = self._process, None
+        if process:
+            process.send_signal(signal.SIGTERM)
+            process.wait(60)
+
+    def topics(self) -> set[str]:
+        """The names of all topics; asking for all of them creates none."""
+        return set(self.admin.list_topics(timeout=30).topics)
+
+    def create(self, name: str, partitions: int = 1) -> None:
+        """Create a topic, as soon as one of that name that was deleted is gone."""
+        eventually(f"topic {name}", lambda: self._try_create(name, partitions))
+
+    def delete(self, name: str) -> None:
+        """Delete a topic and return when it is not there any more."""
+        self.admin.delete_topics([name])[name].result(30)
+        eventually(f"the end of topic {name}", lambda: name not in self.topics())
+
+    def truncate_log(self, name: str) -> None:
+        """Remove all records of partition 0 from the disk of the stopped broker.
+
+        To a client this is an unclean leader election: the new leader's log ends before what the old one had served.
+        """
+        for segment in (self.data / f"{name}-0").glob("*.log"):
+            segment.write_bytes(b"")
+
+    def _try_create(self, name: str, partitions: int) -> bool:
+        try:
+            self.admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+        except KafkaException:
+            return False
+        return True
+
+
+@contextmanager
+def kafka_broker(folder: Path) -> Iterator[KafkaBroker]:
+    """A broker that lives as long as the block."""
+    broker = KafkaBroker(folder)
+    try:
+        yield broker.start()
+    finally:
+        broker.stop()
