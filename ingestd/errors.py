@@ -10,6 +10,7 @@
     │  └ StorageUnavailable                      (Hive Streaming: StreamingIOFailure)
     ├ LoginFailed                      STOP      exit 77
     ├ InvalidTable                     STOP_ONE  missing, not ACID, not ORC, does not fit
+    ├ TooManyPartitions                STOP_ONE  one transaction would write more partitions than allowed
     ├ InvalidTopic                     STOP_ONE  missing, or no right to read it
     ├ OffsetsLost                      STOP_ONE  the committed position is not in Kafka any more
     ├ TransactionError                 REWIND    nothing is visible: read the stored offsets, begin again
@@ -128,6 +129,13 @@ class LoginFailed(IngestdError):
 
 class InvalidTable(IngestdError):
     """The table is missing, is not ACID ORC, or its columns do not fit the mapping."""
+
+    reaction = Reaction.STOP_ONE
+    exit_code = 65
+
+
+class TooManyPartitions(IngestdError):
+    """One transaction would write more partitions than `commit.partitions` allows."""
 
     reaction = Reaction.STOP_ONE
     exit_code = 65

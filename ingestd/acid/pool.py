@@ -115,6 +115,11 @@ class WriterPool:
             self._write(max(self._partitions, key=lambda one: self._partitions[one].bytes))
 
     @property
+    def partitions(self) -> int:
+        """Partitions that got rows."""
+        return len(self._partitions)
+
+    @property
     def pending_bytes(self) -> int:
         """Bytes of the rows that wait in memory."""
         return self._pending_bytes

@@ -33,12 +33,16 @@ class Bucketing:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a table's rows look like: `columns` are without `partition_columns`."""
+    """What a table's rows look like: `columns` are without `partition_columns`.
+
+    `not_null` has the names of those columns, of either kind, that may not be NULL.
+    """
 
     columns: tuple[Column, ...]
     partition_columns: tuple[Column, ...]
     bucketing: Bucketing | None
     encoding: Encoding
+    not_null: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

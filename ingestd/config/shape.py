@@ -178,11 +178,12 @@ class ShutdownSection(_Section):
 
 
 class CommitSection(_Section):
-    """A transaction is closed by whichever comes first."""
+    """A transaction is closed by whichever comes first; `partitions` bounds how many it may write."""
 
     rows: Count | None = None
     bytes: Bytes | None = None
     interval: Seconds | None = None
+    partitions: Annotated[int, Field(gt=0)] | None = None
 
 
 class DefaultsSection(_Section):

@@ -13,8 +13,7 @@ from weakref import WeakKeyDictionary
 from hive_metastore import ttypes
 
 from ingestd.clock import Deadline
-from ingestd.errors import MetastoreUnavailable
-from ingestd.hive.client import Metastore, MetastoreRefusal
+from ingestd.hive.client import Metastore, MetastoreRefusal, UnknownCall
 from ingestd.hive.deltas import Placed
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import Transaction
@@ -24,8 +23,6 @@ _LOG_KEEPER = "DbNotificationListener"
 # A daemon may outlive the configuration of its metastore: a log that is switched on later is noticed this soon.
 _ASK_AGAIN_SECONDS = 60.0
 _CHUNK = 1000  # as Hive's own writer: hive.write.notification.max.batch.size
-# A Java Thrift server's words about a method that its version does not have (TBaseProcessor).
-_UNKNOWN = "Invalid method name"
 _DEFAULT_CATALOG = "hive"
 _answers: WeakKeyDictionary[Metastore, tuple[bool, Deadline]] = WeakKeyDictionary()
 
@@ -102,8 +99,6 @@ def _understood(metastore: Metastore, method: str, request: Any) -> bool:
     """Call `method`; False when the metastore does not know it."""
     try:
         metastore.call(method, request)
-    except MetastoreUnavailable as error:
-        if _UNKNOWN not in error.what:
-            raise
+    except UnknownCall:
         return False
     return True

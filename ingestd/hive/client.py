@@ -28,6 +28,7 @@ from ingestd.errors import (
     IngestdError,
     InvalidTable,
     MetastoreUnavailable,
+    Reaction,
     TransactionAborted,
     Unavailable,
 )
@@ -36,6 +37,18 @@ from ingestd.hive.security import Kerberos, Security
 from ingestd.hive.wire import AWAY, mismatch, wire
 
 _DEFAULT_PORT = 9083
+# Partitions named in one call. On Derby a metastore overflows its stack at some 380 to 600 names; PostgreSQL takes
+# thousands, and a call of 200 costs nothing much more than one of all.
+PARTITIONS_PER_CALL = 200
+# Characters of a metastore's own text that go into an error; the statements that it quotes can have many thousands.
+_TEXT_HEAD, _TEXT_TAIL = 350, 150
+# Causes that no repetition cures, as the metastore's file system and its databases word them.
+_NEVER_PASSES = re.compile(
+    "File name too long|PathComponentTooLong|path component name limit|Pathname too long"
+    "|Invalid partition key|InvalidObjectException|StackOverflowError"
+    "|value too long for type|truncation error was encountered|Data too long for column|ORA-12899"
+    "|invalid byte sequence for encoding"
+)
 _TIMED_OUT = TTransportException.TIMED_OUT
 # HMS answers and accepts ACID tables only for a client that names what it can do (MetastoreDefaultTransformer).
 CAPABILITIES = [
@@ -118,7 +131,7 @@ class Metastore:
 
         Raises MetastoreUnavailable when nobody answered or the server failed, LoginFailed or ConfigError when every
         address refuses us for good, TransactionAborted when the transaction is gone, InvalidTable when an object is
-        missing, `MetastoreRefusal` for every other declared exception.
+        missing, `MetastoreRefusal` for every other declared exception and for failures whose cause never passes.
         """
         repeatable = _is_repeatable(method, arguments)
         connection = self._connection(surely=not repeatable)
@@ -207,7 +220,14 @@ class Metastore:
 
 
 class MetastoreRefusal(IngestdError):
-    """The metastore understood the call and said no; `what` holds its words."""
+    """The metastore understood the call and said no, or can never carry it out; `what` holds its words."""
+
+    reaction = Reaction.STOP_ONE
+    exit_code = 65
+
+
+class UnknownCall(MetastoreRefusal):
+    """The metastore does not have the method: it is older than the call."""
 
 
 def addresses(uris: str) -> Sequence[tuple[str, int]]:
@@ -245,16 +265,29 @@ def _is_silence(error: BaseException) -> bool:
 
 def _words(error: BaseException) -> str:
     """What the error says; many that end a connection say nothing."""
-    return str(error) or type(error).__name__
+    return _cut(str(error)) or type(error).__name__
+
+
+def _cut(text: str) -> str:
+    """A text of bounded length: what happened stands at its beginning, the root cause at its end."""
+    if len(text) <= _TEXT_HEAD + _TEXT_TAIL:
+        return text
+    return f"{text[:_TEXT_HEAD]} … {text[-_TEXT_TAIL:]}"
 
 
 def _translated(method: str, error: TException, where: str) -> IngestdError:
-    text = f"{method}: {getattr(error, 'message', None) or error}"
+    full = str(getattr(error, "message", None) or error)
+    text = f"{method}: {_cut(full)}"
     if isinstance(error, (ttypes.NoSuchTxnException, ttypes.TxnAbortedException, ttypes.NoSuchLockException)):
         return TransactionAborted(text, where=where)
     if isinstance(error, ttypes.NoSuchObjectException):
         return InvalidTable(text, where=where)
-    # The server's own trouble, such as its database being away, comes as MetaException or as an undeclared exception.
+    if isinstance(error, TApplicationException) and error.type == TApplicationException.UNKNOWN_METHOD:
+        return UnknownCall(text, where=where, hint="use a newer metastore")
+    # The server's own trouble, such as its database being away, comes as MetaException or as an undeclared exception,
+    # and so does what is wrong with the request itself.
     if isinstance(error, (ttypes.MetaException, TApplicationException)):
+        if _NEVER_PASSES.search(full):
+            return MetastoreRefusal(text, where=where, hint="see the metastore's log; to try again does not help")
         return MetastoreUnavailable(text, where=where, hint="see the metastore's log")
     return MetastoreRefusal(text, where=where)

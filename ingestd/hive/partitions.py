@@ -6,14 +6,14 @@ Invariant: a partition's own location is respected; it is never assumed to be un
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hive_metastore import ttypes
 
 from ingestd.acid.partitions import odd_partition_names
-from ingestd.hive.client import CAPABILITIES, Metastore
+from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore
 from ingestd.hive.tables import Table
 
 # Statistics of a partition that we make start at zero and are counted up by each commit; without numRows Hive would
@@ -26,6 +26,16 @@ _NEW_PARAMETERS = {"numRows": "0", "numFiles": "0", "totalSize": "0", "rawDataSi
 
 def read_partitions(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]:
     """The Thrift partitions of these names that exist; names are escaped `k=v/k2=v2`."""
+    return [one for some in by_call(names) for one in _read(metastore, table, some)]
+
+
+def by_call(names: Sequence[str]) -> Iterator[Sequence[str]]:
+    """The names in parts that one call takes."""
+    for start in range(0, len(names), PARTITIONS_PER_CALL):
+        yield names[start : start + PARTITIONS_PER_CALL]
+
+
+def _read(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]:
     request = ttypes.GetPartitionsByNamesRequest(
         db_name=table.name.database,
         tbl_name=table.name.table,
@@ -78,34 +88,36 @@ def ensure_partitions(
 ) -> dict[str, PartitionInfo]:
     """Each partition by name, `values` by name; those that do not exist are made, empty.
 
-    Several clients may race to make one: whoever comes second finds it there.
+    Several clients may race to make one: whoever comes second finds it there. Raises MetastoreRefusal when the
+    metastore can never make one of them.
     """
-    found = _infos(metastore, table, list(values), existed=True)
-    missing = {name: list(v) for name, v in values.items() if name not in found}
-    if missing:
-        _add(metastore, table, missing)
-        found |= _infos(metastore, table, list(missing), existed=False)
-    return found
+    found = _infos(table, read_partitions(metastore, table, list(values)), existed=True)
+    missing = [name for name in values if name not in found]
+    for some in by_call(missing):
+        found |= _infos(table, _add(metastore, table, {name: list(values[name]) for name in some}), existed=False)
+    others = [name for name in missing if name not in found]
+    return found | _infos(table, read_partitions(metastore, table, others), existed=True)
 
 
-def _infos(metastore: Metastore, table: Table, names: Sequence[str], *, existed: bool) -> dict[str, PartitionInfo]:
+def _infos(table: Table, partitions: Sequence[Any], *, existed: bool) -> dict[str, PartitionInfo]:
     infos = {}
-    for partition in read_partitions(metastore, table, names):
+    for partition in partitions:
         name = table.partition_name(partition.values)
         infos[name] = PartitionInfo(name, partition.sd.location.rstrip("/"), existed)
     return infos
 
 
-def _add(metastore: Metastore, table: Table, values: Mapping[str, list[str]]) -> None:
+def _add(metastore: Metastore, table: Table, values: Mapping[str, list[str]]) -> Sequence[Any]:
+    """Make partitions; returns those that were not there."""
     parts = [_new_partition(table, name, v) for name, v in values.items()]
     request = ttypes.AddPartitionsRequest(
         dbName=table.name.database,
         tblName=table.name.table,
         parts=parts,
         ifNotExists=True,
-        needResult=False,
+        needResult=True,
     )
-    metastore.call("add_partitions_req", request)
+    return metastore.call("add_partitions_req", request).partitions or ()
 
 
 def _new_partition(table: Table, name: str, values: list[str]) -> Any:

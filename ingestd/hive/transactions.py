@@ -15,7 +15,7 @@ from hive_metastore import ttypes
 
 from ingestd.clock import Deadline, pause
 from ingestd.errors import IngestdError, MetastoreUnavailable, TransactionAborted, TransactionError
-from ingestd.hive.client import Metastore
+from ingestd.hive.client import PARTITIONS_PER_CALL, Metastore
 from ingestd.hive.leases import lease_component
 from ingestd.hive.tables import TableName
 
@@ -178,17 +178,18 @@ def register_partitions(metastore: Metastore, txn: Transaction, names: Sequence[
 
     An aborted write id whose partition was never registered becomes visible once HMS forgets the transaction.
     """
-    metastore.call(
-        "add_dynamic_partitions",
-        ttypes.AddDynamicPartitions(
-            txnid=txn.id,
-            writeid=txn.write_id,
-            dbname=txn.table.database,
-            tablename=txn.table.table,
-            partitionnames=list(names),
-            operationType=ttypes.DataOperationType.INSERT,
-        ),
-    )
+    for start in range(0, len(names), PARTITIONS_PER_CALL):
+        metastore.call(
+            "add_dynamic_partitions",
+            ttypes.AddDynamicPartitions(
+                txnid=txn.id,
+                writeid=txn.write_id,
+                dbname=txn.table.database,
+                tablename=txn.table.table,
+                partitionnames=list(names[start : start + PARTITIONS_PER_CALL]),
+                operationType=ttypes.DataOperationType.INSERT,
+            ),
+        )
 
 
 def commit(metastore: Metastore, txn: Transaction, key_value: KeyValue | None = None) -> None:

@@ -273,6 +273,7 @@ class MappingLoop:
                 raise answer
         self._planner.confirm(work.plan)
         parts = [a for a in answers if isinstance(a, Staged)]
+        stage.refuse_too_many(len({f.partition for p in parts for f in p.files}), self.options.commit.partitions)
         records, size = sum(p.records for p in parts), sum(p.bytes for p in parts)
         self._planner.observe(records, size)
         work.watch.lap("staged")
@@ -294,6 +295,7 @@ class MappingLoop:
                 write_id=work.txn.write_id,
                 bucket=bucket,
                 staging=str(work.staging.path),
+                most_partitions=self.options.commit.partitions,
             )
             for bucket, share in enumerate(split(work.plan.ranges, count))
         ]

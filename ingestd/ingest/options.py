@@ -14,11 +14,15 @@ Tombstones = Literal["stop", "skip"]
 
 @dataclass(frozen=True, slots=True)
 class CommitOptions:
-    """A transaction is closed by whichever comes first: records, bytes of their values, or seconds."""
+    """A transaction is closed by whichever comes first: records, bytes of their values, or seconds.
+
+    One that would write more than `partitions` partitions, new or old, stops its mapping.
+    """
 
     rows: int = 1_000_000
     bytes: int = 256 * 1024 * 1024
     interval_seconds: float = 30.0
+    partitions: int = 3_000
 
 
 @dataclass(frozen=True, slots=True)

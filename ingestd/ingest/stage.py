@@ -10,16 +10,19 @@ import gc
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.pool import WriterPool, WrittenFile
 from ingestd.acid.spread import Shape, spread
-from ingestd.errors import IngestdError, RecordError
+from ingestd.errors import IngestdError, RecordError, TooManyPartitions
 from ingestd.ingest.options import Tombstones
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity
 from ingestd.kafka.reader import Block, read
 from ingestd.records.block import Decoded, Reject
+from ingestd.records.checked import CheckedDecoder
 from ingestd.records.json import JsonDecoder
 from ingestd.schema import Column
 from ingestd.storage.local import make_leaf
@@ -29,7 +32,10 @@ _HEAD = 80
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """What one task must do; `bucket` numbers its files, so no two tasks of a transaction share one."""
+    """What one task must do; `bucket` numbers its files, so no two tasks of a transaction share one.
+
+    A transaction may write at most `most_partitions` partitions.
+    """
 
     ranges: tuple[OffsetRange, ...]
     topics: Mapping[str, TopicIdentity]
@@ -40,6 +46,7 @@ class StageTask:
     write_id: int
     bucket: int
     staging: str
+    most_partitions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,8 @@ def _stage(task: StageTask) -> Staged:
     # A retried task must never write into the files of its first attempt.
     directory = Path(task.staging) / f"task-{task.bucket}-{uuid.uuid4().hex[:8]}"
     make_leaf(directory)
-    decoder = JsonDecoder(_record_columns(task), tombstones=task.tombstones)
+    json = JsonDecoder(_record_columns(task), tombstones=task.tombstones)
+    decoder = CheckedDecoder(json, partial(unfit_rows, shape=task.shape))
     pool = WriterPool(directory, task.shape.columns, task.write_id, task.bucket, encoding=task.shape.encoding)
     records = skipped = size = 0
     try:
@@ -92,6 +100,18 @@ def _write(task: StageTask, pool: WriterPool, decoded: Decoded) -> None:
     for batch in decoded.batches:
         for part in spread(batch, task.shape, task.static_partition):
             pool.add(part.partition, part.rows)
+        refuse_too_many(pool.partitions, task.most_partitions)
+
+
+def refuse_too_many(partitions: int, most: int) -> None:
+    """Raise TooManyPartitions for a transaction that writes more partitions than it may."""
+    if partitions > most:
+        raise TooManyPartitions(
+            f"one transaction would write more than {most:,} partitions",
+            where="commit.partitions",
+            hint="partition by a column with fewer values, let a transaction take fewer records (commit.rows,"
+            " commit.bytes), or raise commit.partitions if the metastore can bear it",
+        )
 
 
 def _refuse(block: Block, decoded: Decoded) -> None:

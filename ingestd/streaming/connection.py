@@ -20,12 +20,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.layout import bucket_name, delta_name, shared_delta_name
 from ingestd.acid.spread import spread
 from ingestd.hive.announce import announce
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
 from ingestd.hive.tables import read_table
 from ingestd.hive.transactions import KeyValue, Transaction
+from ingestd.records.checked import CheckedDecoder
 from ingestd.storage import local
 from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.batch import Extras, TransactionBatch, TxnState
@@ -274,6 +276,7 @@ class HiveStreamingConnection(ConnectionInfo):
         if self.transaction_batch_size > 1:
             decoder = modern = ModernDecoder(decoder)
             check = modern_check(modern, check)
+        decoder = CheckedDecoder(decoder, partial(unfit_rows, shape=self._session.shape))
         return RecordFeed(decoder, check, writer.line_pattern, self._stats)
 
     def _new_batch(self) -> TransactionBatch | JoinedTransaction:
@@ -293,10 +296,23 @@ class HiveStreamingConnection(ConnectionInfo):
         batches = list(self.record_writer.batches(data, self._session.record_columns))
         if self.transaction_batch_size > 1 and any(old_rows(batch) is not None for batch in batches):
             raise SerializationError(REASON, where="Arrow data")
+        self._refuse_unfit(batches)
         for batch in batches:
             self._sink(batch)
             self._stats.records_written += batch.num_rows
             self._stats.records_size += batch.nbytes
+
+    def _refuse_unfit(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Raise SerializationError, before any row is taken, when the table cannot take one of them."""
+        first = 0
+        for batch in batches:
+            unfit = unfit_rows(batch, self._session.shape)
+            if unfit:
+                row = min(unfit)
+                column, reason = unfit[row]
+                more = f" ({len(unfit)} such rows in the batch)" if len(unfit) > 1 else ""
+                raise SerializationError(f"{reason}{more}", where=f"Arrow data, row {first + row}, column {column}")
+            first += batch.num_rows
 
     def _take(self, batch: TransactionBatch | JoinedTransaction, write: Callable[[Sink], None]) -> None:
         """Let `write` give its batches to the sink; bad records leave the transaction as it is."""

@@ -17,9 +17,8 @@ import pytest
 from hive_metastore import ttypes
 
 from ingestd.acid.layout import Delta, parse_directory
-from ingestd.errors import MetastoreUnavailable
 from ingestd.hive.announce import announce, keeps_event_log
-from ingestd.hive.client import CAPABILITIES, Metastore
+from ingestd.hive.client import CAPABILITIES, Metastore, UnknownCall
 from ingestd.hive.deltas import Placed
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import begin, commit, register_partitions
@@ -62,7 +61,7 @@ class _Recording(Metastore):
     def call(self, method: str, *arguments: object) -> Any:
         self.methods.append(method)
         if method in self.unknown:
-            raise MetastoreUnavailable(f"{method}: Invalid method name: '{method}'")
+            raise UnknownCall(f"{method}: Invalid method name: '{method}'")
         return super().call(method, *arguments)
 
 

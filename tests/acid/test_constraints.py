@@ -1,0 +1,81 @@
+"""Rows that decode, but that their table cannot take."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from ingestd.acid.constraints import unfit_rows
+from ingestd.acid.partitions import partition_name
+from ingestd.acid.spread import Shape
+from ingestd.acid.writer import STANDARD
+from ingestd.records.checked import CheckedDecoder
+from ingestd.records.json import JsonDecoder
+from ingestd.schema import Column, HiveType
+
+
+def _columns(**types: str) -> tuple[Column, ...]:
+    return tuple(Column(name, HiveType.parse(text)) for name, text in types.items())
+
+
+def _shape(columns: tuple[Column, ...], keys: tuple[Column, ...], *not_null: str) -> Shape:
+    return Shape(columns, keys, None, STANDARD, frozenset(not_null))
+
+
+def test_rows_when_null_in_not_null_columns_then_the_first_column_is_named() -> None:
+    shape = _shape(_columns(a="int", b="string"), _columns(p="string", q="date"), "a", "b", "p")
+    batch = pa.record_batch(
+        {
+            "a": pa.array([1, None, 3, 4, 5, None], pa.int32()),
+            "b": ["x", "x", None, "", "x", None],
+            "p": ["p", "p", "p", "p", "", None],
+            "q": pa.array([None] * 6, pa.date32()),
+        }
+    )
+    assert {row: column for row, (column, _) in unfit_rows(batch, shape).items()} == {1: "a", 2: "b", 4: "p", 5: "a"}
+    assert unfit_rows(batch.slice(0, 1), shape) == {}
+    assert unfit_rows(batch, _shape(shape.columns, shape.partition_columns)) == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fits", "too_long"),
+    [
+        ("string", ["a" * 253, "é" * 126, "/" * 84, "", None], ["a" * 254, "é" * 127, "/" * 85]),
+        ("varchar(300)", ["a" * 253], ["a" * 254]),
+        ("char(253)", ["a"], []),
+        ("char(254)", [None], ["a", ""]),
+    ],
+)
+def test_rows_when_a_partition_name_is_too_long_then_refused(
+    kind: str, fits: list[str | None], too_long: list[str]
+) -> None:
+    columns = _columns(p=kind)
+    batch = pa.record_batch({"p": pa.array([*fits, *too_long], pa.string())})
+    assert sorted(unfit_rows(batch, _shape((), columns))) == list(range(len(fits), len(fits) + len(too_long)))
+
+
+def test_rows_when_a_whole_name_is_too_long_then_the_last_column_is_named() -> None:
+    columns = _columns(p="string", q="string", r="string", s="string")
+    rows = [["x" * 200] * 4, ["x" * 180] * 4, ["é" * 120] * 4]
+    batch = pa.record_batch({c.name: [row[place] for row in rows] for place, c in enumerate(columns)})
+    assert [len(partition_name([c.name for c in columns], row)) for row in rows] == [811, 731, 491]
+    assert {row: column for row, (column, _) in unfit_rows(batch, _shape((), columns)).items()} == {0: "s"}
+
+
+@pytest.mark.parametrize("tombstones", ["stop", "skip"])
+def test_decoder_when_rows_are_unfit_then_rejects_have_their_place_in_the_block(tombstones: str) -> None:
+    columns = _columns(a="int")
+    shape = _shape(columns, (), "a")
+    decoder = CheckedDecoder(
+        JsonDecoder(columns, tombstones="skip" if tombstones == "skip" else "stop"),
+        lambda batch: unfit_rows(batch, shape),
+    )
+    values = [b'{"a":1}', None, b"{}", b"nonsense", b'{"a":null}', b'{"a":6}']
+    decoded = decoder.decode(values)
+    assert [row for batch in decoded.batches for row in batch.column("a").to_pylist()] == [1, 6]
+    assert {reject.row: (reject.column, reject.head) for reject in decoded.rejects if reject.row in (2, 4)} == {
+        2: ("a", b"{}"),
+        4: ("a", b'{"a":null}'),
+    }
+    assert [reject.row for reject in decoded.rejects] == ([2, 3, 4] if tombstones == "skip" else [1, 2, 3, 4])
+    assert decoded.skipped == (1 if tombstones == "skip" else 0)

@@ -1,0 +1,82 @@
+"""Partitions that the metastore cannot make, and more of them than one call can name."""
+
+from __future__ import annotations
+
+import pytest
+from hive_metastore import ttypes
+
+from ingestd.errors import Reaction
+from ingestd.hive.client import MetastoreRefusal
+from ingestd.hive.partitions import ensure_partitions
+from ingestd.hive.tables import TableName, load_acid_table
+from tests.support.stack import Stack
+from tests.support.tables import visible_ids
+
+
+def test_names_when_too_long_for_a_directory_then_the_record_is_named(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int, note string", "p string, q int")
+    # 126 letters of two bytes and `p=` are 254 bytes; 84 escaped characters are 254.
+    fitting = ["a" * 253, "é" * 126, "/" * 84]
+    stack.produce({"id": n, "note": "n", "p": p, "q": 1} for n, p in enumerate(fitting))
+    stack.drain()
+    assert stack.ids() == [0, 1, 2]
+    assert {row[0] for row in stack.sql(f"SELECT p FROM {stack.name}")} == set(fitting)
+
+    stack.produce([{"id": 3, "p": "b", "q": 1}, {"id": 4, "p": "é" * 127, "q": 1}])
+    daemon = stack.drain(expect=65)
+    stopped = daemon.events("stopped by an error")[0]
+    assert stopped["reason"] == "RecordError"
+    assert "longer than 255 bytes" in stopped["error"]
+    assert f"{stack.name}[0]" in stopped["error"] or f"{stack.name}-0" in stopped["error"]
+    assert "offset 4, column p" in stopped["error"]
+    assert not daemon.events("waiting")
+    assert stack.ids() == [0, 1, 2]
+
+
+def test_partitions_when_more_than_a_transaction_may_write_then_stops_and_says_how_to_go_on(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int, note string", "p int")
+    stack.produce({"id": n, "p": n} for n in range(500))
+    daemon = stack.drain(stack.config({"commit": {"partitions": 499}}), expect=65)
+    stopped = daemon.events("stopped by an error")[0]
+    assert stopped["reason"] == "TooManyPartitions"
+    assert "more than 499 partitions" in stopped["error"]
+    assert "raise commit.partitions" in stopped["error"]
+    # On Derby, 500 names in one call overflow the metastore's stack.
+    stack.drain(stack.config({"commit": {"partitions": 500}}))
+    # HiveServer2 cannot lock so many on Derby.
+    assert visible_ids(stack.metastore, TableName("default", stack.name)) == list(range(500))
+    assert [row[0] for row in stack.sql(f"SELECT id FROM {stack.name} WHERE p IN (0, 499)")] == [0, 499]
+
+
+def test_requests_when_they_can_never_succeed_then_refused_in_few_words(stack: Stack) -> None:
+    stack.table("id int", "p string, q int")
+    name = TableName("default", stack.name)
+    table = load_acid_table(stack.metastore, name)
+    request = ttypes.GetPartitionsByNamesRequest(
+        db_name=name.database, tbl_name=name.table, names=[f"p={n}/q=1" for n in range(800)]
+    )
+    with pytest.raises(MetastoreRefusal, match="StackOverflowError") as caught:
+        stack.metastore.call("get_partitions_by_names_req", request)
+    assert len(caught.value.what) < 600
+    assert caught.value.reaction is Reaction.STOP_ONE
+    with pytest.raises(MetastoreRefusal, match="Invalid partition key"):
+        ensure_partitions(stack.metastore, table, {"p=1": ["1"]})
+    made = ensure_partitions(stack.metastore, table, {f"p={n}/q=1": [str(n), "1"] for n in range(3)})
+    again = ensure_partitions(stack.metastore, table, {f"p={n}/q=1": [str(n), "1"] for n in range(4)})
+    assert [info.existed for info in made.values()] == [False] * 3
+    assert {info.name: info.existed for info in again.values()} == {f"p={n}/q=1": n < 3 for n in range(4)}
+
+
+@pytest.mark.soak
+def test_partitions_when_three_thousand_are_new_then_one_transaction_makes_them(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int", "p string")
+    for first in (0, 3000):  # they are new at first, then they exist
+        stack.produce({"id": first + n, "p": f"partition number {n:05d}"} for n in range(3000))
+        daemon = stack.start(stack.config(), "--until-caught-up")
+        assert daemon.wait(600) == 0
+        assert [event["rows"] for event in daemon.events("committed") if event["rows"]] == [3000]
+        assert not daemon.events("waiting")
+        assert visible_ids(stack.metastore, TableName("default", stack.name)) == list(range(first + 3000))
