@@ -1,13 +1,14 @@
-"""Sharing offset ranges: nothing left out, nothing twice, equal shares."""
+"""Offset ranges: nothing left out, nothing twice, equal shares; and which topic a position belongs to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.kafka.ranges import OffsetRange, cap, split
+from ingestd.kafka.ranges import OffsetRange, TopicIdentity, cap, split
 
 
 @st.composite
@@ -91,3 +92,26 @@ def test_ranges_then_speak_for_people() -> None:
     assert str(OffsetRange("orders", 3, 10, 20)) == "orders[3] 10..20"
     assert split([], 4) == []
     assert cap([], 10) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "differ"),
+    [
+        (TopicIdentity("c1", "t1"), TopicIdentity("c1", "t1"), False),
+        (TopicIdentity("c1", "t1"), TopicIdentity("c1", "t2"), True),
+        (TopicIdentity("c1", "t1"), TopicIdentity("c2", "t1"), False),
+        (TopicIdentity("c1", "t1"), TopicIdentity("c1", ""), False),
+        (TopicIdentity("c1", "t1"), TopicIdentity("c2", ""), True),
+        (TopicIdentity("", ""), TopicIdentity("c1", "t1"), False),
+    ],
+)
+def test_identities_then_the_topic_id_decides_and_else_the_cluster(
+    one: TopicIdentity, other: TopicIdentity, differ: bool
+) -> None:
+    assert one.differs(other) is differ
+    assert other.differs(one) is differ
+
+
+def test_identity_when_merged_then_keeps_what_only_one_knows() -> None:
+    assert TopicIdentity("c1", "t1").merged(TopicIdentity("", "")) == TopicIdentity("c1", "t1")
+    assert TopicIdentity("c1", "").merged(TopicIdentity("c2", "t1")) == TopicIdentity("c2", "t1")

@@ -1,0 +1,83 @@
+"""The planner against a real broker, from positions that no daemon could be made to store in a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from ingestd.errors import OffsetsLost, RangeLost
+from ingestd.hive.tables import TableName
+from ingestd.ingest.options import CommitOptions, MappingOptions, OnLoss
+from ingestd.ingest.plan import Plan, Planner
+from ingestd.kafka.broker import Broker
+from ingestd.kafka.ranges import OffsetRange, Position, TopicIdentity, TopicPartition
+from tests.support.stack import Stack, eventually
+
+ELSEWHERE = "another-cluster-000000"
+
+
+class _Case:
+    """A topic of one partition with five records, and a planner of it."""
+
+    def __init__(self, stack: Stack, policy: OnLoss) -> None:
+        self.name = stack.topic(1)
+        self._stack = stack
+        self.produce()
+        settings = {"bootstrap.servers": stack.addresses.kafka}
+        broker = Broker(settings)
+        self.identity = eventually("the topic", lambda: broker.topics([self.name]))[self.name].identity
+        table = TableName("default", self.name)
+        commit = CommitOptions(interval_seconds=0.1)
+        options = MappingOptions(self.name, (self.name,), table, commit=commit, on_offset_loss=policy, kafka=settings)
+        self.planner = Planner(broker, options)
+
+    def produce(self) -> None:
+        self._stack.produce([{"id": n} for n in range(5)], partition=0)
+
+    def position(self, offset: int, identity: TopicIdentity) -> Position:
+        return Position({TopicPartition(self.name, 0): offset}, {self.name: identity})
+
+    def plan(self, stored: Position, is_over: Callable[[], bool] = lambda: False) -> Plan:
+        plan = self.planner.next(stored, None, is_over)
+        assert plan is not None
+        return plan
+
+
+def test_partition_when_it_ends_too_early_for_a_moment_then_nothing_is_lost(stack: Stack) -> None:
+    """A new leader may report an end that lags behind what the former one has served."""
+    case = _Case(stack, "stop")
+    looks: list[int] = []
+
+    def is_over() -> bool:
+        looks.append(len(looks))
+        if len(looks) == 2:
+            case.produce()
+        return False
+
+    plan = case.plan(case.position(8, case.identity), is_over)
+    assert len(looks) == 2
+    assert plan.ranges == (OffsetRange(case.name, 0, 8, 10),)
+    assert plan.gaps == ()
+
+
+def test_topic_when_its_id_is_unknown_and_the_cluster_is_another_then_the_position_is_lost(stack: Stack) -> None:
+    case = _Case(stack, "stop")
+    with pytest.raises(OffsetsLost, match=ELSEWHERE):
+        case.plan(case.position(3, TopicIdentity(ELSEWHERE)))
+
+
+def test_topic_when_its_id_was_unknown_in_the_same_cluster_then_it_is_stored_with_the_next_plan(stack: Stack) -> None:
+    case = _Case(stack, "stop")
+    stored = case.position(5, TopicIdentity(case.identity.cluster_id))
+    plan = case.plan(stored)
+    assert (plan.ranges, plan.before, plan.after, plan.gaps) == ((), stored, case.position(5, case.identity), ())
+
+
+def test_plan_when_the_topic_is_another_after_the_ranges_were_read_then_is_lost(stack: Stack) -> None:
+    case = _Case(stack, "earliest")
+    plan = case.plan(case.position(0, case.identity))
+    case.planner.confirm(plan)
+    other = TopicIdentity(case.identity.cluster_id, "AAAAAAAAAAAAAAAAAAAAAQ")
+    with pytest.raises(RangeLost, match="recreated"):
+        case.planner.confirm(Plan(plan.ranges, plan.before, case.position(5, other)))
