@@ -2,7 +2,8 @@
 
 Invariant: no call that the library makes fails; what failed is kept, and `check` raises it, so nobody may trust a file
 before its `check`. liborc throws where nobody catches: from `close` under pyarrow (26), from a destructor under pyorc;
-a full disk would end the process.
+a full disk would end the process. A forked child never writes to a file that its parent opened: nothing is buffered
+here, and what the destructors of its copies write is dropped.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ class OrcSink:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError."""
-        self._file = path.open("wb")
+        self._file = path.open("wb", buffering=0)
+        self._process = os.getpid()
         self._error: BaseException | None = None
         self.name = str(path)
 
     def write(self, data: bytes) -> int:
-        """Append; after a failure the bytes go nowhere."""
-        if self._error is None:
+        """Append; after a failure, and in a forked child, the bytes go nowhere."""
+        if self._error is None and self._process == os.getpid():
+            rest = memoryview(data)
             try:
-                self._file.write(data)
+                while rest:
+                    rest = rest[self._file.write(rest) :]
             except BaseException as error:  # noqa: BLE001 - Ctrl-C comes here, too
                 self._error = error
         return len(data)
 
     def flush(self) -> None:
-        """Nothing to do: `close` flushes, and `sync` and `seal` bring the file to the disk."""
+        """Nothing to do: `sync` and `seal` bring the file to the disk."""
 
     @property
     def closed(self) -> bool:
@@ -38,7 +42,7 @@ class OrcSink:
         return self._file.closed
 
     def close(self) -> None:
-        """Write what is buffered, and close."""
+        """Close the file."""
         try:
             self._file.close()
         except BaseException as error:  # noqa: BLE001 - as in `write`
@@ -52,5 +56,4 @@ class OrcSink:
     def sync(self) -> None:
         """Bring what was written so far to the disk. Raises OSError."""
         self.check()
-        self._file.flush()
         os.fsync(self._file.fileno())

@@ -14,6 +14,7 @@ from ingestd.streaming.errors import (
     SerializationError,
     StreamingException,
     StreamingIOFailure,
+    TableChanged,
     TransactionError,
 )
 from ingestd.streaming.options import ConnectionOptions
@@ -39,6 +40,7 @@ __all__ = [
     "StrictDelimitedInputWriter",
     "StrictJsonWriter",
     "StrictRegexWriter",
+    "TableChanged",
     "TransactionError",
     "TxnState",
 ]

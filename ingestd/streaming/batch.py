@@ -32,7 +32,7 @@ from ingestd.storage.local import Location
 from ingestd.streaming.errors import InvalidTransactionState, partition_errors
 from ingestd.streaming.heartbeat import Heartbeat
 from ingestd.streaming.output import Output, OwnFiles, Partition, SharedFiles
-from ingestd.streaming.session import Session
+from ingestd.streaming.session import Change, Session
 
 _log = logging.getLogger(__name__)
 _BEATS_PER_TIMEOUT = 2
@@ -91,7 +91,6 @@ class TransactionBatch:
         self._session = session
         self._guard = threading.RLock()
         self._partitions = Partitions(session, self._register)
-        self._location = Location.of(session.table.location)
         self._left = deque(transactions.begin_batch(session.metastore, session.table.name, session.agent, size))
         self.write_ids = [txn.write_id for txn in self._left]
         self.txn_to_write_ids = {txn.id: txn.write_id for txn in self._left}
@@ -100,7 +99,9 @@ class TransactionBatch:
         self.placed: Sequence[Placed] = ()
         self._closed = False
         self._age = Deadline.after(session.batch_seconds)
-        self._output: Output = self._new_output()
+        # Both are made when the first transaction has its lock and the table was compared.
+        self._location: Location | None = None
+        self._output: Output | None = None
         interval = session.timeout_seconds / _BEATS_PER_TIMEOUT
         if len(self._left) > 1:
             interval = min(interval, session.batch_seconds)
@@ -116,11 +117,16 @@ class TransactionBatch:
         """Partitions of the transaction that is or was last open, by name."""
         return self._partitions.known
 
-    def begin(self) -> None:
-        """Begin the next transaction: take its lock. Raises InvalidTransactionState when none is left."""
+    def begin(self, look: Callable[[], Change]) -> bool:
+        """Begin the next transaction: take its lock, then let `look` compare the table, which nobody changes from here.
+
+        False when the batch has ended instead, because it grew old or its files or write ids do not fit the table any
+        more: the next batch can be begun.
+        """
         with self._guard:
             if not self.remaining:
-                raise InvalidTransactionState("no transaction of the batch is left", where=f"table {self._table.name}")
+                return False
+            is_first = len(self._left) == len(self.write_ids)
             txn = self._left.popleft()
             self._heartbeat.check(txn.id)
             self.current, self.state = txn, TxnState.OPEN
@@ -132,12 +138,22 @@ class TransactionBatch:
                 wait=self._wait(),
                 partition=self._locked_partition,
             )
+            change = look()
+            if change is Change.TABLE or (change is Change.VIEW and not is_first):
+                self._finish_files()
+                self._abort_rest()
+                self.state = TxnState.ABORTED
+                return False
+            if self._output is None:
+                self._location = Location.of(self._table.location)
+                self._output = self._new_output()
             self._output.begin(txn.write_id)
+            return True
 
     def add(self, part: Part) -> None:
         """Take rows of the open transaction."""
         with self._guard:
-            self._output.add(part)
+            self._files.add(part)
 
     def check(self) -> None:
         """Raise TransactionError when the metastore has given up the open transaction."""
@@ -147,7 +163,7 @@ class TransactionBatch:
     def flush(self) -> None:
         """Free memory."""
         with self._guard:
-            self._output.flush()
+            self._files.flush()
 
     def commit(self, extras: Extras) -> None:
         """Make the open transaction's rows visible."""
@@ -160,7 +176,7 @@ class TransactionBatch:
                 raise
             except IngestdError:
                 # The metastore may have forgotten the transaction already: then what lies in place can be seen.
-                self._output.withdraw()
+                self._files.withdraw()
                 raise
             self.current, self.state = None, TxnState.COMMITTED
             self._session.stats.committed_transactions += 1
@@ -175,7 +191,7 @@ class TransactionBatch:
         """Abort the open transaction; the batch goes on with its next one."""
         with self._guard:
             txn = self._open_transaction()
-            self._output.discard()
+            self._files.discard()
             self._heartbeat.forget(txn.id)
             transactions.abort(self._session.metastore, txn.id)
             self.current, self.state = None, TxnState.ABORTED
@@ -203,13 +219,20 @@ class TransactionBatch:
         with self._guard:
             if self._closed:
                 return
-            self._output.abandon()
+            if self._output:
+                self._output.abandon()
             self._abort_rest()
             self.state = TxnState.ABORTED
 
     @property
     def _table(self) -> Table:
         return self._session.table
+
+    @property
+    def _files(self) -> Output:
+        """Where rows go, once a transaction has begun."""
+        assert self._output
+        return self._output
 
     def _open_transaction(self) -> Transaction:
         if self.current is None:
@@ -221,10 +244,12 @@ class TransactionBatch:
             return SharedFiles(
                 self._table, self._session.shape, self._partitions.locate, (self.write_ids[0], self.write_ids[-1])
             )
-        staging = Staging(self._location, STREAMING, str(self._left[0].id))
+        assert self._location
+        staging = Staging(self._location, STREAMING, str(min(self.txn_to_write_ids)))
         return OwnFiles(self._table, self._session.shape, self._partitions.locate, staging)
 
     def _register(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
+        assert self._location
         return deltas.register(
             self._session.metastore, self._table, self._location, self._open_transaction(), partitions
         )
@@ -243,7 +268,7 @@ class TransactionBatch:
         """
         metastore = self._session.metastore
         deltas.check_alive(metastore, txn)
-        done = self._output.finish()
+        done = self._files.finish()
         self.placed = done.placed
         if extras.partitions:
             self._partitions.locate(extras.partitions)
@@ -318,6 +343,8 @@ class TransactionBatch:
 
     def _finish_files(self) -> None:
         """What was committed is readable whether or not its files can be finished: then the side files stay."""
+        if self._output is None:
+            return
         try:
             self._output.close()
         except IngestdError as error:

@@ -37,6 +37,8 @@ from ingestd.streaming.errors import (
     InvalidTransactionState,
     SerializationError,
     StreamingException,
+    TableChanged,
+    TransactionError,
     partition_errors,
     streaming_errors,
     transaction_errors,
@@ -46,11 +48,12 @@ from ingestd.streaming.info import ConnectionInfo
 from ingestd.streaming.joined import JoinedTransaction
 from ingestd.streaming.memory import used_share
 from ingestd.streaming.options import ConnectionOptions
-from ingestd.streaming.session import normal_values
+from ingestd.streaming.session import Change, normal_values
 
 _log = logging.getLogger(__name__)
 _AUTO_FLUSH_BYTES = 100 << 20
 _MEMORY_THRESHOLD = 0.7
+_BATCHES = 5  # opened for one transaction while the table changes each time
 
 
 class HiveStreamingConnection(ConnectionInfo):
@@ -65,7 +68,8 @@ class HiveStreamingConnection(ConnectionInfo):
         self._thread = threading.get_ident()
         self._process = os.getpid()
         self._closed = False
-        self._feed = self._new_feed()
+        self._failure = ""  # why the last transaction was aborted without being asked to
+        self._feed = self._first_feed()
         self._flush_after = self.options.auto_flush_check_interval_size or self.configuration.number(
             "hive.streaming.auto.flush.check.interval.size", float(_AUTO_FLUSH_BYTES)
         )
@@ -82,28 +86,34 @@ class HiveStreamingConnection(ConnectionInfo):
     def begin_transaction(self) -> None:
         """Begin a transaction; a batch that is used up is followed by the next one by itself.
 
-        Raises ConnectionError, TransactionError; StreamingException when one is open already.
+        A table that has changed meanwhile is written as it is now: rows get new columns, files go to a new location.
+
+        Raises ConnectionError, TransactionError; TableChanged when records that fitted the table would not fit it now;
+        StreamingException when a transaction is open already.
         """
-        self._check_thread()
+        self._check()
         if self.current_transaction_state is TxnState.OPEN:
             raise InvalidTransactionState("a transaction is open already", hint="commit or abort it first")
-        batch = self.fetch_batch()
-        with self._failing():
-            try:
-                batch.begin()
-            except InvalidTransactionState:
-                if batch.remaining or self.write_id is not None:
-                    raise
-                self.fetch_batch().begin()  # the batch grew old and was closed in this very moment
+        self._failure = ""
+        for _ in range(_BATCHES):
+            batch = self._next_batch()
+            with self._failing():
+                if batch.begin(self._look_again):
+                    break
+        else:
+            raise TransactionError("the table changes again and again", where=f"table {self._table.name}")
         if self._feed:
             self._feed.begin()
 
-    def fetch_batch(self) -> TransactionBatch | JoinedTransaction:
+    def fetch_batch(self) -> None:
         """Open the transactions of the next batch, unless some of the last are left; `begin_transaction` does it too.
 
         Raises ConnectionError, TransactionError; InvalidTransactionState while the last transaction is open.
         """
-        self._check_thread()
+        self._check()
+        self._next_batch()
+
+    def _next_batch(self) -> TransactionBatch | JoinedTransaction:
         if self._batch is None or not self._batch.remaining:
             if self.current_transaction_state is TxnState.OPEN:
                 raise InvalidTransactionState("the last transaction of the batch is open", hint="end it first")
@@ -126,8 +136,8 @@ class HiveStreamingConnection(ConnectionInfo):
         elif isinstance(data, BYTES):
             try:  # as `_failing` does, which costs more than all the rest of this call
                 batch.check()
-            except StreamingException:
-                batch.kill()
+            except StreamingException as error:
+                self._kill(error)
                 raise
             if self._feed.write(bytes(data)):
                 self._take(batch, self._feed.drain)
@@ -172,34 +182,51 @@ class HiveStreamingConnection(ConnectionInfo):
 
     @contextmanager
     def transaction(self) -> Iterator[HiveStreamingConnection]:
-        """A transaction that commits at the end of the `with` block, or aborts when the block raises."""
+        """A transaction that commits at the end of the `with` block, or aborts when the block raises.
+
+        What a block has committed or aborted itself is left as it is. What a block raises is raised, even if the
+        transaction cannot be aborted. TransactionError when it failed inside and the block went on all the same.
+        """
         self.begin_transaction()
         try:
             yield self
         except BaseException:
-            self._abort_if_open()
+            self._abort_after_error()
             raise
+        if self._failure:
+            raise TransactionError(
+                f"nothing of the transaction is visible, it failed before: {self._failure}",
+                hint="let the error leave the block, or begin a new transaction and write its records again",
+            )
+        if self.current_transaction_state is not TxnState.OPEN:
+            return  # the block itself committed or aborted
         try:
             self.commit_transaction()
         except SerializationError:
-            self._abort_if_open()
+            self._abort_after_error()
             raise
 
-    def _abort_if_open(self) -> None:
+    def _abort_after_error(self) -> None:
+        """Abort what is open; the error that is on its way to the caller says more than one of this would."""
         if self.current_transaction_state is TxnState.OPEN:
-            self.abort_transaction()
+            try:
+                self.abort_transaction()
+            except StreamingException as error:
+                _log.warning("the transaction could not be aborted, so it is left to time out: %s", error)
 
     def hand_over(self) -> None:
         """Let the connection go: from now on it belongs to the thread that calls it next."""
-        self._check_thread()
+        self._check()
         self._metastore.close()
         self._thread = 0
 
     def close(self) -> None:
         """Abort what remains and finish the files; the second time it does nothing."""
-        if self._closed:
+        if self._closed and self._process == os.getpid():
             return
-        self._check_thread()
+        self._check()
+        if self.current_transaction_state is TxnState.OPEN:
+            self._failure = "the connection was closed while it was open"
         self._close()
 
     def __enter__(self) -> HiveStreamingConnection:
@@ -208,7 +235,7 @@ class HiveStreamingConnection(ConnectionInfo):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        close_after(error, self.close)
 
     # --- partitions and files
 
@@ -218,7 +245,7 @@ class HiveStreamingConnection(ConnectionInfo):
         `values` are text, one for each partition column, and are brought to Hive's normal form: 007 is 7 for an int.
         Raises InvalidConnection for values that do not fit, PartitionCreationFailed.
         """
-        self._check_thread()
+        self._check()
         if not self.is_partitioned_table:
             raise StreamingException("the table has no partitions", where=f"table {self._table.name}")
         with streaming_errors(), partition_errors():
@@ -237,6 +264,7 @@ class HiveStreamingConnection(ConnectionInfo):
         statement_id: int = 0,
     ) -> Path:
         """Where the file of a bucket lies once these write ids are committed; makes the partition, as Java does."""
+        self._check()
         location = self._table.location
         if self.is_partitioned_table:
             location = self.create_partition_if_not_exists(partition_values).location
@@ -254,7 +282,7 @@ class HiveStreamingConnection(ConnectionInfo):
         It must precede the owner's commit; a transaction of our own announces itself. Raises InvalidTransactionState
         before `commit_transaction`, TransactionError.
         """
-        self._check_thread()
+        self._check()
         if self.write_id is None or self.current_transaction_state is not TxnState.PREPARED_FOR_COMMIT:
             raise InvalidTransactionState("there is no joined transaction that is prepared", where="events")
         joined = Transaction(txn_id, self.write_id, self._table.name, self.agent_info)
@@ -263,16 +291,33 @@ class HiveStreamingConnection(ConnectionInfo):
 
     # --- inside
 
+    def _first_feed(self) -> RecordFeed | None:
+        try:
+            return self._new_feed()
+        except BaseException:
+            self._metastore.close()
+            raise
+
+    def _look_again(self) -> Change:
+        """Compare the table; one that has changed gets a new decoder. Raises TableChanged, MetastoreUnavailable."""
+        change = self._session.look_again()
+        if change is not Change.NONE:
+            try:
+                self._feed = self._new_feed()
+            except StreamingException as error:
+                raise TableChanged(
+                    f"the table changed so that the record writer does not fit it any more: {error.what}",
+                    where=f"table {self._table.name}",
+                    hint="close this connection and make a new one with a writer that fits",
+                ) from error
+        return change
+
     def _new_feed(self) -> RecordFeed | None:
         writer, columns = self.record_writer, self._session.record_columns
         if isinstance(writer, ArrowWriter):
             return None
-        try:
-            with streaming_errors():
-                decoder, check = writer.decoder(columns), writer.checker(columns)
-        except BaseException:
-            self._metastore.close()
-            raise
+        with streaming_errors():
+            decoder, check = writer.decoder(columns), writer.checker(columns)
         if self.transaction_batch_size > 1:
             decoder = modern = ModernDecoder(decoder)
             check = modern_check(modern, check)
@@ -344,12 +389,14 @@ class HiveStreamingConnection(ConnectionInfo):
 
     def _writing(self) -> TransactionBatch | JoinedTransaction:
         """The batch with an open transaction."""
-        self._check_thread()
+        self._check()
         if self._batch is None or self._batch.state is not TxnState.OPEN:
             raise InvalidTransactionState("no transaction is open", hint="call begin_transaction first")
         return self._batch
 
-    def _check_thread(self) -> None:
+    def _check(self) -> None:
+        """Raise StreamingException unless the connection is open and belongs to this process and thread."""
+        check_process(self._process)
         if self._closed:
             raise StreamingException("the connection is closed", hint="make a new one")
         if not self._thread:
@@ -368,10 +415,15 @@ class HiveStreamingConnection(ConnectionInfo):
                 yield
         except SerializationError:
             raise
-        except BaseException:
-            if self._batch:
-                self._batch.kill()
+        except BaseException as error:
+            self._kill(error)
             raise
+
+    def _kill(self, error: BaseException) -> None:
+        """Abort all that is open, and remember why."""
+        self._failure = str(error) or type(error).__name__
+        if self._batch:
+            self._batch.kill()
 
     def _look_at_memory(self, batch: TransactionBatch | JoinedTransaction) -> None:
         """Give rows that wait to their files when memory is short (Java: heap above a threshold)."""
@@ -401,6 +453,26 @@ class HiveStreamingConnection(ConnectionInfo):
             self._close()
         except Exception as error:  # noqa: BLE001 - the others must be closed, too
             _log.warning("connection %s was not closed: %s", self.agent_info, error)
+
+
+def check_process(owner: int) -> None:
+    """Raise StreamingException in a forked child of `owner`, which must not touch its parent's transactions."""
+    if owner != os.getpid():
+        raise StreamingException(
+            "this is a forked child, and the connection belongs to the process that made it",
+            where=f"process {os.getpid()}, not {owner}",
+            hint="make a new connection in the child",
+        )
+
+
+def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
+    """Close at the end of a `with` block; the block's own error, if there is one, hides what fails here."""
+    try:
+        close()
+    except StreamingException as failure:
+        if error is None:
+            raise
+        _log.warning("not closed as it should be, after another error: %s", failure)
 
 
 _guard = threading.Lock()

@@ -50,6 +50,12 @@ class InvalidTransactionState(TransactionError):
     reaction = errors.Reaction.STOP
 
 
+class TableChanged(TransactionError, errors.TableChanged):
+    """The table was changed so that this connection cannot write it any more. Make a new connection."""
+
+    reaction = errors.Reaction.STOP
+
+
 class CommitOutcomeUnknown(TransactionError, errors.CommitOutcomeUnknown):
     """The answer to the commit was lost and nobody could be asked: look whether the rows are there before you go on.
 

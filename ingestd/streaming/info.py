@@ -81,7 +81,7 @@ class ConnectionInfo:
 
     @property
     def table(self) -> Table:
-        """The table as it was when the connection was made."""
+        """The table as it was when the last transaction began, or the connection was made."""
         return self._session.table
 
     @property

@@ -7,7 +7,7 @@ id whose partition was never registered become visible.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ingestd.acid.spread import Part
 from ingestd.hive.deltas import Placed
@@ -16,9 +16,9 @@ from ingestd.hive.staging import STREAMING, Staging
 from ingestd.hive.statistics import WHOLE_TABLE
 from ingestd.storage.local import Location
 from ingestd.streaming.batch import Extras, Partitions, TxnState
-from ingestd.streaming.errors import InvalidTransactionState
+from ingestd.streaming.errors import InvalidTransactionState, TableChanged
 from ingestd.streaming.output import OwnFiles, Partition
-from ingestd.streaming.session import Session
+from ingestd.streaming.session import Change, Session
 
 
 class JoinedTransaction:
@@ -31,11 +31,8 @@ class JoinedTransaction:
         self.txn_to_write_ids: dict[int, int] = {}
         self.state = TxnState.INACTIVE
         self.placed: Sequence[Placed] = ()
-        location = Location.of(session.table.location)
-        staging = Staging(location, STREAMING, f"w{write_id}-{max(0, statement_id)}")
-        self._output = OwnFiles(
-            session.table, session.shape, self._partitions.locate, staging, statement=max(0, statement_id)
-        )
+        self._statement = max(0, statement_id)
+        self._output: OwnFiles | None = None  # until it has begun
 
     @property
     def remaining(self) -> int:
@@ -47,37 +44,46 @@ class JoinedTransaction:
         """Partitions that were written, by name."""
         return self._partitions.known
 
-    def begin(self) -> None:
-        """Begin to write. Raises InvalidTransactionState the second time."""
-        if not self.remaining:
-            raise InvalidTransactionState("a joined transaction can be begun once")
+    def begin(self, look: Callable[[], Change]) -> bool:
+        """Begin to write; True. Raises TableChanged when the metastore's table is not the one that was given.
+
+        The lock that keeps it so is the owner's, who takes it before it shares the transaction.
+        """
         self.state = TxnState.OPEN
+        if look() is not Change.NONE:
+            raise TableChanged(
+                "the table changed since table_object was read",
+                where=f"table {self._session.table.name}",
+                hint="read the table again under the lock of the transaction, and make a new connection with it",
+            )
+        self._output = self._new_output()
         self._output.begin(self.write_ids[0])
+        return True
 
     def add(self, part: Part) -> None:
         """Take rows."""
-        self._output.add(part)
+        self._files.add(part)
 
     def check(self) -> None:
         """Its life is its owner's business."""
 
     def flush(self) -> None:
         """Free memory."""
-        self._output.flush()
+        self._files.flush()
 
     def commit(self, extras: Extras) -> None:
         """Put the files in their place; the owner's commit makes them visible."""
         if self.state is not TxnState.OPEN:
             raise InvalidTransactionState("no transaction is open")
         self._partitions.locate(extras.partitions)
-        self.placed = self._output.finish().placed
+        self.placed = self._files.finish().placed
         self.state = TxnState.PREPARED_FOR_COMMIT
 
     def abort(self) -> None:
         """Drop the rows; the transaction stays its owner's."""
         if self.state is not TxnState.OPEN:
             raise InvalidTransactionState("no transaction is open")
-        self._output.discard()
+        self._files.discard()
         self.state = TxnState.ABORTED
 
     def close(self) -> None:
@@ -89,8 +95,20 @@ class JoinedTransaction:
         """After a failure: drop the rows that are not in place."""
         if self.state is not TxnState.OPEN:
             return
-        self._output.abandon()
+        if self._output:
+            self._output.abandon()
         self.state = TxnState.ABORTED
+
+    @property
+    def _files(self) -> OwnFiles:
+        """Where rows go, once it has begun."""
+        assert self._output
+        return self._output
+
+    def _new_output(self) -> OwnFiles:
+        table, shape = self._session.table, self._session.shape
+        staging = Staging(Location.of(table.location), STREAMING, f"w{self.write_ids[0]}-{self._statement}")
+        return OwnFiles(table, shape, self._partitions.locate, staging, statement=self._statement)
 
     def _find(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
         table = self._session.table

@@ -26,7 +26,7 @@ from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.staging import Staging
 from ingestd.hive.statistics import Added
 from ingestd.hive.tables import Table
-from ingestd.storage.local import Location
+from ingestd.storage.local import Location, local_path
 
 _log = logging.getLogger(__name__)
 Partition = tuple[str, ...]
@@ -184,6 +184,7 @@ class SharedFiles:
         self._touched: set[tuple[Partition, int]] = set()
         self._open: OrderedDict[tuple[Partition, int], SharedFile] = OrderedDict()
         self._statements: dict[tuple[Partition, int], int] = {}
+        self._homes: dict[tuple[Partition, int], tuple[str, int]] = {}  # location, and write id of the first rows
         self._flushed: dict[str, Added] = {}
         self._placed: set[Placed] = set()
         self._finished: list[SharedFile] = []  # in the open transaction, with rows of it
@@ -209,12 +210,11 @@ class SharedFiles:
         found = self._locate({part.partition for part in self._waiting})
         waiting, self._waiting, self._bytes = self._waiting, [], 0
         for part in waiting:
-            name = self._table.partition_name(part.partition)
-            directory = Location.of(found[name].location)
-            with storage_errors(directory.path):
-                self._file(part, directory).write(part.rows, self._write_id)
+            info = found[self._table.partition_name(part.partition)]
+            with storage_errors(local_path(info.location)):
+                self._file(part, info).write(part.rows, self._write_id)
             self._touched.add((part.partition, part.bucket))
-            self._placed.add(self._place_of(part, found[name].location))
+            self._placed.add(self._place_of(part, info.location))
 
     def finish(self) -> Delivered:
         """See `Output`."""
@@ -261,8 +261,9 @@ class SharedFiles:
         before = self._flushed.get(name, Added(0, 0, 0))
         self._flushed[name] = Added(before.rows + done.rows, before.files, before.bytes + done.bytes)
 
-    def _file(self, part: Part, directory: Location) -> SharedFile:
+    def _file(self, part: Part, info: PartitionInfo) -> SharedFile:
         key = (part.partition, part.bucket)
+        self._leave_moved(key, info)
         if key in self._open:
             self._open.move_to_end(key)
             return self._open[key]
@@ -275,17 +276,31 @@ class SharedFiles:
                 where=f"partition {self._table.partition_name(part.partition)}",
                 hint=f"write to at most {_MAX_OPEN} partitions and buckets in a batch, or use transaction_batch_size=1",
             )
-        delta = directory.make_directory(shared_delta_name(*self._range, statement))
+        delta = Location.of(info.location).make_directory(shared_delta_name(*self._range, statement))
         (delta / ORC_ACID_VERSION_FILE).write_bytes(ORC_ACID_VERSION)
         self._open[key] = SharedFile(delta, self._shape.columns, part.bucket, statement, self._shape.encoding)
         self._statements[key] = statement
+        self._homes[key] = (info.location, self._write_id)
         name = self._table.partition_name(part.partition)
         before = self._flushed.get(name, Added(0, 0, 0))
         self._flushed[name] = Added(before.rows, before.files + 1, before.bytes)
         return self._open[key]
 
+    def _leave_moved(self, key: tuple[Partition, int], info: PartitionInfo) -> None:
+        """Let go of a file whose partition was moved, or dropped and made again, since an earlier transaction."""
+        if key not in self._open:
+            return
+        location, write_id = self._homes[key]
+        if not info.existed and write_id != self._write_id:
+            self._open.pop(key).abandon()
+        elif info.location != location:
+            self._close(key)
+
     def _close_oldest(self) -> None:
-        key, file = next(iter(self._open.items()))
+        self._close(next(iter(self._open)))
+
+    def _close(self, key: tuple[Partition, int]) -> None:
+        file = self._open[key]
         with storage_errors(Path(self._table.partition_name(key[0]))):
             if key in self._touched:
                 self._flush(key)

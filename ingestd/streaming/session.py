@@ -1,6 +1,7 @@
 """What all transactions of one connection share: the metastore, the table, who we are.
 
-Invariant: a session's table can be written as its options ask; the check is made once, when it is opened.
+Invariant: a session's table can be written as its options ask. That is checked when the session is opened, and again
+under the lock of each transaction (`look_again`), because nobody can change the table from there to the commit.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 
 from ingestd.acid.partitions import static_partition_value
 from ingestd.acid.spread import Shape
@@ -21,24 +23,36 @@ from ingestd.hive.tables import Table, as_acid_table, load_acid_table
 from ingestd.schema import Column
 from ingestd.storage import local
 from ingestd.streaming.configuration import Configuration
-from ingestd.streaming.errors import InvalidConnection, connection_errors
+from ingestd.streaming.errors import InvalidConnection, TableChanged, connection_errors
 from ingestd.streaming.heartbeat import transaction_timeout
 from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.stats import ConnectionStats
+from ingestd.streaming.writers import RecordWriter
 
 _log = logging.getLogger(__name__)
 _BLOB_STORES = ("s3", "s3a", "s3n", "gs", "wasb", "wasbs", "abfs", "abfss", "oss", "cos")
 
 
-@dataclass(frozen=True, slots=True)
+class Change(Enum):
+    """What `Session.look_again` found."""
+
+    NONE = "the table is as it was"
+    VIEW = "columns, location or properties changed: files that are open do not fit it any more"
+    TABLE = "it is another table of the same name, which numbers its write ids itself"
+
+
+@dataclass(slots=True)
 class Session:
     """`agent` names the client in SHOW LOCKS; `static` has the static partition values, () when rows say theirs.
+
+    `table` and `shape` are replaced, both at once, when `look_again` finds that the table has changed.
 
     `lock_seconds` bounds the wait for a lock, `batch_seconds` the age of a batch with unused transactions, and
     `timeout_seconds` is what the metastore allows between heartbeats.
     """
 
     metastore: Metastore
+    options: ConnectionOptions
     table: Table
     shape: Shape
     static: tuple[str, ...]
@@ -57,6 +71,41 @@ class Session:
     def record_columns(self) -> tuple[Column, ...]:
         """The columns of a record: the table's, and the partition columns last when they come from it."""
         return self.table.columns + (self.table.partition_columns if self.is_dynamic else ())
+
+    def look_again(self) -> Change:
+        """Read the table as it is now and go on with it. One metastore call.
+
+        Raises MetastoreUnavailable; TableChanged when records that fit the table before would not fit it now.
+        """
+        try:
+            now = load_acid_table(self.metastore, self.table.name)
+            check_storage(now, self.options)
+        except InvalidTable as error:
+            raise _changed(self.table, error.what) from error
+        shape = _shape(now, optimized=self.options.streaming_optimizations)
+        is_other = bool(self.table.id and now.id and self.table.id != now.id)
+        if not is_other and now == replace(self.table, id=now.id) and shape == self.shape:
+            self.table = now  # what neither the table nor its shape shows, such as SerDe properties
+            return Change.NONE
+        self._refuse_misfit(now, is_other=is_other)
+        _log.info("table %s has changed, the connection goes on with it as it is now", now.name)
+        self.table, self.shape = now, shape
+        return Change.TABLE if is_other else Change.VIEW
+
+    def _refuse_misfit(self, now: Table, *, is_other: bool) -> None:
+        before = self.table
+        if now.partition_columns != before.partition_columns:
+            raise _changed(before, f"it is partitioned by {_listed(now.partition_columns)}")
+        if is_other and now.columns != before.columns:
+            raise _changed(before, f"it was dropped and created again with the columns {_listed(now.columns)}")
+        names = [column.name for column in now.columns]
+        kept = [column.name for column in before.columns]
+        if names[: len(kept)] != kept:
+            raise _changed(before, f"columns were renamed, moved or removed: it has {_listed(now.columns)}")
+        writer = self.options.writer
+        if names != kept and self.is_dynamic and isinstance(writer, RecordWriter) and writer.reads_by_position:
+            added = ", ".join(names[len(kept) :])
+            raise _changed(before, f"columns were added ({added}), and a record's partition values come after them")
 
 
 def open_session(options: ConnectionOptions, configuration: Configuration, uri: str) -> Session:
@@ -80,6 +129,7 @@ def _session(metastore: Metastore, options: ConnectionOptions) -> Session:
     table = _load(metastore, options)
     return Session(
         metastore=metastore,
+        options=options,
         table=table,
         shape=_shape(table, optimized=options.streaming_optimizations),
         static=_static(table, options),
@@ -89,6 +139,18 @@ def _session(metastore: Metastore, options: ConnectionOptions) -> Session:
         batch_seconds=options.batch_seconds,
         timeout_seconds=transaction_timeout(metastore),
     )
+
+
+def _changed(table: Table, what: str) -> TableChanged:
+    return TableChanged(
+        f"the table changed since the connection was made: {what}",
+        where=f"table {table.name}",
+        hint="close this connection and make a new one, with records that fit the table as it is now",
+    )
+
+
+def _listed(columns: tuple[Column, ...]) -> str:
+    return ", ".join(f"{column.name} {column.type}" for column in columns) or "nothing"
 
 
 def _clean(metastore: Metastore, table: Table) -> None:

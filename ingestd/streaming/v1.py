@@ -5,6 +5,7 @@ Invariant: nothing is written or committed here; every call maps onto one `HiveS
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from ingestd.records.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.schema import Column, HiveType
 from ingestd.streaming.batch import TxnState
 from ingestd.streaming.configuration import Configuration
-from ingestd.streaming.connection import HiveStreamingConnection
+from ingestd.streaming.connection import HiveStreamingConnection, check_process, close_after
 from ingestd.streaming.errors import (
     ConnectionError,  # noqa: A004
     InvalidConnection,
@@ -143,12 +144,17 @@ class StreamingConnection:
         self._configuration = configuration
         self._security = security
         self._batches: list[TransactionBatch] = []
+        self._process = os.getpid()
+        self._closed = False
 
     def fetch_transaction_batch(self, count: int, writer: RecordWriter) -> TransactionBatch:
         """Open `count` transactions that share their files; the batch belongs to the thread that calls it first.
 
         Raises TransactionBatchUnAvailable, or what `HiveStreamingConnection` raises: ConnectionError, InvalidTable …
         """
+        self._check_process()
+        if self._closed:
+            raise StreamingException("the connection is closed", hint="make a new one")
         connection = HiveStreamingConnection(
             database=self.end_point.database,
             table=self.end_point.table,
@@ -173,6 +179,8 @@ class StreamingConnection:
 
     def close(self) -> None:
         """Close every batch that was fetched; raises the first error once all have been tried."""
+        self._check_process()
+        self._closed = True
         failures = []
         for batch in self._batches:
             try:
@@ -188,7 +196,10 @@ class StreamingConnection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        close_after(error, self.close)
+
+    def _check_process(self) -> None:
+        check_process(self._process)
 
 
 class TransactionBatch:
@@ -246,11 +257,13 @@ class TransactionBatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        close_after(error, self.close)
 
 
 class DelimitedInputWriter(RecordWriter):
     """Delimited text whose fields are named in their order; '' or None drops a field, a column not named is NULL."""
+
+    reads_by_position = False
 
     def __init__(self, field_names: Sequence[str | None], delimiter: str = "\x01", **options: Any) -> None:
         """`options` are those of `DelimitedFormat` besides the field delimiter."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from ingestd.records.block import Decoder, Reject
 from ingestd.records.delimited import DelimitedDecoder, DelimitedFormat
@@ -26,7 +26,14 @@ class RecordWriter(ABC):
     Others may implement it: `decoder` is all that is needed, `docs/streaming.md` shows one for msgpack. A decoder with
     a method `check` besides makes writing one by one much faster, see `checker`.
     `line_delimiter_pattern` splits the streams that `write` is given; it may have no groups.
+
+    `reads_by_position` says that the fields of a record are the columns in their order, partition columns last. Then a
+    connection with dynamic partitioning refuses to go on after ADD COLUMNS, which would shift the partition values.
+    Set it to False in a writer that finds fields by their names.
     """
+
+    reads_by_position: ClassVar[bool] = True
+    line_pattern: re.Pattern[bytes] = LINES
 
     def __init__(self, *, line_delimiter_pattern: str | None = None) -> None:
         self.line_pattern = LINES if line_delimiter_pattern is None else _compiled(line_delimiter_pattern)
@@ -75,6 +82,8 @@ class StrictDelimitedInputWriter(RecordWriter):
 
 class StrictJsonWriter(RecordWriter):
     """One JSON object per record, in the meaning of `ingestd.records.json`: nothing is wrapped, cut or set to 0."""
+
+    reads_by_position = False
 
     def decoder(self, columns: Sequence[Column]) -> Decoder:
         """See `RecordWriter`."""

@@ -67,6 +67,7 @@ OURS = {
     "HiveStreamingConnection.fetch_batch",
     "HiveStreamingConnection.hand_over",
     "HiveStreamingConnection.current_txn_id",
+    "RecordWriter.reads_by_position",
     "ArrowWriter",
     "null_text",
     "escape",

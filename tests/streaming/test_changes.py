@@ -1,0 +1,265 @@
+"""A table that changes between two transactions of one connection, and a program that forks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ingestd.errors import AGAIN
+from ingestd.hive import transactions
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.storage.local import local_path
+from ingestd.streaming import (
+    HiveStreamingConnection,
+    StrictDelimitedInputWriter,
+    StrictJsonWriter,
+    StrictRegexWriter,
+    TableChanged,
+    TransactionError,
+    TxnState,
+)
+from tests.streaming.support import client, connect, rows, sees
+from tests.support.stack import Stack
+
+
+def recreate(stack: Stack, columns: str, partitioned: str = "") -> None:
+    stack.sql(f"DROP TABLE {stack.name}")
+    stack.table(columns, partitioned)
+
+
+def new_place(stack: Stack) -> Path:
+    """A directory for a table or partition to move to; Hive wants it in the warehouse."""
+    place = local_path(stack.addresses.warehouse) / f"{stack.name}_elsewhere"
+    place.mkdir()
+    return place
+
+
+def write(connection: HiveStreamingConnection, *records: bytes) -> None:
+    with connection.transaction():
+        connection.write(list(records))
+
+
+@pytest.mark.parametrize("size", [1, 3], ids=["alone", "batch"])
+def test_table_when_it_gets_columns_moves_or_is_recreated_alike_then_the_connection_writes_it_as_it_is(
+    stack: Stack, size: int
+) -> None:
+    stack.table("id int, note string")
+    elsewhere = new_place(stack)
+    json_writer = {"record_writer": StrictJsonWriter(), "transaction_batch_size": size}
+
+    with connect(stack, **json_writer) as by_name, connect(stack, transaction_batch_size=size) as arrow:
+        for connection in (by_name, arrow):
+            assert [column.name for column in connection.table.columns] == ["id", "note"]
+        write(by_name, b'{"id": 1, "note": "a"}')
+        with arrow.transaction():
+            arrow.write(rows(10, 1))
+
+        stack.sql(f"ALTER TABLE {stack.name} ADD COLUMNS (extra string)")
+        write(by_name, b'{"id": 2, "note": "b", "extra": "json"}')
+        with arrow.transaction():
+            arrow.write(rows(20, 1, extra=["arrow"]))
+        assert by_name.table.columns[-1].name == "extra"
+        found = stack.sql(f"SELECT id, extra FROM {stack.name}")
+        assert sorted(found) == [(1, None), (2, "json"), (10, None), (20, "arrow")]
+
+        recreate(stack, "id int, note string, extra string")
+        write(by_name, b'{"id": 3, "extra": "recreated"}')
+        write(by_name, b'{"id": 4}')
+        with arrow.transaction():
+            arrow.write(rows(30, 1))
+        write_ids = [*by_name.txn_to_write_ids.values(), *arrow.txn_to_write_ids.values()]
+        assert max(write_ids) <= 7  # the new table's own
+        sees(stack, [3, 4, 30])
+
+        stack.sql(f"ALTER TABLE {stack.name} SET LOCATION 'file:{elsewhere}'")
+        write(by_name, b'{"id": 5, "extra": "moved"}')
+        assert by_name.stats.aborted_transactions == 0
+        assert sorted(stack.sql(f"SELECT id, extra FROM {stack.name}")) == [(5, "moved")]
+
+
+@pytest.mark.parametrize(
+    ("columns", "partitioned", "what"),
+    [
+        ("note string, id int", "day string", r"created again with the columns note string, id int"),
+        ("id int, note string", "", "it is partitioned by nothing"),
+        ("id int, note string", "day int", "it is partitioned by day int"),
+        (None, "", "the table does not exist"),
+        ("external", "", "not a transactional table"),
+    ],
+    ids=["columns", "unpartitioned", "partitions", "dropped", "not acid"],
+)
+def test_table_when_it_is_recreated_unlike_then_table_changed_and_nothing_is_written(
+    stack: Stack, columns: str | None, partitioned: str, what: str
+) -> None:
+    stack.table("id int, note string", "day string")
+    writer = StrictDelimitedInputWriter(field_delimiter=",")
+
+    with connect(stack, record_writer=writer, static_partition_values=["a"]) as connection:
+        write(connection, b"1,a")
+        if columns is None:
+            stack.sql(f"DROP TABLE {stack.name}")
+        elif columns == "external":
+            stack.sql(f"DROP TABLE {stack.name}")
+            stack.sql(f"CREATE EXTERNAL TABLE {stack.name} (id int) STORED AS ORC")
+        else:
+            recreate(stack, columns, partitioned)
+        for _ in range(2):
+            with pytest.raises(TableChanged, match=what) as caught:
+                connection.begin_transaction()
+            assert isinstance(caught.value, TransactionError)
+            assert caught.value.reaction not in AGAIN
+            assert "make a new one" in caught.value.hint
+        assert connection.current_transaction_state is TxnState.ABORTED
+        assert transactions.open_transactions(stack.metastore, connection.agent_info) == []
+
+    if columns and columns != "external":
+        assert stack.sql(f"SELECT * FROM {stack.name}") == []
+
+
+def test_partitioned_table_when_it_gets_columns_then_only_writers_that_find_fields_by_name_go_on(stack: Stack) -> None:
+    stack.table("id int, note string", "day string")
+    by_place = StrictDelimitedInputWriter(field_delimiter=",")
+    pattern = StrictRegexWriter(r"(\d+) (\w+)")
+
+    with (
+        connect(stack, record_writer=StrictJsonWriter()) as by_name,
+        connect(stack, record_writer=by_place) as shifted,
+        connect(stack, record_writer=by_place, static_partition_values=["d"]) as fixed,
+        connect(stack, record_writer=pattern, static_partition_values=["d"]) as matched,
+    ):
+        write(shifted, b"1,a,d")
+        stack.sql(f"ALTER TABLE {stack.name} ADD COLUMNS (extra string) CASCADE")
+        write(by_name, b'{"id": 2, "extra": "x", "day": "d"}')
+        write(fixed, b"3,c,x")
+        with pytest.raises(TableChanged, match=r"columns were added \(extra\).*partition values"):
+            shifted.begin_transaction()
+        with pytest.raises(TableChanged, match="2 groups, the table has 3 columns"):
+            matched.begin_transaction()
+
+    assert sorted(stack.sql(f"SELECT id, extra, day FROM {stack.name}")) == [
+        (1, None, "d"),
+        (2, "x", "d"),
+        (3, "x", "d"),
+    ]
+
+
+def test_partition_when_it_is_moved_or_dropped_within_a_batch_then_rows_go_where_it_is(stack: Stack) -> None:
+    stack.table("id int, note string", "day string")
+    elsewhere = new_place(stack)
+
+    with connect(stack, transaction_batch_size=5) as connection:
+        for turn in range(2):
+            with connection.transaction():
+                connection.write(rows(10 * turn, 2, day=["a", "b"]))
+        stack.sql(f"ALTER TABLE {stack.name} PARTITION (day='a') SET LOCATION 'file:{elsewhere}'")
+        stack.sql(f"ALTER TABLE {stack.name} DROP PARTITION (day='b')")
+        for turn in range(2, 5):
+            with connection.transaction():
+                connection.write(rows(10 * turn, 2, day=["a", "b"]))
+            assert stack.ids() == [one for before in range(2, turn + 1) for one in (10 * before, 10 * before + 1)]
+        assert connection.stats.aborted_transactions == 0
+
+    assert stack.ids() == [20, 21, 30, 31, 40, 41]
+
+
+def test_joined_transaction_when_its_table_object_is_old_then_table_changed(stack: Stack) -> None:
+    stack.table("id int, note string")
+    old = load_acid_table(stack.metastore, TableName("default", stack.name))
+    stack.sql(f"ALTER TABLE {stack.name} ADD COLUMNS (extra string)")
+    owner = transactions.begin(stack.metastore, old.name, "owner")
+
+    with connect(stack, write_id=owner.write_id, table_object=old.raw) as joined:
+        with pytest.raises(TableChanged, match="changed since table_object was read"):
+            joined.begin_transaction()
+        assert joined.current_transaction_state is TxnState.ABORTED
+    transactions.abort(stack.metastore, owner.id)
+
+
+FORK = """
+import json, os, sys
+import pyarrow as pa
+from ingestd.streaming import ArrowWriter, HiveStreamingConnection, v1
+
+uri, table, size = sys.argv[1:]
+connection = HiveStreamingConnection(
+    table=table, metastore_uri=uri, record_writer=ArrowWriter(), transaction_batch_size=int(size),
+    configuration={"hive.heap.memory.monitor.usage.threshold": "0"}, auto_flush_check_interval_size=1,
+)
+older = v1.HiveEndPoint(uri, "default", table).new_connection()
+batch = older.fetch_transaction_batch(2, v1.DelimitedInputWriter(["id", "note"], ","))
+batch.begin_next_transaction()
+batch.write(b"100,one")
+
+
+def rows(first):
+    return pa.table({"id": [first], "note": [f"note {first}"]})
+
+
+def block():
+    with connection:
+        pass
+
+
+def transaction():
+    with connection.transaction():
+        pass
+
+
+def own_error():
+    with connection:
+        raise KeyError("mine")
+
+
+calls = [
+    lambda: connection.write(rows(2)), connection.commit_transaction, connection.abort_transaction,
+    connection.begin_transaction, connection.fetch_batch, connection.hand_over, connection.close, block, transaction,
+    lambda: connection.create_partition_if_not_exists(["a"]), lambda: connection.delta_file_location([], 0, 1, 1),
+    lambda: connection.add_write_notification_events(1), own_error,
+    batch.begin_next_transaction, lambda: batch.write(b"2,x"), batch.commit, batch.abort, batch.close, older.close,
+    lambda: older.fetch_transaction_batch(1, v1.StrictJsonWriter()),
+]
+connection.begin_transaction()
+connection.write(rows(0))
+child = os.fork()
+if not child:
+    said = []
+    for call in calls:
+        try:
+            call()
+            said.append("nothing")
+        except Exception as error:
+            said.append(f"{type(error).__name__}: {error}")
+    with HiveStreamingConnection(table=table, metastore_uri=uri, record_writer=ArrowWriter()) as own:
+        with own.transaction():
+            own.write(rows(50))
+    print("said", json.dumps(said), flush=True)
+    sys.exit()  # all that ends with an interpreter ends here, destructors too
+assert os.waitpid(child, 0)[1] == 0
+connection.write(rows(1))
+connection.commit_transaction()
+batch.write(b"101,two")
+batch.commit()
+older.close()
+with connection.transaction():
+    connection.write(rows(3))
+connection.close()
+"""
+
+
+@pytest.mark.parametrize("size", ["1", "3"], ids=["alone", "batch"])
+def test_fork_when_the_child_calls_then_refused_and_the_parents_transaction_is_as_it_was(
+    stack: Stack, size: str
+) -> None:
+    stack.table("id int, note string")
+
+    process = client(stack, FORK, size)
+    printed = process.communicate(timeout=120)[0]
+
+    assert process.returncode == 0, printed
+    said = json.loads(next(line for line in printed.splitlines() if line.startswith("said")).removeprefix("said"))
+    own_error = said.pop(12)
+    assert own_error == "KeyError: 'mine'"
+    assert [line for line in said if not line.startswith("StreamingException") or "forked child" not in line] == []
+    sees(stack, [0, 1, 3, 50, 100, 101])
