@@ -1,6 +1,28 @@
-"""`python -m ingestd` is the console script `ingestd`."""
+"""`python -m ingestd` and the console script `ingestd`.
 
-from ingestd.cli.main import main
+Invariant: without the extra `daemon` the command says what to install.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ingestd.errors import ConfigError
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        from ingestd.cli.main import main as command  # noqa: PLC0415  # needs the extra `daemon`
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("ingestd"):
+            raise
+        what = f"the packages of the daemon are not installed ({error.name} is missing)"
+        told = ConfigError(what, hint="pip install 'ingestd[daemon]'")
+        sys.stderr.write(f"ingestd: {told}\n")
+        sys.exit(ConfigError.exit_code)
+    command()
+
 
 if __name__ == "__main__":
     main()

@@ -28,7 +28,9 @@ def ivy_jar() -> Path:
     jars = Path(package.origin).parent / "jars" if package and package.origin else Path()
     found = sorted(jars.glob("ivy-*.jar"))
     if not found:
-        raise SandboxError("PySpark's jar folder holds no Ivy", where=str(jars), hint="run: pip install pyspark")
+        raise SandboxError(
+            "PySpark's jar folder holds no Ivy", where=str(jars), hint="run: pip install 'ingestd[sandbox]'"
+        )
     return found[-1]
 
 
