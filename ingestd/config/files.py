@@ -23,6 +23,8 @@ _REFERENCE_HINT = "write ${ENV:NAME}, ${ENV:NAME:-default} or ${FILE:/path}"
 # What the parser quotes of a file may be a secret; the names of its own tokens are not.
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 _TOKEN = re.compile(r"'(<[a-z ,-]+>|[\[\]{}:,?-])'")
+_KEYS = re.compile(r"[\w.\[\]-]*")
+_NO_SCALAR = (ValueError, AttributeError, KeyError, IndexError)  # PyYAML, of text that its tag does not fit
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
@@ -43,8 +45,7 @@ class Settings:
         while path and path not in self.places:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
         place = self.places.get(path, "")
-        where = ": ".join(part for part in (place, fault.where) if part)
-        return ConfigError(fault.what, where=where, hint=fault.hint)
+        return _placed(fault, place)
 
     def line_order(self, fault: ConfigError) -> int:
         """Sorts located faults as the files and their lines are."""
@@ -77,6 +78,16 @@ def read_document(files: Sequence[Path], directory: Path | None) -> Settings:
         places={path: part.place for path, part in parts},
         references=frozenset(path for path, part in parts if isinstance(part, _Scalar) and part.referenced),
     )
+
+
+def _placed(fault: ConfigError, place: str) -> ConfigError:
+    """The fault with its place; of a key that is none, as in `password:secret`, only the beginning is told."""
+    path = _KEYS.match(fault.where)[0]  # type: ignore[index]
+    hint = fault.hint
+    if path != fault.where:
+        hint = "write KEY: VALUE with a space after the colon" if fault.where[len(path)] in ":=" else hint
+        path += "…"
+    return ConfigError(fault.what, where=": ".join(part for part in (place, path) if part), hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +205,7 @@ class _Reader(yaml.SafeLoader):
         return f"{self._file}:{node.start_mark.line + 1}"
 
     def _fault(self, what: str, node: yaml.Node, path: str, hint: str = "") -> None:
-        where = ": ".join(part for part in (self._place(node), path) if part)
-        self._faults.append(ConfigError(what, where=where, hint=hint))
+        self._faults.append(_placed(ConfigError(what, where=path, hint=hint), self._place(node)))
 
     def _part(self, node: yaml.Node, path: str, place: str) -> _Part:
         if isinstance(node, yaml.ScalarNode):
@@ -238,11 +248,11 @@ class _Reader(yaml.SafeLoader):
     def _scalar(self, node: yaml.ScalarNode, path: str, place: str) -> _Scalar:
         try:
             value = self.construct_object(node)
-        except (ValueError, yaml.constructor.ConstructorError):
+        except (*_NO_SCALAR, yaml.constructor.ConstructorError):
             kind = node.tag.removeprefix("tag:yaml.org,2002:")
             what = (
                 f"is not a valid {kind}"
-                if kind in ("int", "float", "timestamp", "binary")
+                if kind in ("int", "float", "bool", "timestamp", "binary")
                 else "has an unknown YAML tag"
             )
             self._fault(what, node, path, "put text into quotes")

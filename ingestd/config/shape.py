@@ -314,8 +314,7 @@ _SENTENCES = {
 def _fault(fault: Any, settings: Settings) -> ConfigError:
     path = _path(fault["loc"], settings.values)
     if fault["type"] == "extra_forbidden":
-        what, hint = _unknown(fault["loc"])
-        return ConfigError(what, where=path, hint=hint)
+        return ConfigError(_unknown(fault["loc"]), where=path)
     given = fault["input"]
     if given is None:
         return ConfigError("has no value", where=path, hint="give it one, or remove the key")
@@ -359,12 +358,9 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
-def _unknown(location: tuple[str | int, ...]) -> tuple[str, str]:
-    """Sentence and hint for a key that does not exist here: the known key that it resembles most, or all."""
+def _unknown(location: tuple[str | int, ...]) -> str:
+    """The sentence for a key that does not exist here: the known key that it resembles most, or all."""
     parents = [part for part in location[:-1] if part in _SECTIONS]
     known = list((_SECTIONS[str(parents[-1])] if parents else Document).model_fields)
-    name = str(location[-1])
-    if ":" in name:
-        return "unknown key", "a space must follow the colon"
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return "unknown key, " + (f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}"), ""
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    return "unknown key, " + (f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}")

@@ -1,0 +1,119 @@
+"""No value that may be a secret is printed, wherever it stands, whatever its type and whatever goes wrong with it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingestd.cli.main import main
+from ingestd.config.files import read_document
+from ingestd.config.shape import validated
+from ingestd.errors import ConfigError
+from tests.support.stack import Stack
+
+CANARY = "hunter2canary"
+# @ is the secret. Each is YAML that may stand where a value belongs.
+_FORMS = (
+    "@", "[@]", "[[{a: @}]]", "{@: 1}", "{a: {b: [@]}}", "!@ x", "*@", "&@ *@", "!!int @", "!!timestamp @",
+    "!!binary @!", "!!bool @", "!!set {@}", "!!python/name:@ x", "'${ENV:CANARY}'", "['${ENV:CANARY}']",
+    "'${ENV:NO_SUCH:-@}'", "'${ENV:NO_SUCH:-@'", "'${ENV}@'", '"@', "%@", "@: x", "{@", "[@", "|\n      @",
+    '"\\q@"', "- @", "<<: @", "{<<: @}",
+)  # fmt: skip
+_BASE = {
+    "metastore": "  uri: thrift://127.0.0.1:1\n  timeout: 2s",
+    "kafka": "  bootstrap.servers: 127.0.0.1:1",
+    "mappings": "  - name: orders\n    topics: [orders]\n    table: shop.orders",
+}
+# Section → what is put in addition to, or instead of, the base; # is where a form goes.
+_POSITIONS: tuple[tuple[str, str], ...] = (
+    ("kafka", "  bootstrap.servers: 127.0.0.1:1\n  sasl.password: #"),
+    ("kafka", "  bootstrap.servers: 127.0.0.1:1\n  security.protocol: #"),
+    ("kafka", "  bootstrap.servers: 127.0.0.1:1\n  fetch.wait.max.ms: #"),
+    ("kafka", "  bootstrap.servers: 127.0.0.1:1\n  sasl.password:#"),
+    ("kafka", "  bootstrap.servers: 127.0.0.1:1\n  enable.auto.commit: #"),
+    ("kafka", "  {bootstrap.servers: 127.0.0.1, sasl.password:#}"),
+    ("kafka", "  - sasl.password: #"),
+    ("mappings", f"{_BASE['mappings']}\n    kafka: {{ssl.key.password: #}}"),
+    ("mappings", f"{_BASE['mappings']}\n    kafka: {{ssl.key.pem: #, security.protocol: ssl}}"),
+    ("mappings", f"{_BASE['mappings']}\n    kafka: [#]"),
+    ("mappings", "  kafka: {sasl.password: #}"),
+    ("mappings", "  - kafka: {sasl.password: #}"),
+    ("metastore", "  uri: thrift://127.0.0.1:1\n  plain: {username: ann, password: #}"),
+    ("metastore", "  uri: thrift://127.0.0.1:1\n  plain: {username: ann, password:#}"),
+    ("metastore", "  uri: thrift://127.0.0.1:1\n  plain: {username: ann, password: x}\n  kerberos: {principal: [#]}"),
+    ("metastore", "  uri: thrift://127.0.0.1:1\n  plain: [#]"),
+    ("metastore", "  - plain: {password: #}"),
+    ("metastore", "  uri: http://ann:hunter2canary@127.0.0.1\n  plain: [#]"),
+    ("spark", "  conf: {spark.x.password: #}"),
+    ("spark", "  conf: {spark.x.password:#}"),
+    ("spark", "  conf: [#]"),
+    ("spark", "  - conf: {spark.x.password: #}"),
+)
+
+
+def _config(path: Path, section: str, text: str) -> Path:
+    sections = _BASE | {section: text}
+    path.write_text("".join(f"{name}:\n{body}\n" for name, body in sections.items()), encoding="utf-8")
+    return path
+
+
+def _said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *arguments: object) -> str:
+    monkeypatch.setattr(sys, "argv", ["ingestd", *map(str, arguments)])
+    with pytest.raises(SystemExit):
+        main()
+    printed = capsys.readouterr()
+    return printed.out + printed.err
+
+
+@pytest.mark.parametrize(("section", "text"), _POSITIONS)
+def test_configuration_when_a_secret_has_any_form_then_is_not_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, section: str, text: str
+) -> None:
+    monkeypatch.setenv("CANARY", CANARY)
+    for form in _FORMS:
+        config = _config(tmp_path / "a.yaml", section, text.replace("#", form.replace("@", CANARY)))
+        said = _said(capsys, monkeypatch, "check", "--config", config)
+        assert CANARY not in said.lower(), (form, said)
+        assert "Traceback" not in said, (form, said)
+        assert said.strip(), form
+        try:
+            document = validated(read_document([config], None))
+            shown = f"{document!r} {document.options()!r} {document.metastore!r} {document.metastore.security()!r}"
+        except ConfigError as error:
+            shown = f"{error!r} {error.__cause__!r} {error.__cause__}"
+        assert CANARY not in shown.lower(), (form, shown)
+
+
+@pytest.mark.parametrize("command", [("check", "--online"), ("run", "--until-caught-up")])
+def test_services_when_they_refuse_secrets_then_none_is_printed(
+    stack: Stack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    stack.topic(1)
+    stack.table("id int")
+    sasl: dict[str, Any] = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "ann"}
+    config = stack.config(
+        {"kafka": {"client.id": "mine", "ssl.key.password": CANARY}},
+        metastore={"uri": stack.addresses.metastore, "timeout": "5s", "plain": {"username": "ann", "password": CANARY}},
+        kafka={"bootstrap.servers": stack.addresses.kafka, "sasl.password": CANARY} | sasl,
+        spark={"master": "local[1]", "conf": {"spark.x.password": CANARY, "x.password": CANARY}},
+    )
+    if command[0] == "run":
+        daemon = stack.start(config, "--until-caught-up")
+        daemon.wait()
+        said = daemon.text()
+    else:
+        said = _said(capsys, monkeypatch, *command, "--config", config)
+    assert "metastore.plain" in said
+    assert CANARY not in said.lower()
+
+
+def test_spark_when_a_secret_breaks_its_start_then_is_not_printed(stack: Stack) -> None:
+    config = stack.config(spark={"master": "local[1]", "conf": {"spark.driver.maxResultSize": CANARY}})
+    daemon = stack.start(config, "--until-caught-up")
+    assert daemon.wait() == 70
+    assert "Spark did not start" in daemon.text()
+    assert CANARY not in daemon.text().lower()
+    assert "Traceback" not in daemon.text()
