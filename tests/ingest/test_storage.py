@@ -1,0 +1,145 @@
+"""Directories of tables and partitions: ingestd writes only into those that are there, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ingestd.hive import transactions
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.storage.local import local_path
+from tests.support.stack import Stack, eventually
+
+
+def _place(stack: Stack) -> Path:
+    return local_path(load_acid_table(stack.metastore, TableName("default", stack.name)).location)
+
+
+def _staged(place: Path) -> list[str]:
+    return [one.name for one in (place / ".ingestd-staging").glob("*")]
+
+
+@pytest.mark.parametrize("partitioned", [False, True], ids=["table", "partition"])
+def test_table_directory_when_not_mounted_then_waits_and_writes_nothing_elsewhere(
+    stack: Stack, partitioned: bool
+) -> None:
+    stack.topic(1)
+    stack.table("id int", partitioned="dt string" if partitioned else "")
+    place = _place(stack)
+    unmounted = place.with_name(f"{place.name}.unmounted")
+    gate = stack.directory / "gate"
+    daemon = stack.start(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}")
+    eventually("the mapping to be owned", lambda: daemon.events("owner"))
+
+    stack.produce({"id": number, "dt": "a"} for number in range(10))
+    eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
+    place.rename(unmounted)  # between stage and publish
+    gate.touch()
+    waits = eventually("two tries", lambda: daemon.events("waiting")[1:], 30)
+    assert {one["reason"] for one in waits} == {"StorageUnavailable"}
+    assert f"{place}: the directory does not exist" in waits[0]["error"]
+    assert "mounted" in waits[0]["error"]
+    assert not place.exists()
+    unmounted.rename(place)
+    eventually("the rows", lambda: stack.count() == 10)
+
+    tries = len(daemon.events("waiting"))
+    place.rename(unmounted)  # between two transactions
+    stack.produce({"id": number, "dt": "b"} for number in range(10, 20))
+    eventually("a try", lambda: len(daemon.events("waiting")) > tries, 30)
+    assert not place.exists()
+    unmounted.rename(place)
+    eventually("all rows", lambda: stack.count() == 20)
+    assert stack.ids() == list(range(20))
+    daemon.terminate()
+    assert daemon.wait(60) == 0
+    assert _staged(place) == []
+
+
+@pytest.fixture
+def other_disk() -> Iterator[Path]:
+    """A directory on another file system than the warehouse."""
+    place = Path("/dev/shm") / f"ingestd-test-{uuid.uuid4().hex[:8]}"
+    place.mkdir()
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place)
+
+
+def test_partition_on_another_file_system_then_written_and_half_copies_of_the_dead_are_removed(
+    stack: Stack, other_disk: Path
+) -> None:
+    stack.topic(1)
+    stack.table("id int", partitioned="dt string")
+    assert other_disk.stat().st_dev != _place(stack).stat().st_dev
+    stack.sql(f"ALTER TABLE {stack.name} ADD PARTITION (dt='a')")
+    (_place(stack) / "dt=a").rmdir()
+    (_place(stack) / "dt=a").symlink_to(other_disk)
+    name = TableName("default", stack.name)
+    ended, living = (transactions.begin_reading(stack.metastore, name, "tests").id for _ in range(2))
+    transactions.abort(stack.metastore, ended)
+    half = [other_disk / f".ingestd-incoming-{txn}-delta_0000001_0000001_0000" for txn in (ended, living)]
+    for one in half:
+        one.mkdir()
+        (one / "bucket_00000").write_bytes(b"ORC")
+    stack.produce({"id": number, "dt": "a"} for number in range(10))
+
+    stack.drain()
+
+    assert stack.ids() == list(range(10))
+    assert sorted(one.name for one in other_disk.iterdir() if one.name.startswith(".")) == [half[1].name]
+    assert _staged(_place(stack)) == []
+    transactions.abort(stack.metastore, living)
+
+
+def test_table_that_moves_while_a_transaction_is_staged_then_nothing_is_left_where_it_was(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int")
+    old = _place(stack)
+    new = old.with_name(f"{old.name}_moved")
+    gate = stack.directory / "gate"
+    stack.produce({"id": number} for number in range(10))
+    daemon = stack.start(
+        stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}"
+    )
+    eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
+    assert len(_staged(old)) == 1
+
+    new.mkdir()
+    stack.sql(f"ALTER TABLE {stack.name} SET LOCATION 'file:{new}'")
+    gate.touch()
+
+    assert daemon.wait() == 0, daemon.text()[-2000:]
+    assert [one["reason"] for one in daemon.events("waiting")] == ["TableChanged"]
+    assert stack.ids() == list(range(10))
+    assert _staged(old) == _staged(new) == []
+
+
+def test_two_deployments_with_one_mapping_name_and_one_table_then_neither_touches_the_others_files(
+    stack: Stack,
+) -> None:
+    stack.topic(1)
+    stack.table("id int")
+    stack.produce({"id": number} for number in range(10))
+    gate = stack.directory / "gate"
+    first = stack.start(
+        stack.config(control={"database": f"{stack.name}_a"}),
+        "--until-caught-up",
+        INGESTD_TESTING="1",
+        INGESTD_FAILPOINT=f"staged=hold:{gate}",
+    )
+    eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
+
+    stack.drain(stack.config(control={"database": f"{stack.name}_b"}))
+    gate.touch()
+
+    assert first.wait() == 0, first.text()[-2000:]
+    assert not first.events("waiting")
+    assert stack.ids() == sorted([*range(10), *range(10)])  # each deployment reads the topic for itself
+    assert _staged(_place(stack)) == []

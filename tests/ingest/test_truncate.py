@@ -1,0 +1,153 @@
+"""TRUNCATE beside a mapping: a transaction that commits after it is seen, or the log says which rows are not."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from ingestd.clock import Deadline
+from ingestd.hive.control import ensure_control_table, read_state
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.ingest.state import MappingState
+from ingestd.storage.local import local_path
+from tests.support.stack import Daemon, Stack, eventually
+from tests.support.truncate import Truncation, waits_for_lock
+
+each_kind = pytest.mark.parametrize("partitioned", [False, True], ids=["table", "partition"])
+
+
+def _rows(first: int, last: int) -> list[dict[str, Any]]:
+    return [{"id": number, "dt": "a"} for number in range(first, last)]
+
+
+def _prepare(stack: Stack, *, partitioned: bool) -> TableName:
+    """A table with ten rows of an earlier run, and twenty records that wait."""
+    stack.topic(1)
+    stack.table("id int", partitioned="dt string" if partitioned else "")
+    stack.produce(_rows(0, 10))
+    stack.drain()
+    stack.produce(_rows(10, 30))
+    return TableName("default", stack.name)
+
+
+def _held(stack: Stack, step: str) -> tuple[Daemon, Any]:
+    gate = stack.directory / "gate"
+    daemon = stack.start(
+        stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}=hold:{gate}"
+    )
+    eventually(f"held after {step}", lambda: os.path.exists(f"{gate}.held"))
+    return daemon, gate
+
+
+@each_kind
+def test_truncate_when_a_commit_is_on_its_way_then_it_waits_and_comes_after_it(stack: Stack, partitioned: bool) -> None:
+    stack.topic(1)
+    stack.table("id int", partitioned="dt string" if partitioned else "")
+    part = " PARTITION (dt='a')" if partitioned else ""
+    if partitioned:
+        stack.sql(f"ALTER TABLE {stack.name} ADD{part}")
+    stack.produce(_rows(0, 30))
+    gate = stack.directory / "gate"
+    # The first transaction stores where the mapping begins.
+    daemon = stack.start(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"placed@2=hold:{gate}")
+    eventually("held after placed", lambda: os.path.exists(f"{gate}.held"))
+
+    truncating = threading.Thread(target=lambda: stack.sql(f"TRUNCATE TABLE {stack.name}{part}"))
+    truncating.start()
+    table = TableName("default", stack.name)
+    eventually("TRUNCATE to wait", lambda: waits_for_lock(stack.metastore, table), 20)
+    gate.touch()
+    truncating.join(60)
+    assert not truncating.is_alive()
+    assert sum(one["rows"] for one in daemon.events("committed")) == 30
+    assert stack.ids() == []
+
+    stack.produce(_rows(30, 35))
+    eventually("the rows of the next commit", lambda: stack.ids() == list(range(30, 35)))
+    assert stack.count() == 5
+    assert not daemon.events("waiting")
+    daemon.terminate()
+    assert daemon.wait(60) == 0
+
+
+def test_truncate_that_began_before_our_lock_then_the_transaction_is_repeated(stack: Stack) -> None:
+    table = _prepare(stack, partitioned=False)
+    truncation = Truncation(stack.metastore, table)
+    daemon, gate = _held(stack, "counted")
+    truncation.finish()
+    gate.touch()
+
+    assert daemon.wait() == 0, daemon.text()[-2000:]
+    assert stack.ids() == list(range(10, 30))
+    assert stack.count() == 20
+    waits = daemon.events("waiting")
+    assert [one["reason"] for one in waits] == ["TransactionAborted"]
+    assert "truncated" in waits[0]["error"]
+
+
+def test_truncate_that_cannot_be_seen_before_the_commit_then_an_error_names_what_it_hides(stack: Stack) -> None:
+    table = _prepare(stack, partitioned=True)
+    truncation = Truncation(stack.metastore, table, ["dt=a"])
+    daemon, gate = _held(stack, "committed")
+    truncation.finish()
+    gate.touch()
+
+    assert daemon.wait() == 0, daemon.text()[-2000:]
+    (hidden,) = daemon.events("commit_hidden")
+    assert hidden["level"] == "error"
+    assert list(hidden["hidden_by"]) == ["dt=a"]
+    assert hidden["ranges"] == [f"{stack.name}[0] 10..30"]
+    assert hidden["write_id"] == daemon.events("committed")[-1]["write_id"]
+
+
+@pytest.mark.soak
+@each_kind
+def test_truncate_in_a_loop_then_no_commit_after_it_is_hidden(stack: Stack, partitioned: bool) -> None:
+    """A commit with a write id below that of a TRUNCATE's base must be stored when that TRUNCATE returns."""
+    table = _prepare(stack, partitioned=partitioned)
+    config = stack.config({"commit": {"rows": 500, "interval": "200ms"}})
+    daemon = stack.start(config)
+    eventually("the mapping to be owned", lambda: daemon.events("owner"))
+    control = ensure_control_table(stack.metastore, TableName("ingestd", f"mapping_{stack.name[-40:]}"))
+    end, done = Deadline.after(90), threading.Event()
+    producing = threading.Thread(target=_produce_until, args=(stack, done))
+    producing.start()
+    seen: list[tuple[int, int]] = []
+    try:
+        while not end.passed:
+            stack.sql(f"TRUNCATE TABLE {stack.name}")
+            state = MappingState.parse(read_state(stack.metastore, control))
+            assert state
+            seen.append((_newest_base(stack, partitioned=partitioned), state.write_id))
+    finally:
+        done.set()
+        producing.join()
+    daemon.terminate()
+    assert daemon.wait(60) == 0, daemon.text()[-2000:]
+    stack.drain(config)
+
+    commits = {one["write_id"]: one["rows"] for one in daemon.events("committed")}
+    assert len(seen) > 10
+    assert len(commits) > 50
+    hidden = [(w, base) for w in commits for base, stored in seen if stored < w < base]
+    told = {one["write_id"] for one in daemon.events("commit_hidden")}
+    assert [pair for pair in hidden if pair[0] not in told] == []
+    ids = stack.ids()
+    assert len(ids) == len(set(ids)) == stack.count()
+    assert table.table == stack.name
+
+
+def _produce_until(stack: Stack, done: threading.Event) -> None:
+    number = 1_000
+    while not done.wait(0.05):
+        stack.produce(_rows(number, number + 50))
+        number += 50
+
+
+def _newest_base(stack: Stack, *, partitioned: bool) -> int:
+    root = local_path(load_acid_table(stack.metastore, TableName("default", stack.name)).location)
+    bases = (root / "dt=a" if partitioned else root).glob("base_*")
+    return max(int(one.name.partition("_")[2]) for one in bases if "_v" not in one.name)

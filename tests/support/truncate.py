@@ -1,0 +1,64 @@
+"""A TRUNCATE in steps, as HiveServer2 makes it: its lock first, then its write id, its base, its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hive_metastore import ttypes
+
+from ingestd.hive import transactions
+from ingestd.hive.client import Metastore
+from ingestd.hive.tables import TableName
+from ingestd.hive.write_ids import as_text, as_writer, read_snapshot
+
+
+class Truncation:
+    """Has its EXCL_WRITE lock when it is made; `finish` truncates and commits."""
+
+    def __init__(self, metastore: Metastore, table: TableName, partitions: Sequence[str] = ()) -> None:
+        self._metastore = metastore
+        self._table = table
+        self._partitions = list(partitions)
+        self._txn = transactions.begin_reading(metastore, table, "tests/truncate").id
+        components = [self._component(name) for name in self._partitions or [""]]
+        request = ttypes.LockRequest(component=components, txnid=self._txn, user="tests", hostname="tests")
+        assert metastore.call("lock", request).state == ttypes.LockState.ACQUIRED
+
+    def finish(self) -> None:
+        """Write `base_N` with the newest write id of the table, and commit."""
+        request = ttypes.AllocateTableWriteIdsRequest(
+            dbName=self._table.database, tableName=self._table.table, txnIds=[self._txn]
+        )
+        write_id = self._metastore.call("allocate_table_write_ids", request).txnToWriteIds[0].writeId
+        self._metastore.call(
+            "truncate_table_req",
+            ttypes.TruncateTableRequest(
+                dbName=self._table.database,
+                tableName=self._table.table,
+                partNames=self._partitions or None,
+                writeId=write_id,
+                validWriteIdList=as_text(as_writer(read_snapshot(self._metastore, self._table), write_id)),
+                environmentContext=ttypes.EnvironmentContext(properties={"truncateSkipDataDeletion": "true"}),
+            ),
+        )
+        self._metastore.call("commit_txn", ttypes.CommitTxnRequest(txnid=self._txn))
+
+    def _component(self, partition: str) -> ttypes.LockComponent:
+        return ttypes.LockComponent(
+            type=ttypes.LockType.EXCL_WRITE,
+            level=ttypes.LockLevel.PARTITION if partition else ttypes.LockLevel.TABLE,
+            dbname=self._table.database,
+            tablename=self._table.table,
+            partitionname=partition or None,
+            operationType=ttypes.DataOperationType.NO_TXN,
+            isTransactional=True,
+        )
+
+
+def waits_for_lock(metastore: Metastore, table: TableName) -> bool:
+    """Whether an UPDATE, DELETE or TRUNCATE of the table waits for its lock."""
+    request = ttypes.ShowLocksRequest(dbname=table.database, tablename=table.table)
+    return any(
+        one.type == ttypes.LockType.EXCL_WRITE and one.state == ttypes.LockState.WAITING
+        for one in metastore.call("show_locks", request).locks or []
+    )
