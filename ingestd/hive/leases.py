@@ -16,11 +16,12 @@ from ingestd.hive.tables import TableName
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
-    """Who holds or waits for a lease; `beat` changes with each heartbeat of the holder."""
+class Claim:
+    """A lock on a lease: held, or waiting and so in the way of every later request; each heartbeat changes `beat`."""
 
     lock_id: int
     agent: str
+    is_held: bool
     beat: tuple[int, int]
 
 
@@ -49,14 +50,20 @@ def try_acquire(metastore: Metastore, lease: TableName, agent: str) -> int | Non
     return None
 
 
-def holders(metastore: Metastore, lease: TableName) -> list[Holder]:
-    """Everybody who holds the lease now: one, or none."""
+def claims(metastore: Metastore, lease: TableName) -> list[Claim]:
+    """Every lock on the lease outside a transaction: the one that is held first, then those that wait for it."""
     answer = metastore.call("show_locks", ttypes.ShowLocksRequest(dbname=lease.database, tablename=lease.table))
-    return [
-        Holder(entry.lockid, entry.agentInfo or "", (entry.lastheartbeat or 0, entry.heartbeatCount or 0))
+    found = [
+        Claim(
+            entry.lockid,
+            entry.agentInfo or "",
+            entry.state == ttypes.LockState.ACQUIRED,
+            (entry.lastheartbeat or 0, entry.heartbeatCount or 0),
+        )
         for entry in answer.locks or []
-        if entry.state == ttypes.LockState.ACQUIRED and not entry.txnid
+        if not entry.txnid
     ]
+    return sorted(found, key=lambda claim: (not claim.is_held, claim.lock_id))
 
 
 def heartbeat(metastore: Metastore, lock_id: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import structlog
 
 from ingestd.errors import IngestdError
+from ingestd.hive.leases import Claim
 from ingestd.ingest.commit import Committed
 
 _log: Any = structlog.get_logger("ingestd")
@@ -70,9 +71,15 @@ def odd_partitions(mapping: str, table: str, count: int, text: str) -> None:
     _log.warning("odd_partitions", mapping=mapping, table=table, count=count, partitions=text)
 
 
-def standing_by(mapping: str, owner: str) -> None:
-    """Another daemon owns the mapping."""
-    _log.info("standing by", mapping=mapping, owner=owner)
+def standing_by(mapping: str, claim: Claim) -> None:
+    """Another daemon owns the mapping, or asked for it before us."""
+    state = "held" if claim.is_held else "waiting"
+    _log.info("standing by", mapping=mapping, owner=claim.agent, lock=claim.lock_id, lock_state=state)
+
+
+def heartbeats_ended(mapping: str, error: Exception) -> None:
+    """The lease is no longer kept alive: the mapping is given up."""
+    _log.warning("heartbeats ended", mapping=mapping, reason=type(error).__name__, error=str(error))
 
 
 def trying_again(mapping: str, error: IngestdError, seconds: float) -> None:

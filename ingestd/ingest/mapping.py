@@ -72,7 +72,7 @@ class MappingLoop:
         self._drain = drain
         self._broker = Broker(options.kafka)
         self._planner = Planner(self._broker, options)
-        self._ownership = Ownership(metastore, options)
+        self._ownership = Ownership(metastore, options, on_lost=partial(events.heartbeats_ended, options.name))
         self._mirror = OffsetMirror(options.kafka, options.group)
         self._backoff = retry.Backoff()
         self._until: Offsets | None = None
@@ -119,9 +119,10 @@ class MappingLoop:
 
     def _get_ready(self) -> tuple[Table, Committer] | None:
         """Own the mapping and recover; None when told to stop before it was ours."""
-        on_wait = lambda owner: events.standing_by(self.options.name, owner)  # noqa: E731
-        if not self._ownership.held and not self._ownership.acquire(self._signals.stop, on_wait):
-            return None
+        if not self._ownership.held:
+            on_wait = partial(events.standing_by, self.options.name)
+            if not self._ownership.acquire(self._signals.stop, on_wait):
+                return None
         # Without an engine the mapping is better left to another daemon.
         self._engine.check()
         return self._recover()

@@ -2,8 +2,10 @@
 
 Invariant: this decides liveness only. Two daemons that both believe they own a mapping cannot commit the same range:
 the lease inside the transaction and the offsets read under it see to that (`commit.py`).
-A holder counts as dead when its heartbeats ceased for `patience_seconds`, or at once when it was a process of this
-machine that is gone. Taking over then means: release its lease, take it, abort what it left open.
+A claim, held or waiting, counts as dead when its heartbeats ceased for `patience_seconds`, at once when it was made by
+a process of this machine that is gone, or by ourselves in a call whose answer was lost. Dead claims are released: one
+that waits would block every later request for `hive.txn.timeout`. As long as a live claim is seen no lock is requested,
+so a standby that is killed leaves none. Taking over means: take the lease, then abort what the owner left open.
 """
 
 from __future__ import annotations
@@ -12,13 +14,14 @@ import os
 import threading
 import uuid
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from ingestd.clock import Deadline, pause
 from ingestd.errors import IngestdError, OwnershipLost, Unavailable
 from ingestd.hive import leases, transactions
 from ingestd.hive.client import Metastore
-from ingestd.hive.leases import Holder
+from ingestd.hive.leases import Claim
 from ingestd.ingest.options import MappingOptions
 
 _LOOK_SECONDS = 1.0
@@ -29,14 +32,33 @@ _BEAT_SECONDS = 2.0
 _TXN_BEATS_EVERY = 5
 
 
-class Ownership:
-    """This daemon's claim to one mapping; `acquire`, then `check` before each step that costs, then `release`."""
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A claim as it was when it changed last, and when its silence counts as death."""
 
-    def __init__(self, metastore: Metastore, options: MappingOptions, *, patience_seconds: float = 6.0) -> None:
+    claim: Claim
+    silence: Deadline
+
+
+class Ownership:
+    """This daemon's claim to one mapping; `acquire`, then `check` before each step that costs, then `release`.
+
+    `on_lost` is told, by the heartbeat thread, of an error that ended the heartbeats.
+    """
+
+    def __init__(
+        self,
+        metastore: Metastore,
+        options: MappingOptions,
+        *,
+        on_lost: Callable[[Exception], None],
+        patience_seconds: float = 6.0,
+    ) -> None:
         self._metastore = metastore
         self._lease = options.owner_lease
         self._prefix = f"ingestd/{options.control_database}/{options.name}/"
         self.agent = f"{self._prefix}{_identity()}-{uuid.uuid4().hex[:6]}"
+        self._on_lost = on_lost
         self._patience = patience_seconds
         self._lock_id: int | None = None
         self._open: set[int] = set()
@@ -44,32 +66,43 @@ class Ownership:
         self._ended = threading.Event()
         self._lost = threading.Event()
 
-    def acquire(self, stop: threading.Event, on_wait: Callable[[str], None]) -> bool:
-        """Wait until the mapping is ours, then abort what a predecessor left; False when `stop` came first.
-
-        `on_wait` is told once who the owner is.
-        """
+    def acquire(self, stop: threading.Event, on_wait: Callable[[Claim], None]) -> bool:
+        """Wait until the mapping is ours; False when `stop` came first. `on_wait` is told once who is waited for."""
         self._lost.clear()
-        seen: Holder | None = None
-        silence = Deadline.after(self._patience)
+        seen: dict[int, _Seen] = {}
+        told = 0
         while not stop.is_set():
-            lock_id = leases.try_acquire(self._metastore, self._lease, self.agent)
-            if lock_id is not None:
-                self._begin(lock_id)
-                return True
-            holder = next(iter(leases.holders(self._metastore, self._lease)), None)
-            if holder is None:
-                pause(_CONTEST_SECONDS, stop)
-                continue
-            if seen is None or holder.lock_id != seen.lock_id:
-                on_wait(holder.agent)
-            if holder != seen:
-                seen, silence = holder, Deadline.after(self._patience)
-            if silence.passed or _died_here(holder.agent):
-                leases.release(self._metastore, holder.lock_id)
-                continue
-            pause(_LOOK_SECONDS, stop)
+            alive = self._release_dead(seen)
+            if not alive:
+                lock_id = leases.try_acquire(self._metastore, self._lease, self.agent)
+                if lock_id is not None:
+                    self._begin(lock_id)
+                    return True
+            elif alive[0].lock_id != told and self._is_worth_telling(seen[alive[0].lock_id]):
+                on_wait(alive[0])
+                told = alive[0].lock_id
+            pause(_LOOK_SECONDS if alive and alive[0].is_held else _CONTEST_SECONDS, stop)
         return False
+
+    def _is_worth_telling(self, seen: _Seen) -> bool:
+        """Whether the claim is held, or has waited for long: a rival that asks at the same moment waits shortly."""
+        return seen.claim.is_held or seen.silence.left < self._patience - _LOOK_SECONDS
+
+    def _release_dead(self, seen: dict[int, _Seen]) -> list[Claim]:
+        """Release claims of the dead; returns the others. `seen` keeps since when each claim has been unchanged."""
+        found = leases.claims(self._metastore, self._lease)
+        for gone in set(seen) - {claim.lock_id for claim in found}:
+            del seen[gone]
+        alive = []
+        for claim in found:
+            known = seen.get(claim.lock_id)
+            if known is None or known.claim != claim:
+                known = seen[claim.lock_id] = _Seen(claim, Deadline.after(self._patience))
+            if known.silence.passed or claim.agent == self.agent or _died_here(claim.agent):
+                leases.release(self._metastore, claim.lock_id)
+            else:
+                alive.append(claim)
+        return alive
 
     @property
     def held(self) -> bool:
@@ -79,7 +112,10 @@ class Ownership:
     def check(self) -> None:
         """Raise OwnershipLost once a heartbeat has found the lease gone."""
         if self._lost.is_set():
-            raise OwnershipLost("another daemon took the mapping over", where=f"lease {self._lease}")
+            raise OwnershipLost(
+                "the lease is lost: another daemon took the mapping over, or heartbeats ended",
+                where=f"lease {self._lease}",
+            )
 
     def track(self, txn_id: int) -> None:
         """Keep a transaction alive from now on."""
@@ -103,7 +139,7 @@ class Ownership:
     def release(self) -> None:
         """Give the mapping up, so that a standby need not wait."""
         self._ended.set()
-        if self.held and self._lock_id is not None:
+        if self._lock_id is not None:  # released as well when heartbeats ended: it may be ours still
             leases.release(self._metastore, self._lock_id)
         self._lock_id = None
 
@@ -127,10 +163,17 @@ class Ownership:
             except Unavailable:
                 # The step in progress meets the same trouble and reports it; beats go on when the metastore is back.
                 continue
-            except IngestdError:
-                self._lost.set()
+            except IngestdError as error:
+                self._lose(error)
+                break
+            except Exception as error:  # noqa: BLE001 - without heartbeats the lease is lost, whatever ended them
+                self._lose(error)
                 break
         self._metastore.close()
+
+    def _lose(self, error: Exception) -> None:
+        self._lost.set()
+        self._on_lost(error)
 
     def _beat_transactions(self) -> None:
         with self._guard:

@@ -73,8 +73,7 @@ def _committed(daemon: Daemon, mapping: str, rows: int) -> None:
 
 
 def _holders(stack: Stack, mapping: str) -> list[str]:
-    held = leases.holders(stack.metastore, TableName("ingestd", f"owner_{mapping}"))
-    return [holder.agent for holder in held]
+    return [claim.agent for claim in leases.claims(stack.metastore, TableName("ingestd", f"owner_{mapping}"))]
 
 
 def _has_open(stack: Stack, mapping: str) -> bool:

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+
+import pytest
+from hive_metastore import ttypes
 
 from ingestd.clock import monotonic
+from ingestd.errors import MetastoreUnavailable
+from ingestd.hive import leases
+from ingestd.hive.client import Metastore
+from ingestd.hive.leases import Claim
+from ingestd.hive.tables import TableName
+from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.ownership import Ownership
+from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 
 
@@ -21,9 +33,14 @@ def test_second_daemon_when_first_lives_then_stands_by_and_takes_over(stack: Sta
     eventually("the first to own", lambda: first.events("owner"))
     second = stack.start(config)
     eventually("the second to stand by", lambda: second.events("standing by"))
+    assert second.events("standing by")[0]["owner"] == _claims(stack)[0].agent
+    # A standby that died between asking for the lock and giving it back.
+    _leave_waiting(stack)
     stack.produce(_rows(0, 100))
     eventually("the rows", lambda: stack.count() == 100)
+    eventually("the dead claim to be released", lambda: len(_claims(stack)) == 1, 30)
     assert not second.events("owner")
+    _leave_waiting(stack)
     first.kill()
     began = monotonic()
     stack.produce(_rows(100, 200))
@@ -32,6 +49,50 @@ def test_second_daemon_when_first_lives_then_stands_by_and_takes_over(stack: Sta
     eventually("all rows", lambda: stack.ids() == list(range(200)))
     second.terminate()
     assert second.wait(60) == 0
+
+
+def _lease(stack: Stack) -> TableName:
+    return TableName("ingestd", f"owner_{stack.name[-40:]}")
+
+
+def _claims(stack: Stack) -> list[Claim]:
+    return leases.claims(stack.metastore, _lease(stack))
+
+
+def _leave_waiting(stack: Stack) -> None:
+    """Ask for the owner's lock as a process of another machine and never come back."""
+    agent = f"ingestd/ingestd/{stack.name[-40:]}/elsewhere:1:1-abcdef"
+    request = ttypes.LockRequest(
+        component=[leases.lease_component(_lease(stack))], user="nobody", hostname="elsewhere", agentInfo=agent
+    )
+    assert stack.metastore.call("lock", request).state == ttypes.LockState.WAITING
+
+
+def test_answers_when_lost_then_no_claim_of_ours_stays_in_the_way(stack: Stack) -> None:
+    options = MappingOptions(stack.name[-40:], (stack.name,), TableName("default", stack.name))
+    lost: list[Exception] = []
+    with proxy(stack.addresses.metastore) as between:
+        metastore = Metastore(between.uri)
+        mine = Ownership(metastore, options, on_lost=lost.append)
+        between.lose_answer("lock")
+        with pytest.raises(MetastoreUnavailable):
+            mine.acquire(threading.Event(), lambda _claim: None)
+        assert len(_claims(stack)) == 1
+        began = monotonic()
+        assert mine.acquire(threading.Event(), lambda _claim: None)
+        assert monotonic() - began < 4
+        assert len(_claims(stack)) == 1
+        between.lose_answer("unlock")
+        mine.release()
+        assert _claims(stack) == []
+        assert mine.acquire(threading.Event(), lambda _claim: None)
+        assert mine.held
+        between.garble_answer("heartbeat")
+        eventually("the heartbeats to end", lambda: not mine.held, 20)
+        assert [type(error) for error in lost] == [UnicodeDecodeError]
+        mine.release()
+        metastore.close()
+    assert _claims(stack) == []
 
 
 def test_owner_killed_with_its_transaction_locked_when_restarted_then_commits_at_once(stack: Stack) -> None:

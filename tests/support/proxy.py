@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 # Thrift's strict binary protocol: version and type, then the length of the method's name.
 _CALL = struct.Struct(">II")
 _VERSION_CALL = 0x80010001
+_VERSION_REPLY = 0x80010002
 
 
 class Proxy:
@@ -25,6 +26,7 @@ class Proxy:
         self._pairs: set[_Pair] = set()
         self._lost_calls: Counter[str] = Counter()
         self._lost_answers: Counter[str] = Counter()
+        self._garbled_answers: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
         self.sent = bytearray()
         self.accepted = 0
@@ -69,11 +71,17 @@ class Proxy:
         with self._guard:
             self._lost_calls[method] += times
 
-    def note(self, method: str) -> tuple[bool, bool]:
-        """Count a call; whether it is to be lost, and whether its answer is."""
+    def garble_answer(self, method: str, times: int = 1) -> None:
+        """Make the next answers to `method` unreadable: the method's name in them is not UTF-8."""
+        with self._guard:
+            self._garbled_answers[method] += times
+
+    def note(self, method: str) -> tuple[bool, bool, bool]:
+        """Count a call; whether it is to be lost, whether its answer is, and whether that is to be garbled."""
         with self._guard:
             self.calls[method] += 1
-            return _taken(self._lost_calls, method), _taken(self._lost_answers, method)
+            is_lost, is_answer_lost = _taken(self._lost_calls, method), _taken(self._lost_answers, method)
+            return is_lost, is_answer_lost, _taken(self._garbled_answers, method)
 
     def _accept(self, door: socket.socket) -> None:
         while True:
@@ -100,6 +108,7 @@ class _Pair:
     def __init__(self, proxy: Proxy, near: socket.socket, far: socket.socket) -> None:
         self._proxy, self._near, self._far = proxy, near, far
         self._losing = False
+        self._garbling = False
 
     def work(self) -> None:
         """Pass on both ways until one side ends."""
@@ -120,7 +129,7 @@ class _Pair:
             while piece := self._near.recv(1 << 16):
                 self._proxy.sent += piece
                 if method := _method(piece):
-                    lost, self._losing = self._proxy.note(method)
+                    lost, self._losing, self._garbling = self._proxy.note(method)
                     if lost:
                         break
                 self._far.sendall(piece)
@@ -129,6 +138,8 @@ class _Pair:
     def _down(self) -> None:
         with suppress(OSError):
             while (piece := self._far.recv(1 << 16)) and not self._losing:
+                if self._garbling and (method := _method(piece)):
+                    piece = piece.replace(method.encode(), b"\xff" * len(method), 1)
                 self._near.sendall(piece)
         self.cut()
 
@@ -144,7 +155,7 @@ def _method(piece: bytes) -> str:
     if len(piece) < _CALL.size:
         return ""
     version, length = _CALL.unpack_from(piece)
-    return piece[_CALL.size : _CALL.size + length].decode() if version == _VERSION_CALL else ""
+    return piece[_CALL.size : _CALL.size + length].decode() if version in (_VERSION_CALL, _VERSION_REPLY) else ""
 
 
 @contextmanager
