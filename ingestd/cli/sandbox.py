@@ -99,6 +99,8 @@ def logs(state_dir: Path | None, service: str | None, lines: int, follow: bool) 
     box = _sandbox(state_dir=state_dir)
     names = [service] if service else list(SERVICES)
     files = {name: box.log_path(name) for name in names if box.log_path(name).exists()}
+    if not files:
+        click.echo(f"no logs yet in {box.options.folder}", err=True)
     read = {name: _print_tail(name, file, lines, named=len(names) > 1) for name, file in files.items()}
     while follow and files:
         pause(_FOLLOW_SECONDS)

@@ -54,6 +54,7 @@ Bytes = Annotated[int, BeforeValidator(size), Field(gt=0)]
 Count = Annotated[int, BeforeValidator(_count), Field(gt=0)]
 Setting = Annotated[Any, BeforeValidator(_single)]
 _NAME = re.compile(r"[a-z0-9_]{1,40}")
+_MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\]|-cluster\[[\d, ]+\])?|yarn|(spark|k8s|mesos)://\S+")
 _TOPIC = re.compile(r"(?!\.{1,2}$)[\w.-]{1,249}", re.ASCII)
 
 
@@ -72,6 +73,12 @@ def _table_name(text: str) -> str:
 def _topic_name(text: str) -> str:
     if not _TOPIC.fullmatch(text):
         raise ValueError("must be the name of one topic: 1 to 249 letters, digits, '.', '_' or '-'")
+    return text
+
+
+def _spark_master(text: str) -> str:
+    if not _MASTER.fullmatch(text):
+        raise ValueError("must be a master of Spark: local[*], local[4], spark://HOST:7077, yarn or k8s://HOST:PORT")
     return text
 
 
@@ -160,7 +167,7 @@ class MetastoreSection(_Section):
 class SparkSection(_Section):
     """`master` as Spark writes it; `stage_timeout` limits one job; `conf` is handed to Spark as it is."""
 
-    master: Annotated[str, Field(min_length=1)] = "local[*]"
+    master: Annotated[str, AfterValidator(_spark_master)] = "local[*]"
     stage_timeout: Seconds = 900.0
     conf: dict[str, Setting] = Field(default={}, repr=False)
 

@@ -140,4 +140,6 @@ def translated(error: KafkaException | KafkaError, where: str) -> IngestdError:
         return LoginFailed(text, where=where, hint="see the sasl.* keys of `kafka`")
     if code in _LOST:
         return RangeLost(f"Kafka does not have the offset any more: {text}", where=where)
+    if code == KafkaError._TIMED_OUT:
+        text = f"no answer in time ({text})"
     return BrokerUnavailable(text, where=where, hint="is the broker running, and is bootstrap.servers right?")

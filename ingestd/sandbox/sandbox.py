@@ -6,12 +6,14 @@ ends what the state file lists and nothing else. Commands on one state folder ex
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from ingestd.errors import SandboxError
+from ingestd.java import cache_folder
 from ingestd.sandbox import memory, ports, process
 from ingestd.sandbox.guard import Guard
 from ingestd.sandbox.options import (
@@ -30,6 +32,7 @@ from ingestd.sandbox.starter import Starter
 from ingestd.sandbox.state import Child, Layout, State, load, locked, save
 
 _GRACE_SECONDS = 15.0
+_LEAST_FREE_BYTES = 16 << 20
 
 
 class Sandbox:
@@ -41,7 +44,7 @@ class Sandbox:
 
     def up(self, progress: Progress = no_progress) -> Addresses:
         """Start what does not run yet and return when all of it answers."""
-        with self._locked() as lock:
+        with self._disk_watched(), self._locked() as lock:
             state = self._without_the_dead()
             missing = [name for name in self.options.services if name not in state.children]
             state = self._settle(state, missing)
@@ -94,7 +97,7 @@ class Sandbox:
 
     def start_service(self, name: str) -> None:
         """Start one stopped service at its remembered port and return when it answers."""
-        with self._locked() as lock:
+        with self._disk_watched(), self._locked() as lock:
             self._settle(self._without_the_dead(), [name])
             with Guard(lock) as guard:
                 Starter(self.options, self._layout, guard, no_progress).start([name])
@@ -107,6 +110,21 @@ class Sandbox:
     def resume_service(self, name: str) -> None:
         """SIGCONT after `pause_service`."""
         process.resume(self._running(name))
+
+    @contextmanager
+    def _disk_watched(self) -> Iterator[None]:
+        """Errors of files become SandboxError, and whatever fails on a full disk says that the disk is full."""
+        try:
+            yield
+        except (OSError, SandboxError) as error:
+            for folder in (self._layout.root, cache_folder()):
+                if folder.is_dir() and shutil.disk_usage(folder).free < _LEAST_FREE_BYTES:
+                    hint = "free 1 GB, or move it: --state-dir and INGESTD_CACHE"
+                    raise SandboxError("the disk is full", where=str(folder), hint=hint) from error
+            if isinstance(error, OSError):
+                where = str(error.filename or self._layout.root)
+                raise SandboxError(error.strerror or str(error), where=where) from error
+            raise
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

@@ -59,6 +59,17 @@ def test_unknown_key_then_is_named_with_its_path_and_the_nearest(
     assert expected in _fault(mapping, **sections)
 
 
+@pytest.mark.parametrize(
+    "master", ["local", "local[2]", "local[*,3]", "spark://a:7077,b:7077", "yarn", "k8s://https://a"]
+)
+def test_spark_master_when_spark_knows_it_then_is_taken(master: str) -> None:
+    assert _options(spark={"master": master})
+
+
+def test_spark_master_when_spark_does_not_know_it_then_is_named() -> None:
+    assert "spark.master: must be a master of Spark" in _fault(spark={"master": "lokal"})
+
+
 def test_several_faults_then_each_is_one_line() -> None:
     text = _fault({"commit": {"rows": 0}, "table": "a.b.c", "start": []}, shutdown={"timeout": "soon"}, spark=None)
     assert sorted(text.splitlines()) == [

@@ -17,7 +17,7 @@ from ingestd.sandbox import HIVESERVER2, KAFKA, METASTORE, Sandbox, SandboxOptio
 from ingestd.sandbox.hiveserver2 import query
 from ingestd.sandbox.state import Child, State, load, save
 
-from .conftest import NO_NETWORK, Cli, wait_for
+from .conftest import COMMAND, NO_NETWORK, Cli, wait_for
 
 READY_SECONDS = 25.0
 
@@ -156,3 +156,12 @@ def _assert_one_sentence(answer: subprocess.CompletedProcess[str], words: str) -
     assert answer.stdout == ""
     assert words in answer.stderr.splitlines()[-1]
     assert "Traceback" not in answer.stderr
+
+
+def test_up_when_a_file_cannot_be_written_then_one_sentence(cli: Cli) -> None:
+    command = ["/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *COMMAND, "up", "--state-dir", str(cli.state_dir)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 69
+    assert said.stderr.splitlines()[-1] == f"ingestd: {cli.state_dir}: File too large"
+    assert "Traceback" not in said.stderr
+    assert f"no logs yet in {cli.state_dir}" in cli.run("logs").stderr
