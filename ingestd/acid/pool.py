@@ -5,6 +5,7 @@ Invariant: rows added = rows in the files returned; no (partition, bucket, state
 
 from __future__ import annotations
 
+import errno
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -227,15 +228,25 @@ def _own_memory(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Every OSError at this door (ENOSPC, EDQUOT, EIO, a vanished mount) means that staging cannot be written."""
+    """Every OSError at this door (ENOSPC, EDQUOT, EIO, a vanished mount) means that files cannot be written."""
     try:
         yield
     except OSError as error:
         raise StorageUnavailable(
-            f"cannot write the staging file: {error.strerror or error}",
-            where=str(path),
-            hint="free space or repair the file system; the daemon tries again",
+            f"cannot write: {error.strerror or error}",
+            where=str(error.filename or path),
+            hint=_HINTS.get(error.errno or 0, "look at the file system and at the kernel's log"),
         ) from error
+
+
+_HINTS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on the file system"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "give this process the right to write here"),
+    **dict.fromkeys(
+        (errno.ENOENT, errno.ENOTDIR, errno.ESTALE),
+        "the directory was removed, or its file system unmounted, while it was written",
+    ),
+}
 
 
 def _remove(path: Path) -> None:

@@ -70,7 +70,7 @@ _REPEATABLE = {
     "allocate_table_write_ids": "a transaction has one write id for a table: the second time it is told again",
     "lock": "in a transaction: its locks do not stop each other, and end with it (see `_is_repeatable`)",
     "unlock": "the second time there is no such lock, which is what was wanted (`leases.release`)",
-    "abort_txn": "an aborted transaction may be aborted again",
+    **dict.fromkeys(("abort_txn", "abort_txns"), "an aborted transaction may be aborted again"),
     "add_partitions_req": "with ifNotExists: the second time they are there",
     "add_dynamic_partitions": "registers the names again: more rows in TXN_COMPONENTS that say the same",
     "add_write_notification_log": "the event log keeps a file once",

@@ -53,6 +53,10 @@ class Kerberos:
     protections: frozenset[Protection] = ALL_PROTECTIONS
 
     def __post_init__(self) -> None:
+        _require(self.principal, str, "metastore.kerberos.principal")
+        _require(self.user, (str, type(None)), "metastore.kerberos.user")
+        _require(self.keytab, (str, Path, type(None)), "metastore.kerberos.keytab")
+        _require(self.protections, (frozenset, set), "metastore.kerberos.protection")
         if not _PRINCIPAL.fullmatch(self.principal):
             raise ConfigError(
                 f"{self.principal!r} is not the principal of a service",
@@ -87,6 +91,7 @@ class Plain:
 
     def __post_init__(self) -> None:
         for key, value in (("username", self.username), ("password", self.password)):
+            _require(value, str, f"metastore.plain.{key}")
             # RFC 4616: NUL separates the two, and neither may be empty.
             if not value or "\0" in value:
                 raise ConfigError(f"the {key} is empty or has a NUL in it", where=f"metastore.plain.{key}")
@@ -98,6 +103,10 @@ class Tls:
 
     ca_file: Path | None = None
     verify_hostname: bool = True
+
+    def __post_init__(self) -> None:
+        _require(self.ca_file, (str, Path, type(None)), "metastore.tls.ca_file")
+        _require(self.verify_hostname, bool, "metastore.tls.verify_hostname")
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,9 @@ class Security:
     unsecured_user: str | None = None
 
     def __post_init__(self) -> None:
+        _require(self.login, (Kerberos, Plain, type(None)), "login")
+        _require(self.tls, (Tls, type(None)), "tls")
+        _require(self.unsecured_user, (str, type(None)), "unsecured_user")
         if self.login is not None and self.unsecured_user is not None:
             raise ConfigError("a login says who we are, no other name can be told", where="unsecured_user")
 
@@ -143,6 +155,8 @@ class Security:
         is the metastore's own. Raises ConfigError for what only a JVM can do: HTTP, JWT, framed or compact Thrift, a
         Java trust store.
         """
+        _require(conf, Mapping, "conf")
+        _require(user, (str, type(None)), "user")
         hive = _HiveConf(conf)
         hive.refuse_other_protocols()
         login = hive.login(user, keytab, password)
@@ -227,6 +241,14 @@ class _HiveConf:
 
     def _flag(self, key: str) -> bool:
         return self._text(key).lower() == "true"
+
+
+def _require(value: object, kinds: type | tuple[type, ...], where: str) -> None:
+    """Raise ConfigError for a value of another type; the value may be a secret, so only its type is told."""
+    if not isinstance(value, kinds):
+        wanted = [kind for kind in (kinds if isinstance(kinds, tuple) else (kinds,)) if kind is not type(None)]
+        names = " or ".join(kind.__name__ for kind in wanted)
+        raise ConfigError(f"must be {names}, not {type(value).__name__}", where=where)
 
 
 def short_name(principal: str) -> str:

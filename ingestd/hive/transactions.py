@@ -68,28 +68,34 @@ def begin_reading(metastore: Metastore, table: TableName, agent: str) -> Transac
 
 
 def begin_batch(metastore: Metastore, table: TableName, agent: str, count: int) -> list[Transaction]:
-    """Open `count` transactions at once; their write ids are contiguous and ascend.
+    """Open `count` transactions; their write ids are contiguous and ascend, because one call allocates them all.
 
     `agent` (≤ 128 characters) goes into the host name too: HMS lists a transaction's host, but not its agent.
-    HMS opens at most `hive.txn.max.open.batch` at once, so fewer may come back.
+    HMS opens at most `hive.txn.max.open.batch` (1000) with one call, so there are as many calls as `count` needs.
     """
-    opened = metastore.call(
-        "open_txns",
-        ttypes.OpenTxnRequest(num_txns=count, user=metastore.user, hostname=agent[:128], agentInfo=agent[:128]),
-    )
-    ids = list(opened.txn_ids)
-    request = ttypes.AllocateTableWriteIdsRequest(dbName=table.database, tableName=table.table, txnIds=ids)
+    ids: list[int] = []
     try:
+        while len(ids) < count:
+            ids += _open(metastore, agent, count - len(ids))
+        request = ttypes.AllocateTableWriteIdsRequest(dbName=table.database, tableName=table.table, txnIds=ids)
         allocated = metastore.call("allocate_table_write_ids", request).txnToWriteIds
         pairs = sorted((pair.writeId, pair.txnId) for pair in allocated)
         # A delta whose range held somebody else's write id would hide that one's delta (findBestWorkingDeltas).
         if pairs[-1][0] - pairs[0][0] != len(ids) - 1:
             raise TransactionError(f"write ids {pairs} are not contiguous", where=f"table {table}")
     except IngestdError:
-        for txn_id in ids:  # nobody else knows these transactions
-            abort(metastore, txn_id)
+        abort_all(metastore, ids)  # nobody else knows these transactions
         raise
     return [Transaction(txn_id, write_id, table, agent) for write_id, txn_id in pairs]
+
+
+def _open(metastore: Metastore, agent: str, count: int) -> list[int]:
+    """Ids of new transactions, at least one and at most `count`."""
+    request = ttypes.OpenTxnRequest(num_txns=count, user=metastore.user, hostname=agent[:128], agentInfo=agent[:128])
+    ids = list(metastore.call("open_txns", request).txn_ids)
+    if not ids:
+        raise TransactionError("the metastore opened no transaction", where="open_txns", hint="see its log")
+    return ids
 
 
 def lock(
@@ -206,6 +212,14 @@ def abort(metastore: Metastore, txn_id: int) -> None:
         metastore.call("abort_txn", ttypes.AbortTxnRequest(txnid=txn_id))
     except TransactionAborted:
         return
+
+
+def abort_all(metastore: Metastore, txn_ids: Sequence[int]) -> None:
+    """Abort transactions by one call; those that are gone already are passed over, as `abort` does."""
+    if len(txn_ids) == 1:
+        abort(metastore, txn_ids[0])
+    elif txn_ids:
+        metastore.call("abort_txns", ttypes.AbortTxnsRequest(txn_ids=list(txn_ids)))
 
 
 def open_transactions(metastore: Metastore, agent_prefix: str) -> list[int]:

@@ -119,7 +119,7 @@ def _connect(host: str, port: int, tls: Tls | None, timeout_seconds: float) -> s
     context = _context(tls) if tls else None
     try:
         connected = socket.create_connection((host, port), timeout_seconds)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # a host name that DNS cannot have is a UnicodeError
         raise MetastoreUnavailable(f"cannot connect: {error}", where=where, hint=AWAY) from error
     if context is None:
         return connected

@@ -6,7 +6,7 @@ Invariant: each value of a block is a row of exactly one batch, or one reject, o
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, overload
 
 import numpy as np
@@ -73,17 +73,23 @@ class BadRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A record that cannot be stored: its index in the block, the column ('' = the record itself), why, its start."""
+    """A record that cannot be stored: its index in the block, the column ('' = the record itself), why, its start.
+
+    `record` is all of it, by reference (`head` its first 80 bytes); None where it had no value or is not kept. `index`
+    is set by those who count otherwise than by blocks (`SerializationError`).
+    """
 
     row: int
     column: str
     reason: str
     head: bytes
+    record: bytes | None = field(default=None, repr=False)
+    index: int | None = None
 
     @classmethod
     def of(cls, row: int, value: bytes | None, column: str, reason: str) -> Reject:
-        """A reject of `value`, which keeps its first 80 bytes only."""
-        return cls(row, column, reason, (value or b"")[:HEAD_BYTES])
+        """A reject of `value`."""
+        return cls(row, column, reason, (value or b"")[:HEAD_BYTES], value)
 
 
 @dataclass(frozen=True, slots=True)

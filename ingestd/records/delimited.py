@@ -28,14 +28,15 @@ With `bad_values="reject"` what is malformed ("all else", "out of range") makes 
 option. Elements of complex columns follow the lines of their types; deeper levels are delimited by \x04, \x05 … \x08.
 Map entries whose key is NULL are dropped, as Hive does; with `bad_values="reject"` a malformed key is a reject.
 A delimiter may be written as its byte code ("44", as in Hive); of a longer text Hive takes the first character, here
-and for bytes above 127 it is a ConfigError.
+and for bytes above 127 it is a ConfigError, and so are two equal delimiters.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
@@ -48,7 +49,7 @@ from ingestd.records.block import NEWLINE, BadRecord, Decoded, Reject, joined
 from ingestd.records.cells import Cells, Faults
 from ingestd.records.lazy import Style, split
 from ingestd.records.text import check_choice, decode_block
-from ingestd.schema import Column
+from ingestd.schema import Column, HiveType
 
 _DEEPER = bytes(range(4, 9))  # LazySerDeParameters: eight separators, the first three may be chosen
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -76,7 +77,22 @@ class DelimitedFormat:
         """Raises ConfigError for what is not of the form above."""
         check_choice("bad_values", self.bad_values, ("null", "reject"))
         check_choice("bad_counts", self.bad_counts, ("fit", "reject"))
-        self.style()
+        if not isinstance(self.null_text, str):
+            raise ConfigError(f"null_text must be text, not {type(self.null_text).__name__}")
+        self._refuse_twins(self.style())
+
+    def _refuse_twins(self, style: Style) -> None:
+        """A delimiter that is left at its default may be the field delimiter of a table without complex columns."""
+        names = ("field_delimiter", "collection_delimiter", "map_key_delimiter")
+        by_name = dict(zip(names, style.separators, strict=False))
+        defaults = {one.name: one.default for one in fields(self)}
+        chosen = {name: byte for name, byte in by_name.items() if getattr(self, name) != defaults[name]}
+        pairs = [*combinations(chosen, 2), *(("escape", name) for name in names if by_name[name] == style.escape)]
+        for one, other in pairs:
+            if one == "escape" or chosen[one] == chosen[other]:
+                raise ConfigError(
+                    f"{one} and {other} are both {chr(by_name[other])!r}", hint="give each a character of its own"
+                )
 
     def style(self) -> Style:
         """The same in bytes."""
@@ -91,10 +107,30 @@ class DelimitedFormat:
 
 def _byte(name: str, text: str) -> int:
     """The byte that LazyUtils.getByte makes of the text: a code, else the character."""
+    if not isinstance(text, str):
+        raise ConfigError(f"{name} must be text, not {type(text).__name__}", hint="give the character, such as ','")
     code = int(text) if _CODE.fullmatch(text) else ord(text) if len(text) == 1 else -1
     if 0 <= code < 128:
         return code
     raise ConfigError(f"{name} {text!r} is not one ASCII character", hint="give the character, or its code such as 44")
+
+
+def _refuse_ambiguous(columns: Sequence[Column], style: Style) -> None:
+    """Raise ConfigError when two levels of delimiters that these columns need are the same."""
+    for column in columns:
+        needed = style.separators[: 1 + _levels(column.type)]
+        if len(set(needed)) < len(needed):
+            raise ConfigError(
+                f"type {column.type} needs {len(needed)} different delimiters, but they are {needed!r}",
+                where=f"column {column.name}",
+                hint="give field_delimiter, collection_delimiter and map_key_delimiter each a character of its own",
+            )
+
+
+def _levels(kind: HiveType) -> int:
+    """Levels of delimiters inside a value."""
+    own = {"array": 1, "struct": 1, "map": 2}.get(kind.kind, 0)
+    return own + max(map(_levels, kind.children), default=0)
 
 
 # All that is refused where nothing is strict: what is not UTF-8, and digits below the microsecond, now and then.
@@ -106,6 +142,7 @@ class DelimitedDecoder:
 
     def __init__(self, columns: Sequence[Column], format: DelimitedFormat) -> None:  # noqa: A002 – the word of the API
         style = format.style()
+        _refuse_ambiguous(columns, style)
         self._width = len(columns)
         self._cells = Cells(columns, style)
         self._separator, self._escape, self._null = style.separators[0], style.escape, style.null

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,10 @@ class ArrowWriter:
         table = as_table(data)
         places = _places(table.schema.names, [column.name for column in columns], "the table", "column", "Arrow data")
         units = _units_to_try(table.schema, columns, places)
+        first = 0
         for batch in table.to_batches(max_chunksize=_ROWS):
-            yield _own(_fitted(batch, columns, places, units))
+            yield _own(_fitted(batch, columns, places, units, first))
+            first += batch.num_rows
 
 
 def _own(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -105,20 +108,21 @@ def _units(kind: pa.DataType) -> Iterator[str]:
 
 
 def _fitted(
-    batch: pa.RecordBatch, columns: Sequence[Column], places: dict[str, int], units: Sequence[str]
+    batch: pa.RecordBatch, columns: Sequence[Column], places: dict[str, int], units: Sequence[str], first: int
 ) -> pa.RecordBatch:
-    """The batch in the columns' types, in the first unit that holds its timestamps."""
+    """The batch in the columns' types, in the first unit that holds its timestamps; `first`: its place in the data."""
     unit, *others = units
+    fit = _fit if others else partial(_fit_or_name_row, first=first)
     try:
         arrays = [
-            _fit(batch.column(places[column.name]), _Wanted(column.type, unit, column.name))
+            fit(batch.column(places[column.name]), _Wanted(column.type, unit, column.name))
             if column.name in places
             else _Wanted(column.type, unit).nulls(batch.num_rows)
             for column in columns
         ]
     except SerializationError:
         if others:
-            return _fitted(batch, columns, places, others)
+            return _fitted(batch, columns, places, others, first)
         raise
     return batch_of(columns, arrays)
 
@@ -147,6 +151,43 @@ class _Wanted:
     def refuse(self, source: pa.DataType, reason: object) -> SerializationError:
         """The error that says why a value of type `source` does not fit."""
         return SerializationError(f"a value of {source} does not fit: {reason}", where=self.where)
+
+
+def _fit_or_name_row(array: pa.Array, wanted: _Wanted, first: int) -> pa.Array:
+    """As `_fit`; its error names the first row that does not fit, unless it is the type that does not."""
+    try:
+        return _fit(array, wanted)
+    except SerializationError:
+        row = _first_misfit(array, wanted)
+        if row is None:
+            raise
+        try:
+            return _fit(array.slice(row, 1), wanted)
+        except SerializationError as error:
+            where = error.where.replace("Arrow data", f"Arrow data, row {first + row}", 1)
+            raise SerializationError(error.what, where=where, hint=error.hint) from error
+
+
+def _first_misfit(array: pa.Array, wanted: _Wanted) -> int | None:
+    """The first row that does not fit by itself, found by halves; None when no row or each would fail."""
+    if not _fits(array.slice(0, 0), wanted):
+        return None
+    start, end = 0, len(array)
+    while end - start > 1:
+        middle = (start + end) // 2
+        if _fits(array.slice(start, middle - start), wanted):
+            start = middle
+        else:
+            end = middle
+    return None if _fits(array.slice(start, 1), wanted) else start
+
+
+def _fits(array: pa.Array, wanted: _Wanted) -> bool:
+    try:
+        _fit(array, wanted)
+    except SerializationError:
+        return False
+    return True
 
 
 def _fit(array: pa.Array, wanted: _Wanted) -> pa.Array:

@@ -98,6 +98,7 @@ class TransactionBatch:
         self.current: Transaction | None = None
         self.placed: Sequence[Placed] = ()
         self._closed = False
+        self._in_doubt = False  # whether the open transaction has been committed
         self._age = Deadline.after(session.batch_seconds)
         # Both are made when the first transaction has its lock and the table was compared.
         self._location: Location | None = None
@@ -173,6 +174,7 @@ class TransactionBatch:
             try:
                 counted, alone = self._publish(txn, extras)
             except CommitOutcomeUnknown:
+                self._in_doubt = True
                 raise
             except IngestdError:
                 # The metastore may have forgotten the transaction already: then what lies in place can be seen.
@@ -221,6 +223,7 @@ class TransactionBatch:
                 return
             if self._output:
                 self._output.abandon()
+            self._session.stats.aborted_transactions += self.current is not None and not self._in_doubt
             self._abort_rest()
             self.state = TxnState.ABORTED
 
@@ -354,8 +357,7 @@ class TransactionBatch:
     def _abort_rest(self) -> None:
         open_now = [*([self.current] if self.current else []), *self._left]
         try:
-            for txn in open_now:
-                transactions.abort(self._session.metastore, txn.id)
+            transactions.abort_all(self._session.metastore, [txn.id for txn in open_now])
         except IngestdError as error:
             _log.warning("transactions are left to time out: %s", error)
         self.current = None

@@ -5,11 +5,12 @@ Invariant: a builder only collects; every rule about options is the connection's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ingestd.hive.security import Security
+from ingestd.streaming.arguments import PartitionValues
 
 C = TypeVar("C")
 
@@ -33,8 +34,8 @@ class Builder(Generic[C]):
         """Name of the table."""
         return self._with(table=table)
 
-    def with_static_partition_values(self, values: Sequence[str]) -> Builder[C]:
-        """One value for each partition column: all rows go to that partition."""
+    def with_static_partition_values(self, values: PartitionValues | None) -> Builder[C]:
+        """One value for each partition column, by name or in their order: all rows go to that partition."""
         return self._with(static_partition_values=values)
 
     def with_agent_info(self, agent_info: str) -> Builder[C]:
@@ -48,6 +49,10 @@ class Builder(Generic[C]):
     def with_metastore_uri(self, uri: str) -> Builder[C]:
         """Addresses of the metastore; by default those of the configuration."""
         return self._with(metastore_uri=uri)
+
+    def with_metastore_timeout_seconds(self, seconds: float) -> Builder[C]:
+        """How long each answer of the metastore is waited for; by default what the configuration says, or 60."""
+        return self._with(metastore_timeout_seconds=seconds)
 
     def with_security(self, security: Security) -> Builder[C]:
         """Login and wire; by default what the configuration says without credentials (see `ConnectionOptions`)."""

@@ -21,14 +21,16 @@ from typing import Any
 import pyarrow as pa
 
 from ingestd.acid.constraints import unfit_rows
-from ingestd.acid.layout import bucket_name, delta_name, shared_delta_name
+from ingestd.acid.layout import MAX_BUCKET, MAX_STATEMENT, bucket_name, delta_name, shared_delta_name
 from ingestd.acid.spread import spread
 from ingestd.hive.announce import announce
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
 from ingestd.hive.tables import read_table
 from ingestd.hive.transactions import KeyValue, Transaction
+from ingestd.records.block import Decoder
 from ingestd.records.checked import CheckedDecoder
 from ingestd.storage import local
+from ingestd.streaming.arguments import PartitionValues, check_text, check_whole
 from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.batch import Extras, TransactionBatch, TxnState
 from ingestd.streaming.builder import Builder
@@ -43,7 +45,7 @@ from ingestd.streaming.errors import (
     streaming_errors,
     transaction_errors,
 )
-from ingestd.streaming.feed import BYTES, RecordFeed, Sink, records_of
+from ingestd.streaming.feed import BYTES, RecordFeed, Sink, StrictDecoder, bytes_of, records_of
 from ingestd.streaming.info import ConnectionInfo
 from ingestd.streaming.joined import JoinedTransaction
 from ingestd.streaming.memory import used_share
@@ -62,9 +64,9 @@ class HiveStreamingConnection(ConnectionInfo):
     def __init__(self, **options: Any) -> None:
         """Connect; `options` are those of `ConnectionOptions`.
 
-        Raises ConnectionError, InvalidTable, and StreamingException for wrong arguments.
+        Raises InvalidConnection for wrong options, ConnectionError, InvalidTable.
         """
-        super().__init__(ConnectionOptions(**options))
+        super().__init__(ConnectionOptions.of(options))
         self._thread = threading.get_ident()
         self._process = os.getpid()
         self._closed = False
@@ -139,7 +141,7 @@ class HiveStreamingConnection(ConnectionInfo):
             except StreamingException as error:
                 self._kill(error)
                 raise
-            if self._feed.write(bytes(data)):
+            if self._feed.write(bytes_of(data, "write")):
                 self._take(batch, self._feed.drain)
         elif isinstance(data, io.TextIOBase):
             raise StreamingException("a stream gives bytes, not text", where="write", hint="open it with mode 'rb'")
@@ -152,13 +154,13 @@ class HiveStreamingConnection(ConnectionInfo):
 
     def commit_transaction(
         self,
-        partitions: Sequence[Sequence[str]] = (),
+        partitions: Sequence[PartitionValues] = (),
         key: str | None = None,
         value: str | None = None,
     ) -> None:
         """Commit: on return the rows are readable.
 
-        `partitions` (values in the order of the partition columns) are made and reported as written even if no row went
+        `partitions` (of each the values, by name or in order) are made and reported as written even if no row went
         there. `key` (beginning with `_meta`, and existing) and `value` set a parameter of the table in the same commit.
 
         Raises SerializationError when records that waited are bad: commit again to go on without them, or abort.
@@ -167,12 +169,19 @@ class HiveStreamingConnection(ConnectionInfo):
         batch = self._writing()
         if (key is None) != (value is None):
             raise StreamingException("key and value belong together", where="commit_transaction")
-        self._check_extras(partitions, key)
+        if not isinstance(partitions, (list, tuple)):
+            raise StreamingException(
+                f"partitions must be a list, not {type(partitions).__name__}",
+                where="commit_transaction",
+                hint='each is given by its values: [["Asia", "India"], {"continent": "Asia", "country": "Japan"}]',
+            )
+        values = tuple(normal_values(self._table, one) for one in partitions)
+        self._check_key_value(key, value)
         if self._feed:
             self._take(batch, self._feed.drain)
         key_value = None if key is None or value is None else KeyValue(self._table.id, key, value)
         with self._failing():
-            batch.commit(Extras(tuple(normal_values(self._table, one) for one in partitions), key_value))
+            batch.commit(Extras(values, key_value))
 
     def abort_transaction(self) -> None:
         """Abort the open transaction: nothing of it will ever be visible."""
@@ -239,10 +248,11 @@ class HiveStreamingConnection(ConnectionInfo):
 
     # --- partitions and files
 
-    def create_partition_if_not_exists(self, values: Sequence[str]) -> PartitionInfo:
+    def create_partition_if_not_exists(self, values: PartitionValues) -> PartitionInfo:
         """Make a partition, or find it; clients that race for one all succeed.
 
-        `values` are text, one for each partition column, and are brought to Hive's normal form: 007 is 7 for an int.
+        `values` are text, one for each partition column, by name or in order, and are brought to Hive's normal form:
+        007 is 7 for an int.
         Raises InvalidConnection for values that do not fit, PartitionCreationFailed.
         """
         self._check()
@@ -257,17 +267,26 @@ class HiveStreamingConnection(ConnectionInfo):
 
     def delta_file_location(
         self,
-        partition_values: Sequence[str],
+        partition_values: PartitionValues,
         bucket: int,
         min_write_id: int,
         max_write_id: int,
         statement_id: int = 0,
     ) -> Path:
-        """Where the file of a bucket lies once these write ids are committed; makes the partition, as Java does."""
+        """Where the file of a bucket lies once these write ids are committed; makes the partition, as Java does.
+
+        Raises StreamingException for numbers that no file has, else as `create_partition_if_not_exists`.
+        """
         self._check()
+        check_whole("bucket", bucket, 0, MAX_BUCKET, kind=StreamingException)
+        check_whole("min_write_id", min_write_id, 1, kind=StreamingException)
+        check_whole("max_write_id", max_write_id, min_write_id, kind=StreamingException)
+        check_whole("statement_id", statement_id, 0, MAX_STATEMENT, kind=StreamingException)
         location = self._table.location
         if self.is_partitioned_table:
             location = self.create_partition_if_not_exists(partition_values).location
+        else:
+            normal_values(self._table, partition_values)
         single = min_write_id == max_write_id
         delta = (
             delta_name(min_write_id, statement_id)
@@ -283,6 +302,7 @@ class HiveStreamingConnection(ConnectionInfo):
         before `commit_transaction`, TransactionError.
         """
         self._check()
+        check_whole("txn_id", txn_id, 1, kind=StreamingException)
         if self.write_id is None or self.current_transaction_state is not TxnState.PREPARED_FOR_COMMIT:
             raise InvalidTransactionState("there is no joined transaction that is prepared", where="events")
         joined = Transaction(txn_id, self.write_id, self._table.name, self.agent_info)
@@ -300,11 +320,16 @@ class HiveStreamingConnection(ConnectionInfo):
 
     def _look_again(self) -> Change:
         """Compare the table; one that has changed gets a new decoder. Raises TableChanged, MetastoreUnavailable."""
-        change = self._session.look_again()
+        session = self._session
+        before = session.table, session.shape
+        change = session.look_again()
         if change is not Change.NONE:
             try:
                 self._feed = self._new_feed()
-            except StreamingException as error:
+            except BaseException as error:
+                session.table, session.shape = before  # as the decoder that is left
+                if not isinstance(error, StreamingException):
+                    raise
                 raise TableChanged(
                     f"the table changed so that the record writer does not fit it any more: {error.what}",
                     where=f"table {self._table.name}",
@@ -317,7 +342,13 @@ class HiveStreamingConnection(ConnectionInfo):
         if isinstance(writer, ArrowWriter):
             return None
         with streaming_errors():
-            decoder, check = writer.decoder(columns), writer.checker(columns)
+            made, check = writer.decoder(columns), writer.checker(columns)
+        if not callable(getattr(made, "decode", None)) or not callable(check):
+            raise StreamingException(
+                f"{type(writer).__name__}.decoder returned {type(made).__name__}, which has no method decode",
+                where="record_writer",
+            )
+        decoder: Decoder = StrictDecoder(made, columns)
         if self.transaction_batch_size > 1:
             decoder = modern = ModernDecoder(decoder)
             check = modern_check(modern, check)
@@ -339,8 +370,8 @@ class HiveStreamingConnection(ConnectionInfo):
     def _write_arrow(self, data: object) -> None:
         assert isinstance(self.record_writer, ArrowWriter)
         batches = list(self.record_writer.batches(data, self._session.record_columns))
-        if self.transaction_batch_size > 1 and any(old_rows(batch) is not None for batch in batches):
-            raise SerializationError(REASON, where="Arrow data")
+        if self.transaction_batch_size > 1:
+            _refuse_old(batches)
         self._refuse_unfit(batches)
         for batch in batches:
             self._sink(batch)
@@ -365,17 +396,12 @@ class HiveStreamingConnection(ConnectionInfo):
             batch.check()
             write(self._sink)
 
-    def _check_extras(self, partitions: Sequence[Sequence[str]], key: str | None) -> None:
+    def _check_key_value(self, key: str | None, value: str | None) -> None:
         """What the metastore would refuse in the commit is refused before it: the transaction stays as it is."""
-        keys = [column.name for column in self._table.partition_columns]
-        for values in partitions:
-            if len(values) != len(keys):
-                raise StreamingException(
-                    f"partition {list(values)} does not fit the columns {keys}", where="partitions"
-                )
-            normal_values(self._table, values)
         if key is None:
             return
+        check_text("key", key, kind=StreamingException)
+        check_text("value", value, kind=StreamingException)
         if self.write_id is not None:
             raise InvalidTransactionState("the owner of a joined transaction commits it, and its key and value")
         with self._failing():
@@ -453,6 +479,15 @@ class HiveStreamingConnection(ConnectionInfo):
             self._close()
         except Exception as error:  # noqa: BLE001 - the others must be closed, too
             _log.warning("connection %s was not closed: %s", self.agent_info, error)
+
+
+def _refuse_old(batches: Sequence[pa.RecordBatch]) -> None:
+    first = 0
+    for batch in batches:
+        mask = old_rows(batch)
+        if mask is not None:
+            raise SerializationError(REASON, where=f"Arrow data, row {first + int(mask.argmax())}")
+        first += batch.num_rows
 
 
 def check_process(owner: int) -> None:

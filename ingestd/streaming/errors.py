@@ -72,7 +72,10 @@ class StreamingIOFailure(StreamingException, errors.StorageUnavailable):
 class SerializationError(StreamingException, errors.RecordError):
     """Records that cannot become rows; the transaction goes on without them.
 
-    `rejects` has every one: its number in the transaction (from 0), column, reason and first bytes.
+    `rejects` has every one: `row`, its number in the transaction; `index`, its place in the list or stream of the call
+    (both from 0; None for a record that an earlier call gave); `column`, `reason`, and for dead letters the whole
+    `record`. Records are kept by reference; of a stream only the first 64 MiB of bad ones are, the further ones have
+    their first bytes (`head`) and None. Arrow data has no rejects: the message names the first row and the column.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", rejects: Sequence[Reject] = ()) -> None:

@@ -18,9 +18,9 @@ CAST = "cast the column before you write it"
 _UNREADABLE = (ValueError, TypeError, OverflowError, NotImplementedError)  # Arrow's own are among these
 
 
-def place_of(path: str) -> str:
-    """The place of a column as errors name it."""
-    return f"Arrow data, column {path}"
+def place_of(path: str, row: int | None = None) -> str:
+    """The place of a column, and of a row in it (from 0), as errors name it."""
+    return f"Arrow data, column {path}" if row is None else f"Arrow data, row {row}, column {path}"
 
 
 def as_table(data: object) -> pa.Table:
@@ -30,6 +30,8 @@ def as_table(data: object) -> pa.Table:
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
     try:
+        if isinstance(data, type):
+            raise TypeError("it is a class")
         if _is_frame(data, "pandas"):
             return _of_pandas(data)
         if _is_frame(data, "polars"):
@@ -52,12 +54,48 @@ def _is_frame(data: object, library: str) -> bool:
 
 
 def _of_pandas(frame: Any) -> pa.Table:
-    table = pa.Table.from_pandas(frame, preserve_index=False)
+    try:
+        table = pa.Table.from_pandas(frame, preserve_index=False)
+    except _UNREADABLE:
+        _name_object(frame)
+        raise
     for place, field in enumerate(table.schema):
         values = frame.iloc[:, place]
-        if values.dtype == object and not all(_is_kept(value, field.type) for value in values.dropna()):
-            raise SerializationError(f"not all objects are of {field.type}", where=place_of(field.name), hint=CAST)
+        if values.dtype != object:
+            continue
+        for row, value in enumerate(values.notna()):
+            if value and not _is_kept(values.iloc[row], field.type):
+                raise SerializationError(
+                    f"not all objects are of {field.type}", where=place_of(field.name, row), hint=CAST
+                )
     return table
+
+
+def _name_object(frame: Any) -> None:
+    """Raise SerializationError for the first row that Arrow cannot read together with those before it."""
+    for place, name in enumerate(frame.columns):
+        values = frame.iloc[:, place]
+        if values.dtype != object or _is_readable(values):
+            continue
+        start, end = 0, len(values)  # so many rows can be read, so many cannot
+        while end - start > 1:
+            middle = (start + end) // 2
+            start, end = (middle, end) if _is_readable(values.iloc[:middle]) else (start, middle)
+        value = values.iloc[end - 1]
+        raise SerializationError(
+            f"DataFrame is no Arrow table: {type(value).__name__} {str(value)[:40]!r} does not fit the rows before it,"
+            " or no type of Arrow",
+            where=place_of(str(name), end - 1),
+            hint=CAST,
+        )
+
+
+def _is_readable(values: Any) -> bool:
+    try:
+        pa.Array.from_pandas(values)
+    except _UNREADABLE:
+        return False
+    return True
 
 
 def _is_kept(value: Any, kind: pa.DataType) -> bool:

@@ -6,7 +6,6 @@ beaten after the batch has ended.
 
 from __future__ import annotations
 
-import re
 import threading
 from collections.abc import Callable, Iterable
 
@@ -14,31 +13,18 @@ from ingestd.clock import pause
 from ingestd.errors import IngestdError, Unavailable
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
+from ingestd.streaming.configuration import seconds_of
 from ingestd.streaming.errors import TransactionError
 
 _TIMEOUT = "hive.txn.timeout"
 _DEFAULT_SECONDS = 300.0
 _AGAIN_SECONDS = 2.0
-_TIME = re.compile(r"([0-9]+)\s*([a-z]*)")
-# HiveConf.unitFor
-_UNIT_SECONDS = {
-    **dict.fromkeys(("ns", "nsec"), 1e-9),
-    **dict.fromkeys(("us", "usec"), 1e-6),
-    **dict.fromkeys(("ms", "msec"), 1e-3),
-    **dict.fromkeys(("", "s", "sec"), 1.0),
-    **dict.fromkeys(("m", "min"), 60.0),
-    **dict.fromkeys(("h", "hour"), 3600.0),
-    **dict.fromkeys(("d", "day"), 86_400.0),
-}
 
 
 def transaction_timeout(metastore: Metastore) -> float:
     """Seconds after which the metastore gives up a transaction without heartbeat (`hive.txn.timeout`)."""
-    text = str(metastore.call("get_config_value", _TIMEOUT, f"{_DEFAULT_SECONDS:.0f}s")).strip().lower()
-    match = _TIME.fullmatch(text)
-    if not match or match[2] not in _UNIT_SECONDS:
-        return _DEFAULT_SECONDS
-    return int(match[1]) * _UNIT_SECONDS[match[2]]
+    text = str(metastore.call("get_config_value", _TIMEOUT, f"{_DEFAULT_SECONDS:.0f}s"))
+    return seconds_of(text) or _DEFAULT_SECONDS
 
 
 class Heartbeat:
@@ -88,17 +74,22 @@ class Heartbeat:
 
         False when no metastore answered.
         """
-        with self._guard:
-            for txn_id in sorted(self._alive):
-                try:
-                    alive = leases.heartbeat_transaction(self._metastore, txn_id)
-                except Unavailable:
-                    return False  # the next call meets the same trouble and reports it
-                except IngestdError as error:
-                    alive, why = False, error.what
-                else:
-                    why = "the metastore has aborted the transaction: time-out, or an administrator"
-                if not alive:
-                    self._alive.discard(txn_id)
-                    self._lost[txn_id] = why
+        for txn_id in sorted(self._alive):
+            with self._guard:  # for one beat only: a commit waits for it
+                if txn_id in self._alive and not self._beat_one(txn_id):
+                    return False
+        return True
+
+    def _beat_one(self, txn_id: int) -> bool:
+        try:
+            alive = leases.heartbeat_transaction(self._metastore, txn_id)
+        except Unavailable:
+            return False  # the next call meets the same trouble and reports it
+        except IngestdError as error:
+            alive, why = False, error.what
+        else:
+            why = "the metastore has aborted the transaction: time-out, or an administrator"
+        if not alive:
+            self._alive.discard(txn_id)
+            self._lost[txn_id] = why
         return True

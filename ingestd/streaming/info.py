@@ -19,7 +19,7 @@ from ingestd.streaming.errors import streaming_errors
 from ingestd.streaming.joined import JoinedTransaction
 from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.session import open_session
-from ingestd.streaming.stats import ConnectionStats
+from ingestd.streaming.stats import ConnectionStats, Counters
 from ingestd.streaming.writers import RecordWriter
 
 
@@ -130,9 +130,8 @@ class ConnectionInfo:
 
     @property
     def stats(self) -> ConnectionStats:
-        """What the connection has done so far."""
-        self._stats.metastore_calls = self._metastore.calls
-        return self._stats
+        """What the connection has done so far; it does not change when the connection does more."""
+        return self._stats.snapshot(self._metastore.calls)
 
     @property
     def _metastore(self) -> Metastore:
@@ -143,5 +142,5 @@ class ConnectionInfo:
         return self._session.table
 
     @property
-    def _stats(self) -> ConnectionStats:
+    def _stats(self) -> Counters:
         return self._session.stats

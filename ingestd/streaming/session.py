@@ -7,9 +7,9 @@ under the lock of each transaction (`look_again`), because nobody can change the
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from ingestd.acid.partitions import static_partition_value
 from ingestd.acid.spread import Shape
@@ -22,11 +22,12 @@ from ingestd.hive.security import Security
 from ingestd.hive.tables import Table, as_acid_table, load_acid_table
 from ingestd.schema import Column
 from ingestd.storage import local
+from ingestd.streaming.arguments import PartitionValues, in_order
 from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.errors import InvalidConnection, TableChanged, connection_errors
 from ingestd.streaming.heartbeat import transaction_timeout
 from ingestd.streaming.options import ConnectionOptions
-from ingestd.streaming.stats import ConnectionStats
+from ingestd.streaming.stats import Counters
 from ingestd.streaming.writers import RecordWriter
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Session:
     shape: Shape
     static: tuple[str, ...]
     agent: str
-    stats: ConnectionStats
+    stats: Counters
     lock_seconds: float
     batch_seconds: float
     timeout_seconds: float
@@ -114,7 +115,11 @@ def open_session(options: ConnectionOptions, configuration: Configuration, uri: 
     Raises IngestdError: nobody answers, the login failed, the table does not fit.
     """
     with connection_errors():
-        metastore = Metastore(uri, security=options.security or Security.from_hive_conf(configuration))
+        metastore = Metastore(
+            uri,
+            timeout_seconds=options.metastore_timeout_seconds or configuration.timeout_seconds(),
+            security=options.security or Security.from_hive_conf(configuration),
+        )
         try:
             session = _session(metastore, options)
             _clean(metastore, session.table)
@@ -134,7 +139,7 @@ def _session(metastore: Metastore, options: ConnectionOptions) -> Session:
         shape=_shape(table, optimized=options.streaming_optimizations),
         static=_static(table, options),
         agent=options.agent(metastore.user),
-        stats=ConnectionStats(),
+        stats=Counters(),
         lock_seconds=options.lock_seconds,
         batch_seconds=options.batch_seconds,
         timeout_seconds=transaction_timeout(metastore),
@@ -169,11 +174,20 @@ def _warn_of_odd_partitions(session: Session) -> None:
 
 def _load(metastore: Metastore, options: ConnectionOptions) -> Table:
     if options.table_object is not None:
-        table = as_acid_table(options.table_object)
+        table = _given(options.table_object)
     else:
         table = load_acid_table(metastore, options.name)
     check_storage(table, options)
     return table
+
+
+def _given(raw: Any) -> Table:
+    try:
+        return as_acid_table(raw)
+    except (AttributeError, TypeError) as error:
+        raise InvalidConnection(
+            f"table_object is not a whole Thrift table: {error}", where="table_object", hint="get it by get_table_req"
+        ) from error
 
 
 def check_storage(table: Table, options: ConnectionOptions) -> None:
@@ -190,28 +204,18 @@ def check_storage(table: Table, options: ConnectionOptions) -> None:
 
 
 def _static(table: Table, options: ConnectionOptions) -> tuple[str, ...]:
-    values = options.static_partition_values or ()
-    keys = [column.name for column in table.partition_columns]
-    if values and len(values) != len(keys):
-        raise InvalidConnection(
-            f"{len(values)} static partition values, but the table is partitioned by {keys}",
-            where=f"table {table.name}",
-            hint="give one value for each partition column, or none",
-        )
-    return normal_values(table, values) if values else ()
+    values = options.static_partition_values
+    return normal_values(table, values, "static_partition_values") if values else ()
 
 
-def normal_values(table: Table, values: Sequence[str]) -> tuple[str, ...]:
-    """Partition values, one for each partition column, in normal form. Raises InvalidConnection."""
-    keys = [column.name for column in table.partition_columns]
-    if len(values) != len(keys):
-        raise InvalidConnection(
-            f"{len(values)} partition values, but the table is partitioned by {keys}",
-            where=f"table {table.name}",
-            hint="give one value for each partition column",
-        )
+def normal_values(table: Table, values: PartitionValues, argument: str = "partition_values") -> tuple[str, ...]:
+    """Partition values in the order of the partition columns and in normal form.
+
+    `argument` is what errors call the values. Raises InvalidConnection for values that do not fit the columns.
+    """
+    ordered = in_order(values, table.partition_columns, argument)
     try:
-        return tuple(map(static_partition_value, table.partition_columns, values))
+        return tuple(map(static_partition_value, table.partition_columns, ordered))
     except InvalidTable as error:
         raise InvalidConnection(error.what, where=f"table {table.name}, {error.where}", hint=error.hint) from error
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -22,6 +22,7 @@ from ingestd.hive.tables import Table, TableName, load_acid_table
 from ingestd.records.block import Decoded, Decoder, Reject
 from ingestd.records.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.schema import Column, HiveType
+from ingestd.streaming.arguments import PartitionValues, check_flag, check_text
 from ingestd.streaming.batch import TxnState
 from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.connection import HiveStreamingConnection, check_process, close_after
@@ -39,6 +40,7 @@ from ingestd.streaming.errors import (
     partition_errors,
     streaming_errors,
 )
+from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.session import normal_values
 from ingestd.streaming.writers import RecordWriter, StrictJsonWriter, StrictRegexWriter
 
@@ -82,12 +84,15 @@ class TransactionBatchUnAvailable(StreamingException):
 
 @dataclass(frozen=True, slots=True)
 class HiveEndPoint:
-    """A table, or one partition of it (`partition_values`, one for each partition column)."""
+    """A table, or one partition of it: `partition_values` has one for each partition column, by name or in order.
 
-    metastore_uri: str
+    `metastore_uri` None: the configuration says it.
+    """
+
+    metastore_uri: str | None
     database: str
     table: str
-    partition_values: Sequence[str] | None = ()
+    partition_values: PartitionValues | None = ()
 
     def new_connection(
         self,
@@ -99,13 +104,29 @@ class HiveEndPoint:
     ) -> StreamingConnection:
         """Connect; with `create_partitions` the partition is made when it is missing (clients may race for it).
 
-        `configuration` and `security` are those of `ConnectionOptions`. Raises ConnectionError, InvalidTable,
-        InvalidPartition, PartitionCreationFailed.
+        `configuration` and `security` are those of `ConnectionOptions`. Raises ConnectionError, InvalidConnection,
+        InvalidTable, InvalidPartition, PartitionCreationFailed.
         """
+        check_flag("create_partitions", create_partitions)
+        # What a connection would refuse is refused before anybody is called.
+        ConnectionOptions(
+            record_writer=StrictJsonWriter(),
+            database=self.database,
+            table=self.table,
+            static_partition_values=self.partition_values,
+            agent_info=agent_info,
+            metastore_uri=self.metastore_uri,
+            security=security,
+        )
         settings = Configuration.of(configuration)
+        uri = self.metastore_uri or settings.metastore_uri()
         with streaming_errors():
             with connection_errors():
-                metastore = Metastore(self.metastore_uri, security=security or Security.from_hive_conf(settings))
+                metastore = Metastore(
+                    uri,
+                    timeout_seconds=settings.timeout_seconds(),
+                    security=security or Security.from_hive_conf(settings),
+                )
             try:
                 table = load_acid_table(metastore, TableName(self.database.lower(), self.table.lower()))
                 self._require_partition(metastore, table, create=create_partitions)
@@ -115,16 +136,12 @@ class HiveEndPoint:
 
     def _require_partition(self, metastore: Metastore, table: Table, *, create: bool) -> None:
         where = f"table {table.name}"
-        keys = [column.name for column in table.partition_columns]
-        values = tuple(self.partition_values or ())
-        if len(values) != len(keys):
-            raise InvalidPartition(f"the table is partitioned by {keys}, not by {len(values)}", where=where)
-        if not keys:
-            return
         try:
-            values = normal_values(table, values)
+            values = normal_values(table, self.partition_values or ())
         except InvalidConnection as error:
-            raise InvalidPartition(error.what, where=error.where, hint=error.hint) from error
+            raise InvalidPartition(error.what, where=f"{where}, {error.where}", hint=error.hint) from error
+        if not values:
+            return
         name = table.partition_name(values)
         if create:
             with partition_errors():
@@ -265,12 +282,26 @@ class DelimitedInputWriter(RecordWriter):
 
     reads_by_position = False
 
-    def __init__(self, field_names: Sequence[str | None], delimiter: str = "\x01", **options: Any) -> None:
-        """`options` are those of `DelimitedFormat` besides the field delimiter."""
+    def __init__(  # noqa: PLR0913 - the options of a format, by name only
+        self,
+        field_names: Sequence[str | None],
+        delimiter: str = "\x01",
+        *,
+        collection_delimiter: str = "\x02",
+        map_key_delimiter: str = "\x03",
+        null_text: str = r"\N",
+        escape: str | None = None,
+        bad_values: Literal["null", "reject"] = "null",
+        bad_counts: Literal["fit", "reject"] = "fit",
+    ) -> None:
+        """The options are those of `DelimitedFormat`. Raises StreamingException."""
         super().__init__()
+        _check_names("field_names", field_names)
         self._fields = tuple(field_names)
         with streaming_errors():
-            self._format = DelimitedFormat(field_delimiter=delimiter, **options)
+            self._format = DelimitedFormat(
+                delimiter, collection_delimiter, map_key_delimiter, null_text, escape, bad_values, bad_counts
+            )
 
     def decoder(self, columns: Sequence[Column]) -> Decoder:
         """See `RecordWriter`. Raises InvalidColumn for a field that is no column."""
@@ -281,15 +312,27 @@ class DelimitedInputWriter(RecordWriter):
 def get_field_reordering(field_names: Sequence[str | None], columns: Sequence[str]) -> list[int]:
     """The column of each field, -1 for a field that is dropped (DelimitedInputWriter.getFieldReordering).
 
-    Raises InvalidColumn for a name that is no column and for more fields than columns.
+    Case does not count. Raises InvalidColumn for a name that is no column and for more fields than columns.
     """
+    _check_names("field_names", field_names)
+    _check_names("columns", columns)
     if len(field_names) > len(columns):
         raise InvalidColumn(f"{len(field_names)} fields are named, but the table has {len(columns)} columns")
-    places = {name: place for place, name in enumerate(columns)}
+    places = {name.lower(): place for place, name in enumerate(columns)}
     unknown = [name for name in field_names if name and name.lower() not in places]
     if unknown:
         raise InvalidColumn(f"{unknown[0]!r} is no column of the table", hint=f"columns: {', '.join(columns)}")
     return [places[name.lower()] if name else -1 for name in field_names]
+
+
+def _check_names(name: str, given: object) -> None:
+    if not isinstance(given, (list, tuple)):
+        raise StreamingException(
+            f"{name} must be a list of names, not {type(given).__name__}", where=name, hint='for example ["id", "note"]'
+        )
+    for place, one in enumerate(given):
+        if one is not None:
+            check_text(f"{name}[{place}]", one, kind=StreamingException)
 
 
 class _Reordered:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar, Literal
 
 from ingestd.records.block import Decoder, Reject
 from ingestd.records.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.records.json import JsonDecoder
 from ingestd.records.regex import RegexDecoder
 from ingestd.schema import Column
+from ingestd.streaming.arguments import check_flag, check_text
 from ingestd.streaming.errors import StreamingException, streaming_errors
-from ingestd.streaming.feed import LINES
+from ingestd.streaming.feed import LINES, as_decoded
 
 
 class RecordWriter(ABC):
@@ -56,7 +57,7 @@ class RecordWriter(ABC):
             return quick
 
         def check(record: bytes) -> Reject | None:
-            return next(iter(decoder.decode([record]).rejects), None)
+            return next(iter(as_decoded(decoder.decode([record])).rejects), None)
 
         return check
 
@@ -68,11 +69,24 @@ class StrictDelimitedInputWriter(RecordWriter):
     `bad_values="reject"` and `bad_counts="reject"` refuse such records with a SerializationError instead.
     """
 
-    def __init__(self, *, line_delimiter_pattern: str | None = None, **options: Any) -> None:
-        """`options` are those of `DelimitedFormat`: field_delimiter, collection_delimiter, map_key_delimiter …"""
+    def __init__(  # noqa: PLR0913 - the options of a format, by name only
+        self,
+        *,
+        line_delimiter_pattern: str | None = None,
+        field_delimiter: str = "\x01",
+        collection_delimiter: str = "\x02",
+        map_key_delimiter: str = "\x03",
+        null_text: str = r"\N",
+        escape: str | None = None,
+        bad_values: Literal["null", "reject"] = "null",
+        bad_counts: Literal["fit", "reject"] = "fit",
+    ) -> None:
+        """The options are those of `DelimitedFormat`. Raises StreamingException."""
         super().__init__(line_delimiter_pattern=line_delimiter_pattern)
         with streaming_errors():
-            self.format = DelimitedFormat(**options)
+            self.format = DelimitedFormat(
+                field_delimiter, collection_delimiter, map_key_delimiter, null_text, escape, bad_values, bad_counts
+            )
 
     def decoder(self, columns: Sequence[Column]) -> Decoder:
         """See `RecordWriter`."""
@@ -93,19 +107,38 @@ class StrictJsonWriter(RecordWriter):
 class StrictRegexWriter(RecordWriter):
     """Text that a regular expression matches as a whole; group n is column n (RegexSerDe)."""
 
-    def __init__(self, regex: str, *, line_delimiter_pattern: str | None = None, **options: Any) -> None:
-        """`options` are those of `RegexDecoder`."""
+    def __init__(
+        self,
+        regex: str,
+        *,
+        line_delimiter_pattern: str | None = None,
+        ignore_case: bool = False,
+        bad_values: Literal["null", "reject"] = "null",
+        unmatched: Literal["null", "reject"] = "reject",
+    ) -> None:
+        """The options are those of `RegexDecoder`. Raises StreamingException."""
         super().__init__(line_delimiter_pattern=line_delimiter_pattern)
+        check_text("regex", regex, kind=StreamingException)
+        check_flag("ignore_case", ignore_case, kind=StreamingException)
         self._regex = regex
-        self._options = options
+        self._ignore_case = ignore_case
+        self._bad_values = bad_values
+        self._unmatched = unmatched
 
     def decoder(self, columns: Sequence[Column]) -> Decoder:
         """See `RecordWriter`."""
         with streaming_errors():
-            return RegexDecoder(columns, self._regex, **self._options)
+            return RegexDecoder(
+                columns,
+                self._regex,
+                ignore_case=self._ignore_case,
+                bad_values=self._bad_values,
+                unmatched=self._unmatched,
+            )
 
 
 def _compiled(pattern: str) -> re.Pattern[bytes]:
+    check_text("line_delimiter_pattern", pattern, kind=StreamingException)
     try:
         compiled = re.compile(pattern.encode())
     except (re.error, ValueError, OverflowError, RecursionError) as error:

@@ -16,7 +16,13 @@ from ingestd.acid import footer
 from ingestd.clock import Stopwatch
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName, read_table
-from ingestd.streaming import ArrowWriter, ConnectionOptions, HiveStreamingConnection, StreamingException
+from ingestd.streaming import (
+    ArrowWriter,
+    ConnectionOptions,
+    HiveStreamingConnection,
+    InvalidConnection,
+    StreamingException,
+)
 from ingestd.streaming.builder import Builder
 from ingestd.streaming.configuration import FORCED, OPTIMIZATIONS, Configuration
 from tests.streaming.support import connect, rows, sees
@@ -67,7 +73,7 @@ def test_options_that_cannot_be_then_refused_before_anybody_is_called(options: d
     given = {"table": "t", "record_writer": ArrowWriter(), "metastore_uri": nobody} | options
     with pytest.raises(StreamingException, match=what) as caught:
         HiveStreamingConnection(**given)
-    assert type(caught.value) is StreamingException
+    assert type(caught.value) is InvalidConnection
 
 
 def test_record_writer_was_not_given_to_the_builder_then_refused() -> None:

@@ -59,6 +59,7 @@ DelimitedInputWriter.getFieldReordering
 # What Python adds, or Hive has as a property of the table.
 OURS = {
     "Builder.with_metastore_uri",
+    "Builder.with_metastore_timeout_seconds",
     "Builder.with_security",
     "Builder.with_lock_seconds",
     "Builder.with_batch_seconds",

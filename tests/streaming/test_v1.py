@@ -95,11 +95,15 @@ def test_checker_when_a_decoder_has_a_check_then_that_else_it_decodes(decoder: R
     assert check(b"bad") == Reject.of(0, b"bad", "", reason)
 
 
+WRONG: dict[str, Any] = {"bad_values": "drop"}
+UNMATCHED: dict[str, Any] = {"unmatched": "drop"}
+
+
 @pytest.mark.parametrize(
     ("make", "what"),
     [
         (lambda: StrictDelimitedInputWriter(field_delimiter=";;"), "field_delimiter ';;' is not one ASCII character"),
-        (lambda: StrictDelimitedInputWriter(bad_values="drop"), "bad_values is 'drop'"),
+        (lambda: StrictDelimitedInputWriter(**WRONG), "bad_values is 'drop'"),
         (lambda: StrictDelimitedInputWriter(line_delimiter_pattern="("), r"'\(' is not a regular expression"),
         (lambda: StrictDelimitedInputWriter(line_delimiter_pattern="(a)"), "has groups"),
         (lambda: StrictDelimitedInputWriter(line_delimiter_pattern=f"a{{{2**70}}}"), "is not a regular expression"),
@@ -109,7 +113,7 @@ def test_checker_when_a_decoder_has_a_check_then_that_else_it_decodes(decoder: R
         (lambda: v1.DelimitedInputWriter(["deep"]).decoder(DEEP), "array<array<"),
         (lambda: v1.StrictRegexWriter("(").decoder(NOTES), r"'\(' is not a regular expression"),
         (lambda: v1.StrictRegexWriter("(a)").checker(NOTES), "has 1 groups, the table has 2 columns"),
-        (lambda: v1.StrictRegexWriter("(a)(b)", unmatched="drop").decoder(NOTES), "unmatched is 'drop'"),
+        (lambda: v1.StrictRegexWriter("(a)(b)", **UNMATCHED).decoder(NOTES), "unmatched is 'drop'"),
     ],
 )
 def test_writers_when_given_what_they_cannot_use_then_streaming_errors_say_so(
