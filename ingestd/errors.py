@@ -10,6 +10,7 @@
     │  └ StorageUnavailable                      (Hive Streaming: StreamingIOFailure)
     ├ LoginFailed                      STOP      exit 77
     ├ InvalidTable                     STOP_ONE  missing, not ACID, not ORC, does not fit
+    │  └ TableMissing
     ├ TooManyPartitions                STOP_ONE  one transaction would write more partitions than allowed
     ├ InvalidTopic                     STOP_ONE  missing, or no right to read it
     ├ OffsetsLost                      STOP_ONE  the committed position is not in Kafka any more
@@ -139,6 +140,10 @@ class TooManyPartitions(IngestdError):
 
     reaction = Reaction.STOP_ONE
     exit_code = 65
+
+
+class TableMissing(InvalidTable):
+    """There is no table of this name, at least now."""
 
 
 class InvalidTopic(IngestdError):

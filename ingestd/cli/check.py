@@ -21,7 +21,7 @@ from ingestd.ingest.checks import Finding, check_mapping, check_metastore
 @click.option("--online", is_flag=True, help="Also ask Kafka, the metastore and the storage.")
 def check(files: tuple[Path, ...], directory: Path | None, online: bool) -> None:
     """Say what is wrong with a configuration; exit 78 when it cannot be used, else that of the first finding."""
-    log.configure("auto")
+    log.configure("auto", "info")
     console = Console(soft_wrap=True, highlight=False)
     document = validated(read_document(files, directory))
     mappings = document.options()

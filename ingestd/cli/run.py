@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -43,18 +43,29 @@ def with_config(command: Any) -> Any:
 @with_config
 @click.option("--until-caught-up", is_flag=True, help="Commit all that is in Kafka now, then exit 0.")
 @click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default="auto", show_default=True)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="The lowest level that is written.",
+)
 def run(
-    files: tuple[Path, ...], directory: Path | None, until_caught_up: bool, log_format: Literal["auto", "text", "json"]
+    files: tuple[Path, ...],
+    directory: Path | None,
+    until_caught_up: bool,
+    log_format: log.Form,
+    log_level: log.Level,
 ) -> None:
     """Move records from Kafka into Hive until stopped.
 
     SIGTERM or SIGINT finishes the open transactions and exits 0; a second one aborts them.
     """
-    log.configure(log_format)
+    log.configure(log_format, log_level)
     document = validated(read_document(files, directory))
     errors = run_daemon(document, drain=until_caught_up)
     for error in errors:
-        click.echo(f"ingestd: {error}", err=True)
+        click.echo(f"ingestd: {log.shortened(str(error))}", err=True)
     if any(isinstance(error, StillRunning) for error in errors):
         sys.stderr.flush()
         os._exit(errors[0].exit_code)

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal
+from collections.abc import MutableMapping
+from typing import Any, Literal
 
 import structlog
 
+Form = Literal["auto", "text", "json"]
+Level = Literal["debug", "info", "warning", "error"]
+# A metastore may put its whole stack trace into a message that is told every ten seconds.
+_LONGEST = 2_000
 
-def configure(form: Literal["auto", "text", "json"]) -> None:
-    """Set the form of all log lines; `auto` looks at whether stderr is a terminal."""
+
+def configure(form: Form, level: Level) -> None:
+    """Set the form of all log lines and the lowest level; `auto` looks at whether stderr is a terminal."""
     text = form == "text" or (form == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), sort_keys=False)
@@ -22,11 +28,25 @@ def configure(form: Literal["auto", "text", "json"]) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.EventRenamer("event"),
+            _shorten,
             renderer,
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
     # py4j and thrift report through logging what their doors translate anyway.
     logging.basicConfig(stream=sys.stderr, level=logging.CRITICAL)
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning and its length when it is longer than 2,000 characters."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
+
+
+def _shorten(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Cut long texts of a line; lists stay whole, since offsets may be among them that somebody needs."""
+    for key, value in line.items():
+        if isinstance(value, str):
+            line[key] = shortened(value)
+    return line

@@ -15,7 +15,7 @@ from hive_metastore import ttypes
 from ingestd.acid.partitions import partition_name
 from ingestd.acid.spread import Bucketing, Shape
 from ingestd.acid.writer import Compression, Encoding
-from ingestd.errors import InvalidTable
+from ingestd.errors import InvalidTable, TableMissing
 from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.schema import Column, HiveType
 
@@ -74,7 +74,7 @@ class Table:
 
 
 def read_table(metastore: Metastore, name: TableName) -> Any:
-    """The Thrift table as HMS holds it now. Raises InvalidTable when there is none."""
+    """The Thrift table as HMS holds it now. Raises TableMissing when there is none."""
     request = ttypes.GetTableRequest(
         dbName=name.database,
         tblName=name.table,
@@ -85,7 +85,7 @@ def read_table(metastore: Metastore, name: TableName) -> Any:
     try:
         return metastore.call("get_table_req", request).table
     except InvalidTable as error:
-        raise InvalidTable("the table does not exist", where=f"table {name}", hint="create it first") from error
+        raise TableMissing("the table does not exist", where=f"table {name}", hint="create it first") from error
 
 
 def load_acid_table(metastore: Metastore, name: TableName) -> Table:

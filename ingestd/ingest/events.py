@@ -11,13 +11,20 @@ from ingestd.hive.leases import Claim
 from ingestd.ingest.commit import Committed
 
 _log: Any = structlog.get_logger("ingestd")
+# Names of ranges, partitions or directories in a line that is written for every commit or at every start.
+_FEW = 16
 
 
 def committed(mapping: str, done: Committed) -> None:
-    """The canonical line of a commit."""
+    """The canonical line of a commit. More ranges than a few are named at level debug only."""
     work = done.work
     seconds = max(1, sum(work.watch.steps.values())) / 1000
     extra: dict[str, Any] = {"skipped": work.skipped} if work.skipped else {}
+    ranges = [str(r) for r in work.plan.ranges]
+    if len(ranges) <= _FEW:
+        extra["ranges"] = ranges
+    else:
+        _log.debug("committed_ranges", mapping=mapping, txn=work.txn.id, ranges=ranges)
     if done.recounted:
         extra["recounted"] = list(done.recounted)
     _log.info(
@@ -31,7 +38,9 @@ def committed(mapping: str, done: Committed) -> None:
         files=len(work.files),
         seconds=round(seconds, 2),
         ms=dict(work.watch.steps),
-        ranges=[str(r) for r in work.plan.ranges],
+        partitions=len({file.partition for file in work.files}),
+        range_count=len(work.plan.ranges),
+        offsets=sum(r.span for r in work.plan.ranges),
         **extra,
     )
 
@@ -53,7 +62,7 @@ def commit_hidden(mapping: str, done: Committed) -> None:
 
 def staging_removed(mapping: str, directories: list[str]) -> None:
     """Staging directories of ended transactions are gone."""
-    _log.info("staging_removed", mapping=mapping, directories=directories)
+    _log.info("staging_removed", mapping=mapping, directories=directories[:_FEW], count=len(directories))
 
 
 def staging_left(mapping: str, error: IngestdError) -> None:
@@ -99,7 +108,7 @@ def gap(mapping: str, text: str) -> None:
 
 def counts_mended(mapping: str, names: list[str]) -> None:
     """The row counts of an aborted transaction were taken back."""
-    _log.info("row counts mended", mapping=mapping, partitions=names)
+    _log.info("row counts mended", mapping=mapping, partitions=names[:_FEW], count=len(names))
 
 
 def mirror_failed(mapping: str, error: IngestdError) -> None:

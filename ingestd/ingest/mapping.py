@@ -8,14 +8,23 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 
 from ingestd import retry
 from ingestd.clock import Deadline, Stopwatch, pause
-from ingestd.errors import IngestdError, InvalidTable, StorageUnavailable, TransactionAborted
+from ingestd.errors import (
+    IngestdError,
+    InvalidTable,
+    StorageUnavailable,
+    TableChanged,
+    TableMissing,
+    TransactionAborted,
+)
 from ingestd.hive import counting, partitions, staging, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ensure_control_table, read_state
@@ -44,6 +53,8 @@ _SWEEP_SECONDS = 300.0
 _STAGE_TRIES = 5
 # After giving the lease up by itself: standbys look once a second.
 _ASIDE_SECONDS = 3.0
+# How long a table that was there may be missing.
+_SWAP_SECONDS = 10.0
 _OUT_OF_MEMORY = (
     "most often the kernel killed it for lack of memory (dmesg says so): give the machine or container more memory, or "
     "lower commit.bytes, commit.rows or the cores of spark.master; on a cluster raise spark.executor.pyspark.memory or "
@@ -83,6 +94,9 @@ class MappingLoop:
         self._next_sweep = Deadline.after(0.0)
         self._looked_for_odd = False
         self._failed_stages = 0
+        self._was_there = False
+        # Until when the table may be missing, once it is.
+        self._missing: Deadline | None = None
 
     def run(self) -> None:
         """Work until stopped. Raises the IngestdError that ends this mapping; others are waited out."""
@@ -110,7 +124,8 @@ class MappingLoop:
         if self._drain and self._until is None:
             self._until = self._planner.ends()
         try:
-            self._pump(*ready)
+            with self._table_may_be_back():
+                self._pump(*ready)
         except (WorkerLost, JobTimeout) as error:
             self._bear(error)
             raise
@@ -125,7 +140,19 @@ class MappingLoop:
                 return None
         # Without an engine the mapping is better left to another daemon.
         self._engine.check()
-        return self._recover()
+        with self._table_may_be_back():
+            return self._recover()
+
+    @contextmanager
+    def _table_may_be_back(self) -> Iterator[None]:
+        """Retry for some seconds when a table that was there is missing: two RENAMEs that swap tables take a moment."""
+        try:
+            yield
+        except TableMissing as error:
+            self._missing = self._missing or Deadline.after(_SWAP_SECONDS if self._was_there else 0.0)
+            if self._missing.passed:
+                raise
+            raise TableChanged(error.what, where=error.where, hint=error.hint) from error
 
     def _bear(self, error: JobFailed) -> None:
         """Count a stage that failed for want of a worker or of time; raises JobFailed when it is one too many.
@@ -166,6 +193,7 @@ class MappingLoop:
             )
         else:
             self._state = state
+        self._was_there, self._missing = True, None
         events.started(options.name, sum(self._state.position.offsets.values()), aborted)
         return table, committer
 

@@ -112,6 +112,31 @@ def test_sigterm_when_a_transaction_is_open_then_it_is_finished_and_exit_is_0(st
     assert stack.ids() == list(range(110))
 
 
+def test_table_when_swapped_by_two_renames_then_goes_on_and_when_renamed_for_good_then_stops(stack: Stack) -> None:
+    stack.topic(20)
+    stack.table("id bigint")
+    stack.table("id bigint", name=f"default.{stack.name}_new")
+    stack.produce({"id": n} for n in range(400))
+    daemon = stack.start(stack.config(), "--log-level", "debug")
+    eventually("the first rows", lambda: stack.count() == 400)
+    line = next(e for e in daemon.events("committed") if e["range_count"] > 16)
+    assert "ranges" not in line
+    assert line["offsets"] == line["records"]
+    named = next(e for e in daemon.events("committed_ranges") if e["txn"] == line["txn"])
+    assert len(named["ranges"]) == line["range_count"]
+    stack.sql(f"ALTER TABLE {stack.name} RENAME TO {stack.name}_old")
+    stack.produce({"id": n} for n in range(400, 500))
+    eventually("the daemon to miss the table", lambda: _waits(daemon), 20)
+    stack.sql(f"ALTER TABLE {stack.name}_new RENAME TO {stack.name}")
+    eventually("the other rows", lambda: stack.count() == 100)
+    assert {e["reason"] for e in _waits(daemon)} == {"TableChanged"}
+    assert stack.count(name=f"{stack.name}_old") == 400
+    stack.sql(f"ALTER TABLE {stack.name} RENAME TO {stack.name}_gone")
+    stack.produce([{"id": 500}])
+    assert daemon.wait(60) == 65
+    assert "the table does not exist" in daemon.events("stopped by an error")[0]["error"]
+
+
 def _staging(stack: Stack) -> Path:
     table = load_acid_table(stack.metastore, TableName("default", stack.name))
     return local_path(table.location) / ".ingestd-staging"
