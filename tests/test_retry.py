@@ -28,7 +28,7 @@ def test_backoff_when_the_error_is_of_another_class_then_begins_with_the_shortes
     outage = [seconds for kind, seconds in told if kind is MetastoreUnavailable]
     assert outage[5] > 10 * outage[0]
     assert outage[6] > outage[4]
-    assert [seconds for kind, seconds in told if kind is TableChanged][0] < 0.0013
+    assert next(seconds for kind, seconds in told if kind is TableChanged) < 0.0013
     backoff.reset()
     assert backoff.seconds(MetastoreUnavailable("away")) < 0.0013
 
