@@ -27,7 +27,7 @@ from ingestd.clock import monotonic
 from ingestd.errors import IngestdError
 from ingestd.kafka.writing import create_topic, produce
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
-from ingestd.sandbox.hiveserver2 import query
+from ingestd.sandbox.hiveserver2 import client, query
 
 _TOPIC = "orders"
 _TABLE = "shop.orders"
@@ -56,7 +56,7 @@ spark: {{master: "local[2]"}}
 mappings:
   - name: orders
     topics: [orders]
-    table: shop.orders          # dt is a partition column: its value comes from the field of that name
+    table: shop.orders          # partitioned by dt, a field of the records
     commit: {{rows: 250000, interval: 5s}}
 """
 
@@ -66,6 +66,7 @@ mappings:
 @click.option("--keep", is_flag=True, help="Leave the sandbox running and everything in place.")
 def demo(records: int, keep: bool) -> None:
     """Show ingestd at work: real Kafka, real Hive, a million records, exactly once."""
+    client()  # what reads back at the end is asked for before anything starts
     console = Console(highlight=False)
     state_dir = Path(tempfile.mkdtemp(prefix="ingestd-demo-"))
     box = Sandbox(SandboxOptions(state_dir=state_dir, hiveserver2=True))
@@ -155,7 +156,7 @@ class _Show:
                     steps = ", ".join(f"{step} {ms}" for step, ms in event["ms"].items() if ms)
                     bar.console.print(
                         f"  txn {event['txn']}, write id {event['write_id']}: {event['rows']:,} rows, "
-                        f"{event['files']} files; ms: {steps}"
+                        f"{event['files']} file{'s' if event['files'] != 1 else ''}; ms: {steps}"
                     )
                 elif event.get("level") in ("warning", "error") or not (event or line.startswith(_JVM_NOISE)):
                     bar.console.print(f"  {line.rstrip()}", markup=False)

@@ -10,15 +10,21 @@ from typing import Any
 from ingestd.errors import SandboxError
 
 
+def client() -> Any:
+    """PyHive's module; raises SandboxError when the extra `sandbox` is not installed."""
+    try:
+        from pyhive import hive  # noqa: PLC0415  # an optional dependency
+    except ImportError as error:
+        raise SandboxError(f"{error.name} is not installed", hint="run: pip install 'ingestd[sandbox]'") from error
+    return hive
+
+
 def connect(address: str) -> Any:
     """An open PyHive connection to "HOST:PORT"; raises SandboxError when it cannot be opened."""
     host, _, port = address.rpartition(":")
+    hive = client()
     try:
-        from pyhive import hive  # noqa: PLC0415  # an optional dependency
-
         return hive.connect(host=host, port=int(port), auth="NOSASL")
-    except ImportError as error:
-        raise SandboxError(f"{error.name} is not installed", hint="run: pip install 'ingestd[sandbox]'") from error
     except Exception as error:  # thrift, socket and PyHive have no common base
         raise SandboxError(f"HiveServer2 opened no session ({type(error).__name__})", where=address) from error
 
