@@ -190,7 +190,7 @@ class CommitSection(_Section):
     rows: Count | None = None
     bytes: Bytes | None = None
     interval: Seconds | None = None
-    partitions: Annotated[int, Field(gt=0)] | None = None
+    partitions: Count | None = None
 
 
 class DefaultsSection(_Section):
