@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import psutil
 from ingestd.hive import leases
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import open_transactions
+from tests.support.proxy import proxy
 from tests.support.stack import Daemon, Stack, eventually
 
 
@@ -157,6 +161,57 @@ def _pending(daemon: Daemon) -> set[int]:
     status = Path(f"/proc/{daemon.process.pid}/status").read_text(encoding="ascii")
     masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
     return {n for n in range(1, 32) if any(mask >> (n - 1) & 1 for mask in masks)}
+
+
+def test_abort_when_the_metastore_is_silent_then_the_process_ends_all_the_same(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint")
+    stack.produce(_ids(0, 10))
+    with proxy(stack.addresses.metastore) as between:
+        daemon = _start(stack, stack.config(metastore={"uri": between.uri, "timeout": "10m"}))
+        _committed(daemon, stack.name[-40:], 10)
+        family = _family(daemon)
+        between.flowing.clear()
+        daemon.terminate()
+        eventually("the first signal to be taken", lambda: signal.SIGTERM not in _pending(daemon))
+        daemon.terminate()
+        assert daemon.wait(40) == 69, daemon.text()[-3000:]
+        between.flowing.set()
+    assert daemon.events("left running")[0]["mapping"] == stack.name[-40:]
+    _assert_nothing_left(stack, family)
+    # What it could not give up is taken over at once: its process is gone.
+    stack.produce(_ids(10, 20))
+    stack.drain()
+    assert stack.ids() == list(range(20))
+
+
+_HOLD = "from ingestd.spark.scratch import Scratch; print(Scratch().path, flush=True); input()"
+
+
+def test_temporary_folder_when_its_process_was_killed_then_the_next_one_removes_it(tmp_path: Path) -> None:
+    def hold() -> tuple[subprocess.Popen[str], Path]:
+        command = [sys.executable, "-c", _HOLD]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": str(tmp_path)},
+        )
+        assert process.stdout is not None
+        return process, Path(process.stdout.readline().strip())
+
+    with ExitStack() as ended:
+        killed, left = hold()
+        living, kept = hold()
+        (left / "spark-1").mkdir()
+        killed.kill()
+        killed.communicate()
+        last, _ = hold()
+        for process in (living, last):
+            ended.callback(process.communicate, "\n")
+        assert not left.exists()
+        assert kept.is_dir()
 
 
 def test_worker_when_killed_then_is_replayed_and_when_killed_each_time_then_its_mapping_stops(stack: Stack) -> None:

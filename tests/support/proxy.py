@@ -17,7 +17,10 @@ _VERSION_REPLY = 0x80010002
 
 
 class Proxy:
-    """Passes on what it gets; `sent` keeps clients' bytes, `calls` counts the Thrift methods that it can read."""
+    """Passes on what it gets; `sent` keeps clients' bytes, `calls` counts the Thrift methods that it can read.
+
+    While `flowing` is cleared calls wait: the metastore is silent.
+    """
 
     def __init__(self, uri: str) -> None:
         parts = urlsplit(uri)
@@ -28,6 +31,8 @@ class Proxy:
         self._lost_answers: Counter[str] = Counter()
         self._garbled_answers: Counter[str] = Counter()
         self.calls: Counter[str] = Counter()
+        self.flowing = threading.Event()
+        self.flowing.set()
         self.sent = bytearray()
         self.accepted = 0
         self.port = 0
@@ -132,6 +137,7 @@ class _Pair:
                     lost, self._losing, self._garbling = self._proxy.note(method)
                     if lost:
                         break
+                self._proxy.flowing.wait()
                 self._far.sendall(piece)
         self.cut()
 
