@@ -39,8 +39,9 @@ def as_text(snapshot: ValidWriteIds) -> str:
 
 def ended_transactions(metastore: Metastore, txn_ids: Iterable[int]) -> set[int]:
     """Those of the transactions that have committed or aborted."""
-    answer = metastore.call("get_open_txns_info")
-    still_open = {txn.id for txn in answer.open_txns if txn.state == ttypes.TxnState.OPEN}
+    answer = metastore.call("get_open_txns")
+    bits = int.from_bytes(answer.abortedBits or b"", "little")  # as in `read_snapshot`
+    still_open = {txn_id for i, txn_id in enumerate(answer.open_txns) if not bits >> i & 1}
     return {txn_id for txn_id in txn_ids if txn_id <= answer.txn_high_water_mark and txn_id not in still_open}
 
 

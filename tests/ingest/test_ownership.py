@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 from hive_metastore import ttypes
@@ -14,9 +15,10 @@ from ingestd.errors import MetastoreUnavailable
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import Claim
-from ingestd.hive.tables import TableName
+from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
+from ingestd.storage.local import local_path
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 
@@ -125,8 +127,10 @@ def test_two_that_both_believe_when_the_first_wakes_up_then_nothing_is_doubled(s
     eventually("the stage to be held", lambda: os.path.exists(f"{gate}.held"))
     # Frozen between stage and lock, heartbeats included: exactly what a long pause of a machine looks like.
     os.kill(sleeper.process.pid, signal.SIGSTOP)
+    (staged,) = _staged(stack)
     rival = stack.start(config)
     eventually("the rival to take over", lambda: rival.events("owner"), 30)
+    assert not staged.exists()
     eventually("the rival's rows", lambda: stack.count() == 100)
     gate.touch()
     os.kill(sleeper.process.pid, signal.SIGCONT)
@@ -138,6 +142,12 @@ def test_two_that_both_believe_when_the_first_wakes_up_then_nothing_is_doubled(s
         daemon.terminate()
     assert rival.wait(60) == 0
     assert sleeper.wait(60) == 0
+    assert _staged(stack) == []
+
+
+def _staged(stack: Stack) -> list[Path]:
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    return list((local_path(table.location) / ".ingestd-staging").glob("*"))
 
 
 def test_sigterm_when_running_then_offsets_are_mirrored_and_exit_is_0(stack: Stack) -> None:

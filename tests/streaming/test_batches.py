@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import signal
+import struct
 from collections.abc import Callable
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyarrow import orc
 
 from ingestd.hive import transactions
+from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.storage.local import local_path
 from ingestd.streaming import (
     HiveStreamingConnection,
@@ -22,6 +26,7 @@ from ingestd.streaming import (
 from tests.streaming.support import client, connect, rows, sees
 from tests.support.compaction import compact
 from tests.support.stack import Stack, eventually
+from tests.support.truncate import Truncation
 
 BUCKETED = "CLUSTERED BY (id) INTO 2 BUCKETS "
 
@@ -96,6 +101,54 @@ def test_batch_when_the_table_is_overwritten_meanwhile_then_no_row_commits_where
             connection.write(rows(10))
 
     assert sorted(row[0] for row in stack.sql(f"SELECT id FROM {stack.name}")) == [*range(10, 20), 1000]
+
+
+def _flushing_at_once() -> dict[str, Any]:
+    """Options with which each write registers its partitions and gives its rows to the files of the batch."""
+    short = {"hive.heap.memory.monitor.usage.threshold": "0"}
+    return {"configuration": short, "auto_flush_check_interval_size": 1}
+
+
+@pytest.mark.parametrize("size", [1, 3], ids=["alone", "batch"])
+def test_truncate_when_it_comes_before_the_commit_then_no_row_commits_where_nobody_sees_it(
+    stack: Stack, size: int
+) -> None:
+    make_table(stack)
+    with connect(stack, transaction_batch_size=size, **_flushing_at_once()) as connection:
+        with connection.transaction():
+            connection.write(rows(0))
+        connection.begin_transaction()
+        connection.write(rows(10))  # and its partitions are registered, in a batch
+        stack.sql(f"TRUNCATE TABLE {stack.name}")  # waits for commits only, and those take moments
+        with pytest.raises(TransactionError, match="truncated"):
+            connection.commit_transaction()
+        with connection.transaction():
+            connection.write(rows(10))
+
+    assert sorted(row[0] for row in stack.sql(f"SELECT id FROM {stack.name}")) == list(range(10, 20))
+
+
+def test_truncate_when_it_runs_beside_the_commit_then_the_transaction_fails_and_its_rows_are_taken_back(
+    stack: Stack,
+) -> None:
+    make_table(stack)
+    name = TableName("default", stack.name)
+    with connect(stack, transaction_batch_size=3, **_flushing_at_once()) as connection:
+        with connection.transaction():
+            connection.write(rows(0))
+        truncation = Truncation(stack.metastore, name)
+        with connection.transaction():  # it is not waited for
+            connection.write(rows(10))
+        connection.begin_transaction()
+        connection.write(rows(20))
+        truncation.finish()
+        with pytest.raises(TransactionError, match="truncated"):
+            connection.commit_transaction()
+
+    (file,) = local_path(load_acid_table(stack.metastore, name).location).glob("delta_*/bucket_00000")
+    length = struct.unpack(">q", file.with_name("bucket_00000_flush_length").read_bytes()[-8:])[0]
+    assert file.stat().st_size == length
+    assert [row["id"] for row in orc.read_table(file)["row"].to_pylist()] == list(range(20))
 
 
 def test_batch_when_rows_of_an_aborted_transaction_are_in_the_file_already_then_not_counted(stack: Stack) -> None:

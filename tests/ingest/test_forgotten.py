@@ -1,0 +1,131 @@
+"""A metastore that soon forgets aborted transactions: whoever was delayed until then leaves nothing that can be seen.
+
+What appears under a write id that was forgotten is visible to everybody.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ingestd.hive import transactions
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.sandbox import Addresses
+from ingestd.storage.local import local_path
+from ingestd.streaming import TransactionError
+from tests.streaming.support import connect, rows
+from tests.support.metastore import Home, Process, metastore
+from tests.support.stack import Daemon, Stack, eventually
+from tests.support.tables import make_table, visible_ids
+
+_SOON = {
+    "hive.txn.timeout": "20s",
+    "metastore.acid.housekeeper.interval": "1s",
+    "metastore.acid.txn.cleaner.interval": "1s",
+    "hive.compactor.check.interval": "1s",
+    "metastore.compactor.check.interval": "1s",
+    "hive.compactor.cleaner.run.interval": "1s",
+    "hive.compactor.aborted.txn.time.threshold": "1s",
+}
+
+
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    with metastore(Home(tmp_path_factory.mktemp("forgetful")), "forgetful", _SOON) as process:
+        yield process
+
+
+@pytest.fixture
+def stack(addresses: Addresses, forgetful: Process, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
+    made = Stack(replace(addresses, metastore=forgetful.uri, hiveserver2=None), request.node.name, tmp_path)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _name(stack: Stack) -> TableName:
+    return TableName("default", stack.name)
+
+
+def _deltas(stack: Stack) -> list[str]:
+    place = local_path(load_acid_table(stack.metastore, _name(stack)).location)
+    return sorted(one.name for one in place.glob("**/delta_*"))
+
+
+def _is_forgotten(stack: Stack, txn_id: int) -> bool:
+    """Whether it is; the metastore never forgets the newest transactions, so others are needed."""
+    other = transactions.begin_reading(stack.metastore, _name(stack), "tests")
+    transactions.commit(stack.metastore, other)
+    return txn_id not in stack.metastore.call("get_open_txns").open_txns
+
+
+def _held(stack: Stack, step: str) -> tuple[Daemon, Path, int]:
+    """A daemon that is held in the middle of its first commit of rows, and its transaction."""
+    gate = stack.directory / "gate"
+    daemon = stack.start(
+        stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}@2=hold:{gate}"
+    )
+    eventually(f"held after {step}", lambda: os.path.exists(f"{gate}.held"))
+    (txn_id,) = transactions.open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/")
+    return daemon, gate, txn_id
+
+
+def test_daemon_frozen_before_it_publishes_until_its_transaction_is_forgotten_then_every_id_once(stack: Stack) -> None:
+    stack.topic(1)
+    make_table(stack.metastore, _name(stack), partitioned=True)
+    stack.produce({"id": number, "note": "", "day": "a"} for number in range(30))
+    daemon, gate, txn_id = _held(stack, "registered")
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    eventually("the transaction to time out and be forgotten", lambda: _is_forgotten(stack, txn_id), 120)
+    gate.touch()
+    os.kill(daemon.process.pid, signal.SIGCONT)
+
+    assert daemon.wait() == 0, daemon.text()[-2000:]
+    assert visible_ids(stack.metastore, _name(stack)) == list(range(30))
+    assert len(_deltas(stack)) == 1
+
+
+def test_daemon_whose_transaction_is_aborted_after_it_published_then_takes_the_files_back(stack: Stack) -> None:
+    stack.topic(1)
+    make_table(stack.metastore, _name(stack))
+    stack.produce({"id": number, "note": ""} for number in range(30))
+    daemon, gate, txn_id = _held(stack, "counted")
+    (placed,) = _deltas(stack)
+    table = local_path(load_acid_table(stack.metastore, _name(stack)).location)
+    transactions.abort(stack.metastore, txn_id)
+    eventually("the transaction to be forgotten", lambda: _is_forgotten(stack, txn_id), 120)
+    # The metastore removed the delta; it is back as if the daemon had been frozen just before it placed it.
+    (table / placed).mkdir()
+    (table / placed / "bucket_00000").write_bytes(b"")
+    gate.touch()
+
+    assert daemon.wait() == 0, daemon.text()[-2000:]
+    assert visible_ids(stack.metastore, _name(stack)) == list(range(30))
+    assert placed not in _deltas(stack)
+    assert len(_deltas(stack)) == 1
+
+
+@pytest.mark.parametrize("size", [1, 3], ids=["alone", "batch"])
+def test_streaming_when_its_transaction_is_forgotten_before_it_commits_then_nothing_is_seen(
+    stack: Stack, size: int
+) -> None:
+    make_table(stack.metastore, _name(stack))
+    with connect(stack, transaction_batch_size=size) as connection:
+        connection.begin_transaction()
+        connection.write(rows(0))
+        assert connection.current_txn_id
+        for txn_id in connection.txn_to_write_ids:
+            transactions.abort(stack.metastore, txn_id)
+        eventually("the transaction to be forgotten", lambda: _is_forgotten(stack, connection.current_txn_id or 0), 120)
+        with pytest.raises(TransactionError):
+            connection.commit_transaction()
+        assert _deltas(stack) == []
+        with connection.transaction():
+            connection.write(rows(10))
+    assert visible_ids(stack.metastore, _name(stack)) == list(range(10, 20))
