@@ -13,7 +13,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import orc
 
-from ingestd.acid.layout import SIDE_FILE, DeleteDelta, Delta, ValidWriteIds, visible_directories
+from ingestd.acid.layout import (
+    SIDE_FILE,
+    Content,
+    DeleteDelta,
+    Delta,
+    ValidWriteIds,
+    parse_directory,
+    visible_directories,
+)
 from ingestd.errors import InvalidTable, StorageUnavailable
 
 _ORIGINAL = re.compile(r"[0-9]+_[0-9]+(?:_copy_[0-9]+)?")  # AcidUtils.ORIGINAL_PATTERN
@@ -29,6 +37,16 @@ def visible_rows(location: Path, valid: ValidWriteIds, txn_is_valid: Callable[[i
         return _visible_rows(location, valid, txn_is_valid)
     except OSError as error:
         raise StorageUnavailable(f"cannot read the table's files: {error}", where=str(location)) from error
+
+
+def read_content(location: Path) -> Content:
+    """What lies in one location, by names only. Raises StorageUnavailable when it cannot be listed."""
+    try:
+        names = [entry.name for entry in location.iterdir()]
+    except OSError as error:
+        raise StorageUnavailable(f"cannot list the table's files: {error}", where=str(location)) from error
+    directories = tuple(one for name in names if (one := parse_directory(name)) is not None)
+    return Content(directories, any(_ORIGINAL.fullmatch(name) for name in names))
 
 
 def _visible_rows(location: Path, valid: ValidWriteIds, txn_is_valid: Callable[[int], bool]) -> int:

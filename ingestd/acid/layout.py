@@ -6,6 +6,7 @@ Invariant: the same names and the same choice as Hive's AcidUtils, BucketCodec V
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -93,6 +94,19 @@ def parse_directory(name: str) -> Base | Delta | DeleteDelta | None:
 
 
 @dataclass(frozen=True, slots=True)
+class Content:
+    """The ACID directories of one location, visible or not, and whether original files lie beside them."""
+
+    directories: tuple[Base | Delta | DeleteDelta, ...]
+    has_originals: bool = False
+
+    @property
+    def compactions(self) -> frozenset[str]:
+        """Names of the directories that compactions made."""
+        return frozenset(one.name for one in self.directories if one.visibility_txn)
+
+
+@dataclass(frozen=True, slots=True)
 class ValidWriteIds:
     """A reader's snapshot of one table: write ids up to the high watermark, without the open and aborted ones."""
 
@@ -100,6 +114,10 @@ class ValidWriteIds:
     high_watermark: int
     open: frozenset[int] = field(default_factory=frozenset)
     aborted: frozenset[int] = field(default_factory=frozenset)
+    _hidden: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hidden", tuple(sorted(self.open | self.aborted)))
 
     def is_valid(self, write_id: int) -> bool:
         """Whether rows of this write id are visible (ValidReaderWriteIdList.isWriteIdValid)."""
@@ -108,8 +126,9 @@ class ValidWriteIds:
     def valid_in(self, first: int, last: int) -> int:
         """How many ids of first..last are valid (the count behind isWriteIdRangeValid)."""
         end = min(last, self.high_watermark)
-        hidden = sum(first <= write_id <= end for write_id in self.open | self.aborted)
-        return max(0, end - first + 1) - hidden
+        if end < first:
+            return 0
+        return end - first + 1 - (bisect_right(self._hidden, end) - bisect_left(self._hidden, first))
 
     def has_ended(self, write_id: int) -> bool:
         """Whether the transaction of this write id has committed or aborted."""

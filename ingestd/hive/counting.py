@@ -1,64 +1,52 @@
-"""Keeps Hive's row counts true around a commit: count up before it, look after it, take back when it failed.
+"""How row counts are kept around a commit: count up before it, look at it later, recount what is wrong.
 
-Invariant: after a commit of ours has been looked at, `numRows` of what it touched equals the rows that are visible.
-Counting before the commit makes the answer right at once; looking after it catches an ANALYZE or another writer that
-changed the number in between, and then the rows are counted from the ORC footers.
+Invariant: numRows is written only by the holder of the table's counting lease, because it can only be read, added to
+and written back; who cannot get the lease leaves `unknown` beside it (`statistics.py`).
 
-Whoever counts holds the table's counting lease from there to the end of its transaction, because `numRows` can only be
-read, added to and written back. A lease that does not come (its holder is frozen) delays a commit for 5 s: the count is
-then marked as doubtful, in the counters themselves, until some writer after it can count the rows.
+The lease is held from the count to the end of the transaction. It never delays a commit by more than 5 s: a writer
+that was killed between its count and its commit holds it until the metastore times its transaction out, and meanwhile
+the other commits only try for a moment. A recount also locks the table as a reader, so that no partition is dropped
+and created again between reading its files and writing its number.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ingestd.acid.count import visible_rows
+from ingestd.acid.layout import ValidWriteIds
 from ingestd.acid.pool import WrittenFile
 from ingestd.clock import Deadline
-from ingestd.errors import TransactionAborted
+from ingestd.errors import IngestdError, InvalidTable, StorageUnavailable, TransactionAborted
 from ingestd.hive import leases, statistics, transactions
 from ingestd.hive.client import Metastore
-from ingestd.hive.partitions import PartitionInfo
-from ingestd.hive.statistics import Added, Writer
+from ingestd.hive.counted import Known
+from ingestd.hive.statistics import Added, Counters, Moment, Writer
 from ingestd.hive.tables import Table, TableName
-from ingestd.hive.transactions import Transaction, Wait
+from ingestd.hive.transactions import LockTimeout, Transaction, Wait
 from ingestd.hive.write_ids import is_committed, read_snapshot
 from ingestd.storage.local import local_path
 
 _LEASE_SECONDS = 5.0
-_RECOUNT_SECONDS = 30.0
-_busy: dict[str, threading.Lock] = {}
+# The wait once others have kept the lease for longer, until it is free again.
+_TRY_SECONDS = 0.2
+# A recount gives way to commits after this time and goes on later.
+_RECOUNT_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Writers of this process take turns at the lease, so that they do not all poll the metastore for it."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_stuck: bool = False
+
+
+_turns: dict[str, _Turn] = {}
 _registry = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True)
-class Counted:
-    """What `count_up` counted for whom, by partition; `doubtful` has the names whose number must be counted anew."""
-
-    writer: Writer
-    partitions: Mapping[str, PartitionInfo]
-    doubtful: frozenset[str] = frozenset()
-
-
-@contextmanager
-def one_at_a_time(table: Table, stop: threading.Event) -> Iterator[None]:
-    """Let the writers of this process count and commit in turn, so that they do not all wait at the metastore.
-
-    Raises TransactionAborted when `stop` is set while others have their turn.
-    """
-    with _registry:
-        lock = _busy.setdefault(str(table.name), threading.Lock())
-    while not lock.acquire(timeout=0.5):
-        if stop.is_set():
-            raise TransactionAborted("stopped before its turn to commit", where=f"table {table.name}")
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def added_rows(table: Table, files: Iterable[WrittenFile]) -> dict[str, Added]:
@@ -71,89 +59,149 @@ def added_rows(table: Table, files: Iterable[WrittenFile]) -> dict[str, Added]:
     return added
 
 
-def count_up(
-    metastore: Metastore,
-    table: Table,
-    txn: Transaction,
-    name: str,
-    added: Mapping[str, Added],
-    partitions: Mapping[str, PartitionInfo],
-) -> Counted:
-    """Add the rows to the counters; the last thing before the commit.
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look at one partition found: whether its number is right, and which compactions its directory has."""
 
-    `name` says who counts: a mapping, or one transaction of a streaming client. `partitions` has what `added` names.
-    """
-    writer = Writer(name, txn.write_id)
-    if not added:
-        return Counted(writer, {})
-    alone = _take_lease(metastore, table, txn)
-    snapshot = read_snapshot(metastore, table.name)
-    doubtful = statistics.count_up(metastore, table, writer, added, snapshot, alone=alone)
-    return Counted(writer, {one: partitions[one] for one in added}, doubtful)
+    counters: Counters
+    is_right: bool
+    compactions: frozenset[str] = frozenset()
 
 
-def look_after(metastore: Metastore, table: Table, counted: Counted) -> list[str]:
-    """Recount what is doubtful or was changed by others since we counted; returns the names that were mended.
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What a repair did: the names that it corrected, those that are left to do, and those whose files are broken."""
 
-    Raises IngestdError when it cannot be done now: the doubt is left in the counters, and the next writer sees it.
-    """
-    if not counted.partitions:
-        return []
-    moved = statistics.moved(metastore, table, counted.writer, list(counted.partitions))
-    wrong = sorted({*counted.doubtful, *moved})
-    if wrong:
-        with _lease_of_its_own(metastore, table, counted.writer.name) as txn:
-            _recount(metastore, table, {name: counted.partitions[name].location for name in wrong}, txn)
-    return wrong
+    corrected: Sequence[str]
+    left: Sequence[str]
+    failed: Mapping[str, IngestdError]
 
 
-def take_back(metastore: Metastore, table: Table, name: str, names: Sequence[str] | None = None) -> list[str]:
-    """Undo the counting of transactions that aborted after it; returns the names that were mended.
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """Counts for one writer; `known` tells by partition what it knows of its own write ids."""
 
-    `name` says who does it; `names` are the partitions to look at, by default all.
-    """
-    if not statistics.stale_names(metastore, table, read_snapshot(metastore, table.name), names):
-        return []
-    with _lease_of_its_own(metastore, table, name):
-        snapshot = read_snapshot(metastore, table.name)
-        stale = statistics.stale_names(metastore, table, snapshot, names)
-        if stale:
-            statistics.take_back(metastore, table, stale, snapshot)
-        return stale
+    metastore: Metastore
+    writer: str
+    known: Callable[[str], Known]
+
+    @contextmanager
+    def counted_up(
+        self, table: Table, txn: Transaction, added: Mapping[str, Added], stop: threading.Event
+    ) -> Iterator[frozenset[str]]:
+        """Count the rows up and keep the lease for the block, which commits; yields the names to recount later.
+
+        Raises TransactionAborted when `stop` is set, and what the metastore answers.
+        """
+        if not added:
+            yield frozenset()
+            return
+        wait = Wait(_patience(table), stop)
+        with _in_turn(self.metastore, table, txn, wait) as alone:
+            moment = Moment(read_snapshot(self.metastore, table.name), alone, self.known, wait)
+            writer = Writer(self.writer, txn.write_id)
+            yield statistics.count_up(self.metastore, table, writer, added, moment)
+
+    def look(self, table: Table, names: Sequence[str]) -> dict[str, Look]:
+        """Look at the numbers of these partitions, or the whole table; what does not exist is not in the answer.
+
+        It takes no lock, so a number that looks wrong must be looked at again under the lease, which `repair` does.
+        Raises IngestdError when the metastore does not answer; a directory that cannot be listed looks right.
+        """
+        snapshot = read_snapshot(self.metastore, table.name)
+        found = {}
+        for counters in statistics.read_counters(self.metastore, table, names):
+            try:
+                content = counters.content()
+            except (StorageUnavailable, InvalidTable):
+                found[counters.name] = Look(counters, is_right=True)
+                continue
+            right = statistics.is_right(counters, content, snapshot, self.known(counters.name))
+            found[counters.name] = Look(counters, right, content.compactions)
+        return found
+
+    def repair(self, table: Table, names: Sequence[str], stop: threading.Event) -> Repair:
+        """Recount those of these partitions that are wrong.
+
+        Rows are counted from the footers of the ORC files, for some seconds at most, at least one partition; commits
+        of others wait meanwhile. Raises LockTimeout when the table or the lease is locked for longer than that.
+        """
+        txn = transactions.begin_reading(self.metastore, table.name, f"ingestd/counting/{self.writer}")
+        try:
+            # First the table, then the lease: who waits for DDL must not keep commits waiting.
+            transactions.lock_reading(self.metastore, txn, Wait(_patience(table), stop))
+            wait = Wait(_patience(table), stop)
+            with _in_turn(self.metastore, table, txn, wait) as alone:
+                if not alone:
+                    raise LockTimeout("another writer keeps the counting lease", where=f"table {table.name}")
+                return self._recount(table, names, txn, wait)
+        finally:
+            transactions.abort(self.metastore, txn.id)
+
+    def _recount(self, table: Table, names: Sequence[str], txn: Transaction, wait: Wait) -> Repair:
+        until = Deadline.after(_RECOUNT_SECONDS)
+        snapshot = read_snapshot(self.metastore, table.name)
+        rows: dict[str, int] = {}
+        failed: dict[str, IngestdError] = {}
+        left = set(names)
+        for counters in statistics.read_counters(self.metastore, table, names):
+            if (rows or failed) and until.passed:
+                break
+            left.discard(counters.name)
+            try:
+                if not statistics.is_right(counters, counters.content(), snapshot, self.known(counters.name)):
+                    rows[counters.name] = self._visible_rows(counters, snapshot)
+            except (InvalidTable, StorageUnavailable) as error:
+                failed[counters.name] = error
+        else:
+            left.clear()  # those do not exist
+        if rows:
+            if not leases.heartbeat_transaction(self.metastore, txn.id):
+                raise TransactionAborted("counting took longer than the metastore waits", where=f"table {table.name}")
+            statistics.set_rows(self.metastore, table, rows, snapshot, wait)
+        return Repair(sorted(rows), sorted(left), failed)
+
+    def _visible_rows(self, counters: Counters, snapshot: ValidWriteIds) -> int:
+        path = local_path(counters.location)
+        return visible_rows(path, snapshot, lambda txn_id: is_committed(self.metastore, txn_id))
 
 
 def _lease(table: Table) -> TableName:
     return TableName(table.name.database, f"{table.name.table}#ingestd.counting")
 
 
-def _take_lease(metastore: Metastore, table: Table, txn: Transaction) -> bool:
-    """Have the lease until the transaction ends; False when somebody keeps it for longer than one may wait."""
-    try:
-        transactions.take_lease(metastore, txn, _lease(table), Wait(Deadline.after(_LEASE_SECONDS), threading.Event()))
-    except transactions.LockTimeout:
-        return False
-    return True
+def _turn(table: Table) -> _Turn:
+    with _registry:
+        return _turns.setdefault(str(table.name), _Turn())
+
+
+def _patience(table: Table) -> Deadline:
+    return Deadline.after(_TRY_SECONDS if _turn(table).is_stuck else _LEASE_SECONDS)
 
 
 @contextmanager
-def _lease_of_its_own(metastore: Metastore, table: Table, name: str) -> Iterator[Transaction]:
-    """The lease inside a transaction that writes nothing, and ends with the block or with the death of this process."""
-    txn = transactions.begin_reading(metastore, table.name, f"ingestd/counting/{name}")
+def _in_turn(metastore: Metastore, table: Table, txn: Transaction, wait: Wait) -> Iterator[bool]:
+    """Take the turn and the lease; yields whether both came in time. The lease stays with the transaction."""
+    turn = _turn(table)
+    has_turn = False
+    while not has_turn and not wait.deadline.passed:
+        if wait.stop.is_set():
+            raise TransactionAborted("stopped while others counted rows", where=f"table {table.name}")
+        has_turn = turn.lock.acquire(timeout=min(0.5, wait.deadline.left))
     try:
-        wait = Wait(Deadline.after(_RECOUNT_SECONDS), threading.Event())
-        transactions.take_lease(metastore, txn, _lease(table), wait)
-        yield txn
+        alone = has_turn and _take_lease(metastore, table, txn, wait)
+        turn.is_stuck = not alone
+        yield alone
     finally:
-        transactions.abort(metastore, txn.id)
+        if has_turn:
+            turn.lock.release()
 
 
-def _recount(metastore: Metastore, table: Table, locations: Mapping[str, str], txn: Transaction) -> None:
-    """Count from the ORC footers while no other writer of ours is between its count and its commit."""
-    snapshot = read_snapshot(metastore, table.name)
-    rows = {
-        name: visible_rows(local_path(uri), snapshot, lambda txn_id: is_committed(metastore, txn_id))
-        for name, uri in locations.items()
-    }
-    if not leases.heartbeat_transaction(metastore, txn.id):
-        raise TransactionAborted("counting took longer than the metastore waits", where=f"table {table.name}")
-    statistics.set_rows(metastore, table, rows)
+def _take_lease(metastore: Metastore, table: Table, txn: Transaction, wait: Wait) -> bool:
+    try:
+        transactions.take_lease(metastore, txn, _lease(table), wait)
+    except LockTimeout:
+        if wait.stop.is_set():
+            raise TransactionAborted("stopped while others counted rows", where=f"table {table.name}") from None
+        return False
+    return True

@@ -1,33 +1,49 @@
-"""Row counts that stay true, so that `select count(*)` is right although Hive answers it from statistics.
+"""Row counts in the metastore, so that `select count(*)` is right although Hive answers it from statistics.
 
-Invariant: `numRows` of a table or partition equals its visible rows, and the flag COLUMN_STATS_ACCURATE is absent after
-every change of ours. The flag alone is not enough: Hive's compaction sets it again and trusts the `numRows` it finds
-(Updater's `analyze … noscan`), and so does StatsOptimizer. Each change carries a mark, `ingestd.added.WRITER` =
-`writeId rows files bytes`, by which a change whose transaction aborted can be found and taken back; and it leaves its
-numRows in `ingestd.rows` too, so that a number written by anybody else since is seen; where it had to add to a number
-that was in doubt already, it leaves `unknown` there, and the doubt lasts until the rows have been counted.
+Invariant: after a commit `numRows` of a table or partition equals its visible rows or the parameters say that it may
+not, and the flag COLUMN_STATS_ACCURATE is absent after every change of the number. The flag alone is not enough: Hive's
+compaction sets it again and trusts the `numRows` it finds (Updater's `analyze … noscan`), and so does StatsOptimizer.
+
+Parameters of ours beside numRows:
+
+- `ingestd.rows`: numRows as a writer of ours left it, or `unknown`. Hive's INSERT, UPDATE, DELETE and ANALYZE change
+  numRows only, so a difference shows that somebody else wrote it.
+- `ingestd.counted`: the write ids that numRows accounts for (`counted.py`). ANALYZE writes back all parameters as it
+  read them, ours included; then a visible delta is not in the set.
+- `ingestd.added.WRITER` = `writeId rows files bytes`: a mark, by which the rows of a transaction that aborted after it
+  was counted can be found and subtracted.
+
+A number is right when numRows equals `ingestd.rows`, every visible directory is accounted for, and no mark is of a
+write id that aborted, or that the metastore may have forgotten after it aborted (`is_right`). This needs no memory: any
+writer finds a wrong number, also after a restart, and instead of adding to it leaves `unknown` until it is recounted.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hive_metastore import ttypes
 
-from ingestd.acid.layout import ValidWriteIds
-from ingestd.clock import now, pause
-from ingestd.errors import MetastoreUnavailable
+from ingestd.acid.count import read_content
+from ingestd.acid.layout import Content, Delta, ValidWriteIds
+from ingestd.clock import monotonic, now, pause
+from ingestd.errors import MetastoreUnavailable, TransactionAborted
 from ingestd.hive.client import CAPABILITIES, Metastore
-from ingestd.hive.partitions import LEFT, partition_names, read_partitions
+from ingestd.hive.counted import CountedIds, Known, is_empty
+from ingestd.hive.partitions import LEFT, read_partitions
 from ingestd.hive.tables import Table, read_table
+from ingestd.hive.transactions import Wait
 from ingestd.hive.write_ids import as_text, as_writer
+from ingestd.storage.local import local_path
 
+_log = logging.getLogger(__name__)
 _ACCURATE = "COLUMN_STATS_ACCURATE"
 _DDL_TIME = "transient_lastDdlTime"
 _CONTEXT = {"DO_NOT_UPDATE_STATS": "true"}
-_CHUNK = 500
+CHUNK = 200
 _TRIES = 20
 # Clocks of this machine and the metastore's are taken to agree within a tenth of a second.
 _SETTLED_SECONDS = 1.1
@@ -37,11 +53,10 @@ _MODIFIED = "The table has been modified"
 _CANNOT_COMPARE = 'update "TABLE_PARAMS" set'
 _ROWS = "numRows"
 _UNKNOWN = "unknown"
+_COUNTED = "ingestd.counted"
 _MARK = "ingestd.added."
 # The name under which an unpartitioned table's own counters go.
 WHOLE_TABLE = ""
-
-Change = Callable[[str, dict[str, str]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,102 +81,201 @@ class Added:
     bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Parameters and place of a partition, or of an unpartitioned table under the name WHOLE_TABLE."""
+
+    name: str
+    location: str
+    parameters: Mapping[str, str]
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether a writer of ours has counted here."""
+        return LEFT in self.parameters
+
+    def content(self) -> Content:
+        """What its directory holds now. Raises StorageUnavailable."""
+        return read_content(local_path(self.location))
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What a count is based on.
+
+    `snapshot` was read after the counting lease came; `alone` says whether it came, so that no other writer of ours can
+    count meanwhile. `known` tells by partition what the writer knows of its own write ids. `wait` bounds waits for DDL.
+    """
+
+    snapshot: ValidWriteIds
+    alone: bool
+    known: Callable[[str], Known]
+    wait: Wait
+
+
+Change = Callable[[Counters], dict[str, str]]
+
+
 def count_up(
-    metastore: Metastore,
-    table: Table,
-    writer: Writer,
-    added: Mapping[str, Added],
-    snapshot: ValidWriteIds,
-    *,
-    alone: bool,
+    metastore: Metastore, table: Table, writer: Writer, added: Mapping[str, Added], moment: Moment
 ) -> frozenset[str]:
     """Add to the counters as the writer of a write id, leave the mark, drop the flag.
 
-    `added` is by partition name, or WHOLE_TABLE; `alone` says whether no other writer of ours can count meanwhile. With
-    the write id and the snapshot, an ANALYZE by somebody who cannot see our rows loses its flag by itself
-    (ObjectStore.alterTable, isCurrentStatsValidForTheQuery). Returns the names whose number nobody vouched for: they
-    are left marked as unknown, and must be counted.
+    `added` is by partition name, or WHOLE_TABLE. With the write id and the snapshot, an ANALYZE by somebody who cannot
+    see our rows loses its flag by itself (ObjectStore.alterTable, isCurrentStatsValidForTheQuery). Returns the names
+    whose number was not known to be right before: they are left as unknown and must be recounted.
     """
     doubtful = set()
+    snapshot, alone = moment.snapshot, moment.alone
 
-    def change(name: str, parameters: dict[str, str]) -> None:
-        more = added[name]
-        trusted = _settled(parameters, snapshot) and alone
+    def change(counters: Counters) -> dict[str, str]:
+        content, parameters, known = counters.content(), dict(counters.parameters), moment.known(counters.name)
+        if is_empty(content, snapshot, known):
+            # Whatever the parameters say, for instance those of a partition that was dropped and created again.
+            _forget_marks(parameters)
+            parameters |= {_ROWS: "0", "numFiles": "0", "totalSize": "0"}
+            is_known = alone
+        else:
+            _subtract_aborted(parameters, snapshot)
+            # Only a writer without the lease can have a mark in flight now.
+            is_known = alone and not _in_flight(parameters, snapshot)
+            is_known = is_known and _is_right(parameters, content, snapshot, known)
+            _forget_ended(parameters, snapshot)
+        more = added[counters.name]
         _add(parameters, more, 1)
         parameters[writer.mark] = f"{writer.write_id} {more.rows} {more.files} {more.bytes}"
-        parameters[LEFT] = parameters[_ROWS] if trusted else _UNKNOWN
-        if not trusted:
-            doubtful.add(name)
+        if is_known:
+            parameters[LEFT] = parameters[_ROWS]
+            parameters[_COUNTED] = CountedIds.of(snapshot, writer.write_id).text()
+        else:
+            parameters[LEFT] = _UNKNOWN
+            parameters.pop(_COUNTED, None)
+            doubtful.add(counters.name)
+        parameters.pop(_ACCURATE, None)
+        return parameters
 
-    _alter(metastore, table, list(added), change, (writer.write_id, as_text(as_writer(snapshot, writer.write_id))))
+    context = (writer.write_id, as_text(as_writer(snapshot, writer.write_id)))
+    _alter(metastore, table, list(added), change, wait=moment.wait, writer=context)
     return frozenset(doubtful)
 
 
-def stale_names(
-    metastore: Metastore, table: Table, snapshot: ValidWriteIds, names: Sequence[str] | None = None
-) -> list[str]:
-    """Names, of these or of all, in whose counters aborted write ids are left."""
-    if not snapshot.aborted:
-        return []
-    read = _every(metastore, table) if names is None else _some(metastore, table, names)
-    return [
-        name for name, parameters in read if any(write_id in snapshot.aborted for _, write_id, _ in _marks(parameters))
-    ]
+def is_right(counters: Counters, content: Content, snapshot: ValidWriteIds, known: Known) -> bool:
+    """Whether numRows is known to be what `snapshot` sees, apart from transactions that are in flight.
 
-
-def take_back(metastore: Metastore, table: Table, names: Sequence[str], snapshot: ValidWriteIds) -> None:
-    """Subtract what aborted write ids had added; a number that was in doubt stays in doubt."""
-
-    def change(_name: str, parameters: dict[str, str]) -> None:
-        trusted = _settled(parameters, snapshot)
-        parameters[LEFT] = parameters[_ROWS] if trusted else _UNKNOWN
-
-    _alter(metastore, table, names, change, None)
-
-
-def moved(metastore: Metastore, table: Table, writer: Writer, names: Sequence[str]) -> list[str]:
-    """Names whose counters are not what a writer of ours left.
-
-    Somebody else wrote numRows, or wrote back what he had read before we counted: then our mark is gone, and none of a
-    later write id tells that a writer of ours took it away.
+    `snapshot` must be older than the parameters, and these older than the listing of `content`.
     """
-    return [name for name, parameters in _some(metastore, table, names) if _is_moved(parameters, writer)]
+    parameters = counters.parameters
+    if any(mark.write_id in snapshot.aborted for mark in _marks(parameters)):
+        return False
+    if is_empty(content, snapshot, known):
+        return parameters.get(_ROWS) == "0" or _in_flight(parameters, snapshot)
+    return _is_right(parameters, content, snapshot, known)
 
 
-def _is_moved(parameters: Mapping[str, str], writer: Writer) -> bool:
-    if parameters.get(LEFT) != parameters.get(_ROWS):
-        return True
-    return max((write_id for _, write_id, _ in _marks(parameters)), default=0) < writer.write_id
+def set_rows(
+    metastore: Metastore, table: Table, counted: Mapping[str, int], snapshot: ValidWriteIds, wait: Wait
+) -> None:
+    """Write the rows that `snapshot` sees as numRows; drop the flag where they were not the same before.
+
+    The marks go: what was in flight is not in the number, and not in its set of write ids.
+    """
+
+    def change(counters: Counters) -> dict[str, str]:
+        parameters = dict(counters.parameters)
+        rows = str(counted[counters.name])
+        if parameters.get(_ROWS) != rows:
+            parameters.pop(_ACCURATE, None)
+        _forget_marks(parameters)
+        parameters |= {_ROWS: rows, LEFT: rows, _COUNTED: CountedIds.of(snapshot).text()}
+        return parameters
+
+    _alter(metastore, table, list(counted), change, wait=wait, writer=None)
 
 
-def set_rows(metastore: Metastore, table: Table, counted: Mapping[str, int]) -> None:
-    """Write counted rows as numRows and drop the flag."""
+def read_counters(metastore: Metastore, table: Table, names: Sequence[str]) -> Iterator[Counters]:
+    """The counters of those of these partitions that exist, or of the whole table; one call for CHUNK partitions."""
+    if not table.partition_columns:
+        yield _of_table(read_table(metastore, table.name))
+        return
+    for start in range(0, len(names), CHUNK):
+        for partition in read_partitions(metastore, table, names[start : start + CHUNK]):
+            yield _of_partition(table, partition)
 
-    def change(name: str, parameters: dict[str, str]) -> None:
-        parameters[_ROWS] = parameters[LEFT] = str(counted[name])
 
-    _alter(metastore, table, list(counted), change, None)
+def _of_table(raw: Any) -> Counters:
+    return Counters(WHOLE_TABLE, raw.sd.location, dict(raw.parameters or {}))
 
 
-def _marks(parameters: Mapping[str, str]) -> list[tuple[str, int, Added]]:
-    """Key, write id and amounts of every mark."""
+def _of_partition(table: Table, partition: Any) -> Counters:
+    return Counters(table.partition_name(partition.values), partition.sd.location, dict(partition.parameters or {}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    key: str
+    write_id: int
+    amount: Added
+
+
+def _marks(parameters: Mapping[str, str]) -> list[_Mark]:
+    """Every mark; what somebody else wrote under such a name is none."""
     found = []
     for key, value in parameters.items():
-        if key.startswith(_MARK):
-            write_id, rows, files, size = map(int, value.split())
-            found.append((key, write_id, Added(rows, files, size)))
+        numbers = value.split()
+        if key.startswith(_MARK) and len(numbers) == 4 and all(number.isdecimal() for number in numbers):
+            write_id, rows, files, size = map(int, numbers)
+            found.append(_Mark(key, write_id, Added(rows, files, size)))
     return found
 
 
-def _settled(parameters: dict[str, str], snapshot: ValidWriteIds) -> bool:
-    """Take back what aborted write ids added, forget the marks of all that have ended; True when all was trusted."""
-    trusted = _is_trusted(parameters)
-    for key, write_id, amount in _marks(parameters):
-        if write_id in snapshot.aborted:
-            _add(parameters, amount, -1)
-        if write_id in snapshot.aborted or snapshot.is_valid(write_id):
-            del parameters[key]
-    return trusted
+def _is_right(parameters: Mapping[str, str], content: Content, snapshot: ValidWriteIds, known: Known) -> bool:
+    """As `is_right`, of a directory that is not empty and without marks of aborted write ids."""
+    if parameters.get(LEFT) != parameters.get(_ROWS):
+        return False
+    counted = CountedIds.parse(parameters.get(_COUNTED))
+    if counted is None or not counted.accounts_for(content, snapshot, known):
+        return False
+    return all(
+        _has_committed(mark.write_id, content, known) for mark in _marks(parameters) if snapshot.is_valid(mark.write_id)
+    )
+
+
+def _has_committed(write_id: int, content: Content, known: Known) -> bool:
+    """Whether a write id that a snapshot calls valid has committed for certain.
+
+    Once the metastore has cleaned up after an aborted write id it forgets it, and snapshots call it valid; its delta is
+    gone then. So is that of a committed one after a compaction: then only its writer knows.
+    """
+    return write_id == known.committed or any(
+        isinstance(one, Delta) and not one.visibility_txn and one.min_write_id <= write_id <= one.max_write_id
+        for one in content.directories
+    )
+
+
+def _in_flight(parameters: Mapping[str, str], snapshot: ValidWriteIds) -> bool:
+    ended = (snapshot.is_valid(mark.write_id) or mark.write_id in snapshot.aborted for mark in _marks(parameters))
+    return not all(ended)
+
+
+def _subtract_aborted(parameters: dict[str, str], snapshot: ValidWriteIds) -> None:
+    was_left = parameters.get(LEFT) == parameters.get(_ROWS)
+    for mark in _marks(parameters):
+        if mark.write_id in snapshot.aborted:
+            _add(parameters, mark.amount, -1)
+            del parameters[mark.key]
+    if was_left and LEFT in parameters:
+        parameters[LEFT] = parameters[_ROWS]
+
+
+def _forget_ended(parameters: dict[str, str], snapshot: ValidWriteIds) -> None:
+    for mark in _marks(parameters):
+        if snapshot.is_valid(mark.write_id):
+            del parameters[mark.key]
+
+
+def _forget_marks(parameters: dict[str, str]) -> None:
+    for key in [key for key in parameters if key.startswith(_MARK)]:
+        del parameters[key]
 
 
 def _add(parameters: dict[str, str], amount: Added, sign: int) -> None:
@@ -170,22 +284,30 @@ def _add(parameters: dict[str, str], amount: Added, sign: int) -> None:
 
 
 def _alter(
-    metastore: Metastore, table: Table, names: Sequence[str], change: Change, writer: tuple[int, str] | None
+    metastore: Metastore,
+    table: Table,
+    names: Sequence[str],
+    change: Change,
+    *,
+    wait: Wait,
+    writer: tuple[int, str] | None,
 ) -> None:
     if table.partition_columns:
         _alter_partitions(metastore, table, names, change, writer)
     else:
-        _alter_table(metastore, table, change, writer)
+        _alter_table(metastore, table, change, wait, writer)
 
 
 def _alter_partitions(
     metastore: Metastore, table: Table, names: Sequence[str], change: Change, writer: tuple[int, str] | None
 ) -> None:
     """Read and write back at once: HMS ignores `expected_parameter_*` here (live experiment B16)."""
-    for start in range(0, len(names), _CHUNK):
-        partitions = read_partitions(metastore, table, names[start : start + _CHUNK])
+    for start in range(0, len(names), CHUNK):
+        partitions = read_partitions(metastore, table, names[start : start + CHUNK])
         for partition in partitions:
-            partition.parameters = _changed(partition.parameters, table.partition_name(partition.values), change)
+            partition.parameters = change(_of_partition(table, partition))
+        if not partitions:
+            continue
         request = ttypes.AlterPartitionsRequest(
             dbName=table.name.database,
             tableName=table.name.table,
@@ -196,7 +318,9 @@ def _alter_partitions(
         metastore.call("alter_partitions_req", request)
 
 
-def _alter_table(metastore: Metastore, table: Table, change: Change, writer: tuple[int, str] | None) -> None:
+def _alter_table(
+    metastore: Metastore, table: Table, change: Change, wait: Wait, writer: tuple[int, str] | None
+) -> None:
     """Compare and set on the time of the last DDL, so that no DDL of a user is undone (HIVE-26882).
 
     That time has whole seconds: a table touched in this very second is read again when the second is over.
@@ -204,16 +328,38 @@ def _alter_table(metastore: Metastore, table: Table, change: Change, writer: tup
     for _ in range(_TRIES):
         raw = read_table(metastore, table.name)
         touched = (raw.parameters or {}).get(_DDL_TIME, "0")
-        if now() < int(touched) + _SETTLED_SECONDS:
-            pause(int(touched) + _SETTLED_SECONDS - now())
+        seconds = min(_seconds_of_touch(table, touched), wait.deadline.left)
+        if seconds > 0:
+            if pause(seconds, wait.stop):
+                raise TransactionAborted("stopped while the rows were being counted", where=f"table {table.name}")
             continue
-        raw.parameters = _changed(raw.parameters, WHOLE_TABLE, change)
+        raw.parameters = change(_of_table(raw))
         if write_back(metastore, raw, touched, writer):
             return
     raise MetastoreUnavailable(
         f"others changed the table {_TRIES} times in a row while its row count was being kept",
         where=f"table {table.name}",
     )
+
+
+_touched: dict[str, tuple[str, float]] = {}
+
+
+def _seconds_of_touch(table: Table, touched: str) -> float:
+    """Seconds until the second of the last DDL is over for certain, 0 when it is.
+
+    By the clocks, or because this process first saw that value more than a second ago: a metastore whose clock is
+    ahead of ours must not delay commits for as long as it is ahead.
+    """
+    name = str(table.name)
+    if _touched.get(name, ("", 0.0))[0] != touched:
+        _touched[name] = (touched, monotonic())
+        ahead = int(touched) - now()
+        if ahead > _SETTLED_SECONDS:
+            _log.warning("the last DDL of table %s lies %.0f s in the future: the clocks differ", name, ahead)
+    by_clock = int(touched) + _SETTLED_SECONDS - now()
+    since_seen = _touched[name][1] + _SETTLED_SECONDS - monotonic()
+    return max(0.0, min(by_clock, since_seen))
 
 
 def write_back(metastore: Metastore, raw: Any, touched: str, writer: tuple[int, str] | None) -> bool:
@@ -247,37 +393,5 @@ def write_back(metastore: Metastore, raw: Any, touched: str, writer: tuple[int, 
     return True
 
 
-def _is_trusted(parameters: Mapping[str, str]) -> bool:
-    """We vouch for numRows as we left it; where we never wrote, Hive does by BASIC_STATS."""
-    if LEFT in parameters:
-        return parameters[LEFT] == parameters.get(_ROWS)
-    return _ROWS in parameters and '"BASIC_STATS":"true"' in parameters.get(_ACCURATE, "").replace(" ", "")
-
-
-def _changed(parameters: Mapping[str, str] | None, name: str, change: Change) -> dict[str, str]:
-    after = dict(parameters or {})
-    change(name, after)
-    after.pop(_ACCURATE, None)
-    return after
-
-
 def _as_writer(writer: tuple[int, str] | None) -> dict[str, Any]:
     return {} if writer is None else {"writeId": writer[0], "validWriteIdList": writer[1]}
-
-
-def _some(metastore: Metastore, table: Table, names: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Name and parameters of these partitions, or of the whole table."""
-    if not table.partition_columns:
-        yield WHOLE_TABLE, dict(read_table(metastore, table.name).parameters or {})
-        return
-    for start in range(0, len(names), _CHUNK):
-        for partition in read_partitions(metastore, table, names[start : start + _CHUNK]):
-            yield table.partition_name(partition.values), dict(partition.parameters or {})
-
-
-def _every(metastore: Metastore, table: Table) -> Iterator[tuple[str, dict[str, str]]]:
-    """Name and parameters of every partition, or of the whole table."""
-    names: Sequence[str] = ()
-    if table.partition_columns:
-        names = partition_names(metastore, table)
-    yield from _some(metastore, table, names)

@@ -148,6 +148,19 @@ def lock_against_overwrites(
     return bool(_check(metastore, txn, asked.lockid).state == ttypes.LockState.ACQUIRED)
 
 
+def lock_reading(metastore: Metastore, txn: Transaction, wait: Wait) -> None:
+    """Lock the table as a reader does, which DDL of the table and its partitions waits for; raises as `lock` does."""
+    component = ttypes.LockComponent(
+        type=ttypes.LockType.SHARED_READ,
+        level=ttypes.LockLevel.TABLE,
+        dbname=txn.table.database,
+        tablename=txn.table.table,
+        operationType=ttypes.DataOperationType.SELECT,
+        isTransactional=True,
+    )
+    _wait(metastore, txn, _request(metastore, txn, [component]), wait)
+
+
 def take_lease(metastore: Metastore, txn: Transaction, lease: TableName, wait: Wait) -> None:
     """Take a lease for the rest of the transaction; raises as `lock` does."""
     _wait(metastore, txn, _request(metastore, txn, [lease_component(lease)]), wait)

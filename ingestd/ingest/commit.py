@@ -17,10 +17,10 @@ from ingestd.hive import counting, deltas, ending, transactions
 from ingestd.hive.announce import announce
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ControlTable, read_state
-from ingestd.hive.counting import Counted
 from ingestd.hive.deltas import Placed
 from ingestd.hive.ending import Doubt
 from ingestd.hive.partitions import PartitionInfo
+from ingestd.hive.row_counts import RowCounts
 from ingestd.hive.staging import Staging
 from ingestd.hive.tables import Table, load_acid_table
 from ingestd.hive.transactions import Transaction, Wait
@@ -58,7 +58,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a commit did; `recounted` names what had to be counted again because others wrote statistics beside us.
+    """What a commit did.
 
     `hidden` names partitions (or WHOLE_TABLE) whose new rows nobody can see, with the base directory that hides them: a
     TRUNCATE got in between.
@@ -66,7 +66,6 @@ class Committed:
 
     work: Work
     state: MappingState
-    recounted: Sequence[str]
     hidden: Mapping[str, str]
 
 
@@ -81,12 +80,14 @@ class Committer:
         metastore: Metastore,
         options: MappingOptions,
         control: ControlTable,
+        counts: RowCounts,
         stop: threading.Event,
         on_wait: Callable[[IngestdError, float], None],
     ) -> None:
         self._metastore = metastore
         self._options = options
         self._control = control
+        self._counts = counts
         self._stop = stop
         self._on_wait = on_wait
         self._patience_seconds = _PATIENCE_SECONDS
@@ -100,7 +101,7 @@ class Committer:
         5. register         partitions, before any file appears under them
         6. place            the deltas, each by one rename
         7. announce         the files, to a metastore that keeps an event log
-        8. count            the row counts that Hive answers from
+        8. count            the row counts that Hive answers from; what is in doubt is recounted later (`row_counts.py`)
         9. commit           the one visible moment
 
         Raises OwnershipLost when somebody else committed meanwhile, TableChanged, TransactionAborted, or an
@@ -110,17 +111,18 @@ class Committer:
         alone = self._lock_and_fence(work)
         partitions = self._register(work)
         placed = self._place(work, partitions)
+        added = counting.added_rows(work.table, work.files)
         with deltas.withdrawn_unless_committed(placed):
             self._announce(work, placed)
-            with counting.one_at_a_time(work.table, self._stop):
-                counted = self._count(work, partitions)
+            with self._counts.counted_up(work.table, work.txn, added, self._stop):
+                self._done(work, "counted")
                 if not alone:
                     deltas.refuse_overtaken(partitions, work.txn)
                 self._commit(work, after)
         self._done(work, "committed")
         hidden = {} if alone else self._hidden(work, partitions)
         work.staging.discard()
-        return Committed(work, after, self._look_after(work, counted), hidden)
+        return Committed(work, after, hidden)
 
     def _lock_and_fence(self, work: Work) -> bool:
         """Take the locks, then see that neither the offsets nor the table moved since they were planned.
@@ -165,13 +167,6 @@ class Committer:
         announce(self._metastore, work.table, work.txn, placed)
         self._done(work, "announced")
 
-    def _count(self, work: Work, partitions: Mapping[str, PartitionInfo]) -> Counted:
-        """Count the rows up just before the commit, so that `count(*)` is right from the first moment."""
-        added = counting.added_rows(work.table, work.files)
-        counted = counting.count_up(self._metastore, work.table, work.txn, self._options.name, added, partitions)
-        self._done(work, "counted")
-        return counted
-
     def _commit(self, work: Work, after: MappingState) -> None:
         """Commit rows and state at once; an answer that was lost is asked for: the control row has it."""
         text = after.text()
@@ -185,13 +180,6 @@ class Committer:
             return deltas.overtaken(partitions, work.txn)
         except StorageUnavailable as error:
             return {str(work.table.name): f"not known: {error}"}
-
-    def _look_after(self, work: Work, counted: Counted) -> list[str]:
-        """The commit stands whatever happens here; a count that cannot be looked at now is looked at next time."""
-        try:
-            return counting.look_after(self._metastore, work.table, counted)
-        except IngestdError as error:
-            return [f"not looked at: {error}"]
 
     @staticmethod
     def _done(work: Work, step: str) -> None:

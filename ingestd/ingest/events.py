@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import structlog
@@ -25,8 +26,6 @@ def committed(mapping: str, done: Committed) -> None:
         extra["ranges"] = ranges
     else:
         _log.debug("committed_ranges", mapping=mapping, txn=work.txn.id, ranges=ranges)
-    if done.recounted:
-        extra["recounted"] = list(done.recounted)
     _log.info(
         "committed",
         mapping=mapping,
@@ -106,9 +105,20 @@ def gap(mapping: str, text: str) -> None:
     _log.error("offsets lost", mapping=mapping, gap=text)
 
 
-def counts_mended(mapping: str, names: list[str]) -> None:
-    """The row counts of an aborted transaction were taken back."""
-    _log.info("row counts mended", mapping=mapping, partitions=names[:_FEW], count=len(names))
+class CountsReport:
+    """What a mapping logs about row counts (`hive.row_counts.Report`)."""
+
+    def __init__(self, mapping: str) -> None:
+        self._mapping = mapping
+
+    def repaired(self, names: Sequence[str]) -> None:
+        """Counts were wrong, because others wrote statistics beside us or a transaction aborted, and were recounted."""
+        _log.info("row counts mended", mapping=self._mapping, partitions=list(names[:_FEW]), count=len(names))
+
+    def delayed(self, error: IngestdError) -> None:
+        """Counts cannot be looked at or recounted now: commits go on, and `count(*)` reads the rows meanwhile."""
+        kind = type(error).__name__
+        _log.warning("row_counts_delayed", mapping=self._mapping, reason=kind, error=str(error))
 
 
 def mirror_failed(mapping: str, error: IngestdError) -> None:

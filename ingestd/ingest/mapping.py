@@ -25,9 +25,10 @@ from ingestd.errors import (
     TableMissing,
     TransactionAborted,
 )
-from ingestd.hive import counting, partitions, staging, transactions
+from ingestd.hive import partitions, staging, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ensure_control_table, read_state
+from ingestd.hive.row_counts import RowCounts
 from ingestd.hive.staging import Staging
 from ingestd.hive.tables import Table
 from ingestd.ingest import events, failpoints, stage
@@ -60,6 +61,10 @@ _OUT_OF_MEMORY = (
     "lower commit.bytes, commit.rows or the cores of spark.master; on a cluster raise spark.executor.pyspark.memory or "
     "spark.executor.memoryOverhead"
 )
+# The survey of a new owner waits for so long: its first commit comes before.
+_SURVEY_SECONDS = 3.0
+# At the end row counts that were not looked at yet get so long.
+_COUNTS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ class MappingLoop:
         self._was_there = False
         # Until when the table may be missing, once it is.
         self._missing: Deadline | None = None
+        self._counts: RowCounts | None = None
 
     def run(self) -> None:
         """Work until stopped. Raises the IngestdError that ends this mapping; others are waited out."""
@@ -135,6 +141,7 @@ class MappingLoop:
     def _get_ready(self) -> tuple[Table, Committer] | None:
         """Own the mapping and recover; None when told to stop before it was ours."""
         if not self._ownership.held:
+            self._leave_counts(0.0)
             on_wait = partial(events.standing_by, self.options.name)
             if not self._ownership.acquire(self._signals.stop, on_wait):
                 return None
@@ -177,11 +184,9 @@ class MappingLoop:
         aborted = self._ownership.abort_leftovers()
         table = load_target(self._metastore, options)
         self._sweep(table)
-        mended = counting.take_back(self._metastore, table, options.name)
-        if mended:
-            events.counts_mended(options.name, mended)
         control = ensure_control_table(self._metastore, options.control)
-        committer = Committer(self._metastore, options, control, self._signals.abort, self._tell_wait)
+        counts = self._keep_counts(table)
+        committer = Committer(self._metastore, options, control, counts, self._signals.abort, self._tell_wait)
         state = MappingState.parse(read_state(self._metastore, control))
         if state is None:
             self._begin_history(table, committer)
@@ -205,6 +210,20 @@ class MappingLoop:
         if odd:
             events.odd_partitions(self.options.name, str(table.name), len(odd), partitions.describe_odd(odd))
         self._looked_for_odd = True
+
+    def _keep_counts(self, table: Table) -> RowCounts:
+        """The row counts of this owner; whoever becomes owner looks at all of them once."""
+        if self._counts is None:
+            writer = f"{self.options.control_database}.{self.options.name}"
+            self._counts = RowCounts(self._metastore, table.name, writer, events.CountsReport(self.options.name))
+            self._counts.survey(_SURVEY_SECONDS)
+        return self._counts
+
+    def _leave_counts(self, seconds: float) -> None:
+        """Look for the last time at what was committed lately; then the counts are the next owner's."""
+        if self._counts is not None:
+            self._counts.close(Deadline.after(seconds), self._signals.abort)
+        self._counts = None
 
     def _begin_history(self, table: Table, committer: Committer) -> None:
         """Store where the first run begins before anything is read: a crash must not move a `latest` start."""
@@ -374,5 +393,6 @@ class MappingLoop:
             self._ownership.release()
         except IngestdError as error:
             events.left_open(self.options.name, error)
+        self._leave_counts(_COUNTS_SECONDS)
         self._mirror.close()
         self._metastore.close()

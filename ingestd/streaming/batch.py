@@ -11,15 +11,15 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 
 from ingestd.acid.spread import Part
 from ingestd.clock import Deadline
-from ingestd.errors import CommitOutcomeUnknown, IngestdError, StorageUnavailable, TransactionAborted
-from ingestd.hive import counting, deltas, ending, transactions
+from ingestd.errors import CommitOutcomeUnknown, IngestdError, StorageUnavailable
+from ingestd.hive import deltas, ending, transactions
 from ingestd.hive.announce import announce
-from ingestd.hive.counting import Counted
 from ingestd.hive.deltas import Placed
 from ingestd.hive.ending import Doubt
 from ingestd.hive.partitions import PartitionInfo
@@ -172,7 +172,7 @@ class TransactionBatch:
             txn = self._open_transaction()
             self._heartbeat.check(txn.id)
             try:
-                counted, alone = self._publish(txn, extras)
+                alone = self._publish(txn, extras)
             except CommitOutcomeUnknown:
                 self._in_doubt = True
                 raise
@@ -184,7 +184,6 @@ class TransactionBatch:
             self._session.stats.committed_transactions += 1
             if not alone:
                 self._tell_hidden(txn)
-            self._look_after(counted)
             if not self._left:
                 self._finish_files()
                 self._end()
@@ -264,7 +263,7 @@ class TransactionBatch:
     def _wait(self) -> Wait:
         return Wait(Deadline.after(self._session.lock_seconds), threading.Event())
 
-    def _publish(self, txn: Transaction, extras: Extras) -> tuple[Counted, bool]:
+    def _publish(self, txn: Transaction, extras: Extras) -> bool:
         """Place the files and commit; also answers whether every TRUNCATE had to wait for that.
 
         The lock for it is taken so late because UPDATE and DELETE wait for it too, and a transaction may take hours.
@@ -279,12 +278,11 @@ class TransactionBatch:
         alone = not self.partitions or transactions.lock_against_overwrites(
             metastore, txn, dynamic=self._session.is_dynamic, wait=self._wait(), partition=self._locked_partition
         )
-        with counting.one_at_a_time(self._table, threading.Event()):
-            counted = self._count(txn, done.added)
+        with self._counted_up(txn, done.added):
             deltas.refuse_overtaken(self.partitions, txn)
             self._heartbeat.forget(txn.id)
-            self._commit(txn, extras.key_value, counted)
-        return counted, alone
+            self._commit(txn, extras.key_value)
+        return alone
 
     def _tell_hidden(self, txn: Transaction) -> None:
         """The commit stands; a directory that cannot be listed now tells nothing."""
@@ -302,34 +300,16 @@ class TransactionBatch:
                 base,
             )
 
-    def _count(self, txn: Transaction, added: Mapping[str, Added]) -> Counted:
+    def _counted_up(self, txn: Transaction, added: Mapping[str, Added]) -> AbstractContextManager[None]:
+        """Count the rows up for a block that commits them."""
         some = {name: more for name, more in added.items() if more.rows}
-        name = f"streaming.{txn.write_id}"
-        return counting.count_up(self._session.metastore, self._table, txn, name, some, self.partitions)
+        batch = (self.write_ids[0], self.write_ids[-1]) if len(self.write_ids) > 1 else None
+        return self._session.counts.counted_up(self._table, txn, some, threading.Event(), batch)
 
-    def _commit(self, txn: Transaction, key_value: KeyValue | None, counted: Counted) -> None:
-        """Commit; one that fails takes its counting back."""
+    def _commit(self, txn: Transaction, key_value: KeyValue | None) -> None:
         metastore = self._session.metastore
         doubt = Doubt(lambda: is_committed(metastore, txn.id), _tell_doubt)
-        try:
-            ending.commit(metastore, txn, key_value, doubt)
-        except TransactionAborted:
-            self._take_back(counted)
-            raise
-
-    def _take_back(self, counted: Counted) -> None:
-        """What cannot be taken back now is by whoever counts there next."""
-        try:
-            counting.take_back(self._session.metastore, self._table, counted.writer.name, list(counted.partitions))
-        except IngestdError as error:
-            _log.warning("the count of %s could not be taken back now: %s", self._table.name, error)
-
-    def _look_after(self, counted: Counted) -> None:
-        """The commit stands whatever happens here; the next writer finds a count that could not be looked at."""
-        try:
-            counting.look_after(self._session.metastore, self._table, counted)
-        except IngestdError as error:
-            _log.warning("rows of %s could not be counted now: %s", self._table.name, error)
+        ending.commit(metastore, txn, key_value, doubt)
 
     def _retire(self) -> None:
         """The heartbeat's thread ends a batch that has become old between two transactions."""

@@ -23,6 +23,7 @@ import pyarrow as pa
 from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.layout import MAX_BUCKET, MAX_STATEMENT, bucket_name, delta_name, shared_delta_name
 from ingestd.acid.spread import spread
+from ingestd.clock import Deadline
 from ingestd.hive.announce import announce
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
 from ingestd.hive.tables import read_table
@@ -56,6 +57,8 @@ _log = logging.getLogger(__name__)
 _AUTO_FLUSH_BYTES = 100 << 20
 _MEMORY_THRESHOLD = 0.7
 _BATCHES = 5  # opened for one transaction while the table changes each time
+# How long `close` looks at row counts of the last commits.
+_COUNTS_SECONDS = 5.0
 
 
 class HiveStreamingConnection(ConnectionInfo):
@@ -470,6 +473,7 @@ class HiveStreamingConnection(ConnectionInfo):
                 if self._batch:
                     self._batch.close()
         finally:
+            self._session.counts.close(Deadline.after(_COUNTS_SECONDS), threading.Event())
             self._metastore.close()
 
     def _close_quietly(self) -> None:

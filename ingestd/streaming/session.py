@@ -7,6 +7,8 @@ under the lock of each transaction (`look_again`), because nobody can change the
 from __future__ import annotations
 
 import logging
+import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -18,8 +20,9 @@ from ingestd.errors import IngestdError, InvalidTable
 from ingestd.hive import staging
 from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import describe_odd, odd_partitions
+from ingestd.hive.row_counts import RowCounts
 from ingestd.hive.security import Security
-from ingestd.hive.tables import Table, as_acid_table, load_acid_table
+from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table
 from ingestd.schema import Column
 from ingestd.storage import local
 from ingestd.streaming.arguments import PartitionValues, in_order
@@ -59,6 +62,7 @@ class Session:
     static: tuple[str, ...]
     agent: str
     stats: Counters
+    counts: RowCounts
     lock_seconds: float
     batch_seconds: float
     timeout_seconds: float
@@ -140,6 +144,7 @@ def _session(metastore: Metastore, options: ConnectionOptions) -> Session:
         static=_static(table, options),
         agent=options.agent(metastore.user),
         stats=Counters(),
+        counts=RowCounts(metastore, table.name, f"streaming.{uuid.uuid4().hex[:12]}", _Report(table.name)),
         lock_seconds=options.lock_seconds,
         batch_seconds=options.batch_seconds,
         timeout_seconds=transaction_timeout(metastore),
@@ -230,3 +235,18 @@ def _light(encoding: Encoding) -> Encoding:
     """Java 3.1 turns compression off here, Java 4 keeps zlib; zstd costs little and saves nearly as much as that."""
     compression = "zstd" if encoding.compression == "zlib" else encoding.compression
     return replace(encoding, index_stride=0, compression=compression)
+
+
+class _Report:
+    """What is logged about row counts (`hive.row_counts.Report`)."""
+
+    def __init__(self, table: TableName) -> None:
+        self._table = table
+
+    def repaired(self, names: Sequence[str]) -> None:
+        """Row counts were wrong and were recounted."""
+        _log.info("row counts of %s were recounted: %d partitions", self._table, len(names))
+
+    def delayed(self, error: IngestdError) -> None:
+        """Row counts cannot be looked at or recounted now."""
+        _log.warning("row counts of %s cannot be checked now: %s", self._table, error)

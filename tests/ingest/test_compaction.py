@@ -1,0 +1,135 @@
+"""`count(*)` is what a scan finds beside all that Hive does to a table that is written every second.
+
+Automatic compaction is on, as in every real warehouse. After each compaction Hive runs ANALYZE, which writes back
+parameters that it read before; a loop of ANALYZE and requested compactions make that happen often.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import count
+
+import pytest
+
+from ingestd.clock import Deadline, pause
+from ingestd.errors import SandboxError
+from tests.support.counters import number
+from tests.support.stack import Daemon, Stack, eventually
+
+_VALUES = ("a", "b", "c", "d", "e")
+_BUSY = {"initiated", "working"}
+_unique = count()
+
+
+class _Traffic:
+    """Records for a table that is partitioned and for one that is not, about one commit a second in each."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.tables = {f"{stack.name}_p": [f"dt={value}" for value in _VALUES], f"{stack.name}_u": [""]}
+        for name, partitions in self.tables.items():
+            stack.topic(1, name)
+            by = "dt string" if len(partitions) > 1 else ""
+            stack.table("id bigint", by, name=f"default.{name}", no_auto_compaction="false")
+        mappings = [{"name": n[-40:], "topics": [n], "table": f"default.{n}"} for n in self.tables]
+        self.daemon: Daemon = stack.start(stack.config(*mappings))
+        self.sent = 0
+
+    def produce(self, seconds: float) -> None:
+        """Send to every partition but the first all the time, to that one in the first half only."""
+        whole, half = Deadline.after(seconds), Deadline.after(seconds / 2)
+        while not whole.passed:
+            values = _VALUES[bool(half.passed) :]
+            for name in self.tables:
+                self.stack.produce(({"id": self.sent + i, "dt": values[i % len(values)]} for i in range(200)), name)
+            self.sent += 200
+            pause(0.3)
+
+    def wait(self) -> None:
+        """Return when all is committed and no compaction of these tables is on its way."""
+        eventually("all commits", lambda: self._committed() == self.sent * len(self.tables), 120)
+        eventually("the compactions", lambda: not self._compacting(), 120)
+
+    def check(self) -> None:
+        """Every number becomes that of a scan, and is what Hive answers by default."""
+        for table, partitions in self.tables.items():
+            for partition in partitions:
+                where = f"WHERE dt = '{partition[3:]}'" if partition else ""
+                scan = self._ask(f"count(id + {next(_unique)})", table, where)
+                kept = partial(number, self.stack, partition, table)
+                eventually(f"numRows {scan} of {table} {partition}", partial(_equals, kept, scan))
+                assert self._ask(f"count(*) + 0 * {next(_unique)}", table, where) == scan, f"{table} {partition}"
+            assert self._ask("count(*)", table) == self.sent
+
+    def _ask(self, what: str, table: str, where: str = "") -> int:
+        return int(self.stack.sql(f"SELECT {what} AS n{next(_unique)} FROM {table} {where}")[0][0])
+
+    def _committed(self) -> int:
+        assert self.daemon.process.poll() is None, self.daemon.text()
+        return sum(int(event["rows"]) for event in self.daemon.events("committed"))
+
+    def _compacting(self) -> bool:
+        rows = self.stack.sql("SHOW COMPACTIONS")
+        return any(set(self.tables) & set(row) and _BUSY & {str(value) for value in row} for row in rows)
+
+
+@contextmanager
+def _repeated(stack: Stack, statements: Sequence[str], seconds: float) -> Iterator[None]:
+    """Run one of these statements after the other in HiveServer2 while the block runs; some may be refused."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not pause(seconds, ended):
+            with suppress(SandboxError):
+                stack.sql(random.choice(statements))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _equals(ask: Callable[[], int], expected: int) -> bool:
+    return ask() == expected
+
+
+def _part(partition: str) -> str:
+    return f" PARTITION (dt='{partition[3:]}')" if partition else ""
+
+
+def _run(stack: Stack, seconds: float, rounds: int) -> None:
+    traffic = _Traffic(stack)
+    parts = [(table, _part(one)) for table, partitions in traffic.tables.items() for one in partitions]
+    analyze = [f"ANALYZE TABLE {table}{part} COMPUTE STATISTICS NOSCAN" for table, part in parts]
+    requests = [f"ALTER TABLE {table}{part} COMPACT '{kind}'" for table, part in parts for kind in ("minor", "major")]
+    for _ in range(rounds):
+        with _repeated(stack, analyze, 0.2), _repeated(stack, requests, 2.0):
+            traffic.produce(seconds)
+        traffic.wait()
+        traffic.check()
+    traffic.daemon.terminate()
+    assert traffic.daemon.wait() == 0
+    traffic.check()
+
+
+def test_count_when_hive_compacts_and_analyzes_all_the_while_then_is_what_a_scan_finds(stack: Stack) -> None:
+    _run(stack, seconds=60, rounds=1)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_count_after_ten_minutes_beside_compaction_then_is_what_a_scan_finds(stack: Stack) -> None:
+    _run(stack, seconds=150, rounds=4)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_count_after_ten_minutes_on_postgresql_then_is_what_a_scan_finds(on_postgres: Stack) -> None:
+    _run(on_postgres, seconds=150, rounds=4)

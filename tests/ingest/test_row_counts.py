@@ -1,0 +1,176 @@
+"""Row counts become right again whoever wrote over them, without a further commit, and no commit waits for that."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ingestd.clock import Deadline, now
+from ingestd.hive import transactions
+from ingestd.hive.tables import TableName
+from ingestd.hive.transactions import Wait
+from tests.streaming.support import connect, rows
+from tests.support.compaction import compact
+from tests.support.counters import number, read_parameters, write_parameters
+from tests.support.stack import Daemon, Stack, eventually
+
+PARTITIONED = pytest.mark.parametrize("partition", ["", "dt=a"], ids=["table", "partition"])
+
+
+def _rows(daemon: Daemon) -> int:
+    assert daemon.process.poll() is None, daemon.text()
+    return sum(int(event["rows"]) for event in daemon.events("committed"))
+
+
+def _commit(stack: Stack, daemon: Daemon, ids: range) -> None:
+    before = _rows(daemon)
+    stack.produce({"id": one, "dt": "a"} for one in ids)
+    eventually("our commit", lambda: _rows(daemon) == before + len(ids))
+
+
+def _make(stack: Stack, partition: str) -> None:
+    stack.topic(1)
+    stack.table("id bigint", "dt string" if partition else "")
+
+
+@pytest.fixture
+def lease(stack: Stack) -> Iterator[threading.Event]:
+    """The counting lease of the test's table in the hands of a client that does nothing with it, until it is set."""
+    name = TableName("default", stack.name)
+    free = threading.Event()
+    txn = transactions.begin_reading(stack.metastore, name, stack.name)
+    lease = TableName("default", f"{stack.name}#ingestd.counting")
+    transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(5), threading.Event()))
+
+    def release() -> None:
+        free.wait(300)
+        transactions.abort(stack.metastore, txn.id)
+        stack.metastore.close()
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    yield free
+    free.set()
+    thread.join()
+
+
+@PARTITIONED
+def test_analyze_writes_back_what_it_read_before_our_commit_then_repaired_though_nothing_is_written_any_more(
+    stack: Stack, partition: str
+) -> None:
+    _make(stack, partition)
+    config = stack.config({"commit": {"interval": "300ms"}})
+    daemon = stack.start(config)
+    _commit(stack, daemon, range(10))
+    eventually("the first count", lambda: read_parameters(stack, partition).get("ingestd.counted"))
+    old = read_parameters(stack, partition)
+    _commit(stack, daemon, range(10, 30))
+    write_parameters(stack, old, partition)
+    assert number(stack, partition) == 10
+    eventually("the repair while the daemon runs", lambda: number(stack, partition) == 30)
+    eventually("its log line", lambda: daemon.events("row counts mended"))
+    assert daemon.events("row counts mended")[-1]["partitions"] == [partition]
+    daemon.terminate()
+    assert daemon.wait() == 0
+
+    write_parameters(stack, old, partition)
+    daemon = stack.start(config)
+    eventually("the repair after a restart", lambda: number(stack, partition) == 30)
+    daemon.terminate()
+    assert daemon.wait() == 0
+
+    write_parameters(stack, old, partition)
+    stack.drain(config)
+    assert number(stack, partition) == 30
+    compact(stack, f"default.{stack.name}", "major", "dt='a'" if partition else "")
+    assert stack.count() == 30
+    assert len(stack.ids()) == 30
+
+
+def test_revert_when_another_writer_commits_next_then_it_adds_nothing_to_the_wrong_number(stack: Stack) -> None:
+    stack.table("id int, note string")
+    with connect(stack) as one, connect(stack) as two:
+        with one.transaction():
+            one.write(rows(0))
+        old = read_parameters(stack)
+        with one.transaction():
+            one.write(rows(10))
+        write_parameters(stack, old)
+        with two.transaction():
+            two.write(rows(20))
+        eventually("the repair", lambda: number(stack) == 30)
+    assert read_parameters(stack)["ingestd.rows"] == "30"
+
+
+def test_connection_closes_right_after_a_revert_then_repaired_before_it_ends(stack: Stack) -> None:
+    stack.table("id int, note string", "dt string")
+    with connect(stack, static_partition_values=["a"]) as connection:
+        with connection.transaction():
+            connection.write(rows(0))
+        old = read_parameters(stack, "dt=a")
+        with connection.transaction():
+            connection.write(rows(10))
+        write_parameters(stack, old, "dt=a")
+    assert number(stack, "dt=a") == 20
+
+
+def test_batch_when_its_transactions_go_to_different_partitions_then_nothing_is_in_doubt(stack: Stack) -> None:
+    """Its shared files do not tell which of its write ids wrote where; the connection knows."""
+    stack.table("id int, note string", "dt string")
+    with connect(stack, transaction_batch_size=20) as connection:
+        for turn in range(9):
+            with connection.transaction():
+                connection.write(rows(turn * 10, dt=["abc"[turn % 3]] * 10))
+            assert read_parameters(stack, f"dt={'abc'[turn % 3]}")["ingestd.rows"] == str(10 * (turn // 3 + 1))
+    assert [number(stack, f"dt={value}") for value in "abc"] == [30, 30, 30]
+
+
+def test_partition_when_made_again_with_old_numbers_then_counts_what_is_there(stack: Stack) -> None:
+    stack.table("id int, note string", "dt string")
+    with connect(stack, static_partition_values=["a"]) as connection:
+        with connection.transaction():
+            connection.write(rows(0))
+        old = read_parameters(stack, "dt=a")
+        stack.sql(f"ALTER TABLE {stack.name} DROP PARTITION (dt='a')")
+        stack.sql(f"ALTER TABLE {stack.name} ADD PARTITION (dt='a')")
+        write_parameters(stack, old, "dt=a")
+        with connection.transaction():
+            connection.write(rows(10, 5))
+        assert number(stack, "dt=a") == 5
+    assert stack.count("WHERE dt = 'a'") == 5
+
+
+@pytest.mark.parametrize("partition", ["", "dt=a"], ids=["table", "partition"])
+def test_lease_when_a_client_that_does_nothing_has_it_then_commits_go_on_and_the_count_becomes_right(
+    stack: Stack, lease: threading.Event, partition: str
+) -> None:
+    _make(stack, partition)
+    daemon = stack.start(stack.config({"commit": {"interval": "300ms"}}))
+    for turn in range(3):
+        _commit(stack, daemon, range(turn * 10, turn * 10 + 10))
+        assert stack.count() == turn * 10 + 10
+    first, *others = [event["ms"]["counted"] for event in daemon.events("committed") if event["rows"]]
+    assert first < 15_000  # 5 s of waiting, on a busy machine
+    assert max(others) < 5_000
+    assert daemon.events("row_counts_delayed")
+    lease.set()
+    eventually("the count", lambda: number(stack, partition) == 30)
+    daemon.terminate()
+    assert daemon.wait() == 0
+    assert read_parameters(stack, partition)["ingestd.rows"] == "30"
+
+
+def test_last_ddl_when_its_time_is_in_the_future_then_commits_do_not_wait_for_it(stack: Stack) -> None:
+    stack.table("id int, note string")
+    stack.sql(f"ALTER TABLE {stack.name} SET TBLPROPERTIES ('owner.team'='blue')")
+    with connect(stack) as connection:
+        for turn in range(3):
+            ahead = read_parameters(stack) | {"transient_lastDdlTime": str(int(now()) + 3600 + turn)}
+            write_parameters(stack, ahead)
+            with connection.transaction():
+                connection.write(rows(turn * 10))
+        assert int(read_parameters(stack)["transient_lastDdlTime"]) > now() + 3000
+        assert read_parameters(stack)["owner.team"] == "blue"
+    assert number(stack) == 30
