@@ -144,7 +144,7 @@ class HiveStreamingConnection(ConnectionInfo):
             except StreamingException as error:
                 self._kill(error)
                 raise
-            if self._feed.write(bytes_of(data, "write")):
+            if self._feed.write(data if type(data) is bytes else bytes_of(data, "write")):
                 self._take(batch, self._feed.drain)
         elif isinstance(data, io.TextIOBase):
             raise StreamingException("a stream gives bytes, not text", where="write", hint="open it with mode 'rb'")
@@ -425,7 +425,8 @@ class HiveStreamingConnection(ConnectionInfo):
 
     def _check(self) -> None:
         """Raise StreamingException unless the connection is open and belongs to this process and thread."""
-        check_process(self._process)
+        if self._process != _this.process:  # compared here, too: each record comes by
+            check_process(self._process)
         if self._closed:
             raise StreamingException("the connection is closed", hint="make a new one")
         if not self._thread:
@@ -494,9 +495,24 @@ def _refuse_old(batches: Sequence[pa.RecordBatch]) -> None:
         first += batch.num_rows
 
 
+class _This:
+    """The id of this process; a system call for each record would take longer than all else that is done with it."""
+
+    def __init__(self) -> None:
+        self.look()
+        os.register_at_fork(after_in_child=self.look)
+
+    def look(self) -> None:
+        """Ask the system."""
+        self.process = os.getpid()
+
+
+_this = _This()
+
+
 def check_process(owner: int) -> None:
     """Raise StreamingException in a forked child of `owner`, which must not touch its parent's transactions."""
-    if owner != os.getpid():
+    if owner != _this.process:
         raise StreamingException(
             "this is a forked child, and the connection belongs to the process that made it",
             where=f"process {os.getpid()}, not {owner}",

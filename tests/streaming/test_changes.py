@@ -135,8 +135,9 @@ def test_partitioned_table_when_it_gets_columns_then_only_writers_that_find_fiel
         write(fixed, b"3,c,x")
         with pytest.raises(TableChanged, match=r"columns were added \(extra\).*partition values"):
             shifted.begin_transaction()
-        with pytest.raises(TableChanged, match="2 groups, the table has 3 columns"):
-            matched.begin_transaction()
+        for _ in range(2):
+            with pytest.raises(TableChanged, match="2 groups, the table has 3 columns"):
+                matched.begin_transaction()
 
     assert sorted(stack.sql(f"SELECT id, extra, day FROM {stack.name}")) == [
         (1, None, "d"),
