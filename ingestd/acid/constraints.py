@@ -2,7 +2,8 @@
 
 Invariant: a row that passes has a value in every NOT NULL column, and the metastore can make its partition.
 Source: Hive checks NOT NULL in its own INSERT only (`enforce_constraint`), and folds `IS NULL` of such a column to
-false; partition names are directory names and lie in PARTITIONS.PART_NAME, a varchar(767).
+false; it allows no such constraint on partition columns. Partition names are directory names, and lie in
+PARTITIONS.PART_NAME, a varchar(767).
 """
 
 from __future__ import annotations
@@ -45,10 +46,6 @@ def _faults(batch: pa.RecordBatch, shape: Shape) -> Iterator[tuple[str, _Mask, s
         if column.name in shape.not_null and array.null_count:
             yield column.name, _mask(array.is_null()), "is NULL, the column is NOT NULL"
     dynamic = [column for column in shape.partition_columns if column.name in given]
-    for column in dynamic if shape.not_null else ():
-        if column.name in shape.not_null:
-            absent = _default(column, batch.column(column.name))
-            yield column.name, absent, "is NULL or empty, the partition column is NOT NULL"
     most = [_most_bytes(column, batch.column(column.name)) for column in dynamic]
     for column, bytes_ in zip(dynamic, most, strict=True):
         if bytes_ > NAME_BYTES:
@@ -63,13 +60,6 @@ def _faults(batch: pa.RecordBatch, shape: Shape) -> Iterator[tuple[str, _Mask, s
 
 def _mask(array: pa.Array) -> _Mask:
     return np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)
-
-
-def _default(column: Column, array: pa.Array) -> _Mask:
-    """Rows of the default partition, whose column reads as NULL."""
-    if column.type.kind in ("string", "varchar"):
-        return _mask(pc.equal(pc.fill_null(pc.binary_length(array), 0), 0))
-    return _mask(array.is_null())
 
 
 def _most_bytes(column: Column, array: pa.Array) -> int:

@@ -15,7 +15,7 @@ from pyorc.converters import ORCConverter
 
 from ingestd.acid.footer import seal
 from ingestd.acid.sink import OrcSink
-from ingestd.acid.writer import BLOCK_BYTES, DICTIONARY, STANDARD, STRIPE_BYTES, Encoding, Finished, discard
+from ingestd.acid.writer import DICTIONARY, STANDARD, Encoding, Finished, bloom_ids, discard
 from ingestd.schema import Column, HiveType
 
 _SECOND = 1_000_000_000
@@ -51,8 +51,10 @@ _COMPRESSION = {
     "zstd": pyorc.CompressionKind.ZSTD,
     "zlib": pyorc.CompressionKind.ZLIB,
     "snappy": pyorc.CompressionKind.SNAPPY,
+    "lz4": pyorc.CompressionKind.LZ4,
     "none": pyorc.CompressionKind.NONE,
 }
+_STRATEGY = {"speed": pyorc.CompressionStrategy.SPEED, "compression": pyorc.CompressionStrategy.COMPRESSION}
 
 
 class ExactWriter:
@@ -66,7 +68,6 @@ class ExactWriter:
         bucket: int,
         *,
         encoding: Encoding = STANDARD,
-        stripe_bytes: int = STRIPE_BYTES,
     ) -> None:
         """`bucket` is the bucket property. Creates the file; raises OSError."""
         self._path = path
@@ -75,7 +76,7 @@ class ExactWriter:
         self._rows = 0
         self._file = OrcSink(path)
         try:
-            self._orc = orc_writer(self._file, columns, encoding, stripe_bytes=stripe_bytes)
+            self._orc = orc_writer(self._file, columns, encoding)
         except BaseException:
             discard(path, self._file.close)
             raise
@@ -105,18 +106,20 @@ def orc_writer(
     encoding: Encoding,
     *,
     batch_size: int = 1024,
-    stripe_bytes: int = STRIPE_BYTES,
 ) -> pyorc.Writer:
     """A pyorc writer of insert events. Raises OSError."""
     return pyorc.Writer(
         sink,  # type: ignore[arg-type]  # it asks for BinaryIO and uses what OrcSink has
         _event_type(columns),
         batch_size=batch_size,
-        stripe_size=stripe_bytes,
+        stripe_size=encoding.stripe_bytes,
         row_index_stride=encoding.index_stride,
         dict_key_size_threshold=DICTIONARY if encoding.dictionaries else 0.0,
         compression=_COMPRESSION[encoding.compression],
-        compression_block_size=BLOCK_BYTES,
+        compression_block_size=encoding.block_bytes,
+        compression_strategy=_STRATEGY[encoding.strategy],
+        bloom_filter_columns=bloom_ids(columns, encoding) or None,
+        bloom_filter_fpp=encoding.bloom_fpp,
         converters=_CONVERTERS,
     )
 

@@ -16,7 +16,7 @@ from pyarrow import orc
 
 from ingestd.acid.footer import seal
 from ingestd.acid.sink import OrcSink
-from ingestd.acid.writer import BLOCK_BYTES, DICTIONARY, STANDARD, STRIPE_BYTES, Encoding, Finished, discard
+from ingestd.acid.writer import DICTIONARY, STANDARD, Encoding, Finished, bloom_ids, discard
 from ingestd.background import apart
 from ingestd.schema import Column
 
@@ -36,7 +36,6 @@ class FastWriter:
         bucket: int,
         *,
         encoding: Encoding = STANDARD,
-        stripe_bytes: int = STRIPE_BYTES,
     ) -> None:
         """`bucket` is the bucket property. Creates the file; raises OSError."""
         self._path = path
@@ -49,11 +48,14 @@ class FastWriter:
         self._orc = orc.ORCWriter(
             pa.PythonFile(self._file, "w"),
             compression="uncompressed" if encoding.compression == "none" else encoding.compression,
-            compression_block_size=BLOCK_BYTES,
-            stripe_size=stripe_bytes,
+            compression_block_size=encoding.block_bytes,
+            compression_strategy=encoding.strategy,
+            stripe_size=encoding.stripe_bytes,
             batch_size=_ROWS,
             row_index_stride=encoding.index_stride or _ONE_ENTRY,
             dictionary_key_size_threshold=DICTIONARY if encoding.dictionaries else 0.0,
+            bloom_filter_columns=bloom_ids(columns, encoding) or None,
+            bloom_filter_fpp=encoding.bloom_fpp,
         )
 
     def write(self, batch: pa.RecordBatch) -> None:

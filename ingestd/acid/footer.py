@@ -22,7 +22,9 @@ _PROLEPTIC_GREGORIAN = 2
 _PS_FOOTER_LENGTH, _PS_COMPRESSION, _PS_BLOCK_SIZE = 1, 2, 3
 _FOOTER_STRIPES, _FOOTER_METADATA, _FOOTER_CALENDAR = 3, 5, 11
 _STRIPE_ROWS = 5
-_NONE, _ZLIB, _SNAPPY, _ZSTD = 0, 1, 2, 5
+_NONE, _ZLIB, _SNAPPY, _LZ4, _ZSTD = 0, 1, 2, 4, 5
+# The header of an LZ4 frame of independent blocks up to 4 MiB without checksums, with the checksum of these two bytes.
+_LZ4_FRAME = bytes.fromhex("04224d18607073")
 _TAIL = 16 * 1024
 
 
@@ -46,7 +48,7 @@ def seal_shared(path: Path, runs: Sequence[tuple[int, int]], bucket: int) -> Sea
 
     Adds `calendar` = PROLEPTIC_GREGORIAN (else Hive 4 shifts dates before 1582), `hive.acid.key.index` with the last
     key of each stripe, `hive.acid.stats`, `hive.acid.version` (OrcRecordUpdater). Raises OSError; ValueError if the
-    file is no ORC file or its compression is not one of none, zlib, snappy, zstd.
+    file is no ORC file or its compression is not one of none, zlib, snappy, lz4, zstd.
     """
     ends = list(accumulate(rows for _, rows in runs))
 
@@ -122,6 +124,9 @@ def _inflate(body: bytes, compression: int) -> bytes:
         return bytes(pa.Codec("snappy").decompress(body, size, asbytes=True))
     if compression == _ZSTD:
         return bytes(pa.CompressedInputStream(pa.BufferReader(body), "zstd").read())
+    if compression == _LZ4:  # a bare block does not tell its plain size, a stream of framed ones does
+        frame = _LZ4_FRAME + len(body).to_bytes(4, "little") + body + bytes(4)
+        return bytes(pa.CompressedInputStream(pa.BufferReader(frame), "lz4").read())
     raise ValueError(f"ORC compression {compression} is not supported")
 
 

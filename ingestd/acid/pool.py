@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from ingestd.acid.exact import ExactWriter
 from ingestd.acid.fast import FastWriter
 from ingestd.acid.layout import MAX_STATEMENT, bucket_property
-from ingestd.acid.writer import STANDARD, STRIPE_BYTES, AcidWriter, Encoding, exact_rows
+from ingestd.acid.writer import STANDARD, AcidWriter, Encoding, exact_rows
 from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.schema import Column
 
@@ -79,7 +79,6 @@ class WriterPool:
         encoding: Encoding = STANDARD,
         max_open_writers: int = 16,
         max_pending_bytes: int = 64 << 20,
-        stripe_bytes: int = STRIPE_BYTES,
         statement: int | None = None,
     ) -> None:
         self._staging = staging
@@ -88,7 +87,6 @@ class WriterPool:
         self._write_id = write_id
         self._bucket = bucket
         self._encoding = encoding
-        self._stripe_bytes = stripe_bytes
         self._max_open = max_open_writers
         self._max_pending = max_pending_bytes
         self._pending_bytes = 0
@@ -190,7 +188,6 @@ class WriterPool:
                 self._write_id,
                 bucket_property(self._bucket, state.statement),
                 encoding=self._encoding,
-                stripe_bytes=self._stripe_bytes,
             )
         self._open[key] = _Open(writer, state.statement, path)
         state.statement += 1

@@ -35,7 +35,7 @@ class Bucketing:
 class Shape:
     """What a table's rows look like: `columns` are without `partition_columns`.
 
-    `not_null` has the names of those columns, of either kind, that may not be NULL.
+    `not_null` has the names of the columns that may not be NULL; partition columns are never among them.
     """
 
     columns: tuple[Column, ...]

@@ -6,7 +6,7 @@ file; Hive reads every value as it was (two writers, because pyarrow cannot writ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,9 @@ from typing import Any, Literal, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-Compression = Literal["zstd", "zlib", "snappy", "none"]
+from ingestd.schema import Column, HiveType
+
+Compression = Literal["zstd", "zlib", "snappy", "lz4", "none"]
 STRIPE_BYTES = 16 << 20
 DICTIONARY = 0.8  # Hive's orc.dictionary.key.threshold
 BLOCK_BYTES = 64 << 10
@@ -26,14 +28,37 @@ _MICROS = 2**63 // 1000 - 1  # beyond this a timestamp[us] does not fit timestam
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How ORC stores a delta: an index entry every `index_stride` rows (0: none), and whether to try dictionaries."""
+    """How ORC stores a delta: an index entry every `index_stride` rows (0: none), and whether to try dictionaries.
+
+    `bloom_columns` are top-level columns of the table that get bloom filters; they need an index.
+    """
 
     compression: Compression = "zstd"
     index_stride: int = 10_000
     dictionaries: bool = False
+    stripe_bytes: int = STRIPE_BYTES
+    block_bytes: int = BLOCK_BYTES
+    strategy: Literal["speed", "compression"] = "speed"
+    bloom_columns: tuple[str, ...] = ()
+    bloom_fpp: float = 0.01
 
 
 STANDARD = Encoding()
+_FIRST_FIELD = 7  # the ACID columns and `row` come before it
+
+
+def bloom_ids(columns: Sequence[Column], encoding: Encoding) -> set[int]:
+    """ORC's numbers of the columns with bloom filters: types are numbered depth first, and lie inside `row`."""
+    ids, number = set(), _FIRST_FIELD
+    for column in columns:
+        if column.name in encoding.bloom_columns:
+            ids.add(number)
+        number += _types(column.type)
+    return ids
+
+
+def _types(kind: HiveType) -> int:
+    return 1 + sum(map(_types, kind.children))
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,8 @@ CAPABILITIES = [
 
 _READS = (
     "getName", "getVersion", "get_all_databases", "get_config_value", "get_database", "get_open_txns",
-    "get_open_txns_info", "get_partition_names", "get_partitions_by_names_req", "get_table_req", "get_valid_write_ids",
-    "partition_name_to_vals", "show_locks",
+    "get_not_null_constraints", "get_open_txns_info", "get_partition_names", "get_partitions_by_names_req",
+    "get_table_req", "get_valid_write_ids", "partition_name_to_vals", "show_locks",
 )  # fmt: skip
 # Calls that leave the same behind whether the metastore carries them out once or twice, and why:
 _REPEATABLE = {

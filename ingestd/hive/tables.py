@@ -13,16 +13,17 @@ from typing import Any
 from hive_metastore import ttypes
 
 from ingestd.acid.partitions import partition_name
+from ingestd.acid.properties import orc_properties
 from ingestd.acid.spread import Bucketing, Shape
-from ingestd.acid.writer import Compression, Encoding
+from ingestd.acid.writer import Encoding
 from ingestd.errors import InvalidTable, TableMissing
 from ingestd.hive.client import CAPABILITIES, Metastore
+from ingestd.hive.constraints import not_null_columns
 from ingestd.schema import Column, HiveType
 
 _ORC_INPUT = "org.apache.hadoop.hive.ql.io.orc.OrcInputFormat"
 
 _MAKE_ACID = "create it as a managed table, STORED AS ORC TBLPROPERTIES('transactional'='true')"
-_COMPRESSIONS: dict[str, Compression] = {"zlib": "zlib", "snappy": "snappy", "none": "none", "zstd": "zstd"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class TableName:
 class Table:
     """One ACID table: `columns` without the partition columns, which are `partition_columns`.
 
-    `id` changes when the table is dropped and made again; `location` is the URI of its directory.
+    `id` changes when the table is dropped and made again; `location` is the URI of its directory. `not_null` names the
+    columns with an enabled NOT NULL constraint.
     """
 
     name: TableName
@@ -55,18 +57,24 @@ class Table:
     columns: tuple[Column, ...]
     partition_columns: tuple[Column, ...]
     bucketing: Bucketing | None
+    not_null: frozenset[str]
     parameters: Mapping[str, str] = field(compare=False)
     raw: Any = field(compare=False, repr=False)
 
     @property
     def encoding(self) -> Encoding:
-        """Compressed as the table asks for by `orc.compress`, or by zstd when it asks for none that we write."""
-        return Encoding(_COMPRESSIONS.get(self.parameters.get("orc.compress", "").lower(), "zstd"))
+        """As the table's properties `orc.*` ask for it; compressed by zstd when they say nothing."""
+        return orc_properties(self.parameters, self.columns).encoding
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """One sentence for each property that writers do not follow."""
+        return orc_properties(self.parameters, self.columns).warnings
 
     @property
     def shape(self) -> Shape:
         """The table as the ORC writers see it."""
-        return Shape(self.columns, self.partition_columns, self.bucketing, self.encoding)
+        return Shape(self.columns, self.partition_columns, self.bucketing, self.encoding, self.not_null)
 
     def partition_name(self, values: Sequence[str]) -> str:
         """Hive's name of a partition: `key=value/…`, escaped; '' (WHOLE_TABLE) for an unpartitioned table."""
@@ -90,11 +98,12 @@ def read_table(metastore: Metastore, name: TableName) -> Any:
 
 def load_acid_table(metastore: Metastore, name: TableName) -> Table:
     """Read and check a table. Raises InvalidTable naming the first thing that does not fit, with the mend."""
-    return as_acid_table(read_table(metastore, name))
+    raw = read_table(metastore, name)
+    return as_acid_table(raw, not_null_columns(metastore, raw))
 
 
-def as_acid_table(raw: Any) -> Table:
-    """Check a Thrift table; raises as `load_acid_table` does."""
+def as_acid_table(raw: Any, not_null: frozenset[str]) -> Table:
+    """Check a Thrift table; raises as `load_acid_table` does. `not_null` is from `not_null_columns`."""
     name = TableName(raw.dbName.lower(), raw.tableName.lower())
     parameters = dict(raw.parameters or {})
     _require_acid_orc(raw, parameters, name)
@@ -105,6 +114,10 @@ def as_acid_table(raw: Any) -> Table:
             raise InvalidTable(
                 f"a partition column cannot be {column.type}", where=f"table {name}, column {column.name}"
             )
+    try:
+        orc_properties(parameters, columns)
+    except InvalidTable as error:
+        raise InvalidTable(error.what, where=f"table {name}", hint=error.hint) from error
     return Table(
         name=name,
         id=raw.id or 0,
@@ -112,6 +125,7 @@ def as_acid_table(raw: Any) -> Table:
         columns=columns,
         partition_columns=partition_columns,
         bucketing=_bucketing(raw, parameters, columns),
+        not_null=not_null,
         parameters=parameters,
         raw=raw,
     )

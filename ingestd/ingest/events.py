@@ -79,6 +79,11 @@ def odd_partitions(mapping: str, table: str, count: int, text: str) -> None:
     _log.warning("odd_partitions", mapping=mapping, table=table, count=count, partitions=text)
 
 
+def properties_not_followed(mapping: str, table: str, texts: tuple[str, ...]) -> None:
+    """The table has ORC properties that writers do not follow; told once, when the mapping starts."""
+    _log.warning("table_properties", mapping=mapping, table=table, warnings=list(texts))
+
+
 def standing_by(mapping: str, claim: Claim) -> None:
     """Another daemon owns the mapping, or asked for it before us."""
     state = "held" if claim.is_held else "waiting"

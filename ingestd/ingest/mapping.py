@@ -97,7 +97,7 @@ class MappingLoop:
         # What the transactions that are not committed have staged, by their ids: wherever the table was then.
         self._staged: dict[int, Staging] = {}
         self._next_sweep = Deadline.after(0.0)
-        self._looked_for_odd = False
+        self._warned = False
         self._failed_stages = 0
         self._was_there = False
         # Until when the table may be missing, once it is.
@@ -126,7 +126,7 @@ class MappingLoop:
         ready = retry.call(self._get_ready, stop=self._signals.stop, on_wait=self._tell_wait)
         if ready is None:
             return
-        self._warn_of_odd_partitions(ready[0])
+        self._warn_of_table(ready[0])
         if self._drain and self._until is None:
             self._until = self._planner.ends()
         try:
@@ -202,14 +202,16 @@ class MappingLoop:
         events.started(options.name, sum(self._state.position.offsets.values()), aborted)
         return table, committer
 
-    def _warn_of_odd_partitions(self, table: Table) -> None:
-        """Once in the life of the process: partitions that earlier versions or others named as Hive would not."""
-        if self._looked_for_odd:
+    def _warn_of_table(self, table: Table) -> None:
+        """Once in the life of the process: properties not followed, and partitions not named as Hive would."""
+        if self._warned:
             return
+        if table.warnings:
+            events.properties_not_followed(self.options.name, str(table.name), table.warnings)
         odd = partitions.odd_partitions(self._metastore, table)
         if odd:
             events.odd_partitions(self.options.name, str(table.name), len(odd), partitions.describe_odd(odd))
-        self._looked_for_odd = True
+        self._warned = True
 
     def _keep_counts(self, table: Table) -> RowCounts:
         """The row counts of this owner; whoever becomes owner looks at all of them once."""

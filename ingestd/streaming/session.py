@@ -19,6 +19,7 @@ from ingestd.acid.writer import Encoding
 from ingestd.errors import IngestdError, InvalidTable
 from ingestd.hive import staging
 from ingestd.hive.client import Metastore
+from ingestd.hive.constraints import not_null_columns
 from ingestd.hive.partitions import describe_odd, odd_partitions
 from ingestd.hive.row_counts import RowCounts
 from ingestd.hive.security import Security
@@ -127,7 +128,7 @@ def open_session(options: ConnectionOptions, configuration: Configuration, uri: 
         try:
             session = _session(metastore, options)
             _clean(metastore, session.table)
-            _warn_of_odd_partitions(session)
+            _warn_of_table(session)
         except BaseException:
             metastore.close()
             raise
@@ -171,7 +172,9 @@ def _clean(metastore: Metastore, table: Table) -> None:
         _log.warning("leftovers of %s could not be cleared away: %s", table.name, error)
 
 
-def _warn_of_odd_partitions(session: Session) -> None:
+def _warn_of_table(session: Session) -> None:
+    for text in session.table.warnings:
+        _log.warning("table %s: %s", session.table.name, text)
     odd = odd_partitions(session.metastore, session.table)
     if odd:
         _log.warning("table %s: %d odd partitions: %s", session.table.name, len(odd), describe_odd(odd))
@@ -179,16 +182,16 @@ def _warn_of_odd_partitions(session: Session) -> None:
 
 def _load(metastore: Metastore, options: ConnectionOptions) -> Table:
     if options.table_object is not None:
-        table = _given(options.table_object)
+        table = _given(metastore, options.table_object)
     else:
         table = load_acid_table(metastore, options.name)
     check_storage(table, options)
     return table
 
 
-def _given(raw: Any) -> Table:
+def _given(metastore: Metastore, raw: Any) -> Table:
     try:
-        return as_acid_table(raw)
+        return as_acid_table(raw, not_null_columns(metastore, raw))
     except (AttributeError, TypeError) as error:
         raise InvalidConnection(
             f"table_object is not a whole Thrift table: {error}", where="table_object", hint="get it by get_table_req"
@@ -234,7 +237,7 @@ def _shape(table: Table, *, optimized: bool) -> Shape:
 def _light(encoding: Encoding) -> Encoding:
     """Java 3.1 turns compression off here, Java 4 keeps zlib; zstd costs little and saves nearly as much as that."""
     compression = "zstd" if encoding.compression == "zlib" else encoding.compression
-    return replace(encoding, index_stride=0, compression=compression)
+    return replace(encoding, index_stride=0, bloom_columns=(), compression=compression)
 
 
 class _Report:

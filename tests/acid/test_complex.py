@@ -12,6 +12,7 @@ import pytest
 from pyorc.converters import ORCConverter
 
 from ingestd.acid import ExactWriter, WriterPool, bucket_property, exact_rows, route
+from ingestd.acid.writer import Encoding
 from ingestd.schema import Column, HiveType
 
 SECOND = 10**9
@@ -163,7 +164,7 @@ def test_write_when_many_rows_then_null_structs_shift_nothing(tmp_path: Path) ->
     dicts: list[dict[str, Any]] = [
         {"n": n, "s": s and {"a": s[0], "l": s[1] and [item and {"b": item[0]} for item in s[1]]}} for n, s in rows
     ]
-    writer = ExactWriter(path, columns, 1, 1 << 29, stripe_bytes=4096)
+    writer = ExactWriter(path, columns, 1, 1 << 29, encoding=Encoding(stripe_bytes=4096))
     writer.write(pa.RecordBatch.from_pylist(dicts, schema=pa.schema([(c.name, c.type.arrow) for c in columns])))
     writer.close()
     assert rows_of(path) == rows

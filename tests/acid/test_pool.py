@@ -151,7 +151,7 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 @pytest.mark.parametrize("stamp", [0, -1])
 @pytest.mark.parametrize("limit", [10, 50_000, 120_000])
 def test_close_when_disk_fills_up_at_any_place_then_storage_unavailable(tmp_path: Path, limit: int, stamp: int) -> None:
-    pool = WriterPool(tmp_path, COLUMNS, 1, 0, encoding=Encoding("none"), stripe_bytes=64 << 10)
+    pool = WriterPool(tmp_path, COLUMNS, 1, 0, encoding=Encoding("none", stripe_bytes=64 << 10))
     with no_file_larger_than(limit), pytest.raises(StorageUnavailable, match=r"f00001\.orc.*too large"):
         fill(pool, stamp)
     pool.abort()

@@ -17,7 +17,7 @@ from ingestd.acid.writer import Compression, Encoding
 from ingestd.schema import Column, HiveType
 
 WRITERS = [FastWriter, ExactWriter]
-COMPRESSIONS: list[Compression] = ["zstd", "zlib", "snappy", "none"]
+COMPRESSIONS: list[Compression] = ["zstd", "zlib", "snappy", "lz4", "none"]
 TYPES = {
     "c_bool": ("boolean", [True, None, False]),
     "c_tiny": ("tinyint", [-128, None, 127]),
@@ -79,7 +79,7 @@ def test_close_when_several_stripes_then_metadata_names_each_last_key(
 ) -> None:
     path = tmp_path / "f.orc"
     columns = [Column("a", HiveType.parse("bigint"))]
-    writer = writer_type(path, columns, 9, 1 << 29, encoding=Encoding(compression), stripe_bytes=64 << 10)
+    writer = writer_type(path, columns, 9, 1 << 29, encoding=Encoding(compression, stripe_bytes=64 << 10))
     for start in range(0, 100_000, 10_000):
         values = pa.array([hash((n, n * n)) for n in range(start, start + 10_000)])
         writer.write(pa.RecordBatch.from_arrays([values], names=["a"]))

@@ -271,7 +271,7 @@ def test_batch_when_storage_cannot_read_growing_files_then_refused(stack: Stack)
     options = ConnectionOptions(record_writer=ArrowWriter(), table=stack.name, transaction_batch_size=2)
 
     with pytest.raises(ConnectionError, match="transaction_batch_size=1"):
-        check_storage(as_acid_table(raw), options)
+        check_storage(as_acid_table(raw, frozenset()), options)
     check_storage(load_acid_table(stack.metastore, name_of(stack)), options)
 
 

@@ -1,0 +1,65 @@
+"""ORC properties of tables become encodings, or warnings."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingestd.acid.properties import orc_properties
+from ingestd.acid.writer import STANDARD, Encoding
+from ingestd.errors import InvalidTable
+from ingestd.schema import Column, HiveType
+
+COLUMNS = [Column("id", HiveType.parse("int")), Column("c", HiveType.parse("char(5)"))]
+
+
+@pytest.mark.parametrize(
+    ("properties", "encoding"),
+    [
+        ({}, STANDARD),
+        ({"transactional": "true", "orc.compress": ""}, STANDARD),
+        ({"orc.compress": "LZ4"}, Encoding("lz4")),
+        ({"ORC.COMPRESS": " none "}, Encoding("none")),
+        ({"orc.stripe.size": "67108864"}, Encoding(stripe_bytes=8 << 20)),
+        ({"orc.stripe.size": "1"}, Encoding(stripe_bytes=64 << 10)),
+        ({"orc.stripe.size": str(1 << 40)}, Encoding(stripe_bytes=64 << 20)),
+        ({"orc.compress.size": "262144"}, Encoding(block_bytes=64 << 10)),
+        ({"orc.compress.size": "1500000"}, Encoding(block_bytes=128 << 10)),
+        ({"orc.row.index.stride": "5000"}, Encoding(index_stride=5000)),
+        ({"orc.row.index.stride": "5000", "orc.create.index": "false"}, Encoding(index_stride=0)),
+        (
+            {"orc.bloom.filter.columns": "ID, id", "orc.bloom.filter.fpp": "0.1"},
+            Encoding(bloom_columns=("id",), bloom_fpp=0.1),
+        ),
+        ({"orc.compression.strategy": "COMPRESSION", "orc.block.padding": "true"}, Encoding(strategy="compression")),
+    ],
+)
+def test_properties_when_they_can_be_followed_then_encoding(properties: dict[str, str], encoding: Encoding) -> None:
+    found = orc_properties(properties, COLUMNS)
+    assert (found.encoding, found.warnings) == (encoding, ())
+
+
+@pytest.mark.parametrize(
+    ("properties", "warning"),
+    [
+        ({"orc.compress": "LZO"}, "orc.compress = 'LZO' is not followed: files are compressed by zstd"),
+        ({"orc.stripe.size": "64 MB"}, "orc.stripe.size = '64 MB' is not followed"),
+        ({"orc.stripe.size": "-1"}, "it must be a number of bytes over 0"),
+        ({"orc.row.index.stride": "10"}, "it must be 0 or at least 1000"),
+        ({"orc.create.index": "no"}, "it must be true or false"),
+        ({"orc.bloom.filter.columns": "c"}, "c is char"),
+        ({"orc.bloom.filter.columns": "nope"}, "nope is not a column"),
+        ({"orc.bloom.filter.columns": "id", "orc.create.index": "false"}, "filters need an index"),
+        ({"orc.bloom.filter.fpp": "1"}, "it must lie between 0 and 1"),
+        ({"orc.write.format": "0.11"}, "orc.write.format is not followed"),
+    ],
+)
+def test_properties_when_they_cannot_be_followed_then_one_warning(properties: dict[str, str], warning: str) -> None:
+    found = orc_properties(properties, COLUMNS)
+    assert len(found.warnings) == 1
+    assert warning in found.warnings[0]
+    assert found.encoding == Encoding(index_stride=0 if properties.get("orc.create.index") == "false" else 10_000)
+
+
+def test_properties_when_columns_are_to_be_encrypted_then_invalid_table() -> None:
+    with pytest.raises(InvalidTable, match="column encryption"):
+        orc_properties({"orc.encrypt": "pii:c"}, COLUMNS)
