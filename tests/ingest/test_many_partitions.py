@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 from hive_metastore import ttypes
 
@@ -9,6 +10,8 @@ from ingestd.errors import Reaction
 from ingestd.hive.client import MetastoreRefusal
 from ingestd.hive.partitions import ensure_partitions
 from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.streaming import SerializationError
+from tests.streaming.support import connect
 from tests.support.stack import Stack
 from tests.support.tables import visible_ids
 
@@ -31,6 +34,13 @@ def test_names_when_too_long_for_a_directory_then_the_record_is_named(stack: Sta
     assert f"{stack.name}[0]" in stopped["error"] or f"{stack.name}-0" in stopped["error"]
     assert "offset 4, column p" in stopped["error"]
     assert not daemon.events("waiting")
+
+    one = pa.array([1, 1], pa.int32())
+    with connect(stack) as connection:
+        connection.begin_transaction()
+        with pytest.raises(SerializationError, match="row 1, column p: makes the name"):
+            connection.write(pa.table({"id": one, "note": ["n", "n"], "p": ["p", "/" * 85], "q": one}))
+        connection.commit_transaction()
     assert stack.ids() == [0, 1, 2]
 
 
