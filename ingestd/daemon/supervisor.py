@@ -78,16 +78,25 @@ class Supervisor:
                 aborted_at = aborted_at or monotonic()
                 if self._abort(monotonic() - aborted_at, running):
                     break
-        self._end_without_engine()
         return self._errors
 
     def _end_without_engine(self) -> None:
-        """Tell all mappings to end once the engine is lost; those that stand by must not take over."""
+        """Tell all mappings to end once the engine is lost; those that stand by must not take over.
+
+        A SIGTERM to all processes ends the JVM as well: then it matters only to a mapping that still needs it.
+        """
         lost = self._engine.lost
-        if lost is not None and not any(isinstance(error, EngineLost) for error in self._errors):
-            self._errors.insert(0, lost)
+        if lost is not None and not self._signals.stop.is_set():
             events.engine_lost(lost)
+            self._note(lost)
             self._signals.stop.set()
+
+    def _note(self, error: IngestdError) -> None:
+        """Keep an error; that the engine is lost is kept once and decides the exit code."""
+        if not isinstance(error, EngineLost):
+            self._errors.append(error)
+        elif not any(isinstance(known, EngineLost) for known in self._errors):
+            self._errors.insert(0, error)
 
     def _abort(self, seconds: float, running: list[str]) -> bool:
         """Press on with an abort that began `seconds` ago; True when it has taken too long."""
@@ -116,6 +125,6 @@ class Supervisor:
         except Exception as unknown:  # noqa: BLE001 - the edge of a thread: nothing may vanish here
             error = UnexpectedError(f"{type(unknown).__name__}: {unknown}", where=f"mapping {loop.options.name}")
             error.__cause__ = unknown
-        if error is not None and not isinstance(error, EngineLost):  # that one is told once for all
-            self._errors.append(error)
+        if error is not None:
+            self._note(error)
         events.stopped(loop.options.name, error)

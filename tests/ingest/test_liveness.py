@@ -266,6 +266,8 @@ def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_ove
     _assert_nothing_left(stack, family)
     assert stack.ids() == list(range(20))
     # SIGINT of a terminal counts like SIGTERM, whatever Spark would like to do with it.
+    jvm = _jvm(other)
     os.kill(other.process.pid, signal.SIGINT)
+    jvm.terminate()  # as an idle daemon's is when a signal goes to all processes of a service
     assert other.wait(60) == 0, other.text()[-3000:]
     assert other.events("stopped")
