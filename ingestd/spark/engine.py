@@ -71,7 +71,7 @@ class EngineLimits:
     stop_seconds: float = 10.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # two jobs of a group may look alike
 class _Job:
     """A running job, its age in seconds, and whether it is to be cancelled."""
 
