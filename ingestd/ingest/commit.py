@@ -113,6 +113,7 @@ class Committer:
         placed = self._place(work, partitions)
         added = counting.added_rows(work.table, work.files)
         with deltas.withdrawn_unless_committed(placed):
+            self._done(work, "placed")
             self._announce(work, placed)
             with self._counts.counted_up(work.table, work.txn, added, self._stop):
                 self._done(work, "counted")
@@ -158,9 +159,7 @@ class Committer:
         """Rename the staged deltas to their place: each appears whole or not at all."""
         if work.files:
             deltas.check_alive(self._metastore, work.txn)
-        placed = deltas.place(work.table, work.txn.write_id, work.files, partitions, work.staging)
-        self._done(work, "placed")
-        return placed
+        return deltas.place(work.table, work.txn.write_id, work.files, partitions, work.staging)
 
     def _announce(self, work: Work, placed: Sequence[Placed]) -> None:
         """Name the files to whoever replicates the table: the event of the commit does not."""
