@@ -11,6 +11,7 @@ and created again between reading its files and writing its number.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -45,7 +46,8 @@ class _Turn:
     is_stuck: bool = False
 
 
-_turns: dict[str, _Turn] = {}
+# By process, too: a turn that another thread had at the moment of a fork never ends in the child.
+_turns: dict[tuple[int, str], _Turn] = {}
 _registry = threading.Lock()
 
 
@@ -172,7 +174,7 @@ def _lease(table: Table) -> TableName:
 
 def _turn(table: Table) -> _Turn:
     with _registry:
-        return _turns.setdefault(str(table.name), _Turn())
+        return _turns.setdefault((os.getpid(), str(table.name)), _Turn())
 
 
 def _patience(table: Table) -> Deadline:
