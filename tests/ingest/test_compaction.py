@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import count
@@ -22,19 +22,21 @@ from tests.support.stack import Daemon, Stack, eventually
 
 _VALUES = ("a", "b", "c", "d", "e")
 _BUSY = {"initiated", "working"}
+_BY_MAPREDUCE: Mapping[str, str] = {}
+_BY_QUERY = {"compactor.hive.compactor.crud.query.based": "true"}
 _unique = count()
 
 
 class _Traffic:
     """Records for a table that is partitioned and for one that is not, about one commit a second in each."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, properties: Mapping[str, str]) -> None:
         self.stack = stack
         self.tables = {f"{stack.name}_p": [f"dt={value}" for value in _VALUES], f"{stack.name}_u": [""]}
         for name, partitions in self.tables.items():
             stack.topic(1, name)
             by = "dt string" if len(partitions) > 1 else ""
-            stack.table("id bigint", by, name=f"default.{name}", no_auto_compaction="false")
+            stack.table("id bigint", by, name=f"default.{name}", no_auto_compaction="false", **properties)
         mappings = [{"name": n[-40:], "topics": [n], "table": f"default.{n}"} for n in self.tables]
         self.daemon: Daemon = stack.start(stack.config(*mappings))
         self.sent = 0
@@ -104,8 +106,8 @@ def _part(partition: str) -> str:
     return f" PARTITION (dt='{partition[3:]}')" if partition else ""
 
 
-def _run(stack: Stack, seconds: float, rounds: int) -> None:
-    traffic = _Traffic(stack)
+def _run(stack: Stack, seconds: float, rounds: int, properties: Mapping[str, str] = _BY_MAPREDUCE) -> None:
+    traffic = _Traffic(stack, properties)
     parts = [(table, _part(one)) for table, partitions in traffic.tables.items() for one in partitions]
     analyze = [f"ANALYZE TABLE {table}{part} COMPUTE STATISTICS NOSCAN" for table, part in parts]
     requests = [f"ALTER TABLE {table}{part} COMPACT '{kind}'" for table, part in parts for kind in ("minor", "major")]
@@ -124,12 +126,15 @@ def test_count_when_hive_compacts_and_analyzes_all_the_while_then_is_what_a_scan
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
-def test_count_after_ten_minutes_beside_compaction_then_is_what_a_scan_finds(stack: Stack) -> None:
-    _run(stack, seconds=150, rounds=4)
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("properties", [_BY_MAPREDUCE, _BY_QUERY], ids=["mapreduce", "query"])
+def test_count_after_ten_minutes_beside_compaction_then_is_what_a_scan_finds(
+    stack: Stack, properties: Mapping[str, str]
+) -> None:
+    _run(stack, seconds=150, rounds=4, properties=properties)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(2400)
 def test_count_after_ten_minutes_on_postgresql_then_is_what_a_scan_finds(on_postgres: Stack) -> None:
     _run(on_postgres, seconds=150, rounds=4)
