@@ -120,6 +120,7 @@ def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> It
             cases.add(f"s_{case}", f"p {kind}", _records(range(3), "q"), partition={"p": text})
         place = cases.add("place", "p string", [{"id": n, "p": "far" if n % 2 else "hive"} for n in range(10)])
         stack.sql(f"ALTER TABLE {place} ADD PARTITION (p='far')")
+        (directory / "elsewhere").mkdir()  # a location must exist: ingestd never makes one
         # ADD PARTITION … LOCATION is ignored for managed tables; this is not.
         stack.sql(f"ALTER TABLE {place} PARTITION (p='far') SET LOCATION '{(directory / 'elsewhere').as_uri()}'")
         stack.sql(f"INSERT INTO {place} PARTITION (p='hive') VALUES (100, 'theirs')")
