@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import io
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,42 +19,36 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingestd.acid.constraints import unfit_rows
-from ingestd.acid.layout import MAX_BUCKET, MAX_STATEMENT, bucket_name, delta_name, shared_delta_name
+from ingestd.acid.layout import MAX_BUCKET, MAX_STATEMENT, bucket_name, shared_delta_name
 from ingestd.acid.spread import spread
 from ingestd.clock import Deadline
 from ingestd.hive.announce import announce
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
 from ingestd.hive.tables import read_table
 from ingestd.hive.transactions import KeyValue, Transaction
-from ingestd.records.block import Decoder
-from ingestd.records.checked import CheckedDecoder
 from ingestd.storage import local
 from ingestd.streaming.arguments import PartitionValues, check_text, check_whole
-from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.batch import Extras, TransactionBatch, TxnState
 from ingestd.streaming.builder import Builder
-from ingestd.streaming.calendar import REASON, ModernDecoder, modern_check, old_rows
 from ingestd.streaming.errors import (
     InvalidTransactionState,
     SerializationError,
     StreamingException,
-    TableChanged,
     TransactionError,
     partition_errors,
     streaming_errors,
     transaction_errors,
 )
-from ingestd.streaming.feed import BYTES, RecordFeed, Sink, StrictDecoder, bytes_of, records_of
+from ingestd.streaming.feed import BYTES, Sink, bytes_of, records_of
 from ingestd.streaming.info import ConnectionInfo
+from ingestd.streaming.intake import RecordIntake
 from ingestd.streaming.joined import JoinedTransaction
-from ingestd.streaming.memory import used_share
+from ingestd.streaming.memory import MemoryWatch
 from ingestd.streaming.options import ConnectionOptions
-from ingestd.streaming.session import Change, normal_values
+from ingestd.streaming.owner import Owner, close_after
+from ingestd.streaming.session import normal_values
 
 _log = logging.getLogger(__name__)
-_AUTO_FLUSH_BYTES = 100 << 20
-_MEMORY_THRESHOLD = 0.7
 _BATCHES = 5  # opened for one transaction while the table changes each time
 # How long `close` looks at row counts of the last commits.
 _COUNTS_SECONDS = 5.0
@@ -70,15 +63,15 @@ class HiveStreamingConnection(ConnectionInfo):
         Raises InvalidConnection for wrong options, ConnectionError, InvalidTable.
         """
         super().__init__(ConnectionOptions.of(options))
-        self._thread = threading.get_ident()
-        self._process = os.getpid()
+        self._owner = Owner()
         self._closed = False
         self._failure = ""  # why the last transaction was aborted without being asked to
-        self._feed = self._first_feed()
-        self._flush_after = self.options.auto_flush_check_interval_size or self.configuration.number(
-            "hive.streaming.auto.flush.check.interval.size", float(_AUTO_FLUSH_BYTES)
-        )
-        self._next_look = self._flush_after
+        try:
+            self._intake = RecordIntake(self._session)
+        except BaseException:
+            self._metastore.close()
+            raise
+        self._memory = MemoryWatch(self.configuration, self.options.auto_flush_check_interval_size)
         _open.add(self)
 
     @staticmethod
@@ -103,12 +96,11 @@ class HiveStreamingConnection(ConnectionInfo):
         for _ in range(_BATCHES):
             batch = self._next_batch()
             with self._failing():
-                if batch.begin(self._look_again):
+                if batch.begin(self._intake.look_again):
                     break
         else:
             raise TransactionError("the table changes again and again", where=f"table {self._table.name}")
-        if self._feed:
-            self._feed.begin()
+        self._intake.begin()
 
     def fetch_batch(self) -> None:
         """Open the transactions of the next batch, unless some of the last are left; `begin_transaction` does it too.
@@ -136,24 +128,27 @@ class HiveStreamingConnection(ConnectionInfo):
         else that fails aborts what is open.
         """
         batch = self._writing()
-        if self._feed is None:
-            self._take(batch, lambda _sink: self._write_arrow(data))
+        feed = self._intake.feed
+        if feed is None:
+            self._take(batch, partial(self._intake.write_arrow, data))
         elif isinstance(data, BYTES):
             try:  # as `_failing` does, which costs more than all the rest of this call
                 batch.check()
             except StreamingException as error:
                 self._kill(error)
                 raise
-            if self._feed.write(data if type(data) is bytes else bytes_of(data, "write")):
-                self._take(batch, self._feed.drain)
+            if feed.write(data if type(data) is bytes else bytes_of(data, "write")):
+                self._take(batch, feed.drain)
         elif isinstance(data, io.TextIOBase):
             raise StreamingException("a stream gives bytes, not text", where="write", hint="open it with mode 'rb'")
         elif hasattr(data, "read"):
-            self._take(batch, partial(self._feed.write_stream, data))
+            self._take(batch, partial(feed.write_stream, data))
         else:
-            self._take(batch, partial(self._feed.write_many, records_of(data)))
-        if self._stats.records_size >= self._next_look:
-            self._look_at_memory(batch)
+            self._take(batch, partial(feed.write_many, records_of(data)))
+        if self._memory.is_short(self._stats.records_size):
+            with self._failing():
+                batch.flush()
+            self._stats.auto_flushes += 1
 
     def commit_transaction(
         self,
@@ -180,8 +175,8 @@ class HiveStreamingConnection(ConnectionInfo):
             )
         values = tuple(normal_values(self._table, one) for one in partitions)
         self._check_key_value(key, value)
-        if self._feed:
-            self._take(batch, self._feed.drain)
+        if self._intake.feed:
+            self._take(batch, self._intake.feed.drain)
         key_value = None if key is None or value is None else KeyValue(self._table.id, key, value)
         with self._failing():
             batch.commit(Extras(values, key_value))
@@ -230,11 +225,11 @@ class HiveStreamingConnection(ConnectionInfo):
         """Let the connection go: from now on it belongs to the thread that calls it next."""
         self._check()
         self._metastore.close()
-        self._thread = 0
+        self._owner.release()
 
     def close(self) -> None:
         """Abort what remains and finish the files; the second time it does nothing."""
-        if self._closed and self._process == os.getpid():
+        if self._closed and not self._owner.is_forked:
             return
         self._check()
         if self.current_transaction_state is TxnState.OPEN:
@@ -290,12 +285,7 @@ class HiveStreamingConnection(ConnectionInfo):
             location = self.create_partition_if_not_exists(partition_values).location
         else:
             normal_values(self._table, partition_values)
-        single = min_write_id == max_write_id
-        delta = (
-            delta_name(min_write_id, statement_id)
-            if single
-            else shared_delta_name(min_write_id, max_write_id, statement_id)
-        )
+        delta = shared_delta_name(min_write_id, max_write_id, statement_id)
         return local.local_path(location) / delta / bucket_name(bucket)
 
     def add_write_notification_events(self, txn_id: int) -> None:
@@ -314,50 +304,6 @@ class HiveStreamingConnection(ConnectionInfo):
 
     # --- inside
 
-    def _first_feed(self) -> RecordFeed | None:
-        try:
-            return self._new_feed()
-        except BaseException:
-            self._metastore.close()
-            raise
-
-    def _look_again(self) -> Change:
-        """Compare the table; one that has changed gets a new decoder. Raises TableChanged, MetastoreUnavailable."""
-        session = self._session
-        before = session.table, session.shape
-        change = session.look_again()
-        if change is not Change.NONE:
-            try:
-                self._feed = self._new_feed()
-            except BaseException as error:
-                session.table, session.shape = before  # as the decoder that is left
-                if not isinstance(error, StreamingException):
-                    raise
-                raise TableChanged(
-                    f"the table changed so that the record writer does not fit it any more: {error.what}",
-                    where=f"table {self._table.name}",
-                    hint="close this connection and make a new one with a writer that fits",
-                ) from error
-        return change
-
-    def _new_feed(self) -> RecordFeed | None:
-        writer, columns = self.record_writer, self._session.record_columns
-        if isinstance(writer, ArrowWriter):
-            return None
-        with streaming_errors():
-            made, check = writer.decoder(columns), writer.checker(columns)
-        if not callable(getattr(made, "decode", None)) or not callable(check):
-            raise StreamingException(
-                f"{type(writer).__name__}.decoder returned {type(made).__name__}, which has no method decode",
-                where="record_writer",
-            )
-        decoder: Decoder = StrictDecoder(made, columns)
-        if self.transaction_batch_size > 1:
-            decoder = modern = ModernDecoder(decoder)
-            check = modern_check(modern, check)
-        decoder = CheckedDecoder(decoder, partial(unfit_rows, shape=self._session.shape))
-        return RecordFeed(decoder, check, writer.line_pattern, self._stats)
-
     def _new_batch(self) -> TransactionBatch | JoinedTransaction:
         if self.write_id is not None:
             if self._batch:
@@ -369,29 +315,6 @@ class HiveStreamingConnection(ConnectionInfo):
         assert self._batch is not None
         for part in spread(batch, self._session.shape, self._session.static):
             self._batch.add(part)
-
-    def _write_arrow(self, data: object) -> None:
-        assert isinstance(self.record_writer, ArrowWriter)
-        batches = list(self.record_writer.batches(data, self._session.record_columns))
-        if self.transaction_batch_size > 1:
-            _refuse_old(batches)
-        self._refuse_unfit(batches)
-        for batch in batches:
-            self._sink(batch)
-            self._stats.records_written += batch.num_rows
-            self._stats.records_size += batch.nbytes
-
-    def _refuse_unfit(self, batches: Sequence[pa.RecordBatch]) -> None:
-        """Raise SerializationError, before any row is taken, when the table cannot take one of them."""
-        first = 0
-        for batch in batches:
-            unfit = unfit_rows(batch, self._session.shape)
-            if unfit:
-                row = min(unfit)
-                column, reason = unfit[row]
-                more = f" ({len(unfit)} such rows in the batch)" if len(unfit) > 1 else ""
-                raise SerializationError(f"{reason}{more}", where=f"Arrow data, row {first + row}, column {column}")
-            first += batch.num_rows
 
     def _take(self, batch: TransactionBatch | JoinedTransaction, write: Callable[[Sink], None]) -> None:
         """Let `write` give its batches to the sink; bad records leave the transaction as it is."""
@@ -425,17 +348,9 @@ class HiveStreamingConnection(ConnectionInfo):
 
     def _check(self) -> None:
         """Raise StreamingException unless the connection is open and belongs to this process and thread."""
-        if self._process != _this.process:  # compared here, too: each record comes by
-            check_process(self._process)
+        self._owner.check()
         if self._closed:
             raise StreamingException("the connection is closed", hint="make a new one")
-        if not self._thread:
-            with _guard:
-                self._thread = self._thread or threading.get_ident()
-        if self._thread != threading.get_ident():
-            raise StreamingException(
-                "a connection belongs to one thread", hint="make one for each thread, or hand it over"
-            )
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
@@ -455,17 +370,6 @@ class HiveStreamingConnection(ConnectionInfo):
         if self._batch:
             self._batch.kill()
 
-    def _look_at_memory(self, batch: TransactionBatch | JoinedTransaction) -> None:
-        """Give rows that wait to their files when memory is short (Java: heap above a threshold)."""
-        self._next_look = self._stats.records_size + self._flush_after
-        if not self.configuration.flag("hive.streaming.auto.flush.enabled", default=True):
-            return
-        if used_share() < self.configuration.number("hive.heap.memory.monitor.usage.threshold", _MEMORY_THRESHOLD):
-            return
-        with self._failing():
-            batch.flush()
-        self._stats.auto_flushes += 1
-
     def _close(self) -> None:
         self._closed = True
         _open.discard(self)
@@ -478,7 +382,7 @@ class HiveStreamingConnection(ConnectionInfo):
             self._metastore.close()
 
     def _close_quietly(self) -> None:
-        if self._process != os.getpid():  # a forked child must not end what is its parent's
+        if self._owner.is_forked:  # a child must not end what is its parent's
             return
         try:
             self._close()
@@ -486,51 +390,6 @@ class HiveStreamingConnection(ConnectionInfo):
             _log.warning("connection %s was not closed: %s", self.agent_info, error)
 
 
-def _refuse_old(batches: Sequence[pa.RecordBatch]) -> None:
-    first = 0
-    for batch in batches:
-        mask = old_rows(batch)
-        if mask is not None:
-            raise SerializationError(REASON, where=f"Arrow data, row {first + int(mask.argmax())}")
-        first += batch.num_rows
-
-
-class _This:
-    """The id of this process; a system call for each record would take longer than all else that is done with it."""
-
-    def __init__(self) -> None:
-        self.look()
-        os.register_at_fork(after_in_child=self.look)
-
-    def look(self) -> None:
-        """Ask the system."""
-        self.process = os.getpid()
-
-
-_this = _This()
-
-
-def check_process(owner: int) -> None:
-    """Raise StreamingException in a forked child of `owner`, which must not touch its parent's transactions."""
-    if owner != _this.process:
-        raise StreamingException(
-            "this is a forked child, and the connection belongs to the process that made it",
-            where=f"process {os.getpid()}, not {owner}",
-            hint="make a new connection in the child",
-        )
-
-
-def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
-    """Close at the end of a `with` block; the block's own error, if there is one, hides what fails here."""
-    try:
-        close()
-    except StreamingException as failure:
-        if error is None:
-            raise
-        _log.warning("not closed as it should be, after another error: %s", failure)
-
-
-_guard = threading.Lock()
 _open: set[HiveStreamingConnection] = set()
 
 

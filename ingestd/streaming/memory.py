@@ -1,4 +1,4 @@
-"""How much of the memory that this process may have is in use.
+"""Whether memory is short, so that rows that wait must go to their files (Java: heap above a threshold).
 
 Invariant: a container's own limit counts where there is one.
 """
@@ -9,7 +9,30 @@ from pathlib import Path
 
 import psutil
 
+from ingestd.streaming.configuration import Configuration
+
+_INTERVAL_BYTES = 100 << 20
+_THRESHOLD = 0.7
 _LIMIT = Path("/sys/fs/cgroup/memory.max")
+
+
+class MemoryWatch:
+    """Looks at the memory in use each time a number of bytes has been written, by default what the settings say."""
+
+    def __init__(self, configuration: Configuration, interval_bytes: int | None) -> None:
+        self._interval = interval_bytes or configuration.number(
+            "hive.streaming.auto.flush.check.interval.size", float(_INTERVAL_BYTES)
+        )
+        self._enabled = configuration.flag("hive.streaming.auto.flush.enabled", default=True)
+        self._threshold = configuration.number("hive.heap.memory.monitor.usage.threshold", _THRESHOLD)
+        self._next = self._interval
+
+    def is_short(self, written_bytes: int) -> bool:
+        """Whether rows must be flushed now; `written_bytes` is the total so far."""
+        if written_bytes < self._next:
+            return False
+        self._next = written_bytes + self._interval
+        return self._enabled and used_share() >= self._threshold
 
 
 def used_share() -> float:

@@ -5,7 +5,6 @@ Invariant: nothing is written or committed here; every call maps onto one `HiveS
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from ingestd.schema import Column, HiveType
 from ingestd.streaming.arguments import PartitionValues, check_flag, check_text
 from ingestd.streaming.batch import TxnState
 from ingestd.streaming.configuration import Configuration
-from ingestd.streaming.connection import HiveStreamingConnection, check_process, close_after
+from ingestd.streaming.connection import HiveStreamingConnection
 from ingestd.streaming.errors import (
     ConnectionError,  # noqa: A004
     InvalidConnection,
@@ -41,6 +40,7 @@ from ingestd.streaming.errors import (
     streaming_errors,
 )
 from ingestd.streaming.options import ConnectionOptions
+from ingestd.streaming.owner import Owner, close_after
 from ingestd.streaming.session import normal_values
 from ingestd.streaming.writers import RecordWriter, StrictJsonWriter, StrictRegexWriter
 
@@ -161,7 +161,7 @@ class StreamingConnection:
         self._configuration = configuration
         self._security = security
         self._batches: list[TransactionBatch] = []
-        self._process = os.getpid()
+        self._owner = Owner()
         self._closed = False
 
     def fetch_transaction_batch(self, count: int, writer: RecordWriter) -> TransactionBatch:
@@ -169,7 +169,7 @@ class StreamingConnection:
 
         Raises TransactionBatchUnAvailable, or what `HiveStreamingConnection` raises: ConnectionError, InvalidTable …
         """
-        self._check_process()
+        self._owner.check_process()
         if self._closed:
             raise StreamingException("the connection is closed", hint="make a new one")
         connection = HiveStreamingConnection(
@@ -196,7 +196,7 @@ class StreamingConnection:
 
     def close(self) -> None:
         """Close every batch that was fetched; raises the first error once all have been tried."""
-        self._check_process()
+        self._owner.check_process()
         self._closed = True
         failures = []
         for batch in self._batches:
@@ -214,9 +214,6 @@ class StreamingConnection:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         close_after(error, self.close)
-
-    def _check_process(self) -> None:
-        check_process(self._process)
 
 
 class TransactionBatch:

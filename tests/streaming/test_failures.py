@@ -7,7 +7,7 @@ import random
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from ingestd.streaming import (
 )
 from ingestd.streaming.heartbeat import Heartbeat
 from tests.streaming.support import connect, rows, sees
-from tests.support.proxy import Proxy, proxy
+from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 
 
@@ -350,60 +350,6 @@ def test_commit_when_nobody_can_be_asked_then_outcome_unknown_and_that_is_not_tr
             connection.write(rows(10))
 
     sees(stack, list(range(20)))  # it had happened
-
-
-@pytest.mark.parametrize("size", [1, 3], ids=["alone", "batch"])
-def test_block_when_it_raises_while_the_metastore_is_away_then_its_own_error_leaves(stack: Stack, size: int) -> None:
-    stack.table("id int, note string")
-
-    def fail(between: Proxy) -> None:
-        options = {"metastore_uri": between.uri, "transaction_batch_size": size}
-        with connect(stack, **options) as connection, connection.transaction():
-            connection.write(rows(0))
-            between.shut()
-            raise KeyError("mine")
-
-    with proxy(stack.addresses.metastore) as between, pytest.raises(KeyError, match="mine"):
-        fail(between)
-
-    sees(stack, [])
-
-
-def swallow(stack: Stack, connection: HiveStreamingConnection) -> None:
-    with connection.transaction():
-        connection.write(rows(30))
-        assert connection.current_txn_id
-        transactions.abort(stack.metastore, connection.current_txn_id)
-        with suppress(TransactionError):
-            connection.commit_transaction()
-
-
-def write_and_close(connection: HiveStreamingConnection) -> None:
-    with connection.transaction():
-        connection.write(rows(40))
-        connection.close()
-
-
-def test_block_when_it_ends_its_transaction_itself_then_that_stands_and_a_failure_is_told(stack: Stack) -> None:
-    stack.table("id int, note string")
-
-    with connect(stack) as connection:
-        with connection.transaction():
-            connection.write(rows(0))
-            connection.commit_transaction()
-        with connection.transaction():
-            connection.write(rows(10))
-            connection.abort_transaction()
-        with connection.transaction():
-            connection.commit_transaction()
-            connection.begin_transaction()
-            connection.write(rows(20))
-        with pytest.raises(TransactionError, match="nothing of the transaction is visible"):
-            swallow(stack, connection)
-        with pytest.raises(TransactionError, match="closed while it was open"):
-            write_and_close(connection)
-
-    sees(stack, [*range(10), *range(20, 30)])
 
 
 def test_v1_batch_when_the_metastore_is_away_then_unavailable(stack: Stack) -> None:

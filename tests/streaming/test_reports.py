@@ -1,0 +1,227 @@
+"""What a connection tells: rejects, rows of Arrow data, statistics, partitions that it made, time-outs."""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from ingestd.clock import Stopwatch
+from ingestd.hive import transactions
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.records.block import Reject
+from ingestd.schema import Column, HiveType
+from ingestd.streaming import (
+    ArrowWriter,
+    ConnectionError,  # noqa: A004
+    HiveStreamingConnection,
+    RecordWriter,
+    SerializationError,
+    StreamingException,
+    StrictJsonWriter,
+    v1,
+)
+from ingestd.streaming.configuration import Configuration
+from tests.streaming.support import connect, rows, sees
+from tests.support.stack import Stack
+
+
+def test_rejects_when_records_are_bad_then_have_index_and_the_whole_record(stack: Stack) -> None:
+    stack.table("id int, note string")
+    long = b'{"id": "%s"}' % (b"x" * 500)
+
+    with connect(stack, record_writer=StrictJsonWriter()) as connection:
+        connection.begin_transaction()
+        connection.write(b'{"id": 0}')
+        with pytest.raises(SerializationError) as caught:
+            connection.write(long)
+        assert [(one.row, one.index, one.record) for one in caught.value.rejects] == [(1, 0, long)]
+        many = [b'{"id": 1}', b"[]", b'{"id": 2}', long]
+        with pytest.raises(SerializationError) as caught:
+            connection.write(many)
+        assert [(one.row, one.index) for one in caught.value.rejects] == [(3, 1), (5, 3)]
+        assert caught.value.rejects[1].record is long
+        with pytest.raises(SerializationError) as caught:
+            connection.write(io.BytesIO(b'{"id": 3}\nbad\n{"id": 4}\n'))
+        assert [(one.row, one.index, one.record) for one in caught.value.rejects] == [(7, 1, b"bad")]
+        connection.commit_transaction()
+
+    sees(stack, [0, 1, 2, 3, 4])
+
+
+def test_rejects_of_a_stream_when_there_are_too_many_bytes_then_the_last_are_named_by_their_beginning(
+    stack: Stack,
+) -> None:
+    stack.table("id int, note string")
+    bad = b'{"id": "%s"}' % (b"x" * (5 << 20))
+
+    with connect(stack, record_writer=StrictJsonWriter()) as connection:
+        connection.begin_transaction()
+        with pytest.raises(SerializationError) as caught:
+            connection.write(io.BytesIO(b"\n".join([bad] * 16)))
+        kept = [one.record is not None for one in caught.value.rejects]
+        assert kept == [True] * 12 + [False] * 4
+        assert all(one.head == bad[:80] for one in caught.value.rejects)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "where"),
+    [
+        (pa.table({"a": [*range(300_000), 2**40, 2**41]}), "int", "row 300000, column a"),
+        (pa.table({"a": ["x"]}), "int", "Arrow data, column a"),
+        (pa.table({"a": ["abc", None, "abcdef"]}), "varchar(5)", "row 2, column a"),
+        (pa.table({"a": [[1], [2, 2**40]]}), "array<int>", r"row 1, column a\[\]"),
+        (pd.DataFrame({"a": [1, 2, "x"]}), "int", "row 2, column a"),
+        (
+            pd.DataFrame({"a": [pd.Timestamp("2026-01-01").date(), pd.Timestamp("2026-01-01 05:00")]}),
+            "date",
+            "row 1, c",
+        ),
+    ],
+)
+def test_arrow_when_a_value_does_not_fit_then_row_and_column_are_named(data: object, kind: str, where: str) -> None:
+    with pytest.raises(SerializationError, match=where):
+        list(ArrowWriter().batches(data, [Column("a", HiveType.parse(kind))]))
+
+
+def test_batch_when_it_is_larger_than_the_metastore_opens_at_once_then_all_its_transactions_are_there(
+    stack: Stack,
+) -> None:
+    stack.table("id int, note string")
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+
+    opened = transactions.begin_batch(stack.metastore, table.name, stack.name, 1003)
+    try:
+        assert len({txn.id for txn in opened}) == 1003
+        write_ids = [txn.write_id for txn in opened]
+        assert write_ids == list(range(write_ids[0], write_ids[0] + 1003))
+    finally:
+        transactions.abort(stack.metastore, opened[0].id)
+        transactions.abort_all(stack.metastore, [txn.id for txn in opened])
+    assert transactions.open_transactions(stack.metastore, stack.name) == []
+
+
+def test_stats_when_transactions_fail_then_counted_and_what_was_asked_for_does_not_change(stack: Stack) -> None:
+    stack.table("id int, note string")
+
+    with connect(stack) as connection:
+        first = connection.stats
+        connection.begin_transaction()
+        connection.write(rows(0))
+        assert connection.current_txn_id
+        transactions.abort(stack.metastore, connection.current_txn_id)
+        with pytest.raises(StreamingException):
+            connection.commit_transaction()
+        second = connection.stats
+        with connection.transaction():
+            connection.write(rows(10))
+        assert (first.aborted_transactions, first.records_written) == (0, 0)
+        assert (second.aborted_transactions, second.committed_transactions, second.records_written) == (1, 0, 10)
+        last = connection.stats
+        assert (last.aborted_transactions, last.committed_transactions, last.records_written) == (1, 1, 20)
+        with pytest.raises(AttributeError):
+            last.records_written = 5  # type: ignore[misc]
+
+
+def test_partition_when_clients_race_to_make_it_then_just_one_has_created_it(stack: Stack) -> None:
+    stack.table("id int, note string", partitioned="day string")
+    start = threading.Barrier(4)
+    days = [f"day {number}" for number in range(4)]
+    created: list[int] = []
+
+    def race() -> None:
+        with connect(stack) as connection:
+            for day in days:
+                start.wait(60)
+                connection.create_partition_if_not_exists([day])
+            created.append(connection.stats.created_partitions)
+
+    threads = [threading.Thread(target=race) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(created) == 4
+    assert sum(created) == len(days)
+
+
+def test_v1_connection_when_it_is_closed_then_no_batch_can_be_fetched(stack: Stack) -> None:
+    stack.table("id int, note string")
+    connection = v1.HiveEndPoint(stack.addresses.metastore, "default", stack.name).new_connection()
+    connection.close()
+    connection.close()
+    with pytest.raises(StreamingException, match="the connection is closed"):
+        connection.fetch_transaction_batch(1, StrictJsonWriter())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"metastore_timeout_seconds": 1},
+        {"configuration": {"hive.metastore.client.socket.timeout": "1000ms"}},
+    ],
+    ids=["option", "configuration"],
+)
+def test_metastore_when_it_is_silent_then_waited_for_no_longer_than_said(options: dict[str, Any]) -> None:
+    watch = Stopwatch()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"thrift://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConnectionError):
+            HiveStreamingConnection(table="t", record_writer=ArrowWriter(), metastore_uri=uri, **options)
+    watch.lap("refused")
+    assert watch.steps["refused"] < 30_000  # 60 s and more without the setting
+
+
+def test_timeout_when_the_option_and_the_configuration_say_one_then_the_option_counts(stack: Stack) -> None:
+    stack.table("id int, note string")
+    settings = {"metastore.client.socket.timeout": "2m"}
+    assert Configuration.of({}).timeout_seconds() == 60.0
+    for options, wanted in (({}, 120.0), ({"metastore_timeout_seconds": 7}, 7)):
+        with connect(stack, configuration=settings, **options) as connection:
+            assert connection._metastore.timeout_seconds == wanted
+
+
+def test_msgpack_writer_of_the_page_when_records_have_wrong_shapes_then_each_is_refused(
+    page_writer: RecordWriter,
+) -> None:
+    columns = [Column(name, HiveType.parse(kind)) for name, kind in (("id", "int"), ("note", "varchar(5)"))]
+    decoder = page_writer.decoder(columns)
+    good = [msgpack.packb({"id": number, "note": "x", "more": 1}) for number in range(1000)]
+    assert [batch.num_rows for batch in decoder.decode(good).batches] == [1000]
+
+    wrong = [
+        msgpack.packb([1, 2]),
+        msgpack.packb(5),
+        b"\xc1",
+        b"",
+        good[0] + b"x",
+        *map(msgpack.packb, [{"id": "x"}, {"id": 2**40}, {"id": 2**63}, {"id": 1.5}, {"id": True}, {"note": "abcdef"}]),
+        *map(msgpack.packb, [{"note": {"a": 1}}, {"note": [1]}, {5: 1}, {"id": msgpack.ExtType(5, b"1")}]),
+    ]
+    mixed: list[bytes | None] = [one for pair in zip(good, wrong, strict=False) for one in pair]
+    decoded = decoder.decode(mixed)
+
+    assert [reject.row for reject in decoded.rejects] == list(range(1, len(mixed), 2))
+    assert all(reject.reason for reject in decoded.rejects)
+    found = [number for batch in decoded.batches for number in batch.column("id").to_pylist()]
+    assert found == list(range(len(wrong)))
+    assert decoded.rejects[0] == Reject.of(1, wrong[0], "", "not a msgpack map: list is not a map")
+
+
+@pytest.fixture
+def page_writer() -> RecordWriter:
+    """The record writer that docs/streaming.md shows."""
+    text = (Path(__file__).resolve().parents[2] / "docs" / "streaming.md").read_text(encoding="utf-8")
+    code = text.split("## A record writer of your own", 1)[1].split("```python\n", 1)[1].split("```", 1)[0]
+    page: dict[str, Any] = {}
+    exec(code, page)  # the page is ours
+    writer: RecordWriter = page["MsgpackWriter"]()
+    return writer
