@@ -88,6 +88,9 @@ class Plan:
         if self.database.is_derby:
             derby = {"startNetworkServer": "true", "host": "127.0.0.1", "portNumber": self.ports[port_names.DERBY]}
             jvm += [f"-Dderby.drda.{key}={value}" for key, value in derby.items()]
+            # Concurrent commits deadlock in Derby now and then. It looks for deadlocks after 20 s by default, and
+            # until then all transactions stand still; the metastore repeats the statement that Derby rolls back.
+            jvm.append("-Dderby.locks.deadlockTimeout=2")
         return self.java_command(service, jvm, "-p", str(self.ports[METASTORE]))
 
     def java_command(self, service: str, jvm: list[str], *arguments: str, main: str = "") -> list[str]:
