@@ -19,6 +19,10 @@ from ingestd.hive.client import PARTITIONS_PER_CALL, Metastore
 from ingestd.hive.leases import lease_component
 from ingestd.hive.tables import TableName
 
+# How long an id gap may keep HMS from describing transactions; it lasts a second.
+_GAP_SECONDS = 5.0
+_GAP_PAUSE_SECONDS = 0.1
+
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
@@ -115,7 +119,7 @@ def lock(
     Raises TransactionAborted when the transaction is gone, LockTimeout when the locks do not come in time.
     """
     components = _components(txn, ttypes.LockType.SHARED_READ, partition, dynamic=dynamic, lease=lease)
-    _wait(metastore, txn, _request(metastore, txn, components), wait)
+    _wait(metastore, txn, [_request(metastore, txn, components)], wait)
 
 
 def lock_against_overwrites(
@@ -136,16 +140,25 @@ def lock_against_overwrites(
     which is fair: a TRUNCATE that is asked for later waits behind it. It ends with the transaction.
     """
     components = _components(txn, ttypes.LockType.SHARED_WRITE, partition, dynamic=dynamic, lease=lease)
-    asked = _request(metastore, txn, components)
-    try:
-        _wait(metastore, txn, asked, Wait(wait.deadline.capped(wait.patience_seconds), wait.stop))
-    except LockTimeout:
-        if wait.stop.is_set() or wait.deadline.passed:
-            raise
-    else:
+    strong = _request(metastore, txn, components)
+    if _is_granted_soon(metastore, txn, strong, wait):
         return True
-    lock(metastore, txn, dynamic=dynamic, wait=wait, lease=lease, partition=partition)
-    return bool(_check(metastore, txn, asked.lockid).state == ttypes.LockState.ACQUIRED)
+    if wait.stop.is_set() or wait.deadline.passed:
+        raise _not_granted(txn)
+    components = _components(txn, ttypes.LockType.SHARED_READ, partition, dynamic=dynamic, lease=lease)
+    # For either: DDL that was asked for between the two waits for the first, and the second waits for the DDL.
+    _wait(metastore, txn, [strong, _request(metastore, txn, components)], wait)
+    return _is_granted(metastore, txn, strong)
+
+
+def strengthen_lock(metastore: Metastore, txn: Transaction, *, dynamic: bool, wait: Wait, partition: str = "") -> bool:
+    """True when from now on no TRUNCATE begins before `txn` has ended, which has got its lock by `lock` already.
+
+    As `lock_against_overwrites`, but what the transaction has is enough to commit: DDL that waits for it is before this
+    request in the queue, so that neither would come to an end. Raises TransactionAborted when the transaction is gone.
+    """
+    components = _components(txn, ttypes.LockType.SHARED_WRITE, partition, dynamic=dynamic, lease=None)
+    return _is_granted_soon(metastore, txn, _request(metastore, txn, components), wait)
 
 
 def lock_reading(metastore: Metastore, txn: Transaction, wait: Wait) -> None:
@@ -158,12 +171,12 @@ def lock_reading(metastore: Metastore, txn: Transaction, wait: Wait) -> None:
         operationType=ttypes.DataOperationType.SELECT,
         isTransactional=True,
     )
-    _wait(metastore, txn, _request(metastore, txn, [component]), wait)
+    _wait(metastore, txn, [_request(metastore, txn, [component])], wait)
 
 
 def take_lease(metastore: Metastore, txn: Transaction, lease: TableName, wait: Wait) -> None:
     """Take a lease for the rest of the transaction; raises as `lock` does."""
-    _wait(metastore, txn, _request(metastore, txn, [lease_component(lease)]), wait)
+    _wait(metastore, txn, [_request(metastore, txn, [lease_component(lease)])], wait)
 
 
 def _request(metastore: Metastore, txn: Transaction, components: Sequence[ttypes.LockComponent]) -> ttypes.LockResponse:
@@ -177,19 +190,38 @@ def _request(metastore: Metastore, txn: Transaction, components: Sequence[ttypes
     return metastore.call("lock", request)
 
 
+def _is_granted_soon(metastore: Metastore, txn: Transaction, asked: ttypes.LockResponse, wait: Wait) -> bool:
+    """Whether the lock comes within `wait.patience_seconds`."""
+    try:
+        _wait(metastore, txn, [asked], Wait(wait.deadline.capped(wait.patience_seconds), wait.stop))
+    except LockTimeout:
+        return False
+    return True
+
+
+def _is_granted(metastore: Metastore, txn: Transaction, asked: ttypes.LockResponse) -> bool:
+    return bool(_check(metastore, txn, asked.lockid).state == ttypes.LockState.ACQUIRED)
+
+
 def _check(metastore: Metastore, txn: Transaction, lock_id: int) -> ttypes.LockResponse:
     return metastore.call("check_lock", ttypes.CheckLockRequest(lockid=lock_id, txnid=txn.id))
 
 
-def _wait(metastore: Metastore, txn: Transaction, answer: ttypes.LockResponse, wait: Wait) -> None:
+def _wait(metastore: Metastore, txn: Transaction, answers: Sequence[ttypes.LockResponse], wait: Wait) -> None:
+    """Wait until one of the requests is granted: HMS grants a lock only when it is asked about it."""
     wait_seconds = 0.005
-    while answer.state == ttypes.LockState.WAITING:
+    while all(answer.state == ttypes.LockState.WAITING for answer in answers):
         if wait.deadline.passed or pause(wait_seconds, wait.stop):
-            raise LockTimeout("the locks were not granted in time", where=f"table {txn.table}", hint="see SHOW LOCKS")
+            raise _not_granted(txn)
         wait_seconds = min(wait_seconds * 1.5, 0.5)
-        answer = _check(metastore, txn, answer.lockid)
-    if answer.state != ttypes.LockState.ACQUIRED:
-        raise TransactionAborted(f"the locks were refused: {answer.errorMessage}", where=f"table {txn.table}")
+        answers = [_check(metastore, txn, answer.lockid) for answer in answers]
+    if not any(answer.state == ttypes.LockState.ACQUIRED for answer in answers):
+        texts = "; ".join(str(answer.errorMessage) for answer in answers)
+        raise TransactionAborted(f"the locks were refused: {texts}", where=f"table {txn.table}")
+
+
+def _not_granted(txn: Transaction) -> LockTimeout:
+    return LockTimeout("the locks were not granted in time", where=f"table {txn.table}", hint="see SHOW LOCKS")
 
 
 def register_partitions(metastore: Metastore, txn: Transaction, names: Sequence[str]) -> None:
@@ -237,12 +269,29 @@ def abort_all(metastore: Metastore, txn_ids: Sequence[int]) -> None:
 
 def open_transactions(metastore: Metastore, agent_prefix: str) -> list[int]:
     """Ids of the open transactions whose agent begins with `agent_prefix`."""
-    answer = metastore.call("get_open_txns_info")
     return [
         txn.id
-        for txn in answer.open_txns
+        for txn in _described(metastore)
         if txn.state == ttypes.TxnState.OPEN and (txn.hostname or "").startswith(agent_prefix)
     ]
+
+
+def _described(metastore: Metastore) -> Sequence[ttypes.TxnInfo]:
+    """What HMS knows of all transactions that have not committed.
+
+    An id that is missing among the newest (somebody opens a transaction just now, or has failed to) counts as open for
+    a second (metastore.txn.opentxn.timeout). It has no user, and HMS cannot write an answer without one: it closes the
+    connection (GetOpenTxnsListFunction). So it is asked again while it answers `get_open_txns`, which has no names.
+    """
+    limit = Deadline.after(_GAP_SECONDS)
+    while True:
+        try:
+            return list(metastore.call("get_open_txns_info").open_txns)
+        except MetastoreUnavailable:  # noqa: PERF203 - one try a question is what this loop is about
+            if limit.passed:
+                raise
+            metastore.call("get_open_txns")
+            pause(_GAP_PAUSE_SECONDS)
 
 
 def _components(

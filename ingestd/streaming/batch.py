@@ -275,7 +275,7 @@ class TransactionBatch:
         if extras.partitions:
             self._partitions.locate(extras.partitions)
         announce(metastore, self._table, txn, done.placed)
-        alone = not self.partitions or transactions.lock_against_overwrites(
+        alone = not self.partitions or transactions.strengthen_lock(
             metastore, txn, dynamic=self._session.is_dynamic, wait=self._wait(), partition=self._locked_partition
         )
         with self._counted_up(txn, done.added):

@@ -1,0 +1,120 @@
+"""Locks beside UPDATE and DDL: nobody waits for somebody who waits for him; and open transactions beside an id gap."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+from hive_metastore import ttypes
+
+from ingestd.clock import Deadline
+from ingestd.errors import MetastoreUnavailable
+from ingestd.hive import transactions
+from ingestd.hive.client import Metastore
+from ingestd.hive.tables import TableName
+from ingestd.hive.transactions import Wait
+from tests.streaming.support import connect, rows
+from tests.support.stack import Stack, eventually
+from tests.support.tables import make_table, visible_ids
+
+
+class _Statement:
+    """What a statement of HiveServer2 asks for: one lock of the table in a transaction of its own."""
+
+    def __init__(self, metastore: Metastore, table: TableName, kind: int) -> None:
+        self._metastore = metastore
+        self._txn = transactions.begin_reading(metastore, table, "tests/statement").id
+        component = ttypes.LockComponent(
+            type=kind,
+            level=ttypes.LockLevel.TABLE,
+            dbname=table.database,
+            tablename=table.table,
+            operationType=ttypes.DataOperationType.NO_TXN,
+            isTransactional=True,
+        )
+        request = ttypes.LockRequest(component=[component], txnid=self._txn, user="tests", hostname="tests")
+        self._lock = metastore.call("lock", request).lockid
+
+    def has_lock(self) -> bool:
+        """Ask for it, as HiveServer2 does again and again."""
+        request = ttypes.CheckLockRequest(lockid=self._lock, txnid=self._txn)
+        return bool(self._metastore.call("check_lock", request).state == ttypes.LockState.ACQUIRED)
+
+    def end(self) -> None:
+        transactions.abort(self._metastore, self._txn)
+
+
+@pytest.fixture
+def table(stack: Stack) -> TableName:
+    name = TableName("default", stack.name)
+    make_table(stack.metastore, name)
+    return name
+
+
+def _waiting(stack: Stack, table: TableName) -> list[int]:
+    """Kinds of the locks that are waited for."""
+    request = ttypes.ShowLocksRequest(dbname=table.database, tablename=table.table)
+    found = stack.metastore.call("show_locks", request).locks or []
+    return sorted(one.type for one in found if one.state == ttypes.LockState.WAITING)
+
+
+def test_ddl_when_asked_for_while_a_commit_waits_for_an_update_then_the_commit_comes_first(
+    stack: Stack, table: TableName
+) -> None:
+    kinds = ttypes.LockType
+    update = _Statement(stack.metastore, table, kinds.EXCL_WRITE)
+    assert update.has_lock()
+    txn = transactions.begin(stack.metastore, table, "tests/ours")
+    wait = Wait(Deadline.after(30), threading.Event(), patience_seconds=3.0)
+
+    def lock() -> bool:
+        with closing(Metastore(stack.addresses.metastore)) as metastore:
+            return transactions.lock_against_overwrites(metastore, txn, dynamic=False, wait=wait)
+
+    with ThreadPoolExecutor(1) as pool:
+        locking = pool.submit(lock)
+        eventually("the first request to wait", lambda: _waiting(stack, table) == [kinds.SHARED_WRITE])
+        ddl = _Statement(stack.metastore, table, kinds.EXCLUSIVE)
+        both = sorted([kinds.SHARED_WRITE, kinds.SHARED_READ, kinds.EXCLUSIVE])
+        eventually("the second request to wait", lambda: _waiting(stack, table) == both)
+        update.end()
+        assert locking.result(10)
+    assert not ddl.has_lock()
+    transactions.commit(stack.metastore, txn)
+    assert ddl.has_lock()
+    ddl.end()
+
+
+def test_ddl_when_it_waits_for_a_streaming_transaction_then_that_commits(stack: Stack, table: TableName) -> None:
+    with connect(stack, lock_seconds=20.0) as connection:
+        connection.begin_transaction()
+        connection.write(rows(0))
+        ddl = _Statement(stack.metastore, table, ttypes.LockType.EXCLUSIVE)
+        assert not ddl.has_lock()
+        connection.commit_transaction()
+        assert ddl.has_lock()
+        ddl.end()
+    assert visible_ids(stack.metastore, table) == list(range(10))
+
+
+def test_open_transactions_when_an_id_is_missing_then_found_all_the_same(stack: Stack, table: TableName) -> None:
+    _leave_id_gap(stack.metastore)
+    txn = transactions.begin_reading(stack.metastore, table, f"tests/{stack.name}")
+    assert transactions.open_transactions(stack.metastore, f"tests/{stack.name}") == [txn.id]
+    transactions.abort(stack.metastore, txn.id)
+
+
+def _leave_id_gap(metastore: Metastore) -> None:
+    """Open a transaction that the database refuses after it has numbered it: the policy's name is too long."""
+    request = ttypes.OpenTxnRequest(
+        num_txns=1,
+        user="tests",
+        hostname="tests",
+        replPolicy="x" * 300,
+        replSrcTxnIds=[1],
+        txn_type=ttypes.TxnType.REPL_CREATED,
+    )
+    with pytest.raises(MetastoreUnavailable):
+        metastore.call("open_txns", request)
