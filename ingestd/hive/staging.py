@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ingestd.errors import IngestdError, StorageUnavailable, TransactionAborted
@@ -20,7 +20,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table
 from ingestd.hive.write_ids import ended_transactions, read_snapshot
 from ingestd.storage import local
-from ingestd.storage.local import Location
+from ingestd.storage.local import Handle, Location
 
 DAEMON = ".ingestd-staging"
 STREAMING = ".ingestd-streaming"
@@ -30,17 +30,19 @@ _JOINED = re.compile(r"w([0-9]+)-[0-9]+")  # the write id of somebody else's tra
 _COPIES = re.compile(re.escape(_COPY) + r"([0-9]+|w[0-9]+-[0-9]+)-delta_.*")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Staging:
     """The staging directory of one transaction, `<table>/<root>/<owner>`.
 
     `location` is the table's directory as it was when the transaction was planned; `owner` is the transaction's id, or
-    `w<write id>-<statement>` for a transaction that is somebody else's. Methods raise StorageUnavailable.
+    `w<write id>-<statement>` for a transaction that is somebody else's. From `make` to `discard` the table's directory
+    is kept open: it may be renamed meanwhile, since the table is not locked yet. Methods raise StorageUnavailable.
     """
 
     location: Location
     root: str
     owner: str
+    _table: Handle | None = field(default=None, init=False, repr=False)
 
     @property
     def path(self) -> Path:
@@ -49,11 +51,16 @@ class Staging:
 
     def make(self) -> Path:
         """Create it in the table's directory, which must be there."""
+        self._table = self.location.hold()
         return self.location.make_directory(self.root, self.owner)
 
     def discard(self) -> None:
         """Remove it when the transaction has ended or will not commit; never raises. `sweep` removes what stays."""
         local.discard_tree(self.path)
+        if self._table is not None:
+            local.discard_tree(self._table.path / self.root / self.owner)
+            self._table.close()
+            self._table = None
 
     def copy_name(self, delta: str) -> str:
         """The hidden name of a delta while it is copied from another file system into its partition."""

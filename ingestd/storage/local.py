@@ -55,6 +55,22 @@ def guarded(path: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
+class Handle:
+    """A directory that is kept open, so that it is found wherever it is renamed to; `path` needs Linux."""
+
+    number: int
+
+    @property
+    def path(self) -> Path:
+        """A path that leads to it."""
+        return Path(f"/proc/self/fd/{self.number}")
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self.number)
+
+
+@dataclass(frozen=True, slots=True)
 class Location:
     """The directory of a table or partition, known by device and inode: it must exist, and stay the same directory.
 
@@ -78,6 +94,11 @@ class Location:
         """Raise StorageUnavailable unless it is still there and still the same."""
         with self._handle():
             return
+
+    def hold(self) -> Handle:
+        """Keep it open until the handle is closed."""
+        with self._handle() as handle, guarded(self.path):
+            return Handle(os.dup(handle))
 
     def names(self) -> list[str]:
         """The names in the directory."""

@@ -121,6 +121,28 @@ def test_table_that_moves_while_a_transaction_is_staged_then_nothing_is_left_whe
     assert _staged(old) == _staged(new) == []
 
 
+def test_table_that_is_swapped_while_a_transaction_is_staged_then_nothing_is_left_in_either(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int")
+    stack.table("id int", name=f"default.{stack.name}_new")
+    place = _place(stack)
+    gate = stack.directory / "gate"
+    stack.produce({"id": number} for number in range(10))
+    daemon = stack.start(
+        stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}"
+    )
+    eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
+    stack.sql(f"ALTER TABLE {stack.name} RENAME TO {stack.name}_old")
+    stack.sql(f"ALTER TABLE {stack.name}_new RENAME TO {stack.name}")
+    old = place.with_name(f"{place.name}_old")
+    assert len(_staged(old)) == 1
+    gate.touch()
+
+    assert daemon.wait() == 0, daemon.text()[-2000:]
+    assert stack.ids() == list(range(10))
+    assert _staged(old) == _staged(place) == []
+
+
 def test_two_deployments_with_one_mapping_name_and_one_table_then_neither_touches_the_others_files(
     stack: Stack,
 ) -> None:
