@@ -14,6 +14,8 @@ def main() -> None:
     """Run the command line."""
     try:
         from ingestd.cli.main import main as command  # noqa: PLC0415  # needs the extra `daemon`
+    except KeyboardInterrupt:  # the imports take seconds
+        sys.exit(1)
     except ModuleNotFoundError as error:
         if str(error.name).startswith("ingestd"):
             raise

@@ -35,8 +35,18 @@ def configure(form: Form, level: Level) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
-    # py4j and thrift report through logging what their doors translate anyway.
-    logging.basicConfig(stream=sys.stderr, level=logging.CRITICAL)
+    # py4j and thrift report through logging what their doors translate anyway; our own modules have no other way.
+    logging.basicConfig(level=logging.CRITICAL, handlers=[_Lines()])
+    logging.getLogger("ingestd").setLevel(level.upper())
+
+
+class _Lines(logging.Handler):
+    """Writes what a module says through `logging` as a line like all others."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        log: Any = structlog.get_logger("ingestd")
+        log.log(record.levelno, "note", source=record.name, text=record.getMessage())
 
 
 def shortened(text: str) -> str:

@@ -26,11 +26,17 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
     mappings = document.options()
     metastore = document.metastore.connect()
     signals = install_signals()
-    engine = Engine(
-        document.spark.master,
-        {k: _spark_text(v) for k, v in document.spark.conf.items()},
-        EngineLimits(job_seconds=document.spark.stage_timeout),
-    )
+    try:
+        engine = Engine(
+            document.spark.master,
+            {k: _spark_text(v) for k, v in document.spark.conf.items()},
+            EngineLimits(job_seconds=document.spark.stage_timeout),
+            unwanted=signals.stop,
+        )
+    except IngestdError:
+        if signals.stop.is_set():  # nothing has begun
+            return []
+        raise
     try:
         supervisor = Supervisor(
             metastore, engine, mappings, signals, drain=drain, shutdown_seconds=document.shutdown.timeout
@@ -38,6 +44,9 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
         return supervisor.run()
     finally:
         engine.stop()
+        # What Python does at its end would be cut short by a signal that comes late.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def install_signals() -> Signals:

@@ -7,10 +7,8 @@ to it, killed, and reported as EngineLost by every call; a job beyond its limit 
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -21,18 +19,17 @@ from typing import Any, TypeVar
 
 import psutil
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark import SparkConf, SparkContext
+from pyspark import SparkContext
 
 from ingestd.clock import pause
 from ingestd.errors import IngestdError, Reaction, masked
-from ingestd.java import find_java
+from ingestd.spark.launch import kill_family, launch
 from ingestd.spark.scratch import Scratch
 
 A = TypeVar("A")
 B = TypeVar("B")
 
 
-_QUIET = Path(__file__).with_name("log4j2.properties")
 _LOOK_SECONDS = 0.25
 _PROBE_SECONDS = 1.0
 
@@ -82,18 +79,32 @@ class _Job:
 
 
 class Engine:
-    """A running Spark session. `master` as Spark writes it, such as `local[*]`; `conf` wins over our defaults."""
+    """A running Spark session. `master` as Spark writes it, such as `local[*]`; `conf` wins over our defaults.
 
-    def __init__(self, master: str, conf: Mapping[str, str], limits: EngineLimits | None = None) -> None:
+    Raises EngineLost when Spark does not start, and when `unwanted` is set before it has.
+    """
+
+    def __init__(
+        self,
+        master: str,
+        conf: Mapping[str, str],
+        limits: EngineLimits | None = None,
+        unwanted: threading.Event | None = None,
+    ) -> None:
         self._limits = limits or EngineLimits()
         self._guard = threading.Lock()
         self._jobs: list[_Job] = []
         self._lost_because = ""
         self._unanswered = 0.0
         self._ended = threading.Event()
-        self._scratch = Scratch()
         try:
-            self._context = _start(master, conf, self._scratch.path)
+            self._scratch = Scratch()
+        except OSError as error:
+            raise EngineLost(
+                f"no temporary folder can be made: {error}", hint="see the environment's TMPDIR"
+            ) from error
+        try:
+            self._context = _start(master, conf, self._scratch.path, unwanted or threading.Event())
         except BaseException:
             self._scratch.remove()
             raise
@@ -273,7 +284,7 @@ class Engine:
         if self._process is None or self._process.returncode is not None:
             return
         with suppress(psutil.Error):
-            _kill_family(psutil.Process(self._process.pid))
+            kill_family(psutil.Process(self._process.pid))
         try:
             self._process.wait(5.0)
         except TimeoutExpired:
@@ -308,21 +319,16 @@ _TRACE = "Traceback (most recent call last):"
 _LOST_TASK = re.compile(r"most recent failure: Lost task [^)]*\)(?: \([^)]*\))*: *")
 
 
-def _start(master: str, conf: Mapping[str, str], scratch: Path) -> SparkContext:
-    os.environ["JAVA_HOME"] = str(find_java())
-    # Spark would start its Python workers as `python3` of the PATH, which lacks our packages.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Errors of Spark come back through py4j; what it logs about itself would drown our lines.
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={_QUIET.as_uri()}")
+def _start(master: str, conf: Mapping[str, str], scratch: Path, unwanted: threading.Event) -> SparkContext:
     values = _DEFAULTS | {"spark.local.dir": str(scratch)} | dict(conf)
     java = values["spark.driver.extraJavaOptions"]
     values["spark.driver.extraJavaOptions"] = f'"-Djava.io.tmpdir={scratch}" {java}'
-    settings = SparkConf().setMaster(master).setAppName("ingestd").setAll(list(values.items()))
+    values = {"spark.master": master, "spark.app.name": "ingestd"} | values
     is_main = threading.current_thread() is threading.main_thread()
     interrupt = signal.getsignal(signal.SIGINT)
     try:
-        context = SparkContext.getOrCreate(settings)
-    except (Py4JError, RuntimeError) as error:
+        context = launch(values, scratch, unwanted)
+    except (RuntimeError, OSError, EOFError) as error:
         words = masked(" ".join(str(error).split()), conf.values())[:300]
         raise EngineLost(f"Spark did not start: {words}", where=f"spark.master {master}") from None
     finally:
@@ -332,15 +338,6 @@ def _start(master: str, conf: Mapping[str, str], scratch: Path) -> SparkContext:
     server: Any = context._accumulatorServer
     server.handle_error = lambda *_request: None
     return context
-
-
-def _kill_family(parent: psutil.Process) -> None:
-    """SIGKILL for a process, then for what it started: what is dead starts nothing more."""
-    with suppress(psutil.Error):
-        children = parent.children()
-        parent.kill()
-        for child in children:
-            _kill_family(child)
 
 
 def _message(error: Exception) -> str | None:

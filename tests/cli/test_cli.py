@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -244,3 +245,18 @@ def test_module_then_is_the_command() -> None:
     said = subprocess.run([sys.executable, "-m", "ingestd", "check"], capture_output=True, text=True, check=False)
     assert said.returncode == 78
     assert said.stderr.startswith("ingestd: no configuration was given")
+
+
+_SAYS = """
+import logging
+from ingestd.daemon import log
+log.configure("json", "info")
+for name in ("ingestd.hive.statistics", "py4j", "thrift"):
+    logging.getLogger(name).warning("said by %s", name)
+"""
+
+
+def test_modules_when_they_warn_then_the_daemon_logs_a_line_and_libraries_stay_silent() -> None:
+    said = subprocess.run([sys.executable, "-c", _SAYS], capture_output=True, text=True, check=True)
+    (line,) = map(json.loads, said.stderr.splitlines())
+    assert (line["level"], line["event"], line["text"]) == ("warning", "note", "said by ingestd.hive.statistics")

@@ -185,6 +185,28 @@ def test_abort_when_the_metastore_is_silent_then_the_process_ends_all_the_same(s
     assert stack.ids() == list(range(20))
 
 
+def test_start_when_it_hangs_then_one_signal_ends_it_and_no_secret_is_on_a_command_line(stack: Stack) -> None:
+    secret = "hunter2canary"
+    daemon = _start(stack, stack.config(spark={"master": "local[1]", "conf": {"spark.x.password": secret}}))
+    eventually("Spark to start", lambda: [p for p in _family(daemon) if "SparkSubmit" in _command_line(p)])
+    family = _family(daemon)
+    for process in family:
+        process.suspend()
+    assert not [line for line in map(_command_line, family) if secret in line]
+    daemon.terminate()
+    assert daemon.wait(10) == 0, daemon.text()[-3000:]
+    assert "Traceback" not in daemon.text()
+    _assert_nothing_left(stack, family)
+    assert not list((stack.directory / "tmp").iterdir())
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
 _HOLD = "from ingestd.spark.scratch import Scratch; print(Scratch().path, flush=True); input()"
 
 
