@@ -13,6 +13,7 @@ import click
 from ingestd import __version__
 from ingestd.cli.check import check
 from ingestd.cli.demo import demo
+from ingestd.cli.output import protect_stderr
 from ingestd.cli.run import run
 from ingestd.cli.sandbox import sandbox
 from ingestd.errors import ConfigFaults, IngestdError
@@ -30,6 +31,7 @@ for command in (run, check, demo, sandbox):
 
 def main() -> None:
     """The console script."""
+    protect_stderr()
     try:
         cli(prog_name="ingestd")
     except ConfigFaults as error:

@@ -260,3 +260,28 @@ def test_modules_when_they_warn_then_the_daemon_logs_a_line_and_libraries_stay_s
     said = subprocess.run([sys.executable, "-c", _SAYS], capture_output=True, text=True, check=True)
     (line,) = map(json.loads, said.stderr.splitlines())
     assert (line["level"], line["event"], line["text"]) == ("warning", "note", "said by ingestd.hive.statistics")
+
+
+@pytest.mark.parametrize("redirect", ["2>/dev/full", "2>&-", "2>&1 >/dev/null | true"])
+def test_stderr_when_it_cannot_be_written_then_the_exit_code_is_the_same(redirect: str, tmp_path: Path) -> None:
+    wrong = tmp_path / "a.yaml"
+    wrong.write_text("mappings: 3")
+    command = f"{sys.executable} -m ingestd run --config {wrong} {redirect}"
+    assert subprocess.run(["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"], check=False).returncode == 78
+
+
+_WRITES = """
+import sys
+from ingestd.cli.output import protect_stderr
+protect_stderr()
+for letter in "abcd":
+    print(letter * 100_000, file=sys.stderr)
+"""
+
+
+def test_stderr_when_its_reader_is_stuck_then_lines_are_dropped_and_else_they_are_whole() -> None:
+    command = [sys.executable, "-c", _WRITES]
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as stuck:
+        assert stuck.wait(30) == 0  # the pipe is full after 64 KiB
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert said.split() == [letter * 100_000 for letter in "abcd"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -210,3 +211,13 @@ def _remove_tree_when_idle(place: Path) -> None:
     """The daemon removes a transaction's directory after its commit; then only empty ones are left."""
     eventually("an empty staging directory", lambda: not [p for p in place.rglob("*") if not p.is_dir()], 10)
     shutil.rmtree(place, ignore_errors=True)
+
+
+def test_log_when_its_disk_is_full_then_records_are_committed_all_the_same(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint")
+    stack.produce({"id": n} for n in range(10))
+    command = [sys.executable, "-m", "ingestd", "run", "--config", str(stack.config()), "--until-caught-up"]
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        assert subprocess.run(command, stderr=full, timeout=120, check=False).returncode == 0
+    assert stack.ids() == list(range(10))
