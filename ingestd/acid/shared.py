@@ -8,6 +8,7 @@ Source: OrcRecordUpdater (a delta of several write ids), AcidUtils.getLogicalLen
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 from collections.abc import Sequence
@@ -43,6 +44,11 @@ class SharedFile:
         # pyorc keeps rows of an unfinished batch back from an intermediate footer: with 1 there are none.
         self._orc = orc_writer(self._sink, columns, encoding, batch_size=1)
 
+    @property
+    def is_in_place(self) -> bool:
+        """False once somebody removed or replaced the file, for example with its partition."""
+        return self._sink.is_at(self._path if self._length else self._hidden)
+
     def write(self, batch: pa.RecordBatch, write_id: int) -> None:
         """Append rows of a write id; ids ascend from call to call."""
         before = self._runs.pop()[1] if self._runs and self._runs[-1][0] == write_id else 0
@@ -63,6 +69,8 @@ class SharedFile:
             self._kept = (write_id, self._length)
         length = self._orc.write_intermediate_footer()
         self._sink.sync()
+        if not self.is_in_place:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
         before, self._length = self._length, length
         self._append_length(length)
         if not before:

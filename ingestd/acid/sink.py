@@ -48,6 +48,13 @@ class OrcSink:
         except BaseException as error:  # noqa: BLE001 - as in `write`
             self._error = self._error or error
 
+    def is_at(self, path: Path) -> bool:
+        """Whether the file lies at `path`. Raises OSError other than that there is none."""
+        try:
+            return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
+        except FileNotFoundError:
+            return False
+
     def check(self) -> None:
         """Raise what came first, if anything did: an OSError, or what a signal handler raised."""
         if self._error is not None:

@@ -184,7 +184,7 @@ class SharedFiles:
         self._touched: set[tuple[Partition, int]] = set()
         self._open: OrderedDict[tuple[Partition, int], SharedFile] = OrderedDict()
         self._statements: dict[tuple[Partition, int], int] = {}
-        self._homes: dict[tuple[Partition, int], tuple[str, int]] = {}  # location, and write id of the first rows
+        self._homes: dict[tuple[Partition, int], str] = {}  # locations of their partitions
         self._flushed: dict[str, Added] = {}
         self._placed: set[Placed] = set()
         self._finished: list[SharedFile] = []  # in the open transaction, with rows of it
@@ -280,7 +280,7 @@ class SharedFiles:
         (delta / ORC_ACID_VERSION_FILE).write_bytes(ORC_ACID_VERSION)
         self._open[key] = SharedFile(delta, self._shape.columns, part.bucket, statement, self._shape.encoding)
         self._statements[key] = statement
-        self._homes[key] = (info.location, self._write_id)
+        self._homes[key] = info.location
         name = self._table.partition_name(part.partition)
         before = self._flushed.get(name, Added(0, 0, 0))
         self._flushed[name] = Added(before.rows, before.files + 1, before.bytes)
@@ -290,10 +290,9 @@ class SharedFiles:
         """Let go of a file whose partition was moved, or dropped and made again, since an earlier transaction."""
         if key not in self._open:
             return
-        location, write_id = self._homes[key]
-        if not info.existed and write_id != self._write_id:
+        if key not in self._touched and not self._open[key].is_in_place:
             self._open.pop(key).abandon()
-        elif info.location != location:
+        elif info.location != self._homes[key]:
             self._close(key)
 
     def _close_oldest(self) -> None:

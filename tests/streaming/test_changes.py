@@ -165,6 +165,25 @@ def test_partition_when_it_is_moved_or_dropped_within_a_batch_then_rows_go_where
     assert stack.ids() == [20, 21, 30, 31, 40, 41]
 
 
+def test_bucket_when_its_partition_is_dropped_and_made_again_within_a_batch_then_no_row_is_lost(stack: Stack) -> None:
+    stack.sql(
+        f"CREATE TABLE {stack.name} (id int, note string) PARTITIONED BY (day string)"
+        " CLUSTERED BY (id) INTO 4 BUCKETS STORED AS ORC TBLPROPERTIES ('transactional'='true')"
+    )
+
+    with connect(stack, transaction_batch_size=3) as connection:
+        with connection.transaction():
+            connection.write(rows(0, 1, day=["a"]))
+        for statement in ("DROP", "ADD"):
+            stack.sql(f"ALTER TABLE {stack.name} {statement} PARTITION (day='a')")
+        for turn in (1, 2):
+            with connection.transaction():
+                connection.write(rows(10 * turn, 8, day=["a"] * 8))
+        assert connection.stats.aborted_transactions == 0
+
+    sees(stack, [*range(10, 18), *range(20, 28)])
+
+
 def test_joined_transaction_when_its_table_object_is_old_then_table_changed(stack: Stack) -> None:
     stack.table("id int, note string")
     old = load_acid_table(stack.metastore, TableName("default", stack.name))
