@@ -148,6 +148,9 @@ class Metastore:
                     raise MetastoreUnavailable(f"{method}: {_words(error)}", where=where) from error
             except TException as error:
                 raise _translated(method, error, self._where()) from error
+            except BaseException:
+                self.close()  # Ctrl-C, or a signal handler that raises: the next call would read this one's answer
+                raise
             connection = self._dial()
 
     def close(self) -> None:
@@ -184,8 +187,8 @@ class Metastore:
             except IngestdError as error:
                 failures.append(error)
                 continue
-            self._local.connection = connection
             self._local.index = self._first = index
+            self._local.connection = connection
             return connection
         final = all(not isinstance(failure, Unavailable) for failure in failures)
         if final or len(failures) == 1:

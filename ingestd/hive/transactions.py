@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hive_metastore import ttypes
@@ -87,8 +88,9 @@ def begin_batch(metastore: Metastore, table: TableName, agent: str, count: int) 
         # A delta whose range held somebody else's write id would hide that one's delta (findBestWorkingDeltas).
         if pairs[-1][0] - pairs[0][0] != len(ids) - 1:
             raise TransactionError(f"write ids {pairs} are not contiguous", where=f"table {table}")
-    except IngestdError:
-        abort_all(metastore, ids)  # nobody else knows these transactions
+    except BaseException:  # Ctrl-C, too
+        with suppress(IngestdError):
+            abort_all(metastore, ids)  # nobody else knows these transactions
         raise
     return [Transaction(txn_id, write_id, table, agent) for write_id, txn_id in pairs]
 

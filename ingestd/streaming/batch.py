@@ -154,6 +154,7 @@ class TransactionBatch:
     def add(self, part: Part) -> None:
         """Take rows of the open transaction."""
         with self._guard:
+            self._open_transaction()  # which a stream that is being read, or a signal handler, may have ended
             self._files.add(part)
 
     def check(self) -> None:
@@ -192,7 +193,8 @@ class TransactionBatch:
         """Abort the open transaction; the batch goes on with its next one."""
         with self._guard:
             txn = self._open_transaction()
-            self._files.discard()
+            if self._output:
+                self._output.discard()
             self._heartbeat.forget(txn.id)
             transactions.abort(self._session.metastore, txn.id)
             self.current, self.state = None, TxnState.ABORTED

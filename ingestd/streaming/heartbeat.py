@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from weakref import WeakMethod
 
 from ingestd.clock import pause
 from ingestd.errors import IngestdError, Unavailable
@@ -28,7 +29,10 @@ def transaction_timeout(metastore: Metastore) -> float:
 
 
 class Heartbeat:
-    """Beats every `interval_seconds`; `on_turn` is called after each beat, from this thread."""
+    """Beats every `interval_seconds`; the method `on_turn` is called after each beat, from this thread.
+
+    It ends with the object of `on_turn`: who was interrupted while it was made has nothing to stop it by.
+    """
 
     def __init__(
         self, metastore: Metastore, txn_ids: Iterable[int], interval_seconds: float, on_turn: Callable[[], None]
@@ -38,10 +42,15 @@ class Heartbeat:
         self._alive = set(txn_ids)
         self._lost: dict[int, str] = {}
         self._interval = interval_seconds
-        self._on_turn = on_turn
+        self._on_turn = WeakMethod(on_turn)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ingestd-streaming-heartbeat", daemon=True)
         self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its thread lives."""
+        return self._thread.is_alive()
 
     def check(self, txn_id: int) -> None:
         """Raise TransactionError when the metastore has given up this transaction; waits for no beat."""
@@ -59,14 +68,18 @@ class Heartbeat:
     def stop(self) -> None:
         """No beat any more."""
         self._ended.set()
-        if self._thread is not threading.current_thread():
+        if self.is_running and self._thread is not threading.current_thread():
             self._thread.join(timeout=5.0)
 
     def _run(self) -> None:
         wait = self._interval
         while not pause(wait, self._ended):
+            if self._on_turn() is None:
+                break
             wait = self._interval if self._beat() else min(self._interval, _AGAIN_SECONDS)
-            self._on_turn()
+            if on_turn := self._on_turn():
+                on_turn()
+                del on_turn
         self._metastore.close()
 
     def _beat(self) -> bool:

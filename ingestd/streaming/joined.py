@@ -62,6 +62,7 @@ class JoinedTransaction:
 
     def add(self, part: Part) -> None:
         """Take rows."""
+        self._require_open()
         self._files.add(part)
 
     def check(self) -> None:
@@ -73,16 +74,14 @@ class JoinedTransaction:
 
     def commit(self, extras: Extras) -> None:
         """Put the files in their place; the owner's commit makes them visible."""
-        if self.state is not TxnState.OPEN:
-            raise InvalidTransactionState("no transaction is open")
+        self._require_open()
         self._partitions.locate(extras.partitions)
         self.placed = self._files.finish().placed
         self.state = TxnState.PREPARED_FOR_COMMIT
 
     def abort(self) -> None:
         """Drop the rows; the transaction stays its owner's."""
-        if self.state is not TxnState.OPEN:
-            raise InvalidTransactionState("no transaction is open")
+        self._require_open()
         self._files.discard()
         self.state = TxnState.ABORTED
 
@@ -98,6 +97,10 @@ class JoinedTransaction:
         if self._output:
             self._output.abandon()
         self.state = TxnState.ABORTED
+
+    def _require_open(self) -> None:
+        if self.state is not TxnState.OPEN:
+            raise InvalidTransactionState("no transaction is open")
 
     @property
     def _files(self) -> OwnFiles:

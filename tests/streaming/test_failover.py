@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 
 import pytest
@@ -151,6 +152,44 @@ def test_begin_loses_its_answer_then_it_is_not_repeated_and_the_next_one_works(s
             connection.write(rows(0))
     sees(stack, range(10))
     stack.metastore.call("abort_txn", ttypes.AbortTxnRequest(txnid=orphan))
+
+
+@contextmanager
+def _interrupted(near: Proxy) -> Iterator[None]:
+    """Ctrl-C comes in the block while a call waits for its answer, which comes after that."""
+
+    def interrupt() -> None:
+        eventually("a call that waits", lambda: near.calls.total() > calls)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        near.flowing.set()
+
+    calls = near.calls.total()
+    near.flowing.clear()
+    helper = threading.Thread(target=interrupt)
+    helper.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    helper.join()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_call_when_interrupted_then_its_answer_is_not_taken_for_that_of_the_next(
+    stack: Stack, near: Proxy, size: int
+) -> None:
+    stack.table("id int, note string")
+    with connect(stack, metastore_uri=near.uri, transaction_batch_size=size) as connection:
+        with _interrupted(near):
+            connection.begin_transaction()
+        with connection.transaction():
+            connection.write(rows(0))
+        connection.begin_transaction()
+        connection.write(rows(10))
+        with _interrupted(near):
+            connection.commit_transaction()
+        assert _state(connection) is TxnState.ABORTED
+        with connection.transaction():
+            connection.write(rows(20))
+    sees(stack, [*range(10), *range(20, 30)])
 
 
 def test_idle_connection_was_cut_then_the_next_begin_and_the_next_commit_work(stack: Stack, near: Proxy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import threading
 from dataclasses import replace
@@ -19,9 +20,11 @@ from ingestd.streaming import (
     ArrowWriter,
     InvalidTransactionState,
     StreamingException,
+    StrictDelimitedInputWriter,
     TransactionError,
     TxnState,
 )
+from ingestd.streaming.heartbeat import Heartbeat
 from tests.streaming.support import client, connect, rows, sees
 from tests.support.stack import Stack, eventually
 
@@ -49,6 +52,38 @@ def test_heartbeat_when_a_batch_waits_long_then_all_its_transactions_stay_alive(
 
 def open_transactions(stack: Stack) -> list[ttypes.TxnInfo]:
     return list(stack.metastore.call("get_open_txns_info").open_txns)
+
+
+def test_heartbeat_when_nobody_has_its_batch_any_more_then_it_ends(stack: Stack) -> None:
+    class Batch:
+        def on_turn(self) -> None:
+            """Nothing to do."""
+
+    batch = Batch()
+    heartbeat = Heartbeat(stack.metastore, [], 0.05, batch.on_turn)
+    del batch
+    eventually("the end of the thread", lambda: not heartbeat.is_running)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_stream_when_it_ends_the_transaction_itself_then_its_further_records_are_refused(
+    stack: Stack, size: int
+) -> None:
+    class Stream(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            if self.tell():
+                connection.commit_transaction()
+            return super().read(8)
+
+    stack.table("id int, note string")
+    writer = StrictDelimitedInputWriter(field_delimiter=",")
+    with connect(stack, record_writer=writer, transaction_batch_size=size) as connection:
+        connection.begin_transaction()
+        with pytest.raises(InvalidTransactionState, match="no transaction is open"):
+            connection.write(Stream(b"1,a\n2,b\n3,c\n4,d\n"))
+        with connection.transaction():
+            connection.write(b"5,e")
+    sees(stack, [1, 2, 5])
 
 
 def test_lock_when_somebody_has_the_table_exclusively_then_waited_for(stack: Stack) -> None:
