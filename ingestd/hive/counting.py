@@ -160,7 +160,10 @@ class Counter:
         if rows:
             if not leases.heartbeat_transaction(self.metastore, txn.id):
                 raise TransactionAborted("counting took longer than the metastore waits", where=f"table {table.name}")
-            statistics.set_rows(self.metastore, table, rows, snapshot, wait)
+            # HiveServer2 would go on answering from a wrong number that it has read, without a new write id.
+            own = transactions.allocate(self.metastore, table.name, [txn.id])[txn.id]
+            statistics.set_rows(self.metastore, table, rows, snapshot, own, wait)
+            transactions.commit(self.metastore, txn)
         return Repair(sorted(rows), sorted(left), failed)
 
     def _visible_rows(self, counters: Counters, snapshot: ValidWriteIds) -> int:

@@ -154,8 +154,7 @@ def count_up(
         parameters.pop(_ACCURATE, None)
         return parameters
 
-    context = (writer.write_id, as_text(as_writer(snapshot, writer.write_id)))
-    _alter(metastore, table, list(added), change, wait=moment.wait, writer=context)
+    _alter(metastore, table, list(added), change, wait=moment.wait, writer=_context(snapshot, writer.write_id))
     return frozenset(doubtful)
 
 
@@ -173,11 +172,12 @@ def is_right(counters: Counters, content: Content, snapshot: ValidWriteIds, know
 
 
 def set_rows(
-    metastore: Metastore, table: Table, counted: Mapping[str, int], snapshot: ValidWriteIds, wait: Wait
+    metastore: Metastore, table: Table, counted: Mapping[str, int], snapshot: ValidWriteIds, own: int, wait: Wait
 ) -> None:
     """Write the rows that `snapshot` sees as numRows; drop the flag where they were not the same before.
 
-    The marks go: what was in flight is not in the number, and not in its set of write ids.
+    The marks go: what was in flight is not in the number, and not in its set of write ids. `own` is a write id that
+    writes no rows: HiveServer2 keeps partitions as it read them until the table's write ids change.
     """
 
     def change(counters: Counters) -> dict[str, str]:
@@ -186,10 +186,10 @@ def set_rows(
         if parameters.get(_ROWS) != rows:
             parameters.pop(_ACCURATE, None)
         _forget_marks(parameters)
-        parameters |= {_ROWS: rows, LEFT: rows, _COUNTED: CountedIds.of(snapshot).text()}
+        parameters |= {_ROWS: rows, LEFT: rows, _COUNTED: CountedIds.of(snapshot, own).text()}
         return parameters
 
-    _alter(metastore, table, list(counted), change, wait=wait, writer=None)
+    _alter(metastore, table, list(counted), change, wait=wait, writer=_context(snapshot, own))
 
 
 def read_counters(metastore: Metastore, table: Table, names: Sequence[str]) -> Iterator[Counters]:
@@ -290,7 +290,7 @@ def _alter(
     change: Change,
     *,
     wait: Wait,
-    writer: tuple[int, str] | None,
+    writer: Mapping[str, Any],
 ) -> None:
     if table.partition_columns:
         _alter_partitions(metastore, table, names, change, writer)
@@ -299,7 +299,7 @@ def _alter(
 
 
 def _alter_partitions(
-    metastore: Metastore, table: Table, names: Sequence[str], change: Change, writer: tuple[int, str] | None
+    metastore: Metastore, table: Table, names: Sequence[str], change: Change, writer: Mapping[str, Any]
 ) -> None:
     """Read and write back at once: HMS ignores `expected_parameter_*` here (live experiment B16)."""
     for start in range(0, len(names), CHUNK):
@@ -313,14 +313,12 @@ def _alter_partitions(
             tableName=table.name.table,
             partitions=partitions,
             environmentContext=ttypes.EnvironmentContext(properties=dict(_CONTEXT)),
-            **_as_writer(writer),
+            **writer,
         )
         metastore.call("alter_partitions_req", request)
 
 
-def _alter_table(
-    metastore: Metastore, table: Table, change: Change, wait: Wait, writer: tuple[int, str] | None
-) -> None:
+def _alter_table(metastore: Metastore, table: Table, change: Change, wait: Wait, writer: Mapping[str, Any]) -> None:
     """Compare and set on the time of the last DDL, so that no DDL of a user is undone (HIVE-26882).
 
     That time has whole seconds: a table touched in this very second is read again when the second is over.
@@ -362,12 +360,13 @@ def _seconds_of_touch(table: Table, touched: str) -> float:
     return max(0.0, min(by_clock, since_seen))
 
 
-def write_back(metastore: Metastore, raw: Any, touched: str, writer: tuple[int, str] | None) -> bool:
+def write_back(metastore: Metastore, raw: Any, touched: str, writer: Mapping[str, Any]) -> bool:
     """Write the table back unless somebody changed it since `touched`; False when somebody did.
 
     A metastore whose database cannot compare its text columns (Derby, Oracle) says so once; from then on the table is
     written back without the comparison, milliseconds after it was read.
     """
+    raw.writeId = writer.get("writeId", raw.writeId)  # HMS 4.0 ignores that of a request for a table
     properties = dict(_CONTEXT)
     comparing = metastore.compares_parameters  # another mapping's thread may find out meanwhile
     if comparing:
@@ -379,7 +378,7 @@ def write_back(metastore: Metastore, raw: Any, touched: str, writer: tuple[int, 
         environmentContext=ttypes.EnvironmentContext(properties=properties),
         processorCapabilities=CAPABILITIES,
         processorIdentifier="ingestd",
-        **_as_writer(writer),
+        **writer,
     )
     try:
         metastore.call("alter_table_req", request)
@@ -393,5 +392,5 @@ def write_back(metastore: Metastore, raw: Any, touched: str, writer: tuple[int, 
     return True
 
 
-def _as_writer(writer: tuple[int, str] | None) -> dict[str, Any]:
-    return {} if writer is None else {"writeId": writer[0], "validWriteIdList": writer[1]}
+def _context(snapshot: ValidWriteIds, write_id: int) -> dict[str, Any]:
+    return {"writeId": write_id, "validWriteIdList": as_text(as_writer(snapshot, write_id))}

@@ -67,7 +67,7 @@ def begin(metastore: Metastore, table: TableName, agent: str) -> Transaction:
 
 
 def begin_reading(metastore: Metastore, table: TableName, agent: str) -> Transaction:
-    """Open a transaction that will write nothing: it has no write id (0), and is there to hold a lease."""
+    """Open a transaction that will write no rows: it has no write id (0), and is there to hold a lease."""
     request = ttypes.OpenTxnRequest(num_txns=1, user=metastore.user, hostname=agent[:128], agentInfo=agent[:128])
     return Transaction(metastore.call("open_txns", request).txn_ids[0], 0, table, agent)
 
@@ -82,9 +82,7 @@ def begin_batch(metastore: Metastore, table: TableName, agent: str, count: int) 
     try:
         while len(ids) < count:
             ids += _open(metastore, agent, count - len(ids))
-        request = ttypes.AllocateTableWriteIdsRequest(dbName=table.database, tableName=table.table, txnIds=ids)
-        allocated = metastore.call("allocate_table_write_ids", request).txnToWriteIds
-        pairs = sorted((pair.writeId, pair.txnId) for pair in allocated)
+        pairs = sorted((write_id, txn_id) for txn_id, write_id in allocate(metastore, table, ids).items())
         # A delta whose range held somebody else's write id would hide that one's delta (findBestWorkingDeltas).
         if pairs[-1][0] - pairs[0][0] != len(ids) - 1:
             raise TransactionError(f"write ids {pairs} are not contiguous", where=f"table {table}")
@@ -93,6 +91,13 @@ def begin_batch(metastore: Metastore, table: TableName, agent: str, count: int) 
             abort_all(metastore, ids)  # nobody else knows these transactions
         raise
     return [Transaction(txn_id, write_id, table, agent) for write_id, txn_id in pairs]
+
+
+def allocate(metastore: Metastore, table: TableName, txn_ids: Sequence[int]) -> dict[int, int]:
+    """The write id of each of these transactions for `table`; one call allocates those that have none."""
+    request = ttypes.AllocateTableWriteIdsRequest(dbName=table.database, tableName=table.table, txnIds=list(txn_ids))
+    answer = metastore.call("allocate_table_write_ids", request)
+    return {pair.txnId: pair.writeId for pair in answer.txnToWriteIds}
 
 
 def _open(metastore: Metastore, agent: str, count: int) -> list[int]:

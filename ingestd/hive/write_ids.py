@@ -25,9 +25,10 @@ def read_snapshot(metastore: Metastore, table: TableName) -> ValidWriteIds:
 
 
 def as_writer(snapshot: ValidWriteIds, write_id: int) -> ValidWriteIds:
-    """The view of the writer of `write_id`, who sees its own rows."""
+    """The view of the writer of `write_id`, who sees its own rows; what lies between is as good as open."""
     high = max(snapshot.high_watermark, write_id)
-    return ValidWriteIds(snapshot.table, high, snapshot.open - {write_id}, snapshot.aborted)
+    later = range(snapshot.high_watermark + 1, high)
+    return ValidWriteIds(snapshot.table, high, (snapshot.open - {write_id}).union(later), snapshot.aborted)
 
 
 def as_text(snapshot: ValidWriteIds) -> str:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hive_metastore import ttypes
 
+from ingestd.acid.layout import ValidWriteIds
+from ingestd.hive import transactions
 from ingestd.hive.partitions import read_partitions
 from ingestd.hive.tables import TableName, load_acid_table, read_table
+from ingestd.hive.write_ids import as_text
 from tests.support.stack import Stack
 
 _CONTEXT = ttypes.EnvironmentContext(properties={"DO_NOT_UPDATE_STATS": "true"})
@@ -25,21 +30,33 @@ def number(stack: Stack, partition: str = "", table: str = "") -> int:
     return int(read_parameters(stack, partition, table)["numRows"])
 
 
+def end_analyze(stack: Stack, parameters: dict[str, str], snapshot: ValidWriteIds, partition: str = "") -> None:
+    """As HiveServer2 ends an ANALYZE that saw `snapshot` and read these parameters: it sets its flag with them."""
+    name = TableName("default", stack.name)
+    table = load_acid_table(stack.metastore, name)
+    txn = transactions.begin(stack.metastore, name, "tests")
+    state = {"writeId": txn.write_id, "validWriteIdList": as_text(snapshot)}
+    found = read_partitions(stack.metastore, table, [partition])[0] if partition else table.raw
+    found.parameters = parameters | {"COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}
+    found.writeId = txn.write_id
+    _write(stack, found, partition, state)
+    transactions.commit(stack.metastore, txn)
+
+
 def write_parameters(stack: Stack, parameters: dict[str, str], partition: str = "") -> None:
     """Write parameters back as they were read before, which is what ANALYZE does; Hive drops the flag with it."""
     name = TableName("default", stack.name)
     kept = {key: value for key, value in parameters.items() if key != "COLUMN_STATS_ACCURATE"}
     table = load_acid_table(stack.metastore, name)
-    if not partition:
-        table.raw.parameters = kept
-        request = ttypes.AlterTableRequest(
-            dbName="default", tableName=stack.name, table=table.raw, environmentContext=_CONTEXT
-        )
-        stack.metastore.call("alter_table_req", request)
-        return
-    (found,) = read_partitions(stack.metastore, table, [partition])
+    found = read_partitions(stack.metastore, table, [partition])[0] if partition else table.raw
     found.parameters = kept
-    changed = ttypes.AlterPartitionsRequest(
-        dbName="default", tableName=stack.name, partitions=[found], environmentContext=_CONTEXT
-    )
-    stack.metastore.call("alter_partitions_req", changed)
+    _write(stack, found, partition, {})
+
+
+def _write(stack: Stack, found: Any, partition: str, state: dict[str, Any]) -> None:
+    context = {"dbName": "default", "tableName": stack.name, "environmentContext": _CONTEXT} | state
+    if partition:
+        changed = ttypes.AlterPartitionsRequest(partitions=[found], **context)
+        stack.metastore.call("alter_partitions_req", changed)
+    else:
+        stack.metastore.call("alter_table_req", ttypes.AlterTableRequest(table=found, **context))
