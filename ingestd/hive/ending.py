@@ -27,7 +27,8 @@ _ANSWERED = "Internal error processing"
 class Doubt:
     """How to find out whether a commit has happened: by asking, for up to three minutes.
 
-    `has_happened` asks the metastore; `on_wait(error, seconds)` is told before each wait; `stop` ends the asking.
+    `has_happened` asks the metastore, and raises CommitOutcomeUnknown when nobody can tell any more;
+    `on_wait(error, seconds)` is told before each wait; `stop` ends the asking.
     """
 
     def __init__(
@@ -93,6 +94,8 @@ def _resolve(
             return None
         except TransactionAborted as error:
             return error
+        except CommitOutcomeUnknown:
+            raise
         except IngestdError as error:
             cause = error
 
@@ -105,5 +108,7 @@ def _is_committed_after_all(txn: Transaction, doubt: Doubt) -> bool:
     while True:
         try:
             return doubt.has_happened()
-        except IngestdError as error:  # noqa: PERF203 - one try a question is what this loop is about
+        except CommitOutcomeUnknown:  # noqa: PERF203 - one try a question is what this loop is about
+            raise
+        except IngestdError as error:
             doubt.wait(txn, error)

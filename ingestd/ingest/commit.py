@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ingestd.acid.pool import WrittenFile
 from ingestd.clock import Deadline, Stopwatch
-from ingestd.errors import IngestdError, OwnershipLost, StorageUnavailable, TableChanged
+from ingestd.errors import CommitOutcomeUnknown, IngestdError, OwnershipLost, StorageUnavailable, TableChanged
 from ingestd.hive import counting, deltas, ending, transactions
 from ingestd.hive.announce import announce
 from ingestd.hive.client import Metastore
@@ -108,7 +108,7 @@ class Committer:
         Unavailable: in each case nothing of `work` is or will become visible, and no delta of it is left in place. Only
         after CommitOutcomeUnknown it may.
         """
-        alone = self._lock_and_fence(work)
+        before, alone = self._lock_and_fence(work)
         partitions = self._register(work)
         placed = self._place(work, partitions)
         added = counting.added_rows(work.table, work.files)
@@ -119,17 +119,18 @@ class Committer:
                 self._done(work, "counted")
                 if not alone:
                     deltas.refuse_overtaken(partitions, work.txn)
-                self._commit(work, after)
+                self._commit(work, before, after)
         self._done(work, "committed")
         hidden = {} if alone else self._hidden(work, partitions)
         work.staging.discard()
         return Committed(work, after, hidden)
 
-    def _lock_and_fence(self, work: Work) -> bool:
+    def _lock_and_fence(self, work: Work) -> tuple[str, bool]:
         """Take the locks, then see that neither the offsets nor the table moved since they were planned.
 
         Only under the lease is the answer final: a rival gets the lease when our transaction has ended, and an ended
-        transaction cannot commit. False when a TRUNCATE may still get in between.
+        transaction cannot commit. Returns the text of the stored state, and False when a TRUNCATE may still get in
+        between.
         """
         alone = transactions.lock_against_overwrites(
             self._metastore,
@@ -139,13 +140,14 @@ class Committer:
             lease=self._options.commit_lease,
         )
         self._patience_seconds = _PATIENCE_SECONDS if alone else _LITTLE_PATIENCE_SECONDS
-        stored = MappingState.parse(read_state(self._metastore, self._control))
+        text = read_state(self._metastore, self._control)
+        stored = MappingState.parse(text)
         if (stored.position if stored else Position()) != work.plan.before:
             raise OwnershipLost("the offsets were moved by another daemon", where=f"mapping {self._options.name}")
         if load_acid_table(self._metastore, work.table.name) != work.table:
             raise TableChanged("the table's columns or place changed", where=f"table {work.table.name}")
         self._done(work, "locked")
-        return alone
+        return text, alone
 
     def _register(self, work: Work) -> dict[str, PartitionInfo]:
         """Make missing partitions and register all that are written."""
@@ -166,10 +168,25 @@ class Committer:
         announce(self._metastore, work.table, work.txn, placed)
         self._done(work, "announced")
 
-    def _commit(self, work: Work, after: MappingState) -> None:
-        """Commit rows and state at once; an answer that was lost is asked for: the control row has it."""
+    def _commit(self, work: Work, before: str, after: MappingState) -> None:
+        """Commit rows and state at once; an answer that was lost is asked for: the control row has it.
+
+        Once another daemon has committed, the control row tells nothing about this transaction any more: then its
+        deltas, which may be committed, must stay.
+        """
         text = after.text()
-        doubt = Doubt(lambda: read_state(self._metastore, self._control) == text, self._on_wait, self._stop)
+
+        def has_happened() -> bool:
+            stored = read_state(self._metastore, self._control)
+            if stored not in (before, text):
+                raise CommitOutcomeUnknown(
+                    "the answer to the commit was lost, and another daemon has committed since",
+                    where=f"mapping {self._options.name}, transaction {work.txn.id}",
+                    hint="nothing is lost: the mapping continues at the position that is stored",
+                )
+            return stored == text
+
+        doubt = Doubt(has_happened, self._on_wait, self._stop)
         ending.commit(self._metastore, work.txn, self._control.key_value(text), doubt)
 
     @staticmethod

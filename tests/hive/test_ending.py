@@ -113,3 +113,14 @@ def test_nobody_answers_until_it_is_stopped_then_outcome_unknown(case: Case) -> 
     with pytest.raises(CommitOutcomeUnknown, match="look whether its rows are there"):
         case.commit(has_happened, stop=stop)
     assert len(case.waits) == 2
+
+
+def test_nobody_can_tell_any_more_then_outcome_unknown_at_once_and_nothing_is_aborted(stack: Stack, case: Case) -> None:
+    def has_happened() -> bool:
+        raise CommitOutcomeUnknown("another daemon has committed since")
+
+    wrong = KeyValue(read_table(case.metastore, case.txn.table).id, "must begin with _meta", "x")
+    with pytest.raises(CommitOutcomeUnknown, match="another daemon"):
+        case.commit(has_happened, wrong)
+    assert (case.commits, len(case.waits)) == (1, 1)
+    assert case.txn.id in transactions.open_transactions(stack.metastore, "tests/ending")
