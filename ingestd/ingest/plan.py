@@ -86,7 +86,7 @@ class Planner:
         `stored` is the position that the last commit stores. Raises OffsetsLost where Kafka no longer has it and the
         policy is to stop.
         """
-        self._describe()
+        self._topics_known = Deadline.after(0.0)  # described below, unless it is over: a silent broker takes its time
         draft = _Draft(dict(stored.offsets), dict(stored.topics))
         while not is_over():
             ends = self.ends()
