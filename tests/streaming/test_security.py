@@ -75,7 +75,7 @@ def _site(folder: Path, **properties: str) -> Path:
     return file
 
 
-def _connect(uri: str, table: str, **options: Any) -> HiveStreamingConnection:
+def _connect(uri: str | None, table: str, **options: Any) -> HiveStreamingConnection:
     return HiveStreamingConnection(table=table, metastore_uri=uri, record_writer=ArrowWriter(), **options)
 
 
@@ -143,7 +143,7 @@ def test_tickets_of_the_keytab_expire_while_data_flows_then_every_commit_is_ther
 
     with closing(Metastore(near.uri, security=security)) as client:
         make_table(client, name, partitioned=True)
-        with _connect("", name.table, configuration=site, security=security) as connection:
+        with _connect(None, name.table, configuration=site, security=security) as connection:
             assert connection.username == "brief"
             connection._session = replace(connection._session, timeout_seconds=1.0)  # beats twice a second
             while monotonic() < over or count < 3:
@@ -175,7 +175,7 @@ def test_ticket_cache_of_the_caller_then_it_is_used_and_says_who_we_are(
     name = TableName("default", "cached")
     with closing(Metastore(server.uri, security=Security(Kerberos(SERVER)))) as client:
         assert make_table(client, name).owner == "ingestd"
-        with _connect("", name.table, configuration=site) as connection:
+        with _connect(None, name.table, configuration=site) as connection:
             assert connection.username == "ingestd"
             assert connection.agent_info.startswith("ingestd:")
             with connection.transaction():
@@ -189,10 +189,10 @@ def test_no_ticket_or_no_sasl_in_the_configuration_then_the_connection_is_refuse
 ) -> None:
     conf = {"hive.metastore.uris": server.uri, "hive.metastore.kerberos.principal": SERVER}
     with pytest.raises(StreamingException, match="No Kerberos credentials available"):
-        _connect("", "any", configuration=conf | {"hive.metastore.sasl.enabled": "true"})
+        _connect(None, "any", configuration=conf | {"hive.metastore.sasl.enabled": "true"})
     assert not caplog.records
     with pytest.raises(StreamingException, match="wants a login"):
-        _connect("", "any", configuration=conf)
+        _connect(None, "any", configuration=conf)
     assert "metastore.sasl.enabled is not true" in caplog.text
 
 
