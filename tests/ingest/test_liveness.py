@@ -282,6 +282,8 @@ def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_ove
     stack.produce(_ids(10, 20))
     eventually("the other to take over", lambda: other.events("owner"), 45)
     _committed(other, stack.name[-40:], 10)
+    # It gives the lease up first, and says so after a pause that lets the other take over.
+    eventually("the reason to be told", lambda: daemon.events("waiting"))
     assert [e["reason"] for e in daemon.events("waiting")] == ["JobTimeout"]
     daemon.terminate()
     assert daemon.wait(60) == 0, daemon.text()[-3000:]
