@@ -1,4 +1,4 @@
-"""Standard error that stops nobody: a full disk, a reader that is gone or one that is stuck.
+"""Standard error whose failures are harmless: a full disk, a reader that is gone or one that is stuck.
 
 Invariant: what cannot be written is dropped; a daemon must not end, or wait for long, because of its log.
 """

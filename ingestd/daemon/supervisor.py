@@ -31,7 +31,7 @@ class StillRunning(IngestdError):
     exit_code = 69
 
 
-# After an abort the engine is killed, so that whoever waits for it goes on; then nothing is waited for any more.
+# After an abort the engine is killed, which unblocks all calls that wait for it; then the process ends in any case.
 _KILL_SECONDS = 5.0
 _END_SECONDS = 10.0
 # What is staged may still be committed without an engine, for so long.

@@ -38,7 +38,7 @@ _guard = threading.Lock()
 def not_null_columns(metastore: Metastore, raw: Any) -> frozenset[str]:
     """Names of the columns of a Thrift table with an enabled NOT NULL constraint. Raises MetastoreUnavailable.
 
-    Constraints that are disabled (`DISABLE`) bind nobody, in Hive as here.
+    Constraints that are disabled (`DISABLE`) are ignored, as in Hive.
     """
     name = (raw.dbName.lower(), raw.tableName.lower())
     key = (raw.id, raw.createTime, (raw.parameters or {}).get("transient_lastDdlTime"))

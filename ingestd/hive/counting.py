@@ -1,7 +1,7 @@
 """How row counts are kept around a commit: count up before it, look at it later, recount what is wrong.
 
 Invariant: numRows is written only by the holder of the table's counting lease, because it can only be read, added to
-and written back; who cannot get the lease leaves `unknown` beside it (`statistics.py`).
+and written back; a writer that cannot get the lease leaves `unknown` beside it (`statistics.py`).
 
 The lease is held from the count to the end of the transaction. It never delays a commit by more than 5 s: a writer
 that was killed between its count and its commit holds it until the metastore times its transaction out, and meanwhile
@@ -130,7 +130,7 @@ class Counter:
         """
         txn = transactions.begin_reading(self.metastore, table.name, f"ingestd/counting/{self.writer}")
         try:
-            # First the table, then the lease: who waits for DDL must not keep commits waiting.
+            # First the table, then the lease: a recount that waits for DDL must not delay commits.
             transactions.lock_reading(self.metastore, txn, Wait(_patience(table), stop))
             wait = Wait(_patience(table), stop)
             with _in_turn(self.metastore, table, txn, wait) as alone:

@@ -27,7 +27,7 @@ _ANSWERED = "Internal error processing"
 class Doubt:
     """How to find out whether a commit has happened: by asking, for up to three minutes.
 
-    `has_happened` asks the metastore, and raises CommitOutcomeUnknown when nobody can tell any more;
+    `has_happened` asks the metastore, and raises CommitOutcomeUnknown when it can no longer be told;
     `on_wait(error, seconds)` is told before each wait; `stop` ends the asking.
     """
 

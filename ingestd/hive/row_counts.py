@@ -41,7 +41,7 @@ _MAX_BATCHES = 32
 
 
 class Report(Protocol):
-    """Who is told what happens to row counts, from another thread."""
+    """Callbacks for what happens to row counts; called from another thread."""
 
     def repaired(self, names: Sequence[str]) -> None:
         """These partitions were recounted (WHOLE_TABLE for an unpartitioned table)."""

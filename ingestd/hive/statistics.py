@@ -218,7 +218,7 @@ class _Mark:
 
 
 def _marks(parameters: Mapping[str, str]) -> list[_Mark]:
-    """Every mark; what somebody else wrote under such a name is none."""
+    """Every valid mark; a parameter of that name with any other text is ignored."""
     found = []
     for key, value in parameters.items():
         numbers = value.split()

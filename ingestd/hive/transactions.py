@@ -88,7 +88,7 @@ def begin_batch(metastore: Metastore, table: TableName, agent: str, count: int) 
             raise TransactionError(f"write ids {pairs} are not contiguous", where=f"table {table}")
     except BaseException:  # Ctrl-C, too
         with suppress(IngestdError):
-            abort_all(metastore, ids)  # nobody else knows these transactions
+            abort_all(metastore, ids)  # no other process knows these transactions
         raise
     return [Transaction(txn_id, write_id, table, agent) for write_id, txn_id in pairs]
 

@@ -67,7 +67,7 @@ class Ownership:
         self._lost = threading.Event()
 
     def acquire(self, stop: threading.Event, on_wait: Callable[[Claim], None]) -> bool:
-        """Wait until the mapping is ours; False when `stop` came first. `on_wait` is told once who is waited for."""
+        """Wait until the mapping is ours; False when `stop` came first. `on_wait` is called once for each owner."""
         self._lost.clear()
         seen: dict[int, _Seen] = {}
         told = 0

@@ -227,11 +227,11 @@ def remove_tree(path: Path) -> None:
             try:
                 shutil.rmtree(path)
             except FileNotFoundError:
-                if path.exists():  # somebody else removes what is below it
+                if path.exists():  # another process removes what is below it
                     continue
             return
 
 
 def discard_tree(path: Path) -> None:
-    """Remove a directory that nobody needs any more, as far as the system permits; never raises."""
+    """Remove a directory that is no longer needed, as far as the system permits; never raises."""
     shutil.rmtree(path, ignore_errors=True)
