@@ -100,11 +100,13 @@ def test_one_is_silent_then_a_call_that_may_not_be_repeated_fails_and_so_does_an
         first.pause()
         arguments = [ttypes.OpenTxnRequest(1, "tests", "here")] if method == "open_txns" else []
         calls = metastore.calls
-        with pytest.raises(MetastoreUnavailable, match=r"timed out|timeout"):
-            metastore.call(method, *arguments)
-        assert metastore.calls == calls + 1
-        first.resume()
-        metastore.close()
+        try:
+            with pytest.raises(MetastoreUnavailable, match=r"timed out|timeout"):
+                metastore.call(method, *arguments)
+            assert metastore.calls == calls + 1
+        finally:
+            first.resume()
+            metastore.close()
 
 
 def test_silent_at_the_first_dial_then_the_other_is_used(both: list[Process]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import socket
@@ -117,9 +118,11 @@ class Process:
             process.wait(30)
 
     def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing."""
+        """SIGSTOP: it keeps its connections and answers nothing. Returns when every thread has stopped."""
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
+        # The parent learns of the stop when the last thread has stopped.
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def resume(self) -> None:
         """SIGCONT, if it runs."""
