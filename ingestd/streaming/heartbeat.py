@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from weakref import WeakMethod
 
 from ingestd.clock import pause
-from ingestd.errors import IngestdError, Unavailable
+from ingestd.errors import Unavailable
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.streaming.configuration import seconds_of
@@ -98,8 +98,8 @@ class Heartbeat:
             alive = leases.heartbeat_transaction(self._metastore, txn_id)
         except Unavailable:
             return False  # the next call meets the same trouble and reports it
-        except IngestdError as error:
-            alive, why = False, error.what
+        except Exception as error:  # noqa: BLE001 - without heartbeats the transaction is lost, whatever ended them
+            alive, why = False, getattr(error, "what", None) or f"a heartbeat failed: {error!r}"
         else:
             why = "the metastore has aborted the transaction: time-out, or an administrator"
         if not alive:

@@ -236,6 +236,25 @@ def test_heartbeat_was_cut_then_it_dials_anew_and_the_transaction_lives(
     sees(stack, range(10))
 
 
+def test_heartbeat_when_its_answer_is_unreadable_then_the_next_call_raises_and_nothing_is_written(
+    stack: Stack, near: Proxy
+) -> None:
+    stack.table("id int, note string")
+    with connect(stack, metastore_uri=near.uri) as connection:
+        connection._session = replace(connection._session, timeout_seconds=0.4)
+        connection.begin_transaction()
+        connection.write(rows(0))
+        near.garble_answer("heartbeat_txn_range")
+        seen = near.calls["heartbeat_txn_range"]
+        eventually("a heartbeat", lambda: near.calls["heartbeat_txn_range"] > seen)
+        pause(0.2)
+        with pytest.raises(TransactionError, match="a heartbeat failed"):
+            connection.commit_transaction()
+        with connection.transaction():
+            connection.write(rows(10))
+    sees(stack, range(10, 20))
+
+
 def test_nobody_is_left_then_the_error_says_so_and_the_next_transaction_starts_anew(
     stack: Stack, near: Proxy, other: Proxy
 ) -> None:
