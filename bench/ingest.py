@@ -25,7 +25,7 @@ from bench.latency import Latency, end, latency, produce_steadily
 from bench.memory import PeakMemory
 from bench.records import COLUMNS, records
 from ingestd.clock import Deadline, monotonic, pause
-from ingestd.kafka.writing import create_topic, produce
+from ingestd.kafka.producer import create_topic, produce
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.hiveserver2 import query
 

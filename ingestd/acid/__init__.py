@@ -1,8 +1,5 @@
 """Hive's full-ACID storage: directories, ORC files, partitions; no metastore, no network, local paths only."""
 
-from ingestd.acid.count import visible_rows
-from ingestd.acid.exact import ExactWriter
-from ingestd.acid.fast import FastWriter
 from ingestd.acid.layout import (
     ORC_ACID_VERSION,
     ORC_ACID_VERSION_FILE,
@@ -26,8 +23,11 @@ from ingestd.acid.partitions import (
     route,
     static_partition_value,
 )
-from ingestd.acid.pool import WriterPool, WrittenFile
+from ingestd.acid.pyarrow_writer import FastWriter
+from ingestd.acid.pyorc_writer import ExactWriter
+from ingestd.acid.visible_rows import visible_rows
 from ingestd.acid.writer import AcidWriter, Finished, exact_rows
+from ingestd.acid.writer_pool import WriterPool, WrittenFile
 
 __all__ = [
     "DEFAULT_PARTITION",

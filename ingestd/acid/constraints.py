@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.acid.partitions import NAME_BYTES, partition_name, partition_value
-from ingestd.acid.spread import Shape
+from ingestd.acid.routing import Shape
 from ingestd.schema import Column
 
 _PATH_CHARACTERS = 767

@@ -25,7 +25,7 @@ from rich.table import Table
 from ingestd.cli.sandbox import interruptible, shown
 from ingestd.clock import monotonic
 from ingestd.errors import IngestdError
-from ingestd.kafka.writing import create_topic, produce
+from ingestd.kafka.producer import create_topic, produce
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.hiveserver2 import client, query
 

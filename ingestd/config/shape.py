@@ -34,7 +34,7 @@ from ingestd.hive.client import Metastore, addresses
 from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
 from ingestd.hive.tables import TableName
 from ingestd.ingest.options import CommitOptions, MappingOptions, StartOptions
-from ingestd.kafka.client import setting_faults
+from ingestd.kafka.settings import setting_faults
 
 
 def _count(value: object) -> object:

@@ -34,7 +34,7 @@ from ingestd.errors import (
 )
 from ingestd.hive.kerberos import ticket_owner
 from ingestd.hive.security import Kerberos, Security
-from ingestd.hive.wire import AWAY, mismatch, wire
+from ingestd.hive.transport import AWAY, mismatch, wire
 
 _DEFAULT_PORT = 9083
 # Partitions named in one call. On Derby a metastore overflows its stack at some 380 to 600 names; PostgreSQL takes

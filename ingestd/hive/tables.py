@@ -14,7 +14,7 @@ from hive_metastore import ttypes
 
 from ingestd.acid.partitions import partition_name
 from ingestd.acid.properties import orc_properties
-from ingestd.acid.spread import Bucketing, Shape
+from ingestd.acid.routing import Bucketing, Shape
 from ingestd.acid.writer import Encoding
 from ingestd.errors import InvalidTable, TableMissing
 from ingestd.hive.client import CAPABILITIES, Metastore

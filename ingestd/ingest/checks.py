@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from ingestd.errors import IngestdError, MetastoreUnavailable
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
-from ingestd.hive.staging import DAEMON
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.target import load_target, static_values
-from ingestd.kafka.broker import Broker
+from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import read
+from ingestd.publish.staging import DAEMON
 from ingestd.storage import local
 from ingestd.storage.local import Location
 

@@ -10,18 +10,13 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ingestd.acid.pool import WrittenFile
+from ingestd.acid.writer_pool import WrittenFile
 from ingestd.clock import Deadline, Stopwatch
 from ingestd.errors import CommitOutcomeUnknown, IngestdError, OwnershipLost, StorageUnavailable, TableChanged
-from ingestd.hive import counting, deltas, ending, transactions
-from ingestd.hive.announce import announce
+from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ControlTable, read_state
-from ingestd.hive.deltas import Placed
-from ingestd.hive.ending import Doubt
 from ingestd.hive.partitions import PartitionInfo
-from ingestd.hive.row_counts import RowCounts
-from ingestd.hive.staging import Staging
 from ingestd.hive.tables import Table, load_acid_table
 from ingestd.hive.transactions import Transaction, Wait
 from ingestd.ingest import failpoints
@@ -29,6 +24,12 @@ from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.plan import Plan
 from ingestd.ingest.state import MappingState
 from ingestd.kafka.ranges import Position
+from ingestd.publish import counting, deltas, outcome
+from ingestd.publish.deltas import Placed
+from ingestd.publish.notifications import announce
+from ingestd.publish.outcome import Doubt
+from ingestd.publish.row_counts import RowCounts
+from ingestd.publish.staging import Staging
 
 _LOCK_SECONDS = 120.0
 # How long to wait for the lock that excludes TRUNCATE; not so long while a long UPDATE keeps it from us every time.
@@ -187,7 +188,7 @@ class Committer:
             return stored == text
 
         doubt = Doubt(has_happened, self._on_wait, self._stop)
-        ending.commit(self._metastore, work.txn, self._control.key_value(text), doubt)
+        outcome.commit(self._metastore, work.txn, self._control.key_value(text), doubt)
 
     @staticmethod
     def _hidden(work: Work, partitions: Mapping[str, PartitionInfo]) -> dict[str, str]:

@@ -25,11 +25,9 @@ from ingestd.errors import (
     TableMissing,
     TransactionAborted,
 )
-from ingestd.hive import partitions, staging, transactions
+from ingestd.hive import partitions, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ensure_control_table, read_state
-from ingestd.hive.row_counts import RowCounts
-from ingestd.hive.staging import Staging
 from ingestd.hive.tables import Table
 from ingestd.ingest import events, failpoints, stage
 from ingestd.ingest.commit import Committer, Work
@@ -39,15 +37,17 @@ from ingestd.ingest.plan import Plan, Planner
 from ingestd.ingest.stage import Staged, StageTask
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.target import load_target, static_values
-from ingestd.kafka.broker import Broker, OffsetMirror
+from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import Offsets, Position, split
+from ingestd.publish import staging
+from ingestd.publish.row_counts import RowCounts
+from ingestd.publish.staging import Staging
 from ingestd.spark.engine import Engine, JobFailed, JobTimeout, WorkerLost
 from ingestd.storage.local import Location
 
 # Transactions between open and commit, besides the one that commits.
 _STAGES_AHEAD = 2
-# Below this a second task costs more than it gains, in time and in files.
-_OFFSETS_PER_TASK = 25_000
+_OFFSETS_PER_TASK = 25_000  # below this a second task costs more time and files than it gains
 # A daemon that was frozen may stage something after its successor has cleaned up.
 _SWEEP_SECONDS = 300.0
 # Stages in a row that may fail because a worker was lost or the stage took too long.

@@ -15,7 +15,7 @@ from typing import Literal
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.errors import OffsetsLost, RangeLost
 from ingestd.ingest.options import MappingOptions, OnLoss, StartOptions
-from ingestd.kafka.broker import Broker, Topic
+from ingestd.kafka.admin import Broker, Topic
 from ingestd.kafka.ranges import OffsetRange, Offsets, Position, TopicIdentity, TopicPartition, cap
 
 _LOOK_SECONDS = 0.1

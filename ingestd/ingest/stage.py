@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from ingestd.acid.constraints import unfit_rows
-from ingestd.acid.pool import WriterPool, WrittenFile
-from ingestd.acid.spread import Shape, spread
+from ingestd.acid.routing import Shape, spread
+from ingestd.acid.writer_pool import WriterPool, WrittenFile
 from ingestd.errors import IngestdError, RecordError, TooManyPartitions
+from ingestd.formats.checked import CheckedDecoder
+from ingestd.formats.decoder import Decoded, Reject
+from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.ingest.options import Tombstones
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity
 from ingestd.kafka.reader import Block, read
-from ingestd.records.block import Decoded, Reject
-from ingestd.records.checked import CheckedDecoder
-from ingestd.records.json import JsonDecoder
 from ingestd.schema import Column
 from ingestd.storage.local import make_leaf
 

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ingestd.clock import Deadline
 from ingestd.errors import BrokerUnavailable
-from ingestd.kafka.client import made, reader_settings, translated
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity
+from ingestd.kafka.settings import made, reader_settings, translated
 
 _BATCH = 20_000
 # `consume` waits for as many messages as it was asked for; a gap at a range's end must not cost more than this.

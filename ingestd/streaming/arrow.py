@@ -1,7 +1,7 @@
 """Arrow data becomes batches of a table's columns: tables, record batches, data frames, whatever exports Arrow.
 
 Invariant: every value is as it was, or the call is refused as a whole; nothing is wrapped, cut, rounded or set to NULL,
-but that a float takes the nearest value, as in `records.json`.
+but that a float takes the nearest value, as in `formats.json`.
 
 | Column | Takes | Refuses, besides all other types |
 |---|---|---|
@@ -40,11 +40,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as of
 
-from ingestd.records.rows import arrow_of, batch_of, has_timestamp
-from ingestd.records.scalar import FIRST_SECOND, LAST_SECOND
+from ingestd.formats.json.values import FIRST_SECOND, LAST_SECOND
+from ingestd.formats.row_batches import arrow_of, batch_of, has_timestamp
 from ingestd.schema import INTEGER_BITS, Column, HiveType
+from ingestd.streaming.arrow_input import CAST, as_table, place_of
 from ingestd.streaming.errors import SerializationError
-from ingestd.streaming.frames import CAST, as_table, place_of
 
 _ROWS = 1 << 18  # in a batch: text of 8 KiB a row still has offsets of 31 bits, when it comes in larger ones
 _OFFSET = 2**31 - 1

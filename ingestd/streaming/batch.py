@@ -15,23 +15,24 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
 
-from ingestd.acid.spread import Part
+from ingestd.acid.routing import Part
 from ingestd.clock import Deadline
 from ingestd.errors import CommitOutcomeUnknown, IngestdError, StorageUnavailable
-from ingestd.hive import deltas, ending, transactions
-from ingestd.hive.announce import announce
-from ingestd.hive.deltas import Placed
-from ingestd.hive.ending import Doubt
+from ingestd.hive import transactions
 from ingestd.hive.partitions import PartitionInfo
-from ingestd.hive.staging import STREAMING, Staging
-from ingestd.hive.statistics import WHOLE_TABLE, Added
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import KeyValue, Transaction, Wait
 from ingestd.hive.write_ids import is_committed
+from ingestd.publish import deltas, outcome
+from ingestd.publish.deltas import Placed
+from ingestd.publish.notifications import announce
+from ingestd.publish.outcome import Doubt
+from ingestd.publish.staging import STREAMING, Staging
+from ingestd.publish.statistics import WHOLE_TABLE, Added
 from ingestd.storage.local import Location
+from ingestd.streaming.delta_output import Output, OwnFiles, Partition, SharedFiles
 from ingestd.streaming.errors import InvalidTransactionState, partition_errors
 from ingestd.streaming.heartbeat import Heartbeat
-from ingestd.streaming.output import Output, OwnFiles, Partition, SharedFiles
 from ingestd.streaming.session import Change, Session
 
 _log = logging.getLogger(__name__)
@@ -311,7 +312,7 @@ class TransactionBatch:
     def _commit(self, txn: Transaction, key_value: KeyValue | None) -> None:
         metastore = self._session.metastore
         doubt = Doubt(lambda: is_committed(metastore, txn.id), _tell_doubt)
-        ending.commit(metastore, txn, key_value, doubt)
+        outcome.commit(metastore, txn, key_value, doubt)
 
     def _retire(self) -> None:
         """The heartbeat's thread ends a batch that has become old between two transactions."""

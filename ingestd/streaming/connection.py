@@ -20,12 +20,12 @@ from typing import Any
 import pyarrow as pa
 
 from ingestd.acid.layout import MAX_BUCKET, MAX_STATEMENT, bucket_name, shared_delta_name
-from ingestd.acid.spread import spread
+from ingestd.acid.routing import spread
 from ingestd.clock import Deadline
-from ingestd.hive.announce import announce
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
 from ingestd.hive.tables import read_table
 from ingestd.hive.transactions import KeyValue, Transaction
+from ingestd.publish.notifications import announce
 from ingestd.storage import local
 from ingestd.streaming.arguments import PartitionValues, check_text, check_whole
 from ingestd.streaming.batch import Extras, TransactionBatch, TxnState
@@ -39,13 +39,13 @@ from ingestd.streaming.errors import (
     streaming_errors,
     transaction_errors,
 )
-from ingestd.streaming.feed import BYTES, Sink, bytes_of, records_of
 from ingestd.streaming.info import ConnectionInfo
 from ingestd.streaming.intake import RecordIntake
 from ingestd.streaming.joined import JoinedTransaction
 from ingestd.streaming.memory import MemoryWatch
 from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.owner import Owner, close_after
+from ingestd.streaming.record_buffer import BYTES, Sink, bytes_of, records_of
 from ingestd.streaming.session import normal_values
 
 _log = logging.getLogger(__name__)

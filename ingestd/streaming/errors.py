@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from ingestd import errors
 from ingestd.errors import IngestdError
+from ingestd.formats.decoder import Reject
 from ingestd.hive.client import MetastoreRefusal
-from ingestd.records.block import Reject
 
 
 class StreamingException(IngestdError):

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ingestd.hive.client import Metastore
-from ingestd.hive.deltas import Placed
 from ingestd.hive.partitions import PartitionInfo
-from ingestd.hive.statistics import WHOLE_TABLE
 from ingestd.hive.tables import Table
+from ingestd.publish.deltas import Placed
+from ingestd.publish.statistics import WHOLE_TABLE
 from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.batch import TransactionBatch, TxnState
 from ingestd.streaming.configuration import Configuration

@@ -1,7 +1,7 @@
 """What the record writer of a connection makes of the data that `write` is given: batches that the table can take.
 
 Invariant: no row that the table cannot take leaves this module; a batch of transactions gets no date or timestamp that
-Hive would read wrongly from a file that is still open (`calendar.py`).
+Hive would read wrongly from a file that is still open (`julian.py`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import partial
 import pyarrow as pa
 
 from ingestd.acid.constraints import unfit_rows
-from ingestd.acid.spread import Shape
-from ingestd.records.block import Decoder
-from ingestd.records.checked import CheckedDecoder
+from ingestd.acid.routing import Shape
+from ingestd.formats.checked import CheckedDecoder
+from ingestd.formats.decoder import Decoder
 from ingestd.streaming.arrow import ArrowWriter
-from ingestd.streaming.calendar import REASON, ModernDecoder, modern_check, old_rows
 from ingestd.streaming.errors import SerializationError, StreamingException, TableChanged, streaming_errors
-from ingestd.streaming.feed import RecordFeed, Sink, StrictDecoder
+from ingestd.streaming.julian import REASON, ModernDecoder, modern_check, old_rows
+from ingestd.streaming.record_buffer import RecordFeed, Sink, StrictDecoder
 from ingestd.streaming.session import Change, Session
 
 

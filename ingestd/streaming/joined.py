@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ingestd.acid.spread import Part
-from ingestd.hive.deltas import Placed
+from ingestd.acid.routing import Part
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
-from ingestd.hive.staging import STREAMING, Staging
-from ingestd.hive.statistics import WHOLE_TABLE
+from ingestd.publish.deltas import Placed
+from ingestd.publish.staging import STREAMING, Staging
+from ingestd.publish.statistics import WHOLE_TABLE
 from ingestd.storage.local import Location
 from ingestd.streaming.batch import Extras, Partitions, TxnState
+from ingestd.streaming.delta_output import OwnFiles, Partition
 from ingestd.streaming.errors import InvalidTransactionState, TableChanged
-from ingestd.streaming.output import OwnFiles, Partition
 from ingestd.streaming.session import Change, Session
 
 

@@ -14,16 +14,16 @@ from enum import Enum
 from typing import Any
 
 from ingestd.acid.partitions import static_partition_value
-from ingestd.acid.spread import Shape
+from ingestd.acid.routing import Shape
 from ingestd.acid.writer import Encoding
 from ingestd.errors import IngestdError, InvalidTable
-from ingestd.hive import staging
 from ingestd.hive.client import Metastore
 from ingestd.hive.constraints import not_null_columns
 from ingestd.hive.partitions import describe_odd, odd_partitions
-from ingestd.hive.row_counts import RowCounts
 from ingestd.hive.security import Security
 from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table
+from ingestd.publish import staging
+from ingestd.publish.row_counts import RowCounts
 from ingestd.schema import Column
 from ingestd.storage import local
 from ingestd.streaming.arguments import PartitionValues, in_order

@@ -14,12 +14,12 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from ingestd.errors import Reaction
+from ingestd.formats.decoder import Decoded, Decoder, Reject
+from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import ensure_partitions, read_partitions
 from ingestd.hive.security import Security
 from ingestd.hive.tables import Table, TableName, load_acid_table
-from ingestd.records.block import Decoded, Decoder, Reject
-from ingestd.records.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.schema import Column, HiveType
 from ingestd.streaming.arguments import PartitionValues, check_flag, check_text
 from ingestd.streaming.batch import TxnState

@@ -11,14 +11,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal
 
-from ingestd.records.block import Decoder, Reject
-from ingestd.records.delimited import DelimitedDecoder, DelimitedFormat
-from ingestd.records.json import JsonDecoder
-from ingestd.records.regex import RegexDecoder
+from ingestd.formats.decoder import Decoder, Reject
+from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
+from ingestd.formats.json.decoder import JsonDecoder
+from ingestd.formats.regex import RegexDecoder
 from ingestd.schema import Column
 from ingestd.streaming.arguments import check_flag, check_text
 from ingestd.streaming.errors import StreamingException, streaming_errors
-from ingestd.streaming.feed import LINES, as_decoded
+from ingestd.streaming.record_buffer import LINES, as_decoded
 
 
 class RecordWriter(ABC):
@@ -95,7 +95,7 @@ class StrictDelimitedInputWriter(RecordWriter):
 
 
 class StrictJsonWriter(RecordWriter):
-    """One JSON object per record, in the meaning of `ingestd.records.json`: nothing is wrapped, cut or set to 0."""
+    """One JSON object per record, as `ingestd.formats.json` reads it: nothing is wrapped, cut or set to 0."""
 
     reads_by_position = False
 

@@ -7,10 +7,10 @@ import pytest
 
 from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.partitions import partition_name
-from ingestd.acid.spread import Shape
+from ingestd.acid.routing import Shape
 from ingestd.acid.writer import STANDARD
-from ingestd.records.checked import CheckedDecoder
-from ingestd.records.json import JsonDecoder
+from ingestd.formats.checked import CheckedDecoder
+from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.schema import Column, HiveType
 
 

@@ -251,7 +251,7 @@ _SAYS = """
 import logging
 from ingestd.daemon import log
 log.configure("json", "info")
-for name in ("ingestd.hive.statistics", "py4j", "thrift"):
+for name in ("ingestd.publish.statistics", "py4j", "thrift"):
     logging.getLogger(name).warning("said by %s", name)
 """
 
@@ -259,7 +259,7 @@ for name in ("ingestd.hive.statistics", "py4j", "thrift"):
 def test_modules_when_they_warn_then_the_daemon_logs_a_line_and_libraries_stay_silent() -> None:
     said = subprocess.run([sys.executable, "-c", _SAYS], capture_output=True, text=True, check=True)
     (line,) = map(json.loads, said.stderr.splitlines())
-    assert (line["level"], line["event"], line["text"]) == ("warning", "note", "said by ingestd.hive.statistics")
+    assert (line["level"], line["event"], line["text"]) == ("warning", "note", "said by ingestd.publish.statistics")
 
 
 @pytest.mark.parametrize("redirect", ["2>/dev/full", "2>&-", "2>&1 >/dev/null | true"])

@@ -9,7 +9,7 @@ import pytest
 from ingestd.config.files import read_document
 from ingestd.config.shape import validated
 from ingestd.errors import ConfigError
-from ingestd.kafka.client import REFUSED
+from ingestd.kafka.settings import REFUSED
 
 
 def _written(directory: Path, text: str, name: str = "ingestd.yaml") -> Path:

@@ -14,7 +14,7 @@ from ingestd.config.units import seconds, size
 from ingestd.errors import ConfigError
 from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
 from ingestd.ingest.options import MappingOptions
-from ingestd.kafka.client import REFUSED
+from ingestd.kafka.settings import REFUSED
 
 
 def _document(mapping: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:

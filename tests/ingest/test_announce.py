@@ -17,11 +17,11 @@ import pytest
 from hive_metastore import ttypes
 
 from ingestd.acid.layout import Delta, parse_directory
-from ingestd.hive.announce import announce, keeps_event_log
 from ingestd.hive.client import CAPABILITIES, Metastore, UnknownCall
-from ingestd.hive.deltas import Placed
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import begin, commit, register_partitions
+from ingestd.publish.deltas import Placed
+from ingestd.publish.notifications import announce, keeps_event_log
 from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
 from ingestd.streaming import ArrowWriter, HiveStreamingConnection, InvalidTransactionState

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from ingestd.clock import monotonic
 from ingestd.errors import BrokerUnavailable, SandboxError
 from ingestd.hive.transactions import open_transactions
-from ingestd.kafka.broker import Broker
+from ingestd.kafka.admin import Broker
 from ingestd.sandbox import Sandbox, SandboxOptions
 from tests.support.stack import Daemon, Stack, eventually
 

@@ -10,7 +10,7 @@ from ingestd.errors import OffsetsLost, RangeLost
 from ingestd.hive.tables import TableName
 from ingestd.ingest.options import CommitOptions, MappingOptions, OnLoss
 from ingestd.ingest.plan import Plan, Planner
-from ingestd.kafka.broker import Broker
+from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import OffsetRange, Position, TopicIdentity, TopicPartition
 from tests.support.stack import Stack, eventually
 

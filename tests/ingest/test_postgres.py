@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from ingestd.errors import SandboxError
-from ingestd.hive.statistics import write_back
 from ingestd.hive.tables import TableName, read_table
+from ingestd.publish.statistics import write_back
 from tests.support.stack import Stack, eventually
 
 

@@ -20,7 +20,7 @@ from ingestd.errors import BrokerUnavailable
 from ingestd.hive.control import ControlTable, ensure_control_table, read_state
 from ingestd.hive.tables import TableName
 from ingestd.ingest.state import MappingState
-from ingestd.kafka.broker import Broker, OffsetMirror
+from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import OffsetRange, TopicPartition
 from ingestd.kafka.reader import ReadLimits, read
 from ingestd.sandbox import Addresses

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from ingestd.errors import ConfigError
+from ingestd.formats.decoder import Decoded
 from ingestd.hive.security import Kerberos, Plain, Security, Tls
-from ingestd.records.block import Decoded
 from ingestd.schema import Column, HiveType
 from ingestd.streaming import (
     ArrowWriter,

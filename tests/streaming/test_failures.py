@@ -335,7 +335,7 @@ def test_commit_when_nobody_can_be_asked_then_outcome_unknown_and_that_is_not_tr
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.table("id int, note string")
-    monkeypatch.setattr("ingestd.hive.ending._RESOLVE_SECONDS", 1.0)
+    monkeypatch.setattr("ingestd.publish.outcome._RESOLVE_SECONDS", 1.0)
 
     with proxy(stack.addresses.metastore) as between, connect(stack, metastore_uri=between.uri) as connection:
         connection.begin_transaction()

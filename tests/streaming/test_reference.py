@@ -13,7 +13,8 @@ import msgpack
 import pytest
 
 import ingestd.streaming
-from ingestd.records import delimited, json, regex
+from ingestd.formats import delimited, regex
+from ingestd.formats.json import decoder
 from ingestd.streaming import ConnectionOptions, HiveStreamingConnection, SerializationError, arrow, v1
 from ingestd.streaming.builder import Builder
 from ingestd.streaming.errors import StreamingException
@@ -74,7 +75,7 @@ OURS = {
     "escape",
     "ignore_case",
 }
-READERS = {"JSON": json, "Delimited text": delimited, "Regular expressions": regex, "Arrow": arrow}
+READERS = {"JSON": decoder, "Delimited text": delimited, "Regular expressions": regex, "Arrow": arrow}
 
 
 def section(title: str) -> str:

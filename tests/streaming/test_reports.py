@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 
 from ingestd.clock import Stopwatch
+from ingestd.formats.decoder import Reject
 from ingestd.hive import transactions
 from ingestd.hive.tables import TableName, load_acid_table
-from ingestd.records.block import Reject
 from ingestd.schema import Column, HiveType
 from ingestd.streaming import (
     ArrowWriter,

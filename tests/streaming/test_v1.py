@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingestd.records.block import Decoded, Reject
+from ingestd.formats.decoder import Decoded, Reject
 from ingestd.schema import Column, HiveType
 from ingestd.streaming import RecordWriter, StreamingException, StrictDelimitedInputWriter, v1
 from tests.streaming.support import sees

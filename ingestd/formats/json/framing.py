@@ -1,0 +1,113 @@
+"""Many JSON records become one buffer of lines, or nothing when Arrow could misread them.
+
+Invariant: a buffer that `frame` returns has one `{…}` line per record, is UTF-8, and holds nothing that crashes
+pyarrow's JSON reader (a `null` at the root, bottomless nesting).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from ingestd.formats.decoder import MAX_BUFFER, NEWLINE, joined
+from ingestd.formats.json.record import MAX_DEPTH
+
+_BLANK = b" \t\r\n"
+_OPEN, _CLOSE = 0x7B, 0x7D
+_CONSTANT = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")
+_TINY_HINTS = (  # each begins with a literal, which makes the search fast
+    re.compile(rb'e-(?<=[0-9.]e-)[0-9]{2,}"?[ \t\r]*[,}]'),
+    re.compile(rb'E-(?<=[0-9.]E-)[0-9]{2,}"?[ \t\r]*[,}]'),
+    re.compile(rb"\.[0-9]{29}"),
+)
+_TINY = re.compile(
+    rb'[:,\[][ \t\r]*"?[+-]?[0-9]*\.?[0-9]*[eE]-[0-9]{2,}"?[ \t\r]*[,}]|[:,\[][ \t\r]*"?[+-]?[0-9]*\.[0-9]{29}'
+)
+_EXPONENT_HINTS = (re.compile(rb"e(?<=[0-9.]e)\+?[0-9]"), re.compile(rb"E(?<=[0-9.]E)\+?[0-9]"))
+_EXPONENT = re.compile(rb'[:,\[][ \t\r]*"?[+-]?([0-9]*)\.?[0-9]*[eE]\+?([0-9]+)"?[ \t\r]*[,}]')
+_MAX_DIGITS = 38
+_SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
+
+
+def frame(values: Sequence[bytes]) -> bytes | None:
+    """The values as lines; None when they must be decoded one by one (or in smaller blocks)."""
+    text = _lines(values)
+    if text is None:
+        text = _lines([value.strip(_BLANK).replace(b"\n", b"\t") for value in values])
+    return None if text is None or len(text) > MAX_BUFFER or not _is_utf8(text) else text
+
+
+def has_constant(text: bytes) -> bool:
+    """Whether NaN or Inf may stand where a value stands: Arrow's reader takes them, JSON does not know them."""
+    return (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None
+
+
+def has_tiny_number(text: bytes) -> bool:
+    """Whether a number may have more than 38 digits behind the point, written out or by its exponent.
+
+    For these Arrow reads past its table of powers of ten and may take 1e-39 for a decimal(10,0) zero.
+    """
+    return any(hint.search(text) for hint in _TINY_HINTS) and _TINY.search(text) is not None
+
+
+def has_large_number(text: bytes, scale: int) -> bool:
+    """Whether a number may need more than 38 digits once it has `scale` digits behind the point.
+
+    Of these Arrow keeps the lowest 128 bits and says nothing (seen in 26).
+    """
+    if _has_digits(text, _MAX_DIGITS + 1 - scale):
+        return True
+    if not any(hint.search(text) for hint in _EXPONENT_HINTS):
+        return False
+    return any(len(m[1]) + int(m[2][:4]) + scale > _MAX_DIGITS for m in _EXPONENT.finditer(text))
+
+
+def _has_digits(text: bytes, count: int) -> bool:
+    """Whether `count` digits stand in a row; looks at few places only: such a row holds two neighbours of them."""
+    if count <= 1:
+        return True
+    letters = np.frombuffer(text, np.uint8)
+    step = count // 2
+    digits = letters[::step] - 0x30 < 10  # unsigned: what is below '0' becomes large
+    starts = np.flatnonzero(digits[1:] & digits[:-1]) * step
+    if not len(starts):
+        return False
+    between = letters[starts[:, None] + np.arange(step)] - 0x30 < 10
+    return bool(between.all(axis=1).any()) and re.search(rb"[0-9]{%d}" % count, text) is not None
+
+
+def _lines(values: Sequence[bytes]) -> bytes | None:
+    """Join with newlines if every value starts with `{`, ends with `}`, has no newline of its own and is safe to read.
+
+    A raw newline is not allowed inside a JSON string, so `}` newline `{` is always between two root objects.
+    """
+    text = joined(values)
+    if not text.startswith(b"{") or not text.endswith(b"}"):
+        return None
+    letters = np.frombuffer(text, np.uint8)
+    breaks = np.flatnonzero(letters == NEWLINE)
+    if len(breaks) != len(values) - 1:
+        return None
+    if (letters[breaks - 1] != _CLOSE).any() or (letters[breaks + 1] != _OPEN).any():
+        return None
+    if np.count_nonzero(letters == _OPEN) == len(values) and b"[" not in text:
+        return text  # nothing nests
+    # outside strings `null{` can only stand between two objects of one line, where it crashes Arrow (seen in 26)
+    if b"null" in text and _SECOND_ROOT.search(text):
+        return None
+    return None if _may_nest(values, int(np.diff(breaks, prepend=-1, append=len(text)).max())) else text
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        return text.isascii() or bool(text.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def _may_nest(values: Sequence[bytes], longest: int) -> bool:
+    if longest <= 2 * MAX_DEPTH:  # each level takes two bytes
+        return False
+    return any(len(value) > 2 * MAX_DEPTH and value.count(b"[") + value.count(b"{") > MAX_DEPTH for value in values)

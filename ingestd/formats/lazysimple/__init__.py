@@ -1,0 +1,1 @@
+"""Text fields become values of columns, as Hive's LazySimpleSerDe reads them."""

@@ -1,0 +1,1 @@
+"""The write protocol: stage, register, place, announce, count, commit and its outcome."""

@@ -1,0 +1,95 @@
+"""Which rows a batch of transactions cannot show right while its files are open.
+
+Invariant: a file that grows has footers without a calendar, and Hive then takes days before 1582-10-15 for Julian ones;
+no such day gets into a shared file. A file of one transaction has none of this.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from datetime import date
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.formats.decoder import Decoded, Decoder, Reject
+
+REASON = "days before 1582-10-15 cannot be written with a transaction_batch_size over 1; use 1"
+_FIRST_DAY = (date(1582, 10, 15) - date(1970, 1, 1)).days
+_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
+
+
+def old_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
+    """Which rows hold such a day, in whatever depth; None when no row does."""
+    found = [array for array in batch.columns if _is_old(array)]
+    if not found:
+        return None
+    mask = np.zeros(batch.num_rows, np.bool_)
+    for array in found:
+        mask |= np.fromiter((_is_old(array.slice(row, 1)) for row in range(len(array))), np.bool_, len(array))
+    return mask
+
+
+def _is_old(array: pa.Array) -> bool:
+    """Whether any value is such a day."""
+    kind = array.type
+    if pa.types.is_struct(kind):
+        return any(_is_old(child) for child in array.flatten())
+    if pa.types.is_list(kind):
+        return _is_old(array.flatten())
+    if pa.types.is_map(kind):
+        return _is_old(pa.ListArray.from_arrays(array.offsets, array.keys).flatten()) or _is_old(
+            pa.ListArray.from_arrays(array.offsets, array.items).flatten()
+        )
+    if pa.types.is_date32(kind):
+        least, first = pc.min(array.view(pa.int32())).as_py(), _FIRST_DAY
+    elif pa.types.is_timestamp(kind):
+        least, first = pc.min(array.view(pa.int64())).as_py(), _FIRST_DAY * _PER_DAY[kind.unit]
+    else:
+        return False
+    return least is not None and least < first
+
+
+# A year before 1583 as text, in whatever format: only then is a record looked at closely.
+_MAY_BE_OLD = re.compile(rb"(?<![0-9])(?:0[0-9]{3}|1[0-4][0-9]{2}|15[0-7][0-9]|158[0-2])-").search
+
+
+def modern_check(decoder: ModernDecoder, check: Callable[[bytes], Reject | None]) -> Callable[[bytes], Reject | None]:
+    """`check` that refuses such a record too."""
+
+    def checked(record: bytes) -> Reject | None:
+        found = check(record)
+        if found is None and _MAY_BE_OLD(record):
+            return next(iter(decoder.decode([record]).rejects), None)
+        return found
+
+    return checked
+
+
+class ModernDecoder:
+    """A decoder that refuses the records of such rows too."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+        """Decode a block."""
+        decoded = self._decoder.decode(values)
+        masks = [old_rows(batch) for batch in decoded.batches]
+        if all(mask is None for mask in masks):
+            return decoded
+        refused = {reject.row for reject in decoded.rejects}
+        places = np.array([row for row in range(len(values)) if row not in refused])
+        rejects, batches, start = list(decoded.rejects), [], 0
+        for batch, mask in zip(decoded.batches, masks, strict=True):
+            if mask is not None:
+                old = places[start : start + batch.num_rows][mask].tolist()
+                rejects += [Reject.of(row, values[row], "", REASON) for row in old]
+                batches.append(batch.filter(pa.array(~mask)))
+            else:
+                batches.append(batch)
+            start += batch.num_rows
+        return Decoded(batches, sorted(rejects, key=lambda reject: reject.row), decoded.skipped)

@@ -1,0 +1,131 @@
+"""Counting agrees with what a reader with the same snapshot sees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyorc
+import pytest
+from pyarrow import orc
+
+from ingestd.acid import FastWriter, ValidWriteIds, bucket_name, bucket_property, delta_name, visible_rows
+from ingestd.acid.appendable import SharedFile
+from ingestd.acid.layout import shared_delta_name
+from ingestd.acid.writer import STANDARD
+from ingestd.errors import InvalidTable, StorageUnavailable
+from ingestd.schema import Column, HiveType
+
+COLUMNS = [Column("n", HiveType.parse("bigint"))]
+EVENT = (
+    "struct<operation:int,originalTransaction:bigint,bucket:int,rowId:bigint,currentTransaction:bigint,"
+    "row:struct<n:bigint>>"
+)
+TEN = ValidWriteIds("d.t", 10)
+
+
+def delta(root: Path, write_id: int, rows: int, statement: int = 0) -> None:
+    directory = root / delta_name(write_id, statement)
+    directory.mkdir()
+    (directory / "_orc_acid_version").write_bytes(b"2")
+    writer = FastWriter(directory / bucket_name(0), COLUMNS, write_id, bucket_property(0, statement))
+    writer.write(pa.RecordBatch.from_arrays([pa.array(range(rows), pa.int64())], names=["n"]))
+    writer.close()
+
+
+def events(path: Path, write_ids: list[int], operation: int = 0) -> None:
+    """A bucket file with one event per write id, as compaction or DELETE makes it."""
+    path.parent.mkdir(exist_ok=True)
+    with path.open("wb") as file, pyorc.Writer(file, EVENT) as writer:
+        for row_id, write_id in enumerate(write_ids):
+            writer.write((operation, 1, 1 << 29, row_id, write_id, None if operation == 2 else (row_id,)))
+
+
+def original(path: Path, rows: int) -> None:
+    path.parent.mkdir(exist_ok=True)
+    orc.write_table(pa.table({"n": list(range(rows))}), str(path))
+
+
+def count(root: Path, valid: ValidWriteIds = TEN, bad_txns: tuple[int, ...] = ()) -> int:
+    return visible_rows(root, valid, lambda txn: txn not in bad_txns)
+
+
+def test_visible_rows_when_deltas_and_deletes_then_difference(tmp_path: Path) -> None:
+    assert count(tmp_path) == 0
+    delta(tmp_path, 1, 100)
+    delta(tmp_path, 2, 10)
+    delta(tmp_path, 2, 5, statement=1)
+    events(tmp_path / "delete_delta_0000003_0000003_0000" / "bucket_00000", [3, 3, 3], 2)
+    assert count(tmp_path) == 112
+    assert count(tmp_path, ValidWriteIds("d.t", 2)) == 115
+    assert count(tmp_path, ValidWriteIds("d.t", 10, aborted=frozenset({1}), open=frozenset({3}))) == 15
+
+
+def test_visible_rows_when_range_is_partly_aborted_then_rows_are_judged(tmp_path: Path) -> None:
+    events(tmp_path / "delta_0000001_0000003" / "bucket_00000", [1, 1, 2, 3, 3, 3])
+    events(tmp_path / "delete_delta_0000004_0000006" / "bucket_00000", [4, 5, 6], 2)
+    valid = ValidWriteIds("d.t", 10, aborted=frozenset({2, 5}), open=frozenset({3}))
+    assert count(tmp_path) == 3
+    assert count(tmp_path, valid) == 2 - 2
+
+
+def test_visible_rows_when_compacted_then_old_directories_do_not_count(tmp_path: Path) -> None:
+    delta(tmp_path, 1, 100)
+    delta(tmp_path, 2, 10)
+    events(tmp_path / "base_0000001_v0000050" / "bucket_00000", [1] * 90)
+    assert count(tmp_path) == 100
+    assert count(tmp_path, bad_txns=(50,)) == 110
+
+
+def test_visible_rows_when_original_and_hidden_files_then_only_originals_count(tmp_path: Path) -> None:
+    original(tmp_path / "000000_0", 7)
+    original(tmp_path / "000001_0_copy_1", 3)
+    original(tmp_path / "delta_0000004_0000004_0000" / "000000_0", 5)
+    original(tmp_path / "_tmp" / "bucket_00000", 1000)
+    original(tmp_path / ".hidden", 1000)
+    (tmp_path / "000002_0").write_bytes(b"")
+    assert count(tmp_path) == 15
+    original(tmp_path / "base_0000005" / "000000_0", 2)
+    assert count(tmp_path) == 2
+
+
+def test_visible_rows_when_side_file_then_as_far_as_it_says(tmp_path: Path) -> None:
+    directory = tmp_path / shared_delta_name(1, 3, 0)
+    directory.mkdir()
+    file = SharedFile(directory, COLUMNS, 0, 0, STANDARD)
+    for write_id in (1, 2, 3):
+        file.write(pa.RecordBatch.from_arrays([pa.array(range(5), pa.int64())], names=["n"]), write_id)
+        if write_id < 3:
+            assert file.flush(write_id).rows == 5
+    two = ValidWriteIds("d.t", 3, aborted=frozenset({3}))
+    assert visible_rows(tmp_path, two, lambda _: True) == 10
+    assert visible_rows(tmp_path, ValidWriteIds("d.t", 3, open=frozenset({2, 3})), lambda _: True) == 5
+    with (directory / bucket_name(0)).open("ab") as more:
+        more.write(b"what a killed writer leaves")
+    assert visible_rows(tmp_path, two, lambda _: True) == 10
+    file.abandon()
+
+
+def test_shared_file_when_rows_of_an_aborted_transaction_are_flushed_with_the_next_then_not_counted_as_its(
+    tmp_path: Path,
+) -> None:
+    file = SharedFile(tmp_path, COLUMNS, 0, 0, STANDARD)
+    rows = pa.RecordBatch.from_arrays([pa.array(range(5), pa.int64())], names=["n"])
+    file.write(rows, 1)
+    file.write(rows.slice(0, 2), 2)
+    assert file.flush(2).rows == 2
+    file.close()
+    assert not (tmp_path / "bucket_00000_flush_length").exists()
+    assert orc.ORCFile(tmp_path / "bucket_00000").nrows == 7
+
+
+def test_visible_rows_when_file_is_not_orc_then_invalid_table(tmp_path: Path) -> None:
+    (tmp_path / delta_name(1, 0)).mkdir()
+    (tmp_path / delta_name(1, 0) / "bucket_00000").write_bytes(b"not orc at all")
+    with pytest.raises(InvalidTable, match="bucket_00000"):
+        count(tmp_path)
+
+
+def test_visible_rows_when_location_is_missing_then_storage_unavailable(tmp_path: Path) -> None:
+    with pytest.raises(StorageUnavailable):
+        count(tmp_path / "gone")

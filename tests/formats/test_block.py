@@ -1,0 +1,46 @@
+"""Lines in one buffer are decoded as the same records in a list."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingestd.formats.decoder import Decoder, Lines, joined, present, size
+from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
+from ingestd.formats.json.decoder import JsonDecoder
+from ingestd.formats.regex import RegexDecoder
+from ingestd.schema import Column, HiveType
+
+COLUMNS = [Column("id", HiveType.parse("int")), Column("note", HiveType.parse("string"))]
+PIECES = [b"", b"1", b"1,a", b"2,", b"x,y,z", b'{"id":1}', b'{"id":2,"note":"b"}', b'{"ID":[3]}', b"{}", b"\xff", b" "]
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        JsonDecoder(COLUMNS),
+        DelimitedDecoder(COLUMNS, DelimitedFormat(field_delimiter=",")),
+        DelimitedDecoder(COLUMNS, DelimitedFormat(field_delimiter=",", bad_values="reject", bad_counts="reject")),
+        RegexDecoder(COLUMNS, "(.*),(.*)"),
+    ],
+    ids=["json", "delimited", "strict", "regex"],
+)
+@given(records=st.lists(st.sampled_from(PIECES), min_size=1, max_size=12))
+def test_lines_when_decoded_then_as_a_list_of_the_same_records(decoder: Decoder, records: list[bytes]) -> None:
+    lines = Lines(b"\n".join(records))
+
+    assert (len(lines), size(lines)) == (len(records), sum(map(len, records)))
+    assert joined(lines) == joined(records)
+    assert list(present(lines)) == records
+    expected, found = decoder.decode(records), decoder.decode(lines)
+    assert [batch.to_pylist() for batch in found.batches] == [batch.to_pylist() for batch in expected.batches]
+    assert found.rejects == expected.rejects
+
+
+@pytest.mark.parametrize("text", [b'{"id": 1}\n{"id": 2}', b'{"id": 1}'])
+def test_lines_when_all_are_plain_json_then_nobody_takes_them_apart(text: bytes) -> None:
+    lines = Lines(text)
+
+    assert JsonDecoder(COLUMNS).decode(lines).rows == len(lines)
+    assert lines._values is None

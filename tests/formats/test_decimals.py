@@ -1,0 +1,70 @@
+"""Decimals of any size: the fast path never stores another number than the record has."""
+
+from __future__ import annotations
+
+from decimal import Decimal, localcontext
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingestd.formats import JsonDecoder
+from ingestd.formats.json.framing import has_large_number
+from ingestd.schema import Column, HiveType
+
+digits = st.text("0123456789", min_size=1, max_size=50).map(lambda text: text.lstrip("0") or "0")
+numbers = st.builds(
+    lambda sign, whole, fraction, exponent: f"{sign}{whole}{fraction}{exponent}",
+    st.sampled_from(["", "-"]),
+    digits,
+    st.one_of(st.just(""), digits.map(lambda text: f".{text}")),
+    st.one_of(st.just(""), st.integers(0, 60).map(lambda power: f"e{power}"), st.just("E+7")),
+)
+
+
+@pytest.mark.parametrize("quote", ["", '"'])
+@pytest.mark.parametrize(("precision", "scale"), [(38, 20), (38, 0), (38, 38), (30, 10), (10, 2)])
+@given(given_numbers=st.lists(numbers, min_size=1, max_size=5))
+def test_decimal_when_any_number_comes_then_stored_exactly_or_refused(
+    precision: int, scale: int, quote: str, given_numbers: list[str]
+) -> None:
+    decoder = JsonDecoder([Column("c", HiveType.parse(f"decimal({precision},{scale})"))])
+
+    decoded = decoder.decode([f'{{"c":{quote}{number}{quote}}}'.encode() for number in given_numbers])
+
+    refused = {reject.row for reject in decoded.rejects}
+    stored = iter([value for batch in decoded.batches for value in batch.column(0).to_pylist()])
+    with localcontext() as context:
+        context.prec = 200
+        for row, number in enumerate(given_numbers):
+            exact = Decimal(number)
+            fits = abs(exact) < Decimal(10) ** (precision - scale) and exact % Decimal((0, (1,), -scale)) == 0
+            assert (row not in refused) == fits, number
+            if fits:
+                assert next(stored) == exact
+
+
+def test_decimal_when_it_needs_more_than_38_digits_then_refused_not_wrapped() -> None:
+    decoder = JsonDecoder([Column("c", HiveType.parse("decimal(38,20)"))])
+
+    decoded = decoder.decode([b'{"c":1189421613997509613819766062}'])
+
+    assert decoded.batches == [] or decoded.rows == 0
+    assert [reject.column for reject in decoded.rejects] == ["c"]
+
+
+@pytest.mark.parametrize(
+    ("text", "scale", "large"),
+    [
+        (b'{"a":"3e5f1b7c-9e21","c":1.5}', 2, False),
+        (b'{"c":15e3}', 2, False),
+        (b'{"c":1.2345678E7}', 2, False),
+        (b'{"c":1.5E+30}', 9, True),
+        (b'{"c":' + b"1" * 36 + b"}", 2, False),
+        (b'{"c":' + b"1" * 37 + b"}", 2, True),
+        (b'{"c":"' + b"1" * 20 + b'"}', 19, True),
+        (b'{"c":0.5}', 38, True),
+    ],
+)
+def test_large_numbers_when_looked_for_then_found_and_identifiers_are_not(text: bytes, scale: int, large: bool) -> None:
+    assert has_large_number(text * 3, scale) == large

@@ -1,0 +1,108 @@
+"""Each group is a column; what does not match as a whole is a reject; values are those of delimited text."""
+
+from __future__ import annotations
+
+from datetime import date
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestd.errors import ConfigError
+from ingestd.formats.decoder import Decoded
+from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
+from ingestd.formats.regex import RegexDecoder
+from ingestd.schema import Column, HiveType
+
+
+def columns_of(*types: str) -> list[Column]:
+    return [Column(f"c{place}", HiveType.parse(text)) for place, text in enumerate(types)]
+
+
+def rows(decoded: Decoded) -> list[tuple[object, ...]]:
+    return [row for batch in decoded.batches for row in zip(*(column.to_pylist() for column in batch), strict=True)]
+
+
+LOG = r"(\d+) \[(\w+)\] (\S+)(?: (.*))?"
+
+
+def test_decode_when_matched_then_groups_are_columns() -> None:
+    decoder = RegexDecoder(columns_of("int", "string", "date", "varchar(5)"), LOG)
+    decoded = decoder.decode([b"5 [INFO] 2026-11-21 started\nwell", b"6 [WARN] -", "7 [E] x ä".encode()])
+    assert decoded.rejects == []
+    assert rows(decoded) == [
+        (5, "INFO", date(2026, 11, 21), "start"), (6, "WARN", None, None), (7, "E", None, "ä"),
+    ]  # fmt: skip
+
+
+def test_decode_when_not_matched_or_not_utf8_or_no_value_then_rejects() -> None:
+    decoder = RegexDecoder(columns_of("int"), r"(\d*)")
+    values = [b"1", b"1 ", None, b"\xff", "４".encode(), b"", b"2\n"]
+    decoded = decoder.decode(values)
+    assert [(reject.row, reject.column, reject.reason) for reject in decoded.rejects] == [
+        (1, "", "record does not match the regular expression"),
+        (2, "", "record has no value"),
+        (3, "", "record is not UTF-8 (byte 0)"),
+        (4, "", "record does not match the regular expression"),
+        (6, "", "record does not match the regular expression"),
+    ]
+    assert rows(decoded) == [(1,), (None,)]
+    assert [decoder.check(value) is None for value in values if value is not None] == [
+        True, False, False, False, True, False,
+    ]  # fmt: skip
+
+
+def test_decode_when_unmatched_are_null_then_rows_of_nulls() -> None:
+    decoder = RegexDecoder(columns_of("int", "string"), r"(\d*),(.*)", unmatched="null")
+    assert rows(decoder.decode([b"1,a", b"x", b"2,\\N"])) == [(1, "a"), (None, None), (2, "\\N")]
+
+
+def test_decode_when_case_is_ignored_then_matched() -> None:
+    columns = columns_of("boolean")
+    assert rows(RegexDecoder(columns, "flag=(true|false)", ignore_case=True).decode([b"FLAG=TRUE"])) == [(True,)]
+    assert len(RegexDecoder(columns, "flag=(true|false)").decode([b"FLAG=TRUE"]).rejects) == 1
+
+
+def test_decode_when_bad_values_are_refused_then_reject_names_the_column() -> None:
+    decoder = RegexDecoder(columns_of("string", "int"), "(.*),(.*)?", bad_values="reject")
+    decoded = decoder.decode([b"a,x", b"a,5.7", b"a,"])
+    assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, "c1")]
+    assert rows(decoded) == [("a", 5), ("a", None)]
+    assert decoder.check(b"a,x") == decoded.rejects[0]
+
+
+@pytest.mark.parametrize(
+    ("types", "pattern", "options"),
+    [
+        (["int"], "x", {}), (["int"], "(a)(b)", {}), (["int"], "(", {}), (["int"], "(a){99999999999999}", {}),
+        (["array<int>"], "(a)", {}), (["int"], "(?u)(a)", {}), (["int"], "(a)", {"bad_values": "skip"}),
+        (["int"], "(a)", {"unmatched": "skip"}),
+    ],
+)  # fmt: skip
+def test_decoder_when_not_usable_then_config_error(types: list[str], pattern: str, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        RegexDecoder(columns_of(*types), pattern, **options)
+
+
+FIELD = st.text(alphabet="0123456789+-.:eE TtNnäx", max_size=12) | st.sampled_from(
+    [
+        "2026-11-21",
+        "2026-11-21 10:00:00",
+        "9999-12-31 00:00:00",
+        "2026-11-21 10:00:00.123456789",
+        "12.345",
+        "true",
+        "QUJD",
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.lists(FIELD, min_size=8, max_size=8), min_size=1, max_size=5), st.booleans())
+def test_decode_when_any_groups_then_values_of_delimited_text(records: list[list[str]], strict: bool) -> None:
+    columns = columns_of("int", "double", "decimal(6,2)", "boolean", "char(3)", "binary", "date", "timestamp")
+    form = DelimitedFormat(field_delimiter="|", null_text="no such", bad_values="reject" if strict else "null")
+    values = ["|".join(record).encode() for record in records]
+    regex = RegexDecoder(columns, r"\|".join([r"([^|]*)"] * 8), bad_values=form.bad_values)
+    assert str(regex.decode(values)) == str(DelimitedDecoder(columns, form).decode(values))

@@ -1,0 +1,195 @@
+"""The set of counted write ids tells every number that lacks visible rows, whoever did what in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestd.acid.layout import Content, ValidWriteIds, parse_directory
+from ingestd.publish.counted_ids import NOTHING_KNOWN, CountedIds, Known, is_empty
+
+
+def _content(*names: str) -> Content:
+    directories = [parse_directory(name) for name in names]
+    return Content(tuple(one for one in directories if one is not None))
+
+
+@pytest.mark.parametrize(
+    ("counted", "text"),
+    [
+        (CountedIds(0), "0"),
+        (CountedIds(7, ((3, 3),)), "7:3"),
+        (CountedIds(2000, ((1, 4), (9, 9), (11, 1010))), "2000:1-4,9,11-1010"),
+    ],
+)
+def test_text_when_written_then_reads_back(counted: CountedIds, text: str) -> None:
+    assert counted.text() == text
+    assert CountedIds.parse(text) == counted
+
+
+@pytest.mark.parametrize("text", [None, "", "unknown", "7:", "7:x", "-1", "7:3-", "7;3"])
+def test_text_when_somebody_else_wrote_it_then_is_no_set(text: str | None) -> None:
+    assert CountedIds.parse(text) is None
+
+
+@given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)), st.integers(0, 60), st.integers(1, 70))
+def test_set_when_made_from_a_snapshot_then_has_all_that_has_ended_and_the_writer(
+    opened: set[int], aborted: set[int], high: int, own: int
+) -> None:
+    snapshot = ValidWriteIds(
+        "t", high, frozenset(w for w in opened if w <= high), frozenset(w for w in aborted - opened if w <= high)
+    )
+    counted = CountedIds.of(snapshot, own)
+    for write_id in range(1, 80):
+        ended = write_id <= high and write_id not in snapshot.open
+        assert (write_id in counted) == (ended or write_id == own)
+    assert CountedIds.parse(counted.text()) == counted
+    for first in range(1, 75, 7):
+        missing = [w for w in range(first, first + 5) if snapshot.is_valid(w) and w not in counted]
+        assert counted.has_all(first, first + 4, snapshot) == (not missing)
+
+
+def test_set_when_more_ranges_are_open_than_fit_then_ends_before_and_says_no_more_than_it_knows() -> None:
+    snapshot = ValidWriteIds("t", 1000, frozenset(range(1, 1000, 2)))
+    counted = CountedIds.of(snapshot, 999)
+    assert len(counted.text()) < 1000
+    assert all(write_id % 2 == 0 for write_id in range(1, 1001) if write_id in counted)
+    assert 2 in counted
+    assert 999 not in counted
+
+
+@pytest.mark.parametrize(
+    ("names", "right"),
+    [
+        (["delta_0000005_0000005_0000"], True),
+        (["delta_0000009_0000009_0000"], True),  # open: not visible
+        (["delta_0000008_0000008_0000"], False),  # committed since the count
+        (["delta_0000012_0000012_0000"], False),
+        (["delete_delta_0000012_0000012_0000"], False),
+        (["base_0000007_v0000099"], True),
+        (["base_0000011_v0000099"], False),  # 8 may have written here
+        (["base_0000012"], False),  # INSERT OVERWRITE or TRUNCATE
+        (["delta_0000001_0000007_v0000099"], True),
+        (["delta_0000001_0000010_v0000099"], False),
+    ],
+)
+def test_directory_when_its_range_has_a_valid_write_id_that_is_not_counted_then_no(
+    names: list[str], right: bool
+) -> None:
+    counted = CountedIds(10, ((8, 9),))
+    snapshot = ValidWriteIds("t", 12, frozenset({9}), frozenset({11}))
+    content = _content("_orc_acid_version", "delta_0000001_0000001_0000", *names)
+    assert counted.accounts_for(content, snapshot, NOTHING_KNOWN) == right
+
+
+def test_shared_delta_when_the_own_batch_wrote_elsewhere_then_only_its_last_commit_here_must_be_counted() -> None:
+    """Of batch 1-1000 the ids 1 to 3 have committed; 1 wrote here, 2 and 3 elsewhere."""
+    snapshot = ValidWriteIds("t", 1000, frozenset(range(4, 1001)))
+    content = _content("delta_0000001_0001000_0000")
+    counted = CountedIds(1000, ((2, 1000),))
+    batches = frozenset({(1, 1000)})
+    assert not counted.accounts_for(content, snapshot, NOTHING_KNOWN)
+    assert counted.accounts_for(content, snapshot, Known(1, batches))
+    assert not counted.accounts_for(content, snapshot, Known(3, batches))
+
+
+def test_location_when_nothing_in_it_is_visible_then_is_empty() -> None:
+    snapshot = ValidWriteIds("t", 12, frozenset({9}), frozenset({11}))
+    for names, empty in (
+        (["delta_0000009_0000009_0000", "delta_0000011_0000011_0000", "x"], True),
+        (["delta_0000003_0000009_0000"], False),
+        (["base_0000005"], False),
+        (["base_-9223372036854775808_v0000003"], False),
+    ):
+        assert is_empty(_content(*names), snapshot, NOTHING_KNOWN) == empty
+    assert not is_empty(Content((), has_originals=True), snapshot, NOTHING_KNOWN)
+    mine = Known(0, frozenset({(3, 9)}))
+    assert is_empty(_content("delta_0000003_0000009_0000"), snapshot, mine)
+    assert not is_empty(_content("delta_0000003_0000009_0000"), snapshot, Known(3, mine.batches))
+
+
+@dataclass
+class _Partition:
+    """A partition and its parameters as the writers of the model leave them; `rows` is the truth, by write id."""
+
+    high: int = 0
+    opened: set[int] = field(default_factory=set)
+    aborted: set[int] = field(default_factory=set)
+    here: set[int] = field(default_factory=set)
+    compacted: int = 0
+    number: int = 0
+    counted: CountedIds = field(default_factory=lambda: CountedIds(0))
+    read: tuple[int, CountedIds] = (0, CountedIds(0))
+
+    def snapshot(self) -> ValidWriteIds:
+        return ValidWriteIds("t", self.high, frozenset(self.opened), frozenset(self.aborted))
+
+    def content(self) -> Content:
+        names = [f"delta_{w:07d}_{w:07d}_0000" for w in self.here if w > self.compacted]
+        return _content(*names, *([f"base_{self.compacted:07d}_v0000009"] if self.compacted else []))
+
+    def truth(self) -> int:
+        return sum(write_id for write_id in self.here if self.snapshot().is_valid(write_id))
+
+    def is_known(self) -> bool:
+        return self.counted.accounts_for(self.content(), self.snapshot(), NOTHING_KNOWN)
+
+    def begin(self) -> int:
+        self.high += 1
+        self.opened.add(self.high)
+        return self.high
+
+    def commit(self, write_id: int, *, here: bool, counting: bool) -> None:
+        """A writer of ours counts under the lease, recounting what is wrong; others do not count at all."""
+        if here:
+            self.here.add(write_id)
+            if counting:
+                if not self.is_known():
+                    self.recount()
+                self.number += write_id
+                self.counted = CountedIds.of(self.snapshot(), write_id)
+        self.opened.discard(write_id)
+
+    def recount(self) -> None:
+        self.number = self.truth()
+        self.counted = CountedIds.of(self.snapshot())
+
+    def compact(self) -> None:
+        below = min(self.opened, default=self.high + 1)
+        self.compacted = max([self.compacted, *(w for w in self.here if w < below)])
+        self.here = {w for w in self.here if w > self.compacted or w not in self.aborted}
+
+
+_STEPS = st.sampled_from(
+    ["begin", "begin", "ours", "ours", "elsewhere", "theirs", "abort", "compact", "read", "write back", "recount"]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.tuples(_STEPS, st.integers(0, 5)), max_size=40))
+def test_any_history_of_writers_aborts_compactions_and_reverts_then_a_number_that_is_vouched_for_is_true(
+    steps: list[tuple[str, int]],
+) -> None:
+    table = _Partition()
+    for step, which in steps:
+        some = sorted(table.opened)[which % len(table.opened)] if table.opened else 0
+        if step == "begin":
+            table.begin()
+        elif step == "compact":
+            table.compact()
+        elif step == "recount":
+            table.recount()
+        elif step == "read":
+            table.read = (table.number, table.counted)
+        elif step == "write back":
+            table.number, table.counted = table.read
+        elif some and step == "abort":
+            table.opened.discard(some)
+            table.aborted.add(some)
+        elif some:
+            table.commit(some, here=step != "elsewhere", counting=step == "ours")
+        if table.is_known():
+            assert table.number == table.truth()

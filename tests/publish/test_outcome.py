@@ -1,0 +1,127 @@
+"""A commit whose answer is lost: it happened, it did not, it never will, or nobody knows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from ingestd.errors import CommitOutcomeUnknown, IngestdError, TransactionAborted
+from ingestd.hive import transactions
+from ingestd.hive.client import Metastore
+from ingestd.hive.tables import TableName, read_table
+from ingestd.hive.transactions import KeyValue, Transaction
+from ingestd.hive.write_ids import is_committed, read_snapshot
+from ingestd.publish import outcome
+from ingestd.publish.outcome import Doubt
+from tests.support.proxy import Proxy, proxy
+from tests.support.stack import Stack
+
+
+@dataclass
+class Case:
+    """An open transaction, with a proxy between us and the metastore; `waits` has what was told before each wait."""
+
+    metastore: Metastore
+    between: Proxy
+    txn: Transaction
+    waits: list[IngestdError] = field(default_factory=list)
+
+    def commit(
+        self,
+        has_happened: Callable[[], bool] | None = None,
+        key_value: KeyValue | None = None,
+        stop: threading.Event | None = None,
+    ) -> None:
+        ask = has_happened or partial(is_committed, self.metastore, self.txn.id)
+        doubt = Doubt(ask, lambda error, _seconds: self.waits.append(error), stop)
+        outcome.commit(self.metastore, self.txn, key_value, doubt)
+
+    @property
+    def commits(self) -> int:
+        return self.between.calls["commit_txn"]
+
+
+@pytest.fixture
+def case(stack: Stack) -> Iterator[Case]:
+    name = TableName("default", stack.name)
+    stack.table("id int")
+    with proxy(stack.addresses.metastore) as between, closing(Metastore(between.uri)) as metastore:
+        yield Case(metastore, between, transactions.begin(metastore, name, "tests/ending"))
+
+
+def _is_visible(stack: Stack, txn: Transaction) -> bool:
+    return read_snapshot(stack.metastore, txn.table).is_valid(txn.write_id)
+
+
+def test_answer_is_lost_then_it_is_asked_for_and_nothing_is_repeated(stack: Stack, case: Case) -> None:
+    case.between.lose_answer("commit_txn")
+    case.between.lose_answer("get_open_txns", 2)  # asked twice each time
+    case.commit()
+    assert (case.commits, case.between.calls["get_open_txns"], len(case.waits)) == (1, 3, 2)
+    assert _is_visible(stack, case.txn)
+
+
+def test_call_is_lost_then_it_is_made_again(stack: Stack, case: Case) -> None:
+    case.between.lose_call("commit_txn", 2)
+    case.commit()
+    assert (case.commits, len(case.waits)) == (3, 2)
+    assert _is_visible(stack, case.txn)
+
+
+def test_call_is_lost_and_somebody_aborts_meanwhile_then_transaction_aborted(stack: Stack, case: Case) -> None:
+    def has_happened() -> bool:
+        transactions.abort(stack.metastore, case.txn.id)
+        return False
+
+    case.between.lose_call("commit_txn")
+    with pytest.raises(TransactionAborted):
+        case.commit(has_happened)
+    assert case.commits == 2
+    assert not _is_visible(stack, case.txn)
+
+
+def test_metastore_has_forgotten_it_then_it_is_asked_once_more_how_it_ended(stack: Stack, case: Case) -> None:
+    """HMS forgets committed transactions, and says "no such transaction" then."""
+    answers = iter([False, True])
+    case.between.lose_call("commit_txn")
+    transactions.abort(stack.metastore, case.txn.id)
+    case.commit(lambda: next(answers))
+    assert next(answers, None) is None
+
+
+def test_metastore_refuses_then_aborted_after_three_times(stack: Stack, case: Case) -> None:
+    wrong = KeyValue(read_table(case.metastore, case.txn.table).id, "must begin with _meta", "x")
+    with pytest.raises(TransactionAborted, match=r"refused the commit: .*Internal error"):
+        case.commit(key_value=wrong)
+    assert (case.commits, len(case.waits)) == (3, 3)
+    assert case.txn.id not in transactions.open_transactions(stack.metastore, "tests/ending")
+    assert not _is_visible(stack, case.txn)
+
+
+def test_nobody_answers_until_it_is_stopped_then_outcome_unknown(case: Case) -> None:
+    stop = threading.Event()
+    case.between.shut()
+
+    def has_happened() -> bool:
+        stop.set()
+        return is_committed(case.metastore, case.txn.id)
+
+    with pytest.raises(CommitOutcomeUnknown, match="look whether its rows are there"):
+        case.commit(has_happened, stop=stop)
+    assert len(case.waits) == 2
+
+
+def test_nobody_can_tell_any_more_then_outcome_unknown_at_once_and_nothing_is_aborted(stack: Stack, case: Case) -> None:
+    def has_happened() -> bool:
+        raise CommitOutcomeUnknown("another daemon has committed since")
+
+    wrong = KeyValue(read_table(case.metastore, case.txn.table).id, "must begin with _meta", "x")
+    with pytest.raises(CommitOutcomeUnknown, match="another daemon"):
+        case.commit(has_happened, wrong)
+    assert (case.commits, len(case.waits)) == (1, 1)
+    assert case.txn.id in transactions.open_transactions(stack.metastore, "tests/ending")

@@ -1,0 +1,140 @@
+"""Staging directories: who may remove them, and what a transaction is told whose own was removed."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import orc
+
+from ingestd.acid.appendable import SharedFile
+from ingestd.acid.layout import SIDE_FILE
+from ingestd.acid.writer import STANDARD
+from ingestd.acid.writer_pool import WriterPool
+from ingestd.errors import StorageUnavailable, TransactionAborted
+from ingestd.hive import transactions
+from ingestd.hive.partitions import PartitionInfo
+from ingestd.hive.tables import Table, TableName, load_acid_table
+from ingestd.publish import deltas, staging
+from ingestd.publish.staging import Staging
+from ingestd.publish.statistics import WHOLE_TABLE
+from ingestd.schema import Column, HiveType
+from ingestd.storage.local import Location
+from tests.support.stack import Stack
+from tests.support.tables import make_table
+
+COLUMNS = (Column("id", HiveType.parse("int")), Column("note", HiveType.parse("string")))
+
+
+@pytest.fixture
+def table(stack: Stack) -> Table:
+    name = TableName("default", stack.name)
+    make_table(stack.metastore, name)
+    return load_acid_table(stack.metastore, name)
+
+
+def _begin(stack: Stack, table: Table) -> transactions.Transaction:
+    return transactions.begin(stack.metastore, table.name, "tests")
+
+
+def test_sweep_then_removes_what_ended_transactions_left_and_nothing_else(stack: Stack, table: Table) -> None:
+    location = Location.of(table.location)
+    aborted, committed, living = (_begin(stack, table) for _ in range(3))
+    transactions.abort(stack.metastore, aborted.id)
+    transactions.commit(stack.metastore, committed)
+    calls = stack.metastore.calls
+    assert staging.sweep(stack.metastore, table) == []
+    assert stack.metastore.calls == calls
+    gone = [
+        (staging.DAEMON, str(aborted.id)),
+        (staging.STREAMING, str(committed.id)),
+        (staging.STREAMING, f"w{aborted.write_id}-0"),
+        (staging.DAEMON, "a mapping of before", str(aborted.id)),
+    ]
+    kept = [
+        (staging.DAEMON, str(living.id)),
+        (staging.DAEMON, str(living.id + 1_000_000)),
+        (staging.STREAMING, f"w{living.write_id}-1"),
+        (staging.STREAMING, "notes"),
+    ]
+    for one in (*gone, *kept):
+        (location.make_directory(*one) / "file").touch()
+
+    removed = staging.sweep(stack.metastore, table)
+
+    assert sorted(removed) == sorted(location.path.joinpath(*one) for one in gone)
+    assert all(location.path.joinpath(*one, "file").exists() for one in kept)
+    transactions.abort(stack.metastore, living.id)
+
+
+def test_place_when_a_successor_removed_the_staged_files_then_says_so_and_leaves_nothing(
+    stack: Stack, table: Table
+) -> None:
+    txn = _begin(stack, table)
+    own = Staging(Location.of(table.location), staging.DAEMON, str(txn.id))
+    pool = WriterPool(own.make(), COLUMNS, txn.write_id, 0)
+    pool.add((), pa.record_batch({"id": pa.array([1], pa.int32()), "note": ["x"]}))
+    files = pool.close()
+    transactions.abort(stack.metastore, txn.id)
+    staging.sweep(stack.metastore, table)
+    partitions = {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}
+
+    with pytest.raises(TransactionAborted, match="staged files were removed"):
+        deltas.place(table, txn.write_id, files, partitions, own)
+    with pytest.raises(TransactionAborted, match="has ended the transaction"):
+        deltas.check_alive(stack.metastore, txn)
+    assert not list(own.location.path.glob("delta_*"))
+
+
+def test_location_when_another_directory_takes_its_place_then_nothing_is_written(tmp_path: Path) -> None:
+    place = tmp_path / "table"
+    place.mkdir()
+    location = Location.of(f"file:{place}")
+    place.rename(tmp_path / "moved")
+    with pytest.raises(StorageUnavailable, match="does not exist"):
+        location.make_directory("below")
+    place.mkdir()
+    for step in (location.check, location.names, lambda: location.make_directory("below")):
+        with pytest.raises(StorageUnavailable, match="another directory has taken the place"):
+            step()
+    with pytest.raises(StorageUnavailable, match="another directory has taken the place"):
+        location.receive(tmp_path / "moved", "delta", ".delta")
+    assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
+def test_shared_file_when_a_transaction_is_withdrawn_then_rows_of_the_earlier_ones_stay(
+    tmp_path: Path, closed: bool
+) -> None:
+    def rows(*ids: int) -> pa.RecordBatch:
+        return pa.record_batch({"id": pa.array(ids, pa.int32()), "note": [str(one) for one in ids]})
+
+    file = SharedFile(tmp_path, COLUMNS, 0, 0, STANDARD)
+    file.write(rows(1, 2), 7)
+    file.flush(7)
+    bucket, side = tmp_path / "bucket_00000", tmp_path / f"bucket_00000{SIDE_FILE}"
+    promised = bucket.stat().st_size
+    file.write(rows(3), 8)
+    file.flush(8)
+    if closed:
+        file.close()
+
+    file.withdraw(8)
+    file.abandon()
+
+    assert bucket.stat().st_size == promised
+    assert struct.unpack(">q", side.read_bytes()[-8:]) == (promised,)
+    assert [row["id"] for row in orc.read_table(bucket)["row"].to_pylist()] == [1, 2]
+    file.withdraw(9)
+    assert bucket.stat().st_size == promised
+
+
+def test_shared_file_when_its_only_transaction_is_withdrawn_then_there_is_none(tmp_path: Path) -> None:
+    file = SharedFile(tmp_path, COLUMNS, 0, 0, STANDARD)
+    file.write(pa.record_batch({"id": pa.array([1], pa.int32()), "note": ["x"]}), 7)
+    file.flush(7)
+    file.withdraw(7)
+    file.abandon()
+    assert list(tmp_path.iterdir()) == []
