@@ -125,6 +125,8 @@ class Supervisor:
         except Exception as unknown:  # noqa: BLE001 - the edge of a thread: nothing may vanish here
             error = UnexpectedError(f"{type(unknown).__name__}: {unknown}", where=f"mapping {loop.options.name}")
             error.__cause__ = unknown
-        if error is not None:
+        if error is None:
+            events.stopped(loop.options.name)
+        else:
             self._note(error)
-        events.stopped(loop.options.name, error)
+            events.failed(loop.options.name, error)

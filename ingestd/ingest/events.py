@@ -1,4 +1,8 @@
-"""One function per happening of a mapping: the only place where its log lines are worded."""
+"""The log events of mappings: one function for each event, named as the event.
+
+Invariant: event names and fields are an interface that log processors depend on. `docs/operations.md` documents all
+of them, and a test compares it with this module.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +16,21 @@ from ingestd.hive.leases import Claim
 from ingestd.ingest.commit import Committed
 
 _log: Any = structlog.get_logger("ingestd")
-# Names of ranges, partitions or directories in a line that is written for every commit or at every start.
-_FEW = 16
+# The longest list of ranges, partitions or directories in an event that every commit or every start logs.
+_MAX_NAMES = 16
 
 
 def committed(mapping: str, done: Committed) -> None:
-    """The canonical line of a commit. More ranges than a few are named at level debug only."""
+    """A transaction was committed. Its ranges are a field of this event unless they are many."""
     work = done.work
-    seconds = max(1, sum(work.watch.steps.values())) / 1000
-    extra: dict[str, Any] = {"skipped": work.skipped} if work.skipped else {}
     ranges = [str(r) for r in work.plan.ranges]
-    if len(ranges) <= _FEW:
-        extra["ranges"] = ranges
+    optional: dict[str, Any] = {}
+    if work.skipped:
+        optional["skipped"] = work.skipped
+    if len(ranges) <= _MAX_NAMES:
+        optional["ranges"] = ranges
     else:
-        _log.debug("committed_ranges", mapping=mapping, txn=work.txn.id, ranges=ranges)
+        committed_ranges(mapping, work.txn.id, ranges)
     _log.info(
         "committed",
         mapping=mapping,
@@ -35,17 +40,22 @@ def committed(mapping: str, done: Committed) -> None:
         records=work.records,
         bytes=work.bytes,
         files=len(work.files),
-        seconds=round(seconds, 2),
+        seconds=round(max(1, sum(work.watch.steps.values())) / 1000, 2),
         ms=dict(work.watch.steps),
         partitions=len({file.partition for file in work.files}),
-        range_count=len(work.plan.ranges),
+        range_count=len(ranges),
         offsets=sum(r.span for r in work.plan.ranges),
-        **extra,
+        **optional,
     )
 
 
+def committed_ranges(mapping: str, txn: int, ranges: list[str]) -> None:
+    """The offset ranges of a commit that has more of them than `committed` lists."""
+    _log.debug("committed_ranges", mapping=mapping, txn=txn, ranges=ranges)
+
+
 def commit_hidden(mapping: str, done: Committed) -> None:
-    """A TRUNCATE that ran beside the commit hides the rows of it; its offsets are stored."""
+    """A concurrent TRUNCATE hides the rows of a commit; its offsets are stored."""
     work = done.work
     _log.error(
         "commit_hidden",
@@ -55,95 +65,106 @@ def commit_hidden(mapping: str, done: Committed) -> None:
         write_id=work.txn.write_id,
         hidden_by=dict(done.hidden),
         ranges=[str(r) for r in work.plan.ranges],
-        hint="if the TRUNCATE was not meant to remove these records, read the offset ranges again with a new mapping",
+        hint="if the TRUNCATE was not meant to remove these records, ingest the offset ranges with a new mapping",
     )
 
 
 def staging_removed(mapping: str, directories: list[str]) -> None:
-    """Staging directories of ended transactions are gone."""
-    _log.info("staging_removed", mapping=mapping, directories=directories[:_FEW], count=len(directories))
+    """Staging directories of transactions that have ended were removed."""
+    _log.info("staging_removed", mapping=mapping, directories=directories[:_MAX_NAMES], count=len(directories))
 
 
 def staging_left(mapping: str, error: IngestdError) -> None:
-    """Staging directories of ended transactions could not be removed; the next sweep tries again."""
+    """Staging directories of transactions that have ended could not be removed; the next sweep tries again."""
     _log.warning("staging_left", mapping=mapping, error=str(error))
 
 
-def started(mapping: str, offsets: int, aborted: list[int]) -> None:
-    """The mapping is ours and begins at a position; `aborted` are transactions that a predecessor left open."""
-    _log.info("owner", mapping=mapping, next_offsets_sum=offsets, aborted_transactions=aborted)
+def owner(mapping: str, next_offsets_sum: int, aborted: list[int]) -> None:
+    """This daemon owns the mapping and has recovered it; `aborted` are the transactions that it found open."""
+    _log.info("owner", mapping=mapping, next_offsets_sum=next_offsets_sum, aborted_transactions=aborted)
 
 
 def odd_partitions(mapping: str, table: str, count: int, text: str) -> None:
-    """The table has partitions whose values are not in normal form; told once, when the mapping starts."""
+    """The table has partitions whose values are not in normal form."""
     _log.warning("odd_partitions", mapping=mapping, table=table, count=count, partitions=text)
 
 
-def properties_not_followed(mapping: str, table: str, texts: tuple[str, ...]) -> None:
-    """The table has ORC properties that writers do not follow; told once, when the mapping starts."""
+def table_properties(mapping: str, table: str, texts: tuple[str, ...]) -> None:
+    """The table has ORC properties that the writers do not follow."""
     _log.warning("table_properties", mapping=mapping, table=table, warnings=list(texts))
 
 
-def standing_by(mapping: str, claim: Claim) -> None:
-    """Another daemon owns the mapping, or asked for it before us."""
+def standby(mapping: str, claim: Claim) -> None:
+    """Another daemon owns the mapping or has requested its lease earlier."""
     state = "held" if claim.is_held else "waiting"
-    _log.info("standing by", mapping=mapping, owner=claim.agent, lock=claim.lock_id, lock_state=state)
+    _log.info("standby", mapping=mapping, owner=claim.agent, lock=claim.lock_id, lock_state=state)
 
 
-def heartbeats_ended(mapping: str, error: Exception) -> None:
-    """The lease is no longer kept alive: the mapping is given up."""
-    _log.warning("heartbeats ended", mapping=mapping, reason=type(error).__name__, error=str(error))
+def lease_lost(mapping: str, error: Exception) -> None:
+    """The heartbeats of the lease ended with an error; the daemon gives the mapping up."""
+    _log.warning("lease_lost", mapping=mapping, reason=type(error).__name__, error=str(error))
 
 
-def trying_again(mapping: str, error: IngestdError, seconds: float) -> None:
-    """A step failed in a way that passes."""
+def waiting(mapping: str, error: IngestdError, seconds: float) -> None:
+    """A step failed and is retried after `seconds`."""
     _log.warning("waiting", mapping=mapping, reason=type(error).__name__, error=str(error), again_in=round(seconds, 1))
 
 
 def left_open(mapping: str, error: IngestdError) -> None:
-    """The end came while the metastore was away: a lock or a transaction stays until the next owner or a time-out."""
-    _log.warning("left open", mapping=mapping, error=str(error))
+    """Shutdown while the metastore was unreachable: a lock or a transaction stays until it times out."""
+    _log.warning("left_open", mapping=mapping, error=str(error))
 
 
-def gap(mapping: str, text: str) -> None:
-    """Offsets were lost, policy says to continue, and the position behind the gap is committed."""
-    _log.error("offsets lost", mapping=mapping, gap=text)
+def offsets_lost(mapping: str, gap: str) -> None:
+    """Offsets were lost, `on_offset_loss` says to continue, and the position after the gap was committed."""
+    _log.error("offsets_lost", mapping=mapping, gap=gap)
 
 
-class CountsReport:
-    """What a mapping logs about row counts (`hive.row_counts.Report`)."""
+def row_counts_repaired(mapping: str, partitions: Sequence[str]) -> None:
+    """Row counts were wrong and were counted again from the table's files."""
+    _log.info("row_counts_repaired", mapping=mapping, partitions=list(partitions[:_MAX_NAMES]), count=len(partitions))
+
+
+def row_counts_delayed(mapping: str, error: IngestdError) -> None:
+    """Row counts cannot be checked or repaired now. Commits continue; meanwhile `count(*)` reads the rows."""
+    _log.warning("row_counts_delayed", mapping=mapping, reason=type(error).__name__, error=str(error))
+
+
+def mirror_failed(mapping: str, error: IngestdError) -> None:
+    """The offsets of the consumer group could not be committed to Kafka; the next commit brings them up to date."""
+    _log.warning("mirror_failed", mapping=mapping, error=str(error))
+
+
+def engine_lost(error: IngestdError) -> None:
+    """The Spark driver's JVM ended or does not answer; all mappings end."""
+    _log.error("engine_lost", error=str(error))
+
+
+def left_running(mappings: str, error: IngestdError) -> None:
+    """Threads of these mappings still run after an abort; the process ends without them."""
+    _log.error("left_running", mapping=mappings, error=str(error))
+
+
+def stopped(mapping: str) -> None:
+    """The mapping ended because it was told to or because it has caught up."""
+    _log.info("stopped", mapping=mapping)
+
+
+def failed(mapping: str, error: IngestdError) -> None:
+    """An error ended the mapping."""
+    _log.error("failed", mapping=mapping, reason=type(error).__name__, error=str(error))
+
+
+class RowCountEvents:
+    """Logs what happens to the row counts of a mapping (`ingestd.publish.row_counts.Report`)."""
 
     def __init__(self, mapping: str) -> None:
         self._mapping = mapping
 
     def repaired(self, names: Sequence[str]) -> None:
-        """Counts were wrong, because others wrote statistics beside us or a transaction aborted, and were recounted."""
-        _log.info("row counts mended", mapping=self._mapping, partitions=list(names[:_FEW]), count=len(names))
+        """See `row_counts_repaired`."""
+        row_counts_repaired(self._mapping, names)
 
     def delayed(self, error: IngestdError) -> None:
-        """Counts cannot be looked at or recounted now: commits go on, and `count(*)` reads the rows meanwhile."""
-        kind = type(error).__name__
-        _log.warning("row_counts_delayed", mapping=self._mapping, reason=kind, error=str(error))
-
-
-def mirror_failed(mapping: str, error: IngestdError) -> None:
-    """The group offsets in Kafka lag behind; the next commit sets them right."""
-    _log.warning("mirror failed", mapping=mapping, error=str(error))
-
-
-def engine_lost(error: IngestdError) -> None:
-    """The Spark driver is gone: all mappings end."""
-    _log.error("engine lost", error=str(error))
-
-
-def left_running(mappings: str, error: IngestdError) -> None:
-    """Threads of these mappings hang after an abort; the process ends without them."""
-    _log.error("left running", mapping=mappings, error=str(error))
-
-
-def stopped(mapping: str, error: IngestdError | None) -> None:
-    """The mapping ended, by error or because it was asked to."""
-    if error is None:
-        _log.info("stopped", mapping=mapping)
-    else:
-        _log.error("stopped by an error", mapping=mapping, reason=type(error).__name__, error=str(error))
+        """See `row_counts_delayed`."""
+        row_counts_delayed(self._mapping, error)

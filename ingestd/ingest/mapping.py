@@ -88,7 +88,7 @@ class MappingLoop:
         self._drain = drain
         self._broker = Broker(options.kafka)
         self._planner = Planner(self._broker, options)
-        self._ownership = Ownership(metastore, options, on_lost=partial(events.heartbeats_ended, options.name))
+        self._ownership = Ownership(metastore, options, on_lost=partial(events.lease_lost, options.name))
         self._mirror = OffsetMirror(options.kafka, options.group)
         self._backoff = retry.Backoff()
         self._until: Offsets | None = None
@@ -142,7 +142,7 @@ class MappingLoop:
         """Own the mapping and recover; None when told to stop before it was ours."""
         if not self._ownership.held:
             self._leave_counts(0.0)
-            on_wait = partial(events.standing_by, self.options.name)
+            on_wait = partial(events.standby, self.options.name)
             if not self._ownership.acquire(self._signals.stop, on_wait):
                 return None
         # Without an engine the mapping is better left to another daemon.
@@ -199,7 +199,7 @@ class MappingLoop:
         else:
             self._state = state
         self._was_there, self._missing = True, None
-        events.started(options.name, sum(self._state.position.offsets.values()), aborted)
+        events.owner(options.name, sum(self._state.position.offsets.values()), aborted)
         return table, committer
 
     def _warn_of_table(self, table: Table) -> None:
@@ -207,7 +207,7 @@ class MappingLoop:
         if self._warned:
             return
         if table.warnings:
-            events.properties_not_followed(self.options.name, str(table.name), table.warnings)
+            events.table_properties(self.options.name, str(table.name), table.warnings)
         odd = partitions.odd_partitions(self._metastore, table)
         if odd:
             events.odd_partitions(self.options.name, str(table.name), len(odd), partitions.describe_odd(odd))
@@ -217,7 +217,7 @@ class MappingLoop:
         """The row counts of this owner; whoever becomes owner looks at all of them once."""
         if self._counts is None:
             writer = f"{self.options.control_database}.{self.options.name}"
-            self._counts = RowCounts(self._metastore, table.name, writer, events.CountsReport(self.options.name))
+            self._counts = RowCounts(self._metastore, table.name, writer, events.RowCountEvents(self.options.name))
             self._counts.survey(_SURVEY_SECONDS)
         return self._counts
 
@@ -265,7 +265,7 @@ class MappingLoop:
             raise
 
     def _tell_wait(self, error: IngestdError, seconds: float) -> None:
-        events.trying_again(self.options.name, error, seconds)
+        events.waiting(self.options.name, error, seconds)
 
     def _is_over(self) -> bool:
         return self._signals.stop.is_set() or self._wake.is_set()
@@ -378,7 +378,7 @@ class MappingLoop:
         if done.hidden:
             events.commit_hidden(self.options.name, done)
         for gap in work.plan.gaps:
-            events.gap(self.options.name, gap)
+            events.offsets_lost(self.options.name, gap)
 
     def _mirror_offsets(self, after: MappingState) -> None:
         """Best effort: Hive knows the truth, and the next commit sets the group right."""

@@ -94,7 +94,7 @@ def test_jvm_when_killed_then_leases_are_free_nothing_is_taken_over_and_exit_is_
     owner = stack.start(stack.config(watched))
     eventually("the first daemon to own", lambda: owner.events("owner"))
     daemon = _start(stack, stack.config(idle, watched))
-    eventually("both", lambda: daemon.events("owner") and daemon.events("standing by"))
+    eventually("both", lambda: daemon.events("owner") and daemon.events("standby"))
     stack.produce(_ids(0, 10), idle["topics"][0])
     _committed(daemon, idle["name"], 10)
     family = _family(daemon)
@@ -104,7 +104,7 @@ def test_jvm_when_killed_then_leases_are_free_nothing_is_taken_over_and_exit_is_
     assert not _has_open(stack, idle["name"])
     _assert_nothing_left(stack, family)
     assert [e["mapping"] for e in daemon.events("owner")] == [idle["name"]]
-    assert "signal 9" in daemon.events("engine lost")[0]["error"]
+    assert "signal 9" in daemon.events("engine_lost")[0]["error"]
     assert "Traceback" not in daemon.text()
     # It was killed in mid-stage as well: the worker had work and was frozen, the daemon left by itself.
     stack.produce(_ids(0, 10), watched["topics"][0])
@@ -130,13 +130,13 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_and_exit_is_70(stack: St
     frozen = _start(stack, config)
     _committed(frozen, stack.name[-40:], 10)
     other = stack.start(config)
-    eventually("the other to stand by", lambda: other.events("standing by"))
+    eventually("the other to stand by", lambda: other.events("standby"))
     family = _family(frozen)
     _jvm(frozen).suspend()
     stack.produce(_ids(10, 20))
     eventually("the other to take over", lambda: other.events("owner"), 60)
     assert frozen.wait(30) == 70, frozen.text()[-3000:]
-    assert "has not answered" in frozen.events("engine lost")[0]["error"]
+    assert "has not answered" in frozen.events("engine_lost")[0]["error"]
     assert "Traceback" not in frozen.text()
     _assert_nothing_left(stack, family)
     _committed(other, stack.name[-40:], 10)
@@ -177,7 +177,7 @@ def test_abort_when_the_metastore_is_silent_then_the_process_ends_all_the_same(s
         daemon.terminate()
         assert daemon.wait(40) == 69, daemon.text()[-3000:]
         between.flowing.set()
-    assert daemon.events("left running")[0]["mapping"] == stack.name[-40:]
+    assert daemon.events("left_running")[0]["mapping"] == stack.name[-40:]
     _assert_nothing_left(stack, family)
     # What it could not give up is taken over at once: its process is gone.
     stack.produce(_ids(10, 20))
@@ -255,11 +255,11 @@ def test_worker_when_killed_then_is_replayed_and_when_killed_each_time_then_its_
     def has_stopped() -> bool:
         for worker in _workers(daemon):
             os.kill(worker.pid, signal.SIGKILL)
-        return bool(daemon.events("stopped by an error"))
+        return bool(daemon.events("failed"))
 
     eventually("the mapping to stop", has_stopped)
     assert daemon.wait(30) == 70
-    error = daemon.events("stopped by an error")[0]["error"]
+    error = daemon.events("failed")[0]["error"]
     assert "5 times in a row" in error
     assert "memory" in error
     assert "org.apache" not in daemon.text()
@@ -276,7 +276,7 @@ def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_ove
     daemon = _start(stack, config)
     _committed(daemon, stack.name[-40:], 10)
     other = stack.start(config)
-    eventually("the other to stand by", lambda: other.events("standing by"))
+    eventually("the other to stand by", lambda: other.events("standby"))
     family = _family(daemon)
     _freeze_workers(daemon)
     stack.produce(_ids(10, 20))

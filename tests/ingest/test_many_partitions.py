@@ -28,7 +28,7 @@ def test_names_when_too_long_for_a_directory_then_the_record_is_named(stack: Sta
 
     stack.produce([{"id": 3, "p": "b", "q": 1}, {"id": 4, "p": "é" * 127, "q": 1}])
     daemon = stack.drain(expect=65)
-    stopped = daemon.events("stopped by an error")[0]
+    stopped = daemon.events("failed")[0]
     assert stopped["reason"] == "RecordError"
     assert "longer than 255 bytes" in stopped["error"]
     assert f"{stack.name}[0]" in stopped["error"] or f"{stack.name}-0" in stopped["error"]
@@ -49,7 +49,7 @@ def test_partitions_when_more_than_a_transaction_may_write_then_stops_and_says_h
     stack.table("id int, note string", "p int")
     stack.produce({"id": n, "p": n} for n in range(500))
     daemon = stack.drain(stack.config({"commit": {"partitions": 499}}), expect=65)
-    stopped = daemon.events("stopped by an error")[0]
+    stopped = daemon.events("failed")[0]
     assert stopped["reason"] == "TooManyPartitions"
     assert "more than 499 partitions" in stopped["error"]
     assert "raise commit.partitions" in stopped["error"]

@@ -34,8 +34,8 @@ def test_second_daemon_when_first_lives_then_stands_by_and_takes_over(stack: Sta
     first = stack.start(config)
     eventually("the first to own", lambda: first.events("owner"))
     second = stack.start(config)
-    eventually("the second to stand by", lambda: second.events("standing by"))
-    assert second.events("standing by")[0]["owner"] == _claims(stack)[0].agent
+    eventually("the second to stand by", lambda: second.events("standby"))
+    assert second.events("standby")[0]["owner"] == _claims(stack)[0].agent
     # A standby that died between asking for the lock and giving it back.
     _leave_waiting(stack)
     stack.produce(_rows(0, 100))
@@ -134,7 +134,7 @@ def test_two_that_both_believe_when_the_first_wakes_up_then_nothing_is_doubled(s
     eventually("the rival's rows", lambda: stack.count() == 100)
     gate.touch()
     os.kill(sleeper.process.pid, signal.SIGCONT)
-    eventually("the sleeper to stand by", lambda: sleeper.events("standing by"), 30)
+    eventually("the sleeper to stand by", lambda: sleeper.events("standby"), 30)
     stack.produce(_rows(100, 200))
     eventually("all rows", lambda: stack.ids() == list(range(200)))
     assert len(rival.events("owner")) == 1

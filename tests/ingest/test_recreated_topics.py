@@ -145,7 +145,7 @@ def _third_run(topics: _Topics) -> None:
     topics.recreate("old")
     for case, ids in (("stopped", NEW), ("ended", MORE), ("cut", MORE), ("live", NEW)):
         _arrive(topics.stack, topics.name(case), ids[-1])
-    eventually("the mapping stops", lambda: topics.told(2, "stopped by an error", "old"), 60)
+    eventually("the mapping stops", lambda: topics.told(2, "failed", "old"), 60)
     daemon.terminate()
     assert daemon.wait() == 65
 
@@ -175,7 +175,7 @@ def topics(addresses: Addresses, broker: KafkaBroker, tmp_path_factory: pytest.T
 
 
 def test_topic_when_recreated_and_policy_is_stop_then_stops_and_names_both_ids(topics: _Topics) -> None:
-    [stop] = topics.told(1, "stopped by an error", "stopped")
+    [stop] = topics.told(1, "failed", "stopped")
     assert stop["reason"] == "OffsetsLost"
     for text in (topics.name("stopped"), "recreated", topics.first_ids["stopped"], topics.topic_id("stopped")):
         assert text in stop["error"]
@@ -183,7 +183,7 @@ def test_topic_when_recreated_and_policy_is_stop_then_stops_and_names_both_ids(t
 
 def test_topic_when_recreated_and_policy_is_earliest_then_all_new_records_come_once(topics: _Topics) -> None:
     assert topics.ids("again") == [*FIRST, *NEW]
-    [gap] = topics.told(1, "offsets lost", "again")
+    [gap] = topics.told(1, "offsets_lost", "again")
     assert "recreated" in gap["gap"]
 
 
@@ -204,7 +204,7 @@ def test_topic_when_recreated_and_the_user_changes_the_policy_then_all_new_recor
 
 def test_topic_when_of_another_cluster_then_is_not_read_from_the_old_position(topics: _Topics) -> None:
     assert topics.ids("moved") == [*FIRST, *NEW]
-    [gap] = topics.told(1, "offsets lost", "moved")
+    [gap] = topics.told(1, "offsets_lost", "moved")
     clusters = [
         Broker({"bootstrap.servers": servers}).topics([topics.name("moved")])[topics.name("moved")].identity.cluster_id
         for servers in (topics.broker.servers, topics.shared.addresses.kafka)
@@ -214,13 +214,13 @@ def test_topic_when_of_another_cluster_then_is_not_read_from_the_old_position(to
 
 
 def test_partition_when_truncated_and_policy_is_stop_then_says_so(topics: _Topics) -> None:
-    [stop] = topics.told(1, "stopped by an error", "cut_stopped")
+    [stop] = topics.told(1, "failed", "cut_stopped")
     assert "Kafka ends at 0, before the committed position 10: the partition was truncated" in stop["error"]
 
 
 def test_partition_when_truncated_then_no_consumed_offset_is_read_again(topics: _Topics) -> None:
     assert topics.ids("cut") == [*FIRST, *MORE]
-    [gap] = topics.told(1, "offsets lost", "cut")
+    [gap] = topics.told(1, "offsets_lost", "cut")
     assert "Kafka ends at 4, before the committed position 10: the partition was truncated" in gap["gap"]
 
 
@@ -230,7 +230,7 @@ def test_state_of_version_1_then_is_adopted_with_the_id_of_its_topic(topics: _To
 
 
 def test_topic_when_recreated_while_the_daemon_runs_then_is_noticed(topics: _Topics) -> None:
-    [stop] = topics.told(2, "stopped by an error", "old")
+    [stop] = topics.told(2, "failed", "old")
     assert "recreated" in stop["error"]
     assert topics.ids("live") == [*FIRST, *NEW]
 
@@ -271,7 +271,7 @@ def test_range_when_lost_between_plan_and_read_then_the_policy_holds(own: Stack,
         daemon.terminate()
         assert daemon.wait() == 0
         assert [e["reason"] for e in daemon.events("waiting")] == ["RangeLost"]
-        assert len(daemon.events("offsets lost")) == 1
+        assert len(daemon.events("offsets_lost")) == 1
     assert own.ids(trimmed) == [*FIRST, *range(15, 20)]
     assert own.ids(recreated) == [*FIRST, *range(100, 125)]
 

@@ -71,8 +71,8 @@ def test_analyze_writes_back_what_it_read_before_our_commit_then_repaired_though
     write_parameters(stack, old, partition)
     assert number(stack, partition) == 10
     eventually("the repair while the daemon runs", lambda: number(stack, partition) == 30)
-    eventually("its log line", lambda: daemon.events("row counts mended"))
-    assert daemon.events("row counts mended")[-1]["partitions"] == [partition]
+    eventually("its log line", lambda: daemon.events("row_counts_repaired"))
+    assert daemon.events("row_counts_repaired")[-1]["partitions"] == [partition]
     daemon.terminate()
     assert daemon.wait() == 0
 

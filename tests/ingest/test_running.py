@@ -76,7 +76,7 @@ def test_bad_record_then_only_its_mapping_stops_and_goes_on_once_the_table_is_me
     config = stack.config(bad, good)
     for _ in range(2):
         daemon = stack.drain(config, expect=65)
-        stops = daemon.events("stopped by an error")
+        stops = daemon.events("failed")
         assert [e["mapping"] for e in stops] == [bad["name"]]
         for part in (f"{bad['topics'][0]}[0] offset 70", "column qty", "'many' is not a number", '{"id": 70'):
             assert part in stops[0]["error"]
@@ -135,7 +135,7 @@ def test_table_when_swapped_by_two_renames_then_goes_on_and_when_renamed_for_goo
     stack.sql(f"ALTER TABLE {stack.name} RENAME TO {stack.name}_gone")
     stack.produce([{"id": 500}])
     assert daemon.wait(60) == 65
-    assert "the table does not exist" in daemon.events("stopped by an error")[0]["error"]
+    assert "the table does not exist" in daemon.events("failed")[0]["error"]
 
 
 def _staging(stack: Stack) -> Path:

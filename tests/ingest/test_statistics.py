@@ -130,7 +130,7 @@ def test_count_when_analyze_comes_between_our_count_and_commit_then_right_also_a
     table.ours(5)
     daemon = table.held("counted", table.analyze)
     table.check()
-    assert daemon.events("row counts mended")
+    assert daemon.events("row_counts_repaired")
     table.compact("major")
     table.check()
 

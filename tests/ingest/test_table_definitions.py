@@ -97,7 +97,7 @@ def test_not_null_when_a_record_has_null_then_it_is_refused_until_the_constraint
     stack.drain()
     stack.produce([{"id": 2, "note": "c"}, {"id": 3}, {"id": 4, "note": "e"}])
     daemon = stack.drain(expect=65)
-    stopped = daemon.events("stopped by an error")[0]
+    stopped = daemon.events("failed")[0]
     assert stopped["reason"] == "RecordError"
     assert "offset 3, column note: is NULL, the column is NOT NULL" in stopped["error"]
     assert stack.ids() == [0, 1]
@@ -131,5 +131,5 @@ def test_not_null_when_added_while_the_daemon_runs_then_binds_the_next_transacti
     stack.sql(f"ALTER TABLE {stack.name} CHANGE COLUMN note note string CONSTRAINT {stack.name}_c NOT NULL ENABLE")
     stack.produce([{"id": 1, "note": "x"}, {"id": 2}])
     assert daemon.wait() == 65
-    assert "offset 2, column note: is NULL" in daemon.events("stopped by an error")[0]["error"]
+    assert "offset 2, column note: is NULL" in daemon.events("failed")[0]["error"]
     assert stack.ids() == [0]

@@ -60,7 +60,7 @@ class _Topics:
         return [e for e in daemon.events("committed") if e["mapping"] == self.name(case)[-40:]]
 
     def error(self, daemon: Daemon, case: str) -> str:
-        stops = [e for e in daemon.events("stopped by an error") if e["mapping"] == self.name(case)[-40:]]
+        stops = [e for e in daemon.events("failed") if e["mapping"] == self.name(case)[-40:]]
         assert len(stops) == 1, stops
         return str(stops[0]["error"])
 
@@ -249,14 +249,14 @@ def test_offsets_when_lost_and_policy_is_stop_then_names_the_gap(cases: _Topics)
 
 def test_offsets_when_lost_and_policy_is_earliest_then_goes_on_and_tells(cases: _Topics) -> None:
     assert cases.ids("skipped") == [*range(10), *range(15, 20)]
-    gaps = [e["gap"] for e in cases.second.events("offsets lost") if e["mapping"] == cases.name("skipped")[-40:]]
+    gaps = [e["gap"] for e in cases.second.events("offsets_lost") if e["mapping"] == cases.name("skipped")[-40:]]
     assert len(gaps) == 1
     assert "offsets 10..15 are gone" in gaps[0]
 
 
 def test_offsets_when_lost_and_policy_is_latest_then_goes_on_at_the_end(cases: _Topics) -> None:
     assert cases.ids("jumped") == list(range(10))
-    assert any(e["mapping"] == cases.name("jumped")[-40:] for e in cases.second.events("offsets lost"))
+    assert any(e["mapping"] == cases.name("jumped")[-40:] for e in cases.second.events("offsets_lost"))
 
 
 def test_tombstone_when_policy_is_stop_then_names_it(cases: _Topics) -> None:
