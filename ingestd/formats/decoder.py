@@ -1,11 +1,12 @@
-"""What every decoder takes and gives.
+"""The decoder contract: what every format takes and returns.
 
-Invariant: each value of a block is a row of exactly one batch, or one reject, or one skipped tombstone.
+Invariant: each value given to `Decoder.decode` becomes a row of exactly one batch, or one reject, or one skipped
+tombstone. A column holds exactly what the record says, by the rules of its format; what it cannot hold makes a reject.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, overload
 
@@ -14,56 +15,62 @@ import pyarrow as pa
 
 HEAD_BYTES = 80
 NEWLINE = 0x0A
-MAX_BUFFER = 1 << 30  # bytes of a block that is read at once; Arrow's offsets have 31 bits
+MAX_BUFFER = 1 << 30  # bytes that Arrow reads at once; its string offsets have 31 bits
 
 
 class Lines(Sequence[bytes]):
-    """Values that lie one behind the other in `text`, with a newline between each two.
+    """Records that lie in one buffer, `text`, separated by newlines.
 
-    A decoder that reads the text as it is need not take it apart: `joined`, `size` and `present` do not.
+    The buffer is split only when a record is accessed; `join_lines`, `total_bytes` and `without_tombstones` do not
+    access any. A decoder that reads the whole buffer therefore never pays for the split.
     """
 
     def __init__(self, text: bytes) -> None:
         self.text = text
         self._count = 1 + int(np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE))
-        self._values: list[bytes] | None = None
+        self._records: list[bytes] | None = None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the buffer has been split into records."""
+        return self._records is not None
 
     def __len__(self) -> int:
         return self._count
 
     @overload
-    def __getitem__(self, place: int) -> bytes: ...
+    def __getitem__(self, index: int) -> bytes: ...
     @overload
-    def __getitem__(self, place: slice) -> list[bytes]: ...
-    def __getitem__(self, place: int | slice) -> bytes | list[bytes]:
-        return self._apart()[place]
+    def __getitem__(self, index: slice) -> list[bytes]: ...
+    def __getitem__(self, index: int | slice) -> bytes | list[bytes]:
+        return self._split()[index]
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._apart())
+        return iter(self._split())
 
-    def _apart(self) -> list[bytes]:
-        if self._values is None:
-            self._values = self.text.split(b"\n")
-        return self._values
+    def _split(self) -> list[bytes]:
+        if self._records is None:
+            self._records = self.text.split(b"\n")
+        return self._records
 
 
-def joined(values: Sequence[bytes]) -> bytes:
-    """The values with a newline between each two; one of them may have newlines of its own, unless they are `Lines`."""
+def join_lines(values: Sequence[bytes]) -> bytes:
+    """The values separated by newlines. A value may contain newlines itself, unless the values are `Lines`."""
     return values.text if isinstance(values, Lines) else b"\n".join(values)
 
 
-def size(values: Sequence[bytes]) -> int:
-    """Bytes of all values."""
+def total_bytes(values: Sequence[bytes]) -> int:
+    """The bytes of all values, without separators."""
     return len(values.text) + 1 - len(values) if isinstance(values, Lines) else sum(map(len, values))
 
 
-def present(values: Sequence[bytes | None]) -> Sequence[bytes]:
-    """The values without those that are None."""
+def without_tombstones(values: Sequence[bytes | None]) -> Sequence[bytes]:
+    """The values that are not None."""
     return values if isinstance(values, Lines) else [value for value in values if value is not None]
 
 
-class BadRecord(ValueError):
-    """A record that cannot become a row; `column` is '' when the record itself is broken."""
+class RejectError(ValueError):
+    """Raised inside decoders for a record that cannot become a row; `column` is '' when the record itself is broken."""
 
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(column, reason)
@@ -73,10 +80,12 @@ class BadRecord(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A record that cannot be stored: its index in the block, the column ('' = the record itself), why, its start.
+    """A record that cannot become a row.
 
-    `record` is all of it, by reference (`head` its first 80 bytes); None where it had no value or is not kept. `index`
-    is set by those who count otherwise than by blocks (`SerializationError`).
+    `row` is its index in the values given to `decode`; `column` is the column that cannot hold its value, '' when the
+    record itself is broken. `head` is the first 80 bytes of the record, `record` all of it; `record` is None when it
+    has no value or is not kept. `index` is the position that a caller reports when it differs from `row`, see
+    `SerializationError`.
     """
 
     row: int
@@ -88,15 +97,16 @@ class Reject:
 
     @classmethod
     def of(cls, row: int, value: bytes | None, column: str, reason: str) -> Reject:
-        """A reject of `value`."""
+        """The reject of `value`, which is at index `row`."""
         return cls(row, column, reason, (value or b"")[:HEAD_BYTES], value)
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """A decoded block: rows in input order over the concatenation of `batches`; `rejects` ordered by row.
+class DecodeResult:
+    """What `Decoder.decode` returns.
 
-    `skipped` counts tombstones that were left out. All timestamp columns of one batch have one unit, ns or us.
+    The rows of all `batches` together are in the order of the values; `rejects` are ordered by row. `skipped` is the
+    number of tombstones that were left out. All timestamp columns of one batch have the same unit, ns or us.
     """
 
     batches: list[pa.RecordBatch]
@@ -105,13 +115,58 @@ class Decoded:
 
     @property
     def rows(self) -> int:
-        """Rows over all batches."""
+        """The number of rows in all batches."""
         return sum(batch.num_rows for batch in self.batches)
 
 
 class Decoder(Protocol):
-    """Turns record values into batches of a table's columns."""
+    """Decodes record values into batches of a table's columns.
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        """Decode a block; a `None` value is a tombstone. Raises nothing for bad records: they are rejects."""
+    A format normally extends `RecordDecoder` (record_decoder.py), which implements this protocol from one function that
+    decodes many records and one that decodes a single record. A decoder may also have a method
+    `check(value: bytes) -> Reject | None` that returns what `decode` would reject, faster than `decode` does.
+    """
+
+    def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
+        """Decode many records; None is a tombstone. A record that cannot be decoded is a reject, never an exception."""
         ...
+
+
+FindViolations = Callable[[pa.RecordBatch], Mapping[int, tuple[str, str]]]
+
+
+class ConstraintDecoder:
+    """A decoder that also rejects the rows that the table cannot store.
+
+    `find_violations` returns, for one batch, the column and the reason of each such row by its index in the batch.
+    """
+
+    def __init__(self, decoder: Decoder, find_violations: FindViolations) -> None:
+        self._decoder = decoder
+        self._find_violations = find_violations
+
+    def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
+        """See `Decoder`."""
+        decoded = self._decoder.decode(values)
+        violations = [self._find_violations(batch) for batch in decoded.batches]
+        if not any(violations):
+            return decoded
+        records = _records_of_rows(values, decoded)
+        rejects, batches, start = list(decoded.rejects), [], 0
+        for batch, found in zip(decoded.batches, violations, strict=True):
+            keep = np.ones(batch.num_rows, np.bool_)
+            for row, (column, reason) in found.items():
+                keep[row] = False
+                record = records[start + row]
+                rejects.append(Reject.of(record, values[record], column, reason))
+            start += batch.num_rows
+            batches.append(batch.filter(pa.array(keep)) if found else batch)
+        return DecodeResult(batches, sorted(rejects, key=lambda reject: reject.row), decoded.skipped)
+
+
+def _records_of_rows(values: Sequence[bytes | None], decoded: DecodeResult) -> list[int]:
+    """The index in `values` of each decoded row."""
+    rejects = {reject.row for reject in decoded.rejects}
+    return [
+        index for index, value in enumerate(values) if index not in rejects and not (value is None and decoded.skipped)
+    ]

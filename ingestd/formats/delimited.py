@@ -45,7 +45,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from ingestd.errors import ConfigError
-from ingestd.formats.decoder import NEWLINE, BadRecord, Decoded, Reject, joined
+from ingestd.formats.decoder import NEWLINE, DecodeResult, Reject, RejectError, join_lines
 from ingestd.formats.lazysimple.columns import Cells, Faults
 from ingestd.formats.lazysimple.values import Style, split
 from ingestd.formats.text import check_choice, decode_block
@@ -153,7 +153,7 @@ class DelimitedDecoder:
         ends = b"\r\n" if self._escape is None else b"\r\n" + bytes((self._escape,))
         self._odd = re.compile(b"[" + re.escape(ends) + b"]|\\A" + _BYTE_ORDER_MARK).search
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """Decode a block, best of 20,000 to 100,000 records; never raises for what records hold."""
         return decode_block(values, self._decode)
 
@@ -163,7 +163,7 @@ class DelimitedDecoder:
             return None
         try:
             self._cells.check([None if field == self._null else field for field in self._split(value)])
-        except BadRecord as error:
+        except RejectError as error:
             return Reject.of(0, value, error.column, error.reason)
         return None
 
@@ -191,7 +191,7 @@ class DelimitedDecoder:
 
     def _by_arrow(self, values: Sequence[bytes]) -> list[pa.Array] | None:
         """The fields of all records by column; None if Arrow would not split them as Hive does."""
-        text = joined(values) + b"\n"
+        text = join_lines(values) + b"\n"
         lines = np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE)
         if lines != len(values) or b"\r" in text or text.startswith(_BYTE_ORDER_MARK):
             return None
@@ -233,17 +233,17 @@ class DelimitedDecoder:
     def _split_or_fault(self, place: int, value: bytes, faults: Faults) -> Sequence[bytes | None]:
         try:
             return self._split(value)
-        except BadRecord as error:
+        except RejectError as error:
             faults[place] = ("", error.reason)
             return self._missing
 
     def _split(self, value: bytes) -> Sequence[bytes | None]:
-        """One field for each column, None where the record has none. Raises BadRecord for a count that is refused."""
+        """One field for each column, None where the record has none. Raises RejectError for a count that is refused."""
         fields = split(value, self._separator, self._escape)
         if len(fields) == self._width:
             return fields
         if self._strict:
-            raise BadRecord("", f"record has {len(fields)} fields, the table has {self._width} columns")
+            raise RejectError("", f"record has {len(fields)} fields, the table has {self._width} columns")
         return [*fields[: self._width], *self._missing[len(fields) :]]
 
     def _with_nulls(self, fields: pa.Array) -> pa.Array:

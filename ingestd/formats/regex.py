@@ -24,7 +24,7 @@ from typing import Literal
 import pyarrow as pa
 
 from ingestd.errors import ConfigError
-from ingestd.formats.decoder import BadRecord, Decoded, Reject
+from ingestd.formats.decoder import DecodeResult, Reject, RejectError
 from ingestd.formats.lazysimple.columns import Cells, Faults
 from ingestd.formats.lazysimple.values import Style
 from ingestd.formats.text import check_choice, decode_block
@@ -56,7 +56,7 @@ class RegexDecoder:
         self._no_groups = (None,) * len(columns)
         self._reject = unmatched == "reject"
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """Decode a block, best of 20,000 to 100,000 records; never raises for what records hold."""
         return decode_block(values, self._decode)
 
@@ -64,7 +64,7 @@ class RegexDecoder:
         """Why this record would be a reject, if it would; its row is 0. Much faster than to decode a block of one."""
         try:
             self._cells.check([None if group is None else group.encode() for group in self._groups(value)])
-        except BadRecord as error:
+        except RejectError as error:
             return Reject.of(0, value, error.column, error.reason)
         return None
 
@@ -76,7 +76,7 @@ class RegexDecoder:
     def _groups_or_fault(self, row: int, value: bytes, faults: Faults) -> Sequence[str | None]:
         try:
             return self._groups(value)
-        except BadRecord as error:
+        except RejectError as error:
             faults[row] = ("", error.reason)
             return self._no_groups
 
@@ -84,9 +84,9 @@ class RegexDecoder:
         try:
             match = self._match(value.decode())
         except UnicodeDecodeError as error:
-            raise BadRecord("", f"record is not UTF-8 (byte {error.start})") from None
+            raise RejectError("", f"record is not UTF-8 (byte {error.start})") from None
         if match is None and self._reject:
-            raise BadRecord("", "record does not match the regular expression")
+            raise RejectError("", "record does not match the regular expression")
         return match.groups() if match else self._no_groups
 
 

@@ -1,4 +1,4 @@
-"""Decoded rows become Arrow batches in which all timestamps have one unit.
+"""DecodeResult rows become Arrow batches in which all timestamps have one unit.
 
 Invariant: rows keep their order over the batches, and a new batch begins only where a row needs the other unit.
 """
@@ -6,13 +6,17 @@ Invariant: rows keep their order over the batches, and a new batch begins only w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import date
 from typing import Any
 
 import pyarrow as pa
 
-from ingestd.formats.decoder import BadRecord
+from ingestd.formats.decoder import RejectError
 from ingestd.schema import Column, HiveType
 
+_EPOCH = date(1970, 1, 1).toordinal()
+FIRST_DAY, LAST_DAY = date.min.toordinal() - _EPOCH, date.max.toordinal() - _EPOCH  # the years 0001 to 9999
+FIRST_SECOND, LAST_SECOND = FIRST_DAY * 86_400, (LAST_DAY + 1) * 86_400 - 1
 FIRST_NANO, LAST_NANO = -(2**63) + 1, 2**63 - 1
 MICRO = 1000
 
@@ -27,7 +31,7 @@ class RowUnits:
         self._deep = [place for place in timed if columns[place].type.is_complex]
 
     def of(self, row: Sequence[Any]) -> str:
-        """The one unit that holds the row's timestamps, '' when either does. Raises BadRecord when none does."""
+        """The one unit that holds the row's timestamps, '' when either does. Raises RejectError when none does."""
         far, fine = False, None
         for place, stamp in self._stamps(row):
             far = far or not FIRST_NANO <= stamp <= LAST_NANO
@@ -37,7 +41,7 @@ class RowUnits:
         if fine is None:
             return "us"
         reason = "nanoseconds are kept only if every timestamp of the record is in the years 1678 to 2261"
-        raise BadRecord(self._columns[fine].name, reason)
+        raise RejectError(self._columns[fine].name, reason)
 
     def _stamps(self, row: Sequence[Any]) -> Iterator[tuple[int, int]]:
         for place in self._plain:
@@ -64,7 +68,7 @@ class RowBatches:
         self._batches.append(batch)
 
     def add_row(self, row: Sequence[Any]) -> None:
-        """Append one row. Raises BadRecord if its timestamps fit neither ns nor us together."""
+        """Append one row. Raises RejectError if its timestamps fit neither ns nor us together."""
         unit = self._units.of(row)
         if unit and self._unit and unit != self._unit:
             self._flush()

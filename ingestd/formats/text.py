@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from ingestd.errors import ConfigError
-from ingestd.formats.decoder import MAX_BUFFER, Decoded, Reject, present, size
+from ingestd.formats.decoder import MAX_BUFFER, DecodeResult, Reject, total_bytes, without_tombstones
 from ingestd.formats.lazysimple.columns import Faults
 
 NO_VALUE = "record has no value"
@@ -18,9 +18,9 @@ NO_VALUE = "record has no value"
 DecodeValues = Callable[[Sequence[bytes], Faults], list[pa.RecordBatch]]
 
 
-def decode_block(values: Sequence[bytes | None], decode: DecodeValues) -> Decoded:
+def decode_block(values: Sequence[bytes | None], decode: DecodeValues) -> DecodeResult:
     """Decode what has a value by `decode`, which gets values and where to put faults by their index."""
-    live = present(values)
+    live = without_tombstones(values)
     places: Sequence[int] = range(len(values))
     rejects: list[Reject] = []
     if len(live) < len(values):
@@ -32,7 +32,7 @@ def decode_block(values: Sequence[bytes | None], decode: DecodeValues) -> Decode
         batches += decode(part, faults)
         for row, (column, reason) in faults.items():
             rejects.append(Reject.of(places[start + row], part[row], column, reason))
-    return Decoded(batches, sorted(rejects, key=lambda reject: reject.row), 0)
+    return DecodeResult(batches, sorted(rejects, key=lambda reject: reject.row), 0)
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ def _parts(values: Sequence[bytes]) -> list[tuple[int, Sequence[bytes]]]:
     """The values in parts that fit a buffer, each with the index of its first."""
     if not values:
         return []
-    if len(values) == 1 or size(values) + len(values) <= MAX_BUFFER:
+    if len(values) == 1 or total_bytes(values) + len(values) <= MAX_BUFFER:
         return [(0, values)]
     half = len(values) // 2
     return _parts(values[:half]) + [(half + start, part) for start, part in _parts(values[half:])]

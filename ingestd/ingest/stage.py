@@ -18,8 +18,7 @@ from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.routing import Shape, spread
 from ingestd.acid.writer_pool import WriterPool, WrittenFile
 from ingestd.errors import IngestdError, RecordError, TooManyPartitions
-from ingestd.formats.checked import CheckedDecoder
-from ingestd.formats.decoder import Decoded, Reject
+from ingestd.formats.decoder import ConstraintDecoder, DecodeResult, Reject
 from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.ingest.options import Tombstones
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity
@@ -76,7 +75,7 @@ def _stage(task: StageTask) -> Staged:
     directory = Path(task.staging) / f"task-{task.bucket}-{uuid.uuid4().hex[:8]}"
     make_leaf(directory)
     json = JsonDecoder(_record_columns(task), tombstones=task.tombstones)
-    decoder = CheckedDecoder(json, partial(unfit_rows, shape=task.shape))
+    decoder = ConstraintDecoder(json, partial(unfit_rows, shape=task.shape))
     pool = WriterPool(directory, task.shape.columns, task.write_id, task.bucket, encoding=task.shape.encoding)
     records = skipped = size = 0
     try:
@@ -96,7 +95,7 @@ def _record_columns(task: StageTask) -> tuple[Column, ...]:
     return task.shape.columns + (() if task.static_partition else task.shape.partition_columns)
 
 
-def _write(task: StageTask, pool: WriterPool, decoded: Decoded) -> None:
+def _write(task: StageTask, pool: WriterPool, decoded: DecodeResult) -> None:
     for batch in decoded.batches:
         for part in spread(batch, task.shape, task.static_partition):
             pool.add(part.partition, part.rows)
@@ -114,7 +113,7 @@ def refuse_too_many(partitions: int, most: int) -> None:
         )
 
 
-def _refuse(block: Block, decoded: Decoded) -> None:
+def _refuse(block: Block, decoded: DecodeResult) -> None:
     """Stop at the first bad record. Dead letters, when they come, take `decoded.rejects` here instead."""
     if not decoded.rejects:
         return

@@ -40,8 +40,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as of
 
-from ingestd.formats.json.values import FIRST_SECOND, LAST_SECOND
-from ingestd.formats.row_batches import arrow_of, batch_of, has_timestamp
+from ingestd.formats.row_batches import FIRST_SECOND, LAST_SECOND, arrow_of, batch_of, has_timestamp
 from ingestd.schema import INTEGER_BITS, Column, HiveType
 from ingestd.streaming.arrow_input import CAST, as_table, place_of
 from ingestd.streaming.errors import SerializationError

@@ -13,8 +13,7 @@ import pyarrow as pa
 
 from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.routing import Shape
-from ingestd.formats.checked import CheckedDecoder
-from ingestd.formats.decoder import Decoder
+from ingestd.formats.decoder import ConstraintDecoder, Decoder
 from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.errors import SerializationError, StreamingException, TableChanged, streaming_errors
 from ingestd.streaming.julian import REASON, ModernDecoder, modern_check, old_rows
@@ -86,7 +85,7 @@ class RecordIntake:
         if self._is_batch:
             decoder = modern = ModernDecoder(decoder)
             check = modern_check(modern, check)
-        decoder = CheckedDecoder(decoder, partial(unfit_rows, shape=self._session.shape))
+        decoder = ConstraintDecoder(decoder, partial(unfit_rows, shape=self._session.shape))
         return RecordFeed(decoder, check, writer.line_pattern, self._session.stats)
 
 

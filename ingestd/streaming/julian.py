@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.formats.decoder import Decoded, Decoder, Reject
+from ingestd.formats.decoder import Decoder, DecodeResult, Reject
 
 REASON = "days before 1582-10-15 cannot be written with a transaction_batch_size over 1; use 1"
 _FIRST_DAY = (date(1582, 10, 15) - date(1970, 1, 1)).days
@@ -75,7 +75,7 @@ class ModernDecoder:
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """Decode a block."""
         decoded = self._decoder.decode(values)
         masks = [old_rows(batch) for batch in decoded.batches]
@@ -92,4 +92,4 @@ class ModernDecoder:
             else:
                 batches.append(batch)
             start += batch.num_rows
-        return Decoded(batches, sorted(rejects, key=lambda reject: reject.row), decoded.skipped)
+        return DecodeResult(batches, sorted(rejects, key=lambda reject: reject.row), decoded.skipped)

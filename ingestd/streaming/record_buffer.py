@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from ingestd.formats.decoder import Decoded, Decoder, Lines, Reject, size
+from ingestd.formats.decoder import Decoder, DecodeResult, Lines, Reject, total_bytes
 from ingestd.schema import Column
 from ingestd.streaming.errors import SerializationError, StreamingException
 from ingestd.streaming.stats import Counters
@@ -91,7 +91,7 @@ class RecordFeed:
         first = self._written
         rejects = [replace(reject, index=start + reject.row - first) for reject in self._decode(records, sink)]
         self._stats.records_written += len(records) - len(rejects)
-        self._stats.records_size += size(records)
+        self._stats.records_size += total_bytes(records)
         return rejects
 
     def _drain(self, sink: Sink) -> list[Reject]:
@@ -117,10 +117,10 @@ class RecordFeed:
         return [replace(reject, row=first + reject.row, record=records[reject.row]) for reject in decoded.rejects]
 
 
-def as_decoded(answer: object) -> Decoded:
+def as_decoded(answer: object) -> DecodeResult:
     """What a decoder returned. Raises StreamingException when it is something else."""
-    if not isinstance(answer, Decoded):
-        raise StreamingException(f"the decoder returned {type(answer).__name__}, not Decoded", where="decode")
+    if not isinstance(answer, DecodeResult):
+        raise StreamingException(f"the decoder returned {type(answer).__name__}, not DecodeResult", where="decode")
     return answer
 
 
@@ -134,7 +134,7 @@ class StrictDecoder:
         self._decoder = decoder
         self._names = [column.name for column in columns]
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """Decode a block."""
         decoded = as_decoded(self._decoder.decode(values))
         if decoded.rows + len(decoded.rejects) + decoded.skipped != len(values):

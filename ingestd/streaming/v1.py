@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from ingestd.errors import Reaction
-from ingestd.formats.decoder import Decoded, Decoder, Reject
+from ingestd.formats.decoder import Decoder, DecodeResult, Reject
 from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import ensure_partitions, read_partitions
@@ -343,10 +343,10 @@ class _Reordered:
         self._places = {place: n for n, place in enumerate(mapping) if place >= 0}
         self._decoder = DelimitedDecoder(read, layout)
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """Decode a block."""
         decoded = self._decoder.decode(values)
-        return Decoded([self._reorder(batch) for batch in decoded.batches], decoded.rejects, decoded.skipped)
+        return DecodeResult([self._reorder(batch) for batch in decoded.batches], decoded.rejects, decoded.skipped)
 
     def check(self, value: bytes) -> Reject | None:
         """Why this record would be a reject, if it would; it is not decoded for that."""

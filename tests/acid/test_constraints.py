@@ -9,7 +9,7 @@ from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.partitions import partition_name
 from ingestd.acid.routing import Shape
 from ingestd.acid.writer import STANDARD
-from ingestd.formats.checked import CheckedDecoder
+from ingestd.formats.decoder import ConstraintDecoder
 from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.schema import Column, HiveType
 
@@ -66,7 +66,7 @@ def test_rows_when_a_whole_name_is_too_long_then_the_last_column_is_named() -> N
 def test_decoder_when_rows_are_unfit_then_rejects_have_their_place_in_the_block(tombstones: str) -> None:
     columns = _columns(a="int")
     shape = _shape(columns, (), "a")
-    decoder = CheckedDecoder(
+    decoder = ConstraintDecoder(
         JsonDecoder(columns, tombstones="skip" if tombstones == "skip" else "stop"),
         lambda batch: unfit_rows(batch, shape),
     )

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.errors import InvalidTable
-from ingestd.formats import Decoded, JsonDecoder
+from ingestd.formats import DecodeResult, JsonDecoder
 from ingestd.formats.json.record import SingleDecoder
 from ingestd.formats.json.values import Value
 from ingestd.schema import Column, HiveType
@@ -140,7 +140,7 @@ def test_decode_when_complex_value_then_exact_or_the_place_is_named(type_text: s
     assert repr(one(type_text, text)) == repr(expected)
 
 
-def decode(columns: dict[str, str], records: list[dict[str, Any]]) -> Decoded:
+def decode(columns: dict[str, str], records: list[dict[str, Any]]) -> DecodeResult:
     decoder = JsonDecoder([Column(name, HiveType.parse(text)) for name, text in columns.items()])
     return decoder.decode([json.dumps(record).encode() for record in records])
 

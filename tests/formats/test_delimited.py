@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.errors import ConfigError
-from ingestd.formats.decoder import Decoded, Reject
+from ingestd.formats.decoder import DecodeResult, Reject
 from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.schema import Column, HiveType
 
@@ -145,7 +145,7 @@ def test_decode_when_counts_and_line_ends_vary_then_fitted(record: bytes, expect
         assert decoded.rows == len(block)
 
 
-def rows(decoded: Decoded) -> list[tuple[object, ...]]:
+def rows(decoded: DecodeResult) -> list[tuple[object, ...]]:
     return [row for batch in decoded.batches for row in zip(*(column.to_pylist() for column in batch), strict=True)]
 
 
@@ -163,7 +163,7 @@ def test_decode_when_no_value_then_reject() -> None:
     decoded = DelimitedDecoder(columns_of("int"), HIVE).decode([None, b"1", None, b"2"])
     assert decoded.rejects == [Reject(0, "", "record has no value", b""), Reject(2, "", "record has no value", b"")]
     assert (rows(decoded), decoded.skipped) == ([(1,), (2,)], 0)
-    assert DelimitedDecoder(columns_of("int"), HIVE).decode([]) == Decoded([], [], 0)
+    assert DelimitedDecoder(columns_of("int"), HIVE).decode([]) == DecodeResult([], [], 0)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ingestd.formats.decoder import BadRecord
+from ingestd.formats.decoder import RejectError
 from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.formats.lazysimple.columns import Cells
 from ingestd.formats.row_batches import RowBatches
@@ -86,7 +86,7 @@ def naively(columns: Sequence[Column], form: DelimitedFormat, value: bytes) -> t
     try:
         row = Cells(columns, style).row(fields[: len(columns)])
         RowBatches(columns).add_row(row)
-    except BadRecord as error:
+    except RejectError as error:
         return error.column
     return tuple(map(comparable, row))
 

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ingestd.formats import Decoded, JsonDecoder, Reject
-from ingestd.formats.decoder import BadRecord
+from ingestd.formats import DecodeResult, JsonDecoder, Reject
+from ingestd.formats.decoder import RejectError
 from ingestd.formats.json.blocks import LineDecoder
 from ingestd.formats.json.record import SingleDecoder
 from ingestd.schema import Column, HiveType
@@ -142,7 +142,7 @@ def test_decode_when_kelvin_sign_then_it_is_a_k() -> None:
     assert pa.Table.from_batches(decoded.batches).to_pylist() == [{"k": 1, "ä": 2}, {"k": 3, "ä": None}]
 
 
-def ids(decoded: Decoded) -> list[int | None]:
+def ids(decoded: DecodeResult) -> list[int | None]:
     return [value for batch in decoded.batches for value in batch.column("id").to_pylist()]
 
 
@@ -160,7 +160,7 @@ def test_decode_when_tombstones_skip_then_counted() -> None:
 
 
 def test_decode_when_empty_block_then_nothing() -> None:
-    assert JsonDecoder(columns_of(id="int")).decode([]) == Decoded([], [], 0)
+    assert JsonDecoder(columns_of(id="int")).decode([]) == DecodeResult([], [], 0)
 
 
 def test_decode_when_few_bad_among_many_then_order_and_places_are_kept() -> None:
@@ -256,7 +256,7 @@ RECORDS = st.one_of(
 )
 
 
-def rows_of(decoded: Decoded) -> list[tuple[object, ...]]:
+def rows_of(decoded: DecodeResult) -> list[tuple[object, ...]]:
     rows: list[tuple[object, ...]] = []
     for batch in decoded.batches:
         units = {str(batch.schema.field(name).type) for name in ("t2", "c14")}
@@ -286,7 +286,7 @@ def slowly(values: Sequence[bytes]) -> tuple[list[tuple[object, ...]], list[tupl
     def decode(place: int, value: bytes) -> None:
         try:
             rows.append(single.decode(value))
-        except BadRecord as error:
+        except RejectError as error:
             rejects.append((place, error.column))
 
     for place, value in enumerate(values):

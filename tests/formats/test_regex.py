@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.errors import ConfigError
-from ingestd.formats.decoder import Decoded
+from ingestd.formats.decoder import DecodeResult
 from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.formats.regex import RegexDecoder
 from ingestd.schema import Column, HiveType
@@ -20,7 +20,7 @@ def columns_of(*types: str) -> list[Column]:
     return [Column(f"c{place}", HiveType.parse(text)) for place, text in enumerate(types)]
 
 
-def rows(decoded: Decoded) -> list[tuple[object, ...]]:
+def rows(decoded: DecodeResult) -> list[tuple[object, ...]]:
     return [row for batch in decoded.batches for row in zip(*(column.to_pylist() for column in batch), strict=True)]
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.errors import ConfigError
-from ingestd.formats.decoder import Decoded
+from ingestd.formats.decoder import DecodeResult
 from ingestd.hive.security import Kerberos, Plain, Security, Tls
 from ingestd.schema import Column, HiveType
 from ingestd.streaming import (
@@ -283,9 +283,9 @@ ONE = pa.RecordBatch.from_pydict({"id": pa.array([1], pa.int32()), "note": pa.ar
 def test_decoder_of_ones_own_when_it_breaks_its_contract_then_told_and_nothing_is_written(stack: Stack) -> None:
     stack.table("id int, note string")
     answers: list[tuple[Any, str]] = [
-        (lambda _: None, "the decoder returned NoneType, not Decoded"),
-        (lambda _: Decoded([], [], 0), "0 rows, 0 rejects and 0 skipped tombstones of 1 records"),
-        (lambda _: Decoded([ONE.rename_columns(["id", "x"])], [], 0), "columns .'id', 'x'., not .'id', 'note'."),
+        (lambda _: None, "the decoder returned NoneType, not DecodeResult"),
+        (lambda _: DecodeResult([], [], 0), "0 rows, 0 rejects and 0 skipped tombstones of 1 records"),
+        (lambda _: DecodeResult([ONE.rename_columns(["id", "x"])], [], 0), "columns .'id', 'x'., not .'id', 'note'."),
     ]
     for answer, what in answers:
         with connect(stack, record_writer=Own(Answers(answer))) as connection:
@@ -294,7 +294,7 @@ def test_decoder_of_ones_own_when_it_breaks_its_contract_then_told_and_nothing_i
                 connection.write([b"x"])
     with pytest.raises(StreamingException, match=r"Own\.decoder returned int, which has no method decode"):
         connect(stack, record_writer=Own(5))
-    one = Own(Answers(lambda _: Decoded([ONE], [], 0)))
+    one = Own(Answers(lambda _: DecodeResult([ONE], [], 0)))
     with connect(stack, record_writer=one) as connection, connection.transaction():
         connection.write(io.BytesIO(b"x"))
 

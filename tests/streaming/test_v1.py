@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ingestd.formats.decoder import Decoded, Reject
+from ingestd.formats.decoder import DecodeResult, Reject
 from ingestd.schema import Column, HiveType
 from ingestd.streaming import RecordWriter, StreamingException, StrictDelimitedInputWriter, v1
 from tests.streaming.support import sees
@@ -72,8 +72,8 @@ def test_checker_when_a_record_is_looked_at_then_nothing_is_decoded_and_the_verd
 class Refusing:
     """A decoder of one's own, with no quick look."""
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
-        return Decoded([], [Reject.of(row, value, "", "no") for row, value in enumerate(values) if value], 0)
+    def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
+        return DecodeResult([], [Reject.of(row, value, "", "no") for row, value in enumerate(values) if value], 0)
 
 
 class Quick(Refusing):

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.formats.json.values import FIRST_SECOND, LAST_SECOND, NUMERIC, bytes_of
+from ingestd.formats.json.values import NUMERIC, bytes_of
+from ingestd.formats.row_batches import FIRST_SECOND, LAST_SECOND
 from ingestd.schema import Column, HiveType
 
 _TEXT_KINDS = {"string", "varchar", "char", "binary", "date", "timestamp"}

@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from ingestd.formats.decoder import BadRecord, Decoded, Reject, present
+from ingestd.formats.decoder import DecodeResult, Reject, RejectError, without_tombstones
 from ingestd.formats.json.blocks import LineDecoder
 from ingestd.formats.json.precheck import Glance
 from ingestd.formats.json.record import SingleDecoder
@@ -61,14 +61,14 @@ class JsonDecoder:
             return None
         try:
             self._single.decode(value)
-        except BadRecord as error:
+        except RejectError as error:
             return Reject.of(0, value, error.column, error.reason)
         return None
 
-    def decode(self, values: Sequence[bytes | None]) -> Decoded:
+    def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """Decode a block, best of 20,000 to 100,000 records; never raises for what records hold."""
         rejects: list[Reject] = []
-        live = present(values)
+        live = without_tombstones(values)
         places: Sequence[int] = range(len(values))
         if len(live) < len(values):
             places = [place for place, value in enumerate(values) if value is not None]
@@ -81,7 +81,7 @@ class JsonDecoder:
         block = _Block(self._columns)
         self._split(live, places, block)
         rejects = sorted(rejects + block.rejects, key=lambda reject: reject.row)
-        return Decoded(block.close(), rejects, len(values) - len(live) if self._skip else 0)
+        return DecodeResult(block.close(), rejects, len(values) - len(live) if self._skip else 0)
 
     def _split(self, values: Sequence[bytes], places: Sequence[int], block: _Block) -> None:
         """Decode by Arrow, in parts where it fails, one by one where parts are small."""
@@ -106,7 +106,7 @@ class JsonDecoder:
     def _one(self, place: int, value: bytes, block: _Block) -> None:
         try:
             block.add_row(self._single.decode(value))
-        except BadRecord as error:
+        except RejectError as error:
             block.rejects.append(Reject.of(place, value, error.column, error.reason))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingestd.formats.decoder import MAX_BUFFER, NEWLINE, joined
+from ingestd.formats.decoder import MAX_BUFFER, NEWLINE, join_lines
 from ingestd.formats.json.record import MAX_DEPTH
 
 _BLANK = b" \t\r\n"
@@ -83,7 +83,7 @@ def _lines(values: Sequence[bytes]) -> bytes | None:
 
     A raw newline is not allowed inside a JSON string, so `}` newline `{` is always between two root objects.
     """
-    text = joined(values)
+    text = join_lines(values)
     if not text.startswith(b"{") or not text.endswith(b"}"):
         return None
     letters = np.frombuffer(text, np.uint8)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ingestd.formats.decoder import BadRecord
+from ingestd.formats.decoder import RejectError
 from ingestd.formats.json.values import Number, Unfit, Value, converter
 from ingestd.formats.row_batches import RowUnits
 from ingestd.schema import Column
@@ -32,14 +32,14 @@ class SingleDecoder:
         self._parser = _ORDERED if any(column.type.is_complex for column in columns) else _PLAIN
 
     def decode(self, value: bytes) -> Row:
-        """The row of one record. Raises BadRecord."""
+        """The row of one record. Raises RejectError."""
         fields = self._fields(_parse(value, self._parser), value)
         row: list[Value] = []
         try:
             for convert, field in zip(self._converters, fields, strict=True):
                 row.append(None if field is None else convert(field))
         except Unfit as error:
-            raise BadRecord(self._columns[len(row)].name, str(error)) from None
+            raise RejectError(self._columns[len(row)].name, str(error)) from None
         self._units.of(row)
         return tuple(row)
 
@@ -118,15 +118,15 @@ _ORDERED = json.JSONDecoder(
 
 def _parse(value: bytes, decoder: json.JSONDecoder) -> dict[str, object]:
     if nested_too_deep(value):
-        raise BadRecord("", f"JSON is nested deeper than {MAX_DEPTH} levels")
+        raise RejectError("", f"JSON is nested deeper than {MAX_DEPTH} levels")
     try:
         record = decoder.decode(value.decode())
     except UnicodeDecodeError as error:
-        raise BadRecord("", f"record is not UTF-8 (byte {error.start})") from None
+        raise RejectError("", f"record is not UTF-8 (byte {error.start})") from None
     except ValueError as error:
-        raise BadRecord("", f"record is not JSON: {error}") from None
+        raise RejectError("", f"record is not JSON: {error}") from None
     except RecursionError:
-        raise BadRecord("", f"JSON is nested deeper than {MAX_DEPTH} levels") from None
+        raise RejectError("", f"JSON is nested deeper than {MAX_DEPTH} levels") from None
     if isinstance(record, dict):
         return record
-    raise BadRecord("", "record is not a JSON object")
+    raise RejectError("", "record is not a JSON object")

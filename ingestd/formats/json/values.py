@@ -16,6 +16,7 @@ from math import isinf, isnan
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingestd.formats.row_batches import FIRST_SECOND, LAST_SECOND
 from ingestd.schema import INTEGER_BITS, HiveType
 
 Value = bool | int | float | str | bytes | Decimal | None | list["Value"] | tuple["Value", ...]
@@ -56,8 +57,6 @@ _TIMESTAMP = re.compile(
 _EXACT = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation])
 _EPOCH = date(1970, 1, 1).toordinal()
 _SECOND = 1_000_000_000
-FIRST_SECOND = (date(1, 1, 1).toordinal() - _EPOCH) * 86_400
-LAST_SECOND = (date(9999, 12, 31).toordinal() - _EPOCH + 1) * 86_400 - 1
 _FLOAT_WORDS = ("NaN", "Infinity", "-Infinity")
 
 

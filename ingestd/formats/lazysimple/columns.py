@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.formats.decoder import BadRecord
+from ingestd.formats.decoder import RejectError
 from ingestd.formats.lazysimple.values import (
     FIRST_DAY,
     LAST_DAY,
@@ -124,21 +124,21 @@ class Cells:
     def _one(self, fields: tuple[bytes | None, ...], row: int, batches: RowBatches, faults: Faults) -> None:
         try:
             batches.add_row(self.row(fields))
-        except BadRecord as error:
+        except RejectError as error:
             faults[row] = (error.column, error.reason)
 
     def check(self, fields: Sequence[bytes | None]) -> None:
-        """Raises BadRecord if these fields cannot become a row."""
+        """Raises RejectError if these fields cannot become a row."""
         RowBatches(self._columns).add_row(self.row(fields))
 
     def row(self, fields: Sequence[bytes | None]) -> list[Any]:
-        """The values of one record: the reference for `decode`. Raises BadRecord."""
+        """The values of one record: the reference for `decode`. Raises RejectError."""
         values: list[Any] = []
         try:
             for read, field in zip(self._readers, fields, strict=True):
                 values.append(None if field is None else read(field))
         except (Malformed, NotText) as error:
-            raise BadRecord(self._columns[len(values)].name, str(error)) from None
+            raise RejectError(self._columns[len(values)].name, str(error)) from None
         return values
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestd.formats.decoder import Decoder, Lines, joined, present, size
+from ingestd.formats.decoder import Decoder, Lines, join_lines, total_bytes, without_tombstones
 from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.formats.regex import RegexDecoder
@@ -30,9 +30,9 @@ PIECES = [b"", b"1", b"1,a", b"2,", b"x,y,z", b'{"id":1}', b'{"id":2,"note":"b"}
 def test_lines_when_decoded_then_as_a_list_of_the_same_records(decoder: Decoder, records: list[bytes]) -> None:
     lines = Lines(b"\n".join(records))
 
-    assert (len(lines), size(lines)) == (len(records), sum(map(len, records)))
-    assert joined(lines) == joined(records)
-    assert list(present(lines)) == records
+    assert (len(lines), total_bytes(lines)) == (len(records), sum(map(len, records)))
+    assert join_lines(lines) == join_lines(records)
+    assert list(without_tombstones(lines)) == records
     expected, found = decoder.decode(records), decoder.decode(lines)
     assert [batch.to_pylist() for batch in found.batches] == [batch.to_pylist() for batch in expected.batches]
     assert found.rejects == expected.rejects
@@ -43,4 +43,4 @@ def test_lines_when_all_are_plain_json_then_nobody_takes_them_apart(text: bytes)
     lines = Lines(text)
 
     assert JsonDecoder(COLUMNS).decode(lines).rows == len(lines)
-    assert lines._values is None
+    assert not lines.is_split
