@@ -1,28 +1,29 @@
-"""Every error that ingestd raises; the class decides the reaction, and an unknown error means stop.
+"""Every error that ingestd raises. The class decides the reaction; an unknown error means stop.
 
-    IngestdError                       STOP      the daemon ends
-    ├ ConfigError                      STOP      exit 78
-    │  └ ConfigFaults                            several of them, each with file and line
-    ├ RecordError                      STOP_ONE  this mapping stops; names topic, partition, offset, column
-    ├ Unavailable                      RETRY     wait and try again
-    │  ├ MetastoreUnavailable                    (Hive Streaming: ConnectionError)
+    IngestdError                       STOP    exit 1
+    ├ ConfigError                      STOP    exit 78
+    │  └ ConfigFaults                          several at once, each with file and line
+    ├ RecordError                      STOP    exit 65  a record does not fit the table's columns
+    ├ Unavailable                      RETRY   exit 69
+    │  ├ MetastoreUnavailable                  (Hive Streaming: ConnectionError)
     │  ├ BrokerUnavailable
-    │  └ StorageUnavailable                      (Hive Streaming: StreamingIOFailure)
-    ├ LoginFailed                      STOP      exit 77
-    ├ InvalidTable                     STOP_ONE  missing, not ACID, not ORC, does not fit
+    │  └ StorageUnavailable                    (Hive Streaming: StreamingIOFailure)
+    ├ LoginFailed                      STOP    exit 77
+    ├ InvalidTable                     STOP    exit 65  missing, not ACID, not ORC, or the columns do not fit
     │  └ TableMissing
-    ├ TooManyPartitions                STOP_ONE  one transaction would write more partitions than allowed
-    ├ InvalidTopic                     STOP_ONE  missing, or no right to read it
-    ├ OffsetsLost                      STOP_ONE  the committed position is not in Kafka any more
-    ├ TransactionError                 REWIND    nothing is visible: read the stored offsets, begin again
+    ├ TooManyPartitions                STOP    exit 65  above the limit for one transaction
+    ├ InvalidTopic                     STOP    exit 65  missing, or no permission to read it
+    ├ OffsetsLost                      STOP    exit 65  Kafka no longer has the committed position
+    ├ TransactionError                 REWIND  exit 1   nothing of the transaction is visible
     │  ├ TransactionAborted
-    │  ├ TableChanged                            its shape moved between plan and commit
-    │  ├ RangeLost                               Kafka lost a planned range; the next plan applies on_offset_loss
-    │  └ CommitOutcomeUnknown          RESOLVE   ask the control row, never guess
-    ├ OwnershipLost                    STAND_BY  another daemon owns the mapping
-    └ SandboxError                     STOP      the sandbox could not start
+    │  ├ TableChanged                          the table changed between plan and commit
+    │  ├ RangeLost                             Kafka lost a planned range; the next plan applies on_offset_loss
+    │  └ CommitOutcomeUnknown                  the stored offsets decide what is read next
+    ├ OwnershipLost                    REWIND  exit 1   another daemon owns the mapping
+    └ SandboxError                     STOP    exit 69
 
-Foreign exceptions are translated once, at the door of the package that owns the foreign library.
+Each package translates the exceptions of its foreign library once. Packages add classes of their own, such as
+`JobFailed` in spark/; tests/test_retry.py lists the reaction and the exit code of every class.
 """
 
 from __future__ import annotations
@@ -34,23 +35,23 @@ from typing import ClassVar
 
 
 class Reaction(Enum):
-    """What the supervisor does with an error."""
+    """What `retry.call` and the supervisor do with an error.
+
+    STOP    raise it immediately: the mapping ends, the other mappings continue.
+    RETRY   call again after a backoff: the same call may succeed.
+    REWIND  call again after a backoff, from the offsets that Hive has stored: the transaction is lost.
+    """
 
     STOP = "stop"
-    STOP_ONE = "stop this mapping"
     RETRY = "retry"
     REWIND = "rewind"
-    RESOLVE = "resolve"
-    STAND_BY = "stand by"
-
-
-AGAIN = frozenset({Reaction.RETRY, Reaction.REWIND, Reaction.RESOLVE, Reaction.STAND_BY})
 
 
 class IngestdError(Exception):
-    """An error that says what was wrong, where, and what to do.
+    """An error that says what is wrong, where, and how to fix it.
 
-    `what` is one sentence; `where` names file, key, topic, partition, offset or column; `hint` is the mend.
+    `what` is one sentence. `where` names the file and key, topic, partition and offset, table or column, or service.
+    `hint` says how to fix it; it may be empty.
     """
 
     reaction: ClassVar[Reaction] = Reaction.STOP
@@ -62,28 +63,33 @@ class IngestdError(Exception):
         self.where = where
         self.hint = hint
 
+    @property
+    def is_retriable(self) -> bool:
+        """Whether another attempt may succeed without a change by a person."""
+        return self.reaction is not Reaction.STOP
+
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
-        mend = f" → {self.hint}" if self.hint else ""
-        return f"{place}{self.what}{mend}"
+        hint = f" → {self.hint}" if self.hint else ""
+        return f"{place}{self.what}{hint}"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _revive, (type(self), self.what, self.where, self.hint)
+        return _rebuild, (type(self), self.what, self.where, self.hint)
 
 
-def _revive(kind: type[IngestdError], what: str, where: str, hint: str) -> IngestdError:
-    """Rebuild an error that crossed a process border (Spark tasks raise these)."""
+def _rebuild(kind: type[IngestdError], what: str, where: str, hint: str) -> IngestdError:
+    """Unpickle an error that a Spark task raised in another process."""
     return kind(what, where=where, hint=hint)
 
 
 class ConfigError(IngestdError):
-    """The configuration is wrong; `where` is file and key path."""
+    """The configuration is not valid. `where` names the file and the key."""
 
     exit_code = 78
 
 
 class ConfigFaults(ConfigError):
-    """All faults of a configuration that were found at once; `str` has one line for each."""
+    """All faults that were found in a configuration; `str` has one line per fault."""
 
     def __init__(self, faults: Sequence[ConfigError]) -> None:
         super().__init__("; ".join(fault.what for fault in faults))
@@ -97,21 +103,20 @@ class ConfigFaults(ConfigError):
 
 
 class RecordError(IngestdError):
-    """A record cannot be stored as the table's columns ask (Hive Streaming: SerializationError)."""
+    """A record cannot be converted to the table's columns (Hive Streaming: SerializationError)."""
 
-    reaction = Reaction.STOP_ONE
     exit_code = 65
 
 
 class Unavailable(IngestdError):
-    """A service does not answer now; it may later."""
+    """A service does not answer at the moment."""
 
     reaction = Reaction.RETRY
     exit_code = 69
 
 
 class MetastoreUnavailable(Unavailable):
-    """No metastore of the list answers (Hive Streaming: ConnectionError)."""
+    """No metastore answers, or the one that answers fails internally (Hive Streaming: ConnectionError)."""
 
 
 class BrokerUnavailable(Unavailable):
@@ -119,75 +124,72 @@ class BrokerUnavailable(Unavailable):
 
 
 class StorageUnavailable(Unavailable):
-    """The warehouse cannot be written now: disk full, no answer (Hive Streaming: StreamingIOFailure)."""
+    """The warehouse cannot be written: disk full, no permission, not mounted (Hive Streaming: StreamingIOFailure)."""
 
 
 class LoginFailed(IngestdError):
-    """Credentials were refused."""
+    """A service rejected the credentials."""
 
     exit_code = 77
 
 
 class InvalidTable(IngestdError):
-    """The table is missing, is not ACID ORC, or its columns do not fit the mapping."""
+    """The table is missing, is not a full ACID ORC table, or its columns do not fit the mapping."""
 
-    reaction = Reaction.STOP_ONE
     exit_code = 65
 
 
 class TooManyPartitions(IngestdError):
     """One transaction would write more partitions than `commit.partitions` allows."""
 
-    reaction = Reaction.STOP_ONE
     exit_code = 65
 
 
 class TableMissing(InvalidTable):
-    """There is no table of this name, at least now."""
+    """No table of this name exists."""
 
 
 class InvalidTopic(IngestdError):
-    """The topic does not exist or may not be read."""
+    """The topic does not exist, or ingestd has no permission to read it."""
 
-    reaction = Reaction.STOP_ONE
     exit_code = 65
 
 
 class OffsetsLost(IngestdError):
-    """The committed position is not in Kafka: retention, truncation, or a recreated topic."""
+    """Kafka no longer has the committed position: retention, truncation, or a recreated topic."""
 
-    reaction = Reaction.STOP_ONE
     exit_code = 65
 
 
 class TransactionError(IngestdError):
-    """The Hive transaction failed and nothing of it is visible."""
+    """The Hive transaction failed; nothing of it is visible."""
 
     reaction = Reaction.REWIND
 
 
 class TransactionAborted(TransactionError):
-    """The metastore aborted the transaction: time-out, administrator, or a rival's take-over."""
+    """The transaction was aborted: by a time-out, an administrator, or a takeover."""
 
 
 class TableChanged(TransactionError):
-    """The table's shape changed between plan and commit."""
+    """The table's definition changed between plan and commit."""
 
 
 class RangeLost(TransactionError):
-    """Records of a planned range are gone, or their topic was recreated; the next plan applies `on_offset_loss`."""
+    """Kafka lost records of a planned range, or the topic was recreated; the next plan applies `on_offset_loss`."""
 
 
 class CommitOutcomeUnknown(TransactionError):
-    """The answer to the commit was lost: it may or may not have happened."""
+    """The commit was sent and its outcome could not be determined.
 
-    reaction = Reaction.RESOLVE
+    The daemon reads the offsets that Hive has stored and continues from there, whatever the outcome was.
+    """
 
 
 class OwnershipLost(IngestdError):
-    """Another daemon owns this mapping; nothing of ours became visible."""
+    """Another daemon owns this mapping; nothing of this transaction is visible."""
 
-    reaction = Reaction.STAND_BY
+    reaction = Reaction.REWIND
 
 
 class SandboxError(IngestdError):
@@ -197,9 +199,9 @@ class SandboxError(IngestdError):
 
 
 def masked(text: str, values: Iterable[object]) -> str:
-    """`text` of a foreign library with each of the values that it was given replaced by `***`.
+    """`text` with each of `values` replaced by `***`, for messages of libraries that quote their settings.
 
-    A value of less than four characters is replaced where it stands as a word of its own.
+    A value of fewer than four characters is replaced only where it is a whole word.
     """
     for value in sorted({str(value) for value in values if str(value).strip()}, key=len, reverse=True):
         pattern = re.escape(value) if len(value) > 3 else rf"(?<!\w){re.escape(value)}(?!\w)"

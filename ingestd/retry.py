@@ -1,6 +1,6 @@
-"""The one loop that tries again: exponential, jittered, capped, and only where the error's class says so.
+"""Retries: exponential backoff, jittered and capped, driven by the reaction of the error's class.
 
-Invariant: an error whose reaction is to stop passes through at the first time, untouched.
+Invariant: an error whose reaction is STOP is re-raised immediately and unchanged.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import TypeVar
 import tenacity
 from tenacity.wait import wait_base
 
-from ingestd.errors import AGAIN, IngestdError
+from ingestd.errors import IngestdError
 
 T = TypeVar("T")
 
 
 class Backoff(wait_base):
-    """Seconds to wait: doubling from `first_seconds` to `cap_seconds`, ± 25 %; `reset` after a success.
+    """Seconds to wait between attempts: doubling from `first_seconds` to `cap_seconds`, ± 25 %.
 
-    Each class of errors has a count of its own: a long outage does not delay the retry of what fails after it.
+    Each error class is counted separately, so that a long outage does not delay the first retry of a later failure.
     """
 
     def __init__(self, first_seconds: float = 0.2, cap_seconds: float = 10.0) -> None:
@@ -31,18 +31,18 @@ class Backoff(wait_base):
         self._failures: Counter[type[BaseException] | None] = Counter()
 
     def reset(self) -> None:
-        """Begin again with the shortest wait."""
+        """Start again with the shortest wait; call it after a success."""
         self._failures.clear()
 
     def seconds(self, error: BaseException | None = None) -> float:
-        """Seconds before the next try after `error`."""
+        """Seconds to wait after `error`; counts the failure."""
         kind = None if error is None else type(error)
         seconds = min(self._cap, self._first * float(2 ** self._failures[kind]))
         self._failures[kind] = min(self._failures[kind] + 1, 30)
         return seconds * random.uniform(0.75, 1.25)
 
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
-        """The same, as tenacity asks for it."""
+        """Tenacity's interface to `seconds`."""
         return self.seconds(retry_state.outcome.exception() if retry_state.outcome else None)
 
 
@@ -53,9 +53,10 @@ def call(
     on_wait: Callable[[IngestdError, float], None],
     backoff: Backoff | None = None,
 ) -> T:
-    """Call `function` until it answers; `on_wait(error, seconds)` is told before each wait.
+    """Call `function` until it returns, waiting after each error that is retriable.
 
-    Raises the last error once `stop` is set, and an error that must stop the caller at once.
+    `on_wait(error, seconds)` is called before each wait. Raises an error whose reaction is STOP immediately, and the
+    last error once `stop` is set.
     """
 
     def before_sleep(state: tenacity.RetryCallState) -> None:
@@ -64,7 +65,7 @@ def call(
             on_wait(error, state.upcoming_sleep)
 
     retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(_worth_trying_again),
+        retry=tenacity.retry_if_exception(lambda error: isinstance(error, IngestdError) and error.is_retriable),
         wait=backoff or Backoff(),
         stop=tenacity.stop_when_event_set(stop),
         sleep=tenacity.sleep_using_event(stop),
@@ -72,7 +73,3 @@ def call(
         reraise=True,
     )
     return retrying(function)
-
-
-def _worth_trying_again(error: BaseException) -> bool:
-    return isinstance(error, IngestdError) and error.reaction in AGAIN

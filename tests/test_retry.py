@@ -1,18 +1,154 @@
-"""How long retries wait, and how long the texts are that tell of it."""
+"""Reactions of the error classes, the waits between attempts, and the length of log texts."""
 
 from __future__ import annotations
 
+import importlib
+import pickle
+import pkgutil
+import re
 import threading
+from collections.abc import Iterator
 
-from ingestd import retry
+import pytest
+
+import ingestd
+from ingestd import errors, retry
 from ingestd.daemon.log import shortened
-from ingestd.errors import IngestdError, MetastoreUnavailable, TableChanged
+from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable, Reaction, TableChanged
+from ingestd.streaming import StreamingException
+
+# Class: reaction and exit code. Errors of the streaming API are listed in docs/streaming.md, which has a test as well.
+TABLE = {
+    "errors.IngestdError": ("STOP", 1),
+    "errors.ConfigError": ("STOP", 78),
+    "errors.ConfigFaults": ("STOP", 78),
+    "errors.RecordError": ("STOP", 65),
+    "errors.Unavailable": ("RETRY", 69),
+    "errors.MetastoreUnavailable": ("RETRY", 69),
+    "errors.BrokerUnavailable": ("RETRY", 69),
+    "errors.StorageUnavailable": ("RETRY", 69),
+    "errors.LoginFailed": ("STOP", 77),
+    "errors.InvalidTable": ("STOP", 65),
+    "errors.TableMissing": ("STOP", 65),
+    "errors.TooManyPartitions": ("STOP", 65),
+    "errors.InvalidTopic": ("STOP", 65),
+    "errors.OffsetsLost": ("STOP", 65),
+    "errors.TransactionError": ("REWIND", 1),
+    "errors.TransactionAborted": ("REWIND", 1),
+    "errors.TableChanged": ("REWIND", 1),
+    "errors.RangeLost": ("REWIND", 1),
+    "errors.CommitOutcomeUnknown": ("REWIND", 1),
+    "errors.OwnershipLost": ("REWIND", 1),
+    "errors.SandboxError": ("STOP", 69),
+    "hive.client.MetastoreRefusal": ("STOP", 65),
+    "hive.client.UnknownCall": ("STOP", 65),
+    "hive.transactions.LockTimeout": ("RETRY", 69),
+    "spark.engine.JobFailed": ("STOP", 70),
+    "spark.engine.WorkerLost": ("REWIND", 70),
+    "spark.engine.JobTimeout": ("REWIND", 70),
+    "spark.engine.EngineLost": ("STOP", 70),
+    "daemon.supervisor.UnexpectedError": ("STOP", 70),
+    "daemon.supervisor.StillRunning": ("STOP", 69),
+}
 
 
-def test_backoff_when_the_error_is_of_another_class_then_begins_with_the_shortest_wait() -> None:
-    failures: list[IngestdError] = [MetastoreUnavailable("away") for _ in range(6)]
-    failures += [TableChanged("moved"), MetastoreUnavailable("away")]
-    told: list[tuple[type[IngestdError], float]] = []
+def _classes(kind: type[IngestdError] = IngestdError) -> Iterator[type[IngestdError]]:
+    """Every error class of the package."""
+    for module in pkgutil.walk_packages(ingestd.__path__, "ingestd."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    waiting = [kind]
+    while waiting:
+        found = waiting.pop()
+        waiting += found.__subclasses__()
+        yield found
+
+
+def test_error_classes_when_compared_with_the_table_then_each_has_a_row() -> None:
+    found = {
+        f"{kind.__module__}.{kind.__qualname__}".removeprefix("ingestd."): (kind.reaction.name, kind.exit_code)
+        for kind in _classes()
+        if kind.__module__.startswith("ingestd.") and not issubclass(kind, StreamingException)
+    }
+    assert found == TABLE
+
+
+def test_error_classes_when_compared_with_the_docstring_then_the_tree_is_complete() -> None:
+    assert errors.__doc__
+    tree = dict(re.findall(r"^ {4}[│├└ ]*([A-Z]\w+)(?: +(STOP|RETRY|REWIND)\b)?", errors.__doc__, re.MULTILINE))
+    own = {name.removeprefix("errors."): row[0] for name, row in TABLE.items() if name.startswith("errors.")}
+    assert tree.keys() == own.keys()
+    assert {name: reaction for name, reaction in tree.items() if reaction} == {
+        name: own[name] for name, reaction in tree.items() if reaction
+    }
+
+
+@pytest.mark.parametrize("reaction", list(Reaction))
+def test_call_when_the_error_has_a_reaction_then_only_stop_is_raised_immediately(reaction: Reaction) -> None:
+    class Failure(IngestdError):
+        pass
+
+    Failure.reaction = reaction
+    attempts, waits = 0, []
+
+    def fail_twice() -> int:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise Failure("not yet")
+        return attempts
+
+    def attempt() -> int:
+        backoff = retry.Backoff(first_seconds=0.001)
+        return retry.call(
+            fail_twice, stop=threading.Event(), on_wait=lambda error, _: waits.append(error.what), backoff=backoff
+        )
+
+    if reaction is Reaction.STOP:
+        with pytest.raises(Failure):
+            attempt()
+        assert (attempts, waits) == (1, [])
+    else:
+        assert attempt() == 3
+        assert waits == ["not yet", "not yet"]
+
+
+def test_call_when_stop_is_set_then_the_last_error_is_raised() -> None:
+    stop = threading.Event()
+    stop.set()
+
+    def fail() -> None:
+        raise MetastoreUnavailable("no answer")
+
+    with pytest.raises(MetastoreUnavailable):
+        retry.call(fail, stop=stop, on_wait=lambda *_: None)
+
+
+def test_call_when_the_error_is_foreign_then_it_is_raised_immediately() -> None:
+    attempts = []
+
+    def fail() -> None:
+        attempts.append(1)
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        retry.call(fail, stop=threading.Event(), on_wait=lambda *_: None)
+    assert len(attempts) == 1
+
+
+def test_error_when_it_crosses_a_process_boundary_then_all_parts_survive() -> None:
+    given = LoginFailed("the password was rejected", where="metastore m:9083", hint="check metastore.plain.password")
+    copy = pickle.loads(pickle.dumps(given))
+    assert type(copy) is LoginFailed
+    assert str(copy) == str(given) == f"{given.where}: {given.what} → {given.hint}"
+    faults = errors.ConfigFaults([ConfigError("is missing", where="a"), ConfigError("is not valid", where="b")])
+    assert str(pickle.loads(pickle.dumps(faults))) == "a: is missing\nb: is not valid"
+
+
+def test_backoff_when_the_error_class_changes_then_starts_with_the_shortest_wait() -> None:
+    failures: list[IngestdError] = [MetastoreUnavailable("no answer") for _ in range(6)]
+    failures += [TableChanged("a column was added"), MetastoreUnavailable("no answer")]
+    waits: list[tuple[type[IngestdError], float]] = []
 
     def fail() -> None:
         if failures:
@@ -22,17 +158,17 @@ def test_backoff_when_the_error_is_of_another_class_then_begins_with_the_shortes
     retry.call(
         fail,
         stop=threading.Event(),
-        on_wait=lambda error, seconds: told.append((type(error), seconds)),
+        on_wait=lambda error, seconds: waits.append((type(error), seconds)),
         backoff=backoff,
     )
-    outage = [seconds for kind, seconds in told if kind is MetastoreUnavailable]
+    outage = [seconds for kind, seconds in waits if kind is MetastoreUnavailable]
     assert outage[5] > 10 * outage[0]
     assert outage[6] > outage[4]
-    assert next(seconds for kind, seconds in told if kind is TableChanged) < 0.0013
+    assert next(seconds for kind, seconds in waits if kind is TableChanged) < 0.0013
     backoff.reset()
-    assert backoff.seconds(MetastoreUnavailable("away")) < 0.0013
+    assert backoff.seconds(MetastoreUnavailable("no answer")) < 0.0013
 
 
-def test_text_when_long_then_is_cut_and_says_how_long_it_was() -> None:
+def test_log_text_when_long_then_is_truncated_and_names_its_length() -> None:
     assert shortened("short") == "short"
     assert shortened("x" * 24_000) == "x" * 2_000 + "… (24,000 characters)"

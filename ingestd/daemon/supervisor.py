@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 
 from ingestd.clock import Deadline, monotonic, pause
-from ingestd.errors import AGAIN, IngestdError
+from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.ingest import events
 from ingestd.ingest.mapping import MappingLoop, Signals
@@ -121,7 +121,7 @@ class Supervisor:
             loop.run()
         except IngestdError as known:
             # Told to stop while it was waiting something out: what is not committed is read again by the next run.
-            error = None if self._signals.stop.is_set() and known.reaction in AGAIN else known
+            error = None if self._signals.stop.is_set() and known.is_retriable else known
         except Exception as unknown:  # noqa: BLE001 - the edge of a thread: nothing may vanish here
             error = UnexpectedError(f"{type(unknown).__name__}: {unknown}", where=f"mapping {loop.options.name}")
             error.__cause__ = unknown

@@ -28,7 +28,6 @@ from ingestd.errors import (
     IngestdError,
     InvalidTable,
     MetastoreUnavailable,
-    Reaction,
     TransactionAborted,
     Unavailable,
 )
@@ -225,7 +224,6 @@ class Metastore:
 class MetastoreRefusal(IngestdError):
     """The metastore understood the call and said no, or can never carry it out; `what` holds its words."""
 
-    reaction = Reaction.STOP_ONE
     exit_code = 65
 
 

@@ -37,7 +37,6 @@ _PROBE_SECONDS = 1.0
 class JobFailed(IngestdError):
     """A Spark job failed for a reason that ingestd does not know; `what` holds the innermost error."""
 
-    reaction = Reaction.STOP_ONE
     exit_code = 70
 
 

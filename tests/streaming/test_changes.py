@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.errors import AGAIN
 from ingestd.hive import transactions
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.storage.local import local_path
@@ -109,7 +108,7 @@ def test_table_when_it_is_recreated_unlike_then_table_changed_and_nothing_is_wri
             with pytest.raises(TableChanged, match=what) as caught:
                 connection.begin_transaction()
             assert isinstance(caught.value, TransactionError)
-            assert caught.value.reaction not in AGAIN
+            assert not caught.value.is_retriable
             assert "make a new one" in caught.value.hint
         assert connection.current_transaction_state is TxnState.ABORTED
         assert transactions.open_transactions(stack.metastore, connection.agent_info) == []
