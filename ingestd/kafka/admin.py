@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from ingestd.clock import Deadline
 from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
 from ingestd.kafka.ranges import Offsets, TopicIdentity, TopicPartition
-from ingestd.kafka.settings import QUIET, is_missing, made, translated
+from ingestd.kafka.settings import QUIET, create_client, is_missing, translate_error
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class Broker:
         self.where = f"broker {settings['bootstrap.servers']}"
         self.timeout_seconds = timeout_seconds
         # An admin client is a producer to librdkafka, and producers let the broker create what they ask about.
-        self._admin = made(AdminClient, self._settings | {"allow.auto.create.topics": False})
+        self._admin = create_client(AdminClient, self._settings | {"allow.auto.create.topics": False})
         self._seen: set[str] = set()
 
     def topics(self, names: Sequence[str]) -> dict[str, Topic]:
@@ -62,7 +62,7 @@ class Broker:
             try:
                 topic = self._wait(answer, where)
             except KafkaException as error:
-                raise (self._without(name) if is_missing(error) else translated(error, where)) from error
+                raise (self._without(name) if is_missing(error) else translate_error(error, where)) from error
             self._seen.add(name)
             partitions = sorted(TopicPartition(name, p.id) for p in topic.partitions)
             found[name] = Topic(TopicIdentity(cluster_id, _text(topic.topic_id)), tuple(partitions))
@@ -110,11 +110,11 @@ class Broker:
         return found
 
     def _answer(self, future: Future[T], where: str) -> T:
-        """The answer to an admin request. Raises what `translated` says, BrokerUnavailable when none came in time."""
+        """The answer to an admin request. Raises as `translate_error` does, or BrokerUnavailable without an answer."""
         try:
             return self._wait(future, where)
         except KafkaException as error:
-            raise translated(error, where) from error
+            raise translate_error(error, where) from error
 
     def _wait(self, future: Future[T], where: str) -> T:
         try:
@@ -140,14 +140,14 @@ class OffsetMirror:
     def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_seconds: float = 5.0) -> None:
         plain = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)}
         ours = {"group.id": group, "enable.auto.commit": False, "on_commit": self._answered}
-        self._consumer = made(Consumer, plain | ours | QUIET)
+        self._consumer = create_client(Consumer, plain | ours | QUIET)
         self._where = f"consumer group {group}"
         self._timeout = timeout_seconds
         self._unanswered = False
         self._error: KafkaError | None = None
 
     def commit(self, position: Offsets) -> None:
-        """Commit next offsets. Raises what `translated` says, BrokerUnavailable when no answer came in time."""
+        """Commit next offsets. Raises what `translate_error` says, BrokerUnavailable when no answer came in time."""
         offsets = [_TopicPartition(p.topic, p.partition, offset) for p, offset in position.items()]
         limit = Deadline.after(self._timeout)
         self._await_answer(limit)
@@ -156,10 +156,10 @@ class OffsetMirror:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
             self._unanswered = False
-            raise translated(error, self._where) from error
+            raise translate_error(error, self._where) from error
         self._await_answer(limit)
         if self._error is not None:
-            raise translated(self._error, self._where)
+            raise translate_error(self._error, self._where)
 
     def close(self) -> None:
         """Let go of the group; not while an answer is awaited: that would wait as long as the broker is silent."""

@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from ingestd.errors import BrokerUnavailable
-from ingestd.kafka.settings import QUIET, translated
+from ingestd.kafka.settings import QUIET, translate_error
 
 _SETTINGS = {"compression.type": "lz4", "linger.ms": 50, "batch.num.messages": 50_000, "batch.size": 1_000_000}
 _TELL_EVERY = 10_000
@@ -23,7 +23,7 @@ def create_topic(servers: str, topic: str, partitions: int) -> None:
     try:
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
     except KafkaException as error:
-        raise translated(error, f"topic {topic}") from error
+        raise translate_error(error, f"topic {topic}") from error
 
 
 def produce(servers: str, topic: str, values: Iterable[bytes], on_progress: Callable[[int], None]) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ingestd.clock import Deadline
 from ingestd.errors import BrokerUnavailable
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity
-from ingestd.kafka.settings import made, reader_settings, translated
+from ingestd.kafka.settings import create_client, reader_settings, translate_error
 
 _BATCH = 20_000
 # `consume` waits for as many messages as it was asked for; a gap at a range's end must not cost more than this.
@@ -158,7 +158,7 @@ class _TopicRead:
             if error is None:
                 continue
             if error.code() != KafkaError._PARTITION_EOF:
-                raise translated(error, f"{self._topic}[{message.partition()}] offset {message.offset()}")
+                raise translate_error(error, f"{self._topic}[{message.partition()}] offset {message.offset()}")
             if message.offset() >= self._next[message.partition()]:
                 ended.add(message.partition())
         return ended
@@ -194,7 +194,7 @@ def _consumer(settings: Mapping[str, Any], topics: Mapping[str, TopicIdentity]) 
         # A recreated topic's leader epochs start from 0: librdkafka takes them for stale and fetches nothing.
         _forget(settings)
     if key not in _consumers:
-        _consumers[key] = _Pooled(made(Consumer, reader_settings(settings)), {})
+        _consumers[key] = _Pooled(create_client(Consumer, reader_settings(settings)), {})
     _consumers[key].topics.update(topics)
     return _consumers[key].consumer
 

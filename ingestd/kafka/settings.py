@@ -1,15 +1,17 @@
-"""Clients' settings and the translation of librdkafka's errors.
+"""Settings of Kafka clients, their validation, and the translation of librdkafka's errors.
 
-Invariant: settings by which a user could break exactly-once are refused, not overridden in silence.
+Invariant: a setting that would break exactly-once is rejected; it is never overridden silently.
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, cimpl
 
 from ingestd.errors import (
     BrokerUnavailable,
@@ -22,20 +24,20 @@ from ingestd.errors import (
 )
 
 C = TypeVar("C")
-# Key -> why it may not be set: ingestd itself decides where to read and what to commit.
+# Properties that ingestd sets itself, and why.
 REFUSED = {
-    "enable.auto.commit": "offsets are committed in Hive first",
-    "enable.auto.offset.store": "offsets are committed in Hive first",
+    "enable.auto.commit": "ingestd commits offsets to Kafka only after Hive has committed",
+    "enable.auto.offset.store": "ingestd commits offsets to Kafka only after Hive has committed",
     "auto.offset.reset": "use `start` and `on_offset_loss` of the mapping",
-    "isolation.level": "records of aborted transactions must not be read",
-    "group.id": "the group is named after the mapping: use `group` of the mapping",
-    "enable.partition.eof": "the end of a range is found by it",
-    "default.topic.config": "its keys are written directly under `kafka`",
-    "allow.auto.create.topics": "ingestd never creates a topic",
+    "isolation.level": "records of aborted Kafka transactions must not be read",
+    "group.id": "use `group` of the mapping",
+    "enable.partition.eof": "ingestd needs it to detect the end of an offset range",
+    "default.topic.config": "write its properties directly under `kafka`",
+    "allow.auto.create.topics": "ingestd never creates topics",
 }
-# librdkafka repeats its failed dials twenty times a second; what matters of them comes as an error and is told once.
+# librdkafka logs each failed reconnect, up to twenty a second. The errors that matter are raised or reported anyway.
 QUIET = {"log_level": 2}
-# Measured: with these a task over-reads 5-25 % instead of several times its ranges.
+# Measured: with these a task fetches 5-25 % beyond its ranges, instead of several times their size.
 _READER = {
     "queued.min.messages": 100_000,
     "queued.max.messages.kbytes": 65_536,
@@ -44,43 +46,92 @@ _READER = {
     "fetch.wait.max.ms": 100,
     "fetch.queue.backoff.ms": 5,
 }
-_OURS = {*_READER, *QUIET, *REFUSED, "bootstrap.servers"}  # values that are no secrets
+_SERVERS = "bootstrap.servers"
+_OURS = {*_READER, *QUIET, *REFUSED, _SERVERS}  # their values are not secrets
 _REFUSALS = (KafkaException, TypeError, ValueError, AttributeError)
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
 _FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
 _LOGIN = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
 _LOST = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
+_BROKER_HINT = "check that the broker is running and that bootstrap.servers is correct"
+_HINT = "see librdkafka's CONFIGURATION.md for the names and values of its properties"
 
 
 def setting_faults(settings: Mapping[str, object], section: Callable[[str], str]) -> Iterator[ConfigError]:
-    """A missing broker list, settings that would break exactly-once, and what librdkafka does not take.
+    """Faults of a `kafka` section that can be found without a client.
 
-    `section(key)` names the section of the configuration that holds `key`. No value is repeated.
+    Reports a missing broker list, properties that would break exactly-once, and each property whose name or value
+    librdkafka rejects. `section(key)` returns the path of the section that holds `key`. No message contains a value.
+    See `client_faults` for what remains.
     """
-    servers = "bootstrap.servers"
-    if not settings.get(servers):
+    if not settings.get(_SERVERS):
         yield ConfigError(
-            f"{servers} is missing", where=section(servers), hint='kafka: {bootstrap.servers: "host:9092"}'
+            f"{_SERVERS} is missing", where=section(_SERVERS), hint='kafka: {bootstrap.servers: "host:9092"}'
         )
-    for key in REFUSED.keys() & settings.keys():
+    for key in sorted(REFUSED.keys() & settings.keys()):
         yield ConfigError(f"{key} may not be set: {REFUSED[key]}", where=f"{section(key)}.{key}", hint="remove it")
-    # Without an address the client checks its settings and connects to nothing.
-    known = (servers, "default.topic.config")
-    left = {key: value for key, value in reader_settings(settings).items() if key not in known}
-    while True:
-        try:
-            Consumer(left).close()
-            return
-        except _REFUSALS as error:
-            named, fault = _refusal(error, left, section)
-        yield fault
-        if named is None:
-            return
-        del left[named]
+    for key in settings.keys() - REFUSED.keys() - {_SERVERS}:
+        if text := _rejected(key, str(settings[key])):
+            what = _explained(text) or masked(text, [settings[key]])
+            yield ConfigError(what, where=f"{section(key)}.{key}", hint=_HINT)
+
+
+def client_faults(settings: Mapping[str, object], section: Callable[[str], str]) -> Iterator[ConfigError]:
+    """The fault that librdkafka finds when it creates a client, if any.
+
+    Examples are properties that contradict each other, certificates that cannot be read, and unknown SASL mechanisms.
+    Creates a consumer without brokers, which connects to nothing, and closes it. Call it when `setting_faults` found
+    nothing; `section` as there.
+    """
+    try:
+        Consumer({key: value for key, value in reader_settings(settings).items() if key != _SERVERS}).close()
+    except _REFUSALS as error:
+        fault = _client_fault(error, settings, section)
+    else:
+        return
+    yield fault
+
+
+@cache
+def _librdkafka() -> ctypes.CDLL | None:
+    """The library that confluent_kafka has loaded; None when its functions cannot be called from here."""
+    library = ctypes.CDLL(cimpl.__file__)  # a symbol is also searched for in the libraries that this one needs
+    try:
+        library.rd_kafka_conf_new.restype = ctypes.c_void_p
+        library.rd_kafka_conf_destroy.argtypes = [ctypes.c_void_p]
+        library.rd_kafka_conf_set.argtypes = [ctypes.c_void_p, *[ctypes.c_char_p] * 3, ctypes.c_size_t]
+    except AttributeError:
+        return None
+    return library
+
+
+def _rejected(key: str, value: str) -> str:
+    """librdkafka's reason to reject one property; '' when it accepts it."""
+    library = _librdkafka()
+    if library is None:
+        return ""  # then only `client_faults` reports it
+    reason = ctypes.create_string_buffer(512)
+    properties = library.rd_kafka_conf_new()
+    try:
+        texts = [text.encode(errors="replace") for text in (key, value)]
+        result = library.rd_kafka_conf_set(properties, *texts, reason, len(reason))
+    finally:
+        library.rd_kafka_conf_destroy(properties)
+    return " ".join(reason.value.decode(errors="replace").split()) if result else ""
+
+
+def _explained(text: str) -> str:
+    """A sentence without the value for librdkafka's reason to reject a property; '' for a reason that names none."""
+    quoted = re.search(r'"([^"]+)"(?: value \S+ is (outside allowed range \S+))?[^"]*$', text)
+    if not quoted:
+        return ""
+    if text.startswith("No such configuration property"):
+        return "librdkafka has no such property"
+    return "librdkafka does not accept this value" + (f": {quoted[2]}" if quoted[2] else "")
 
 
 def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Settings of a consumer that reads ranges; the user's own win over ours where they are a matter of speed."""
+    """Settings of a consumer that reads offset ranges. The user's settings override those that only affect speed."""
     return {
         **_READER,
         **QUIET,
@@ -95,51 +146,53 @@ def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def made(client: Callable[[Mapping[str, object]], C], settings: Mapping[str, object]) -> C:
-    """A client of these settings. Raises ConfigError for a key or value that librdkafka does not take."""
+def create_client(client: Callable[[Mapping[str, object]], C], settings: Mapping[str, object]) -> C:
+    """Create a consumer, producer or admin client. Raises ConfigError when librdkafka rejects a property."""
     try:
         return client(dict(settings))
     except _REFUSALS as error:
-        fault = _refusal(error, settings, lambda _key: "kafka")[1]
+        fault = _client_fault(error, settings, lambda _key: "kafka")
     raise fault
 
 
-def _refusal(
-    error: Exception, settings: Mapping[str, object], section: Callable[[str], str]
-) -> tuple[str | None, ConfigError]:
-    """The key that librdkafka refuses, if it names one, and a sentence without any value."""
+def _client_fault(error: Exception, settings: Mapping[str, object], section: Callable[[str], str]) -> ConfigError:
+    """The fault that a client reported when it was created, without any value."""
     cause = error.args[0] if error.args else error
     text = " ".join((cause.str() if isinstance(cause, KafkaError) else str(cause)).split())
-    quoted = re.search(r'"([^"]+)"(?: value \S+ is (outside allowed range \S+))?[^"]*$', text)
-    if quoted and quoted[1] in settings:
-        key: str | None = quoted[1]
-        what = "librdkafka does not take this value" + (f": {quoted[2]}" if quoted[2] else "")
-        if text.startswith("No such configuration property"):
-            what = "librdkafka has no such key"
-    else:
-        users = {name: value for name, value in settings.items() if name not in _OURS}
-        key = max((name for name in users if name in text), key=len, default=None)
-        what = masked(text, users.values()).removeprefix("Failed to create consumer: ")
-    where = f"{section(key)}.{key}" if key else section("")
-    return key, ConfigError(what, where=where, hint="see librdkafka's CONFIGURATION.md")
+    text = text.removeprefix("Failed to create consumer: ")
+    key = max((name for name in settings if name in text), key=len, default="")
+    secrets = [value for name, value in settings.items() if name not in _OURS]
+    # The key is kept even where a value is a part of it, as `ssl` is of `ssl.ca.location`.
+    what = key.join(masked(part, secrets) for part in text.split(key)) if key else masked(text, secrets)
+    if f'"{key}"' in text:
+        what = _explained(text) or what
+    return ConfigError(what, where=f"{section(key)}.{key}" if key else section(""), hint=_HINT)
 
 
 def is_missing(error: KafkaException | KafkaError) -> bool:
-    """True when the broker says that it has no such topic or partition; one that restarts may say so for a while."""
-    cause = error.args[0] if isinstance(error, KafkaException) else error
-    return cause.code() in _MISSING
+    """Whether the broker reports that the topic or partition does not exist. A restarting broker may do so briefly."""
+    return _cause(error).code() in _MISSING
 
 
-def translated(error: KafkaException | KafkaError, where: str) -> IngestdError:
-    """The error in our words: InvalidTopic (no right), RangeLost, LoginFailed, else BrokerUnavailable."""
-    cause = error.args[0] if isinstance(error, KafkaException) else error
+def translate_error(error: KafkaException | KafkaError, where: str) -> IngestdError:
+    """The ingestd error for one of librdkafka.
+
+    InvalidTopic (no permission), RangeLost, LoginFailed, or BrokerUnavailable for everything else.
+    """
+    cause = _cause(error)
     code, text = cause.code(), cause.str()
     if code in _FORBIDDEN:
-        return InvalidTopic(f"reading is not allowed: {text}", where=where, hint="grant READ and DESCRIBE")
+        hint = "grant READ and DESCRIBE on the topic, and READ on the consumer group"
+        return InvalidTopic(f"permission denied: {text}", where=where, hint=hint)
     if code in _LOGIN:
-        return LoginFailed(text, where=where, hint="see the sasl.* keys of `kafka`")
+        return LoginFailed(text, where=where, hint="check the sasl.* and ssl.* properties of `kafka`")
     if code in _LOST:
-        return RangeLost(f"Kafka does not have the offset any more: {text}", where=where)
+        return RangeLost(f"Kafka no longer has the offset: {text}", where=where)
     if code == KafkaError._TIMED_OUT:
-        text = f"no answer in time ({text})"
-    return BrokerUnavailable(text, where=where, hint="is the broker running, and is bootstrap.servers right?")
+        text = f"request timed out ({text})"
+    return BrokerUnavailable(text, where=where, hint=_BROKER_HINT)
+
+
+def _cause(error: KafkaException | KafkaError) -> KafkaError:
+    cause: KafkaError = error.args[0] if isinstance(error, KafkaException) else error
+    return cause

@@ -146,7 +146,7 @@ def test_check_online_when_nothing_answers_then_says_so_for_each_and_exit_is_69(
     assert "✗ metastore: " in said.out
     assert "is it running, and is metastore.uri right?" in said.out
     assert "✗ mapping orders, topic orders: " in said.out
-    assert "is the broker running, and is bootstrap.servers right?" in said.out
+    assert "check that the broker is running and that bootstrap.servers is correct" in said.out
     assert said.err == ""
 
 

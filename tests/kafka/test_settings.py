@@ -1,84 +1,78 @@
-"""Clients' settings: what is refused, what is ours, and how librdkafka's errors are told."""
+"""Settings of Kafka clients: validation, fixed values, and the translation of librdkafka's errors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
 
 from ingestd.errors import BrokerUnavailable, ConfigError, IngestdError, InvalidTopic, LoginFailed, RangeLost
-from ingestd.kafka.settings import REFUSED, is_missing, reader_settings, setting_faults, translated
+from ingestd.kafka.settings import (
+    REFUSED,
+    client_faults,
+    create_client,
+    is_missing,
+    reader_settings,
+    setting_faults,
+    translate_error,
+)
 
 SERVERS = {"bootstrap.servers": "localhost:9092"}
 CANARY = "hunter2hunter2"
+Check = Callable[[Mapping[str, object], Callable[[str], str]], Iterator[ConfigError]]
 
 
-def _faults(settings: Mapping[str, object]) -> list[ConfigError]:
-    return list(setting_faults(settings, lambda _key: "kafka"))
+def _faults(settings: Mapping[str, object], check: Check = setting_faults) -> list[ConfigError]:
+    return list(check(settings, lambda _key: "kafka"))
 
 
-def test_settings_when_harmless_then_are_taken() -> None:
-    assert not _faults(SERVERS | {"client.id": "me", "fetch.wait.max.ms": 10})
+def test_settings_when_valid_then_no_fault() -> None:
+    settings = SERVERS | {"client.id": "me", "fetch.wait.max.ms": 10, "socket.keepalive.enable": True, "acks": "all"}
+    assert not _faults(settings)
+    assert not _faults(settings, client_faults)
 
 
 @pytest.mark.parametrize("settings", [{}, {"bootstrap.servers": ""}])
-def test_settings_when_no_broker_is_named_then_are_refused(settings: dict[str, object]) -> None:
+def test_settings_when_no_broker_is_listed_then_fault(settings: dict[str, object]) -> None:
     assert "bootstrap.servers is missing" in _faults(settings)[0].what
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
-def test_settings_when_they_would_break_exactly_once_then_are_refused_with_the_reason(key: str) -> None:
+def test_settings_when_they_would_break_exactly_once_then_fault_gives_the_reason(key: str) -> None:
     (fault,) = _faults(SERVERS | {key: "x"})
     assert fault.where == f"kafka.{key}"
     assert REFUSED[key] in fault.what
 
 
-@pytest.mark.parametrize("key", ["metadata.broker.list", "go.auto.commit", "group.instance.id"])
-def test_reader_settings_then_our_own_always_win(key: str) -> None:
-    settings = reader_settings(SERVERS | dict.fromkeys(REFUSED, "x") | {key: "x"})
-    assert settings["isolation.level"] == "read_committed"
-    assert settings["enable.auto.commit"] is False
-    assert settings["auto.offset.reset"] == "error"
-    assert settings["allow.auto.create.topics"] is False
-
-
-def test_reader_settings_when_the_user_tunes_then_the_user_wins() -> None:
-    assert reader_settings(SERVERS | {"fetch.wait.max.ms": 7})["fetch.wait.max.ms"] == 7
+def test_settings_when_librdkafka_rejects_several_then_one_fault_for_each() -> None:
+    faults = _faults(SERVERS | {"sasl.foo": 1, "fetch.wait.max.ms": "long", "socket.timeout.ms": 5, "error_cb": "x"})
+    assert {fault.where: fault.what for fault in faults} == {
+        "kafka.sasl.foo": "librdkafka has no such property",
+        "kafka.fetch.wait.max.ms": "librdkafka does not accept this value",
+        "kafka.socket.timeout.ms": "librdkafka does not accept this value: outside allowed range 10..300000",
+        "kafka.error_cb": "librdkafka does not accept this value",
+    }
 
 
 @pytest.mark.parametrize(
-    ("code", "kind"),
+    ("settings", "where", "what"),
     [
-        (KafkaError.UNKNOWN_TOPIC_OR_PART, BrokerUnavailable),
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, InvalidTopic),
-        (KafkaError._AUTHENTICATION, LoginFailed),
-        (KafkaError.SASL_AUTHENTICATION_FAILED, LoginFailed),
-        (KafkaError.OFFSET_OUT_OF_RANGE, RangeLost),
-        (KafkaError._AUTO_OFFSET_RESET, RangeLost),
-        (KafkaError._ALL_BROKERS_DOWN, BrokerUnavailable),
-        (KafkaError._TIMED_OUT, BrokerUnavailable),
+        ({"security.protocol": "SASL_SSL", "sasl.mechanism": "CRAM"}, "kafka", "Unsupported SASL mechanism"),
+        ({"security.protocol": "SSL", "ssl.key.location": "/no"}, "kafka.ssl.key.location", "ssl.key.location failed"),
+        ({"fetch.max.bytes": 5}, "kafka.fetch.max.bytes", "`fetch.max.bytes` must be >= `message.max.bytes`"),
     ],
 )
-def test_translated_then_the_class_says_what_to_do(code: int, kind: type[IngestdError]) -> None:
-    for error in (KafkaError(code), KafkaException(KafkaError(code))):
-        told = translated(error, "topic orders")
-        assert type(told) is kind
-        assert told.where == "topic orders"
-
-
-def test_is_missing_when_the_broker_knows_no_such_topic_then_true() -> None:
-    assert is_missing(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
-    assert not is_missing(KafkaError(KafkaError._TIMED_OUT))
-
-
-def test_settings_when_librdkafka_refuses_several_then_each_is_named() -> None:
-    faults = _faults(SERVERS | {"sasl.foo": 1, "fetch.wait.max.ms": "long", "socket.timeout.ms": 5})
-    assert {fault.where: fault.what for fault in faults} == {
-        "kafka.sasl.foo": "librdkafka has no such key",
-        "kafka.fetch.wait.max.ms": "librdkafka does not take this value",
-        "kafka.socket.timeout.ms": "librdkafka does not take this value: outside allowed range 10..300000",
-    }
+def test_settings_when_only_a_client_finds_the_fault_then_validation_accepts_them(
+    settings: dict[str, object], where: str, what: str
+) -> None:
+    assert not _faults(SERVERS | settings)
+    (fault,) = _faults(SERVERS | settings, client_faults)
+    assert fault.where == where
+    assert fault.what.startswith(what)
+    with pytest.raises(ConfigError) as caught:
+        create_client(Consumer, reader_settings(SERVERS | settings))
+    assert (caught.value.where, caught.value.what) == (fault.where, fault.what)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +99,46 @@ def test_settings_when_librdkafka_refuses_several_then_each_is_named() -> None:
     ],
     ids=str,
 )
-def test_settings_when_librdkafka_refuses_one_then_no_value_is_told(setting: dict[str, object]) -> None:
-    faults = _faults(SERVERS | setting)
+def test_settings_when_librdkafka_rejects_one_then_no_fault_contains_its_value(setting: dict[str, object]) -> None:
+    faults = _faults(SERVERS | setting) or _faults(SERVERS | setting, client_faults)
     assert faults
+    faults += _faults(SERVERS | setting, client_faults)
     assert CANARY not in "".join(f"{fault} {fault!r}" for fault in faults).lower()
+
+
+@pytest.mark.parametrize("key", ["metadata.broker.list", "go.auto.commit", "group.instance.id"])
+def test_reader_settings_when_a_user_sets_fixed_ones_then_ours_are_used(key: str) -> None:
+    settings = reader_settings(SERVERS | dict.fromkeys(REFUSED, "x") | {key: "x"})
+    assert settings["isolation.level"] == "read_committed"
+    assert settings["enable.auto.commit"] is False
+    assert settings["auto.offset.reset"] == "error"
+    assert settings["allow.auto.create.topics"] is False
+
+
+def test_reader_settings_when_a_user_tunes_the_fetch_then_the_users_value_is_used() -> None:
+    assert reader_settings(SERVERS | {"fetch.wait.max.ms": 7})["fetch.wait.max.ms"] == 7
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, BrokerUnavailable),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, InvalidTopic),
+        (KafkaError._AUTHENTICATION, LoginFailed),
+        (KafkaError.SASL_AUTHENTICATION_FAILED, LoginFailed),
+        (KafkaError.OFFSET_OUT_OF_RANGE, RangeLost),
+        (KafkaError._AUTO_OFFSET_RESET, RangeLost),
+        (KafkaError._ALL_BROKERS_DOWN, BrokerUnavailable),
+        (KafkaError._TIMED_OUT, BrokerUnavailable),
+    ],
+)
+def test_translate_error_when_given_a_code_then_returns_its_class(code: int, kind: type[IngestdError]) -> None:
+    for error in (KafkaError(code), KafkaException(KafkaError(code))):
+        translated = translate_error(error, "topic orders")
+        assert type(translated) is kind
+        assert translated.where == "topic orders"
+
+
+def test_is_missing_when_the_broker_does_not_know_the_topic_then_true() -> None:
+    assert is_missing(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+    assert not is_missing(KafkaError(KafkaError._TIMED_OUT))
