@@ -1,8 +1,10 @@
-"""One Hive transaction as a client sees it: open, allocate, lock, register, commit, abort.
+"""The metastore's transaction calls: open, allocate write ids, lock, register partitions, commit, abort.
 
-Invariant: the write id is allocated before any lock is asked for (the lock copies it into TXN_COMPONENTS), and every
-component says `isTransactional` and `operationType` itself: Python's Thrift sends defaults, which HMS takes as
-"not transactional", and then nothing is ever compacted or cleaned (InsertTxnComponentsCommand).
+Invariant: a table's write id is allocated before the table is locked, because the lock copies the write id into
+TXN_COMPONENTS. Every lock component sets `isTransactional` and `operationType`: Python's Thrift would send defaults,
+which HMS reads as "not transactional", and the table would never be compacted or cleaned (InsertTxnComponentsCommand).
+
+A transaction may write any number of tables; it has one write id for each of them.
 """
 
 from __future__ import annotations
@@ -53,48 +55,64 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """An open transaction that writes one table; `id` is the transaction's, `write_id` the table's number for it."""
+    """An open transaction; `agent` names its owner in SHOW TRANSACTIONS and SHOW LOCKS."""
 
     id: int
-    write_id: int
-    table: TableName
     agent: str
 
 
-def begin(metastore: Metastore, table: TableName, agent: str) -> Transaction:
-    """Open a transaction and allocate its write id (see `begin_batch`)."""
+@dataclass(frozen=True, slots=True)
+class WriteLock:
+    """A table to lock for writing. With `partition`, its name, only that partition is locked.
+
+    `dynamic` says that the partitions are chosen by the rows and registered later.
+    """
+
+    table: TableName
+    dynamic: bool = False
+    partition: str = ""
+
+
+def begin(metastore: Metastore, agent: str) -> Transaction:
+    """Open a transaction without write ids.
+
+    `agent` (≤ 128 characters) is sent as the host name too: HMS lists a transaction's host, but not its agent.
+    """
+    return Transaction(_open(metastore, agent, 1)[0], agent)
+
+
+def begin_writing(metastore: Metastore, table: TableName, agent: str) -> tuple[Transaction, int]:
+    """Open a transaction and allocate its write id for `table`; `allocate` gives the write ids of further tables."""
     return begin_batch(metastore, table, agent, 1)[0]
 
 
-def begin_reading(metastore: Metastore, table: TableName, agent: str) -> Transaction:
-    """Open a transaction that will write no rows: it has no write id (0), and is there to hold a lease."""
-    request = ttypes.OpenTxnRequest(num_txns=1, user=metastore.user, hostname=agent[:128], agentInfo=agent[:128])
-    return Transaction(metastore.call("open_txns", request).txn_ids[0], 0, table, agent)
+def begin_batch(metastore: Metastore, table: TableName, agent: str, count: int) -> list[tuple[Transaction, int]]:
+    """Open `count` transactions, each with its write id for `table`.
 
-
-def begin_batch(metastore: Metastore, table: TableName, agent: str, count: int) -> list[Transaction]:
-    """Open `count` transactions; their write ids are contiguous and ascend, because one call allocates them all.
-
-    `agent` (≤ 128 characters) goes into the host name too: HMS lists a transaction's host, but not its agent.
-    HMS opens at most `hive.txn.max.open.batch` (1000) with one call, so there are as many calls as `count` needs.
+    The write ids are contiguous and ascend, because one call allocates them all. HMS opens at most
+    `hive.txn.max.open.batch` (1000) transactions with one call, so there are as many calls as `count` needs.
     """
     ids: list[int] = []
     try:
         while len(ids) < count:
             ids += _open(metastore, agent, count - len(ids))
-        pairs = sorted((write_id, txn_id) for txn_id, write_id in allocate(metastore, table, ids).items())
-        # A delta whose range held somebody else's write id would hide that one's delta (findBestWorkingDeltas).
+        pairs = sorted((write_id, txn_id) for txn_id, write_id in _allocate(metastore, table, ids).items())
+        # The delta of the batch would hide the delta of another writer's write id in its range (findBestWorkingDeltas).
         if pairs[-1][0] - pairs[0][0] != len(ids) - 1:
             raise TransactionError(f"write ids {pairs} are not contiguous", where=f"table {table}")
-    except BaseException:  # Ctrl-C, too
+    except BaseException:  # KeyboardInterrupt, too
         with suppress(IngestdError):
             abort_all(metastore, ids)  # no other process knows these transactions
         raise
-    return [Transaction(txn_id, write_id, table, agent) for write_id, txn_id in pairs]
+    return [(Transaction(txn_id, agent), write_id) for write_id, txn_id in pairs]
 
 
-def allocate(metastore: Metastore, table: TableName, txn_ids: Sequence[int]) -> dict[int, int]:
-    """The write id of each of these transactions for `table`; one call allocates those that have none."""
+def allocate(metastore: Metastore, txn: Transaction, table: TableName) -> int:
+    """The transaction's write id for `table`, which is allocated at the first call."""
+    return _allocate(metastore, table, [txn.id])[txn.id]
+
+
+def _allocate(metastore: Metastore, table: TableName, txn_ids: Sequence[int]) -> dict[int, int]:
     request = ttypes.AllocateTableWriteIdsRequest(dbName=table.database, tableName=table.table, txnIds=list(txn_ids))
     answer = metastore.call("allocate_table_write_ids", request)
     return {pair.txnId: pair.writeId for pair in answer.txnToWriteIds}
@@ -110,80 +128,66 @@ def _open(metastore: Metastore, agent: str, count: int) -> list[int]:
 
 
 def lock(
-    metastore: Metastore,
-    txn: Transaction,
-    *,
-    dynamic: bool,
-    wait: Wait,
-    lease: TableName | None = None,
-    partition: str = "",
+    metastore: Metastore, txn: Transaction, tables: Sequence[WriteLock], *, wait: Wait, lease: TableName | None = None
 ) -> None:
-    """Lock the table for writing and take the lease, if one is named, both at once; wait until they are granted.
+    """Lock the tables for writing, together with the lease if one is named; wait until all are granted.
 
-    With `partition`, its name, only that one is locked: an overwrite of another one need not wait.
-
-    The lease is an EXCLUSIVE lock on a name that needs no table; a rival gets it only when `txn` has ended.
-    Raises TransactionAborted when the transaction is gone, LockTimeout when the locks do not come in time.
+    The lease is an EXCLUSIVE lock on a name, which needs no table; a rival gets it only when `txn` has ended.
+    Raises TransactionAborted when the transaction has ended, LockTimeout when the locks are not granted in time.
     """
-    components = _components(txn, ttypes.LockType.SHARED_READ, partition, dynamic=dynamic, lease=lease)
-    _wait(metastore, txn, [_request(metastore, txn, components)], wait)
+    components = _components(tables, ttypes.LockType.SHARED_READ, lease)
+    _wait(metastore, txn, [_request(metastore, txn, components)], wait, _listed(tables))
 
 
 def lock_against_overwrites(
-    metastore: Metastore,
-    txn: Transaction,
-    *,
-    dynamic: bool,
-    wait: Wait,
-    lease: TableName | None = None,
-    partition: str = "",
+    metastore: Metastore, txn: Transaction, tables: Sequence[WriteLock], *, wait: Wait, lease: TableName | None = None
 ) -> bool:
-    """As `lock`, and True when from now on no TRUNCATE begins before `txn` has ended.
+    """As `lock`; True when no TRUNCATE of the tables can begin before `txn` has ended.
 
-    TRUNCATE takes EXCL_WRITE, which waits for a SHARED_WRITE but not for the SHARED_READ of an INSERT. So do UPDATE,
-    DELETE and MERGE: take this lock only for the moment of a commit. Where one of them has the table already, this does
-    not wait for it for longer than `wait.patience_seconds`: SHARED_READ is enough to commit, but the answer is False,
-    and a TRUNCATE may hide what `txn` commits (see `deltas.refuse_overtaken`). The first request is left in the queue,
-    which is fair: a TRUNCATE that is asked for later waits behind it. It ends with the transaction.
+    TRUNCATE takes EXCL_WRITE, which waits for a SHARED_WRITE but not for the SHARED_READ of an INSERT. UPDATE, DELETE
+    and MERGE wait for SHARED_WRITE too, so this lock is for the moment of a commit only. Where one of them holds a
+    table, this waits no longer than `wait.patience_seconds` for it: SHARED_READ is enough to commit, but then the
+    result is False, and a TRUNCATE may hide what `txn` commits. The first request stays in the fair queue, so a
+    TRUNCATE that is requested later waits behind it. It ends with the transaction.
     """
-    components = _components(txn, ttypes.LockType.SHARED_WRITE, partition, dynamic=dynamic, lease=lease)
-    strong = _request(metastore, txn, components)
-    if _is_granted_soon(metastore, txn, strong, wait):
+    strong = _request(metastore, txn, _components(tables, ttypes.LockType.SHARED_WRITE, lease))
+    if _is_granted_soon(metastore, txn, strong, wait, _listed(tables)):
         return True
     if wait.stop.is_set() or wait.deadline.passed:
-        raise _not_granted(txn)
-    components = _components(txn, ttypes.LockType.SHARED_READ, partition, dynamic=dynamic, lease=lease)
-    # For either: DDL that was asked for between the two waits for the first, and the second waits for the DDL.
-    _wait(metastore, txn, [strong, _request(metastore, txn, components)], wait)
+        raise _not_granted(_listed(tables))
+    weak = _request(metastore, txn, _components(tables, ttypes.LockType.SHARED_READ, lease))
+    # Wait for either: DDL that was requested between the two waits for the first, and the second waits for the DDL.
+    _wait(metastore, txn, [strong, weak], wait, _listed(tables))
     return _is_granted(metastore, txn, strong)
 
 
-def strengthen_lock(metastore: Metastore, txn: Transaction, *, dynamic: bool, wait: Wait, partition: str = "") -> bool:
-    """True when from now on no TRUNCATE begins before `txn` has ended, which has got its lock by `lock` already.
+def strengthen_lock(metastore: Metastore, txn: Transaction, tables: Sequence[WriteLock], *, wait: Wait) -> bool:
+    """True when no TRUNCATE of tables that `lock` has locked can begin before `txn` has ended.
 
-    As `lock_against_overwrites`, but what the transaction has is enough to commit: DDL that waits for it is before this
-    request in the queue, so that neither would come to an end. Raises TransactionAborted when the transaction is gone.
+    As `lock_against_overwrites`, but what the transaction holds is enough to commit: DDL that waits for it is before
+    this request in the queue, so that to wait longer would be a deadlock. Raises TransactionAborted when the
+    transaction has ended.
     """
-    components = _components(txn, ttypes.LockType.SHARED_WRITE, partition, dynamic=dynamic, lease=None)
-    return _is_granted_soon(metastore, txn, _request(metastore, txn, components), wait)
+    components = _components(tables, ttypes.LockType.SHARED_WRITE, None)
+    return _is_granted_soon(metastore, txn, _request(metastore, txn, components), wait, _listed(tables))
 
 
-def lock_reading(metastore: Metastore, txn: Transaction, wait: Wait) -> None:
-    """Lock the table as a reader does, which DDL of the table and its partitions waits for; raises as `lock` does."""
+def lock_reading(metastore: Metastore, txn: Transaction, table: TableName, wait: Wait) -> None:
+    """Lock the table as a reader does; DDL of the table and its partitions waits for that. Raises as `lock` does."""
     component = ttypes.LockComponent(
         type=ttypes.LockType.SHARED_READ,
         level=ttypes.LockLevel.TABLE,
-        dbname=txn.table.database,
-        tablename=txn.table.table,
+        dbname=table.database,
+        tablename=table.table,
         operationType=ttypes.DataOperationType.SELECT,
         isTransactional=True,
     )
-    _wait(metastore, txn, [_request(metastore, txn, [component])], wait)
+    _wait(metastore, txn, [_request(metastore, txn, [component])], wait, f"table {table}")
 
 
 def take_lease(metastore: Metastore, txn: Transaction, lease: TableName, wait: Wait) -> None:
     """Take a lease for the rest of the transaction; raises as `lock` does."""
-    _wait(metastore, txn, [_request(metastore, txn, [lease_component(lease)])], wait)
+    _wait(metastore, txn, [_request(metastore, txn, [lease_component(lease)])], wait, f"lease {lease}")
 
 
 def _request(metastore: Metastore, txn: Transaction, components: Sequence[ttypes.LockComponent]) -> ttypes.LockResponse:
@@ -197,10 +201,12 @@ def _request(metastore: Metastore, txn: Transaction, components: Sequence[ttypes
     return metastore.call("lock", request)
 
 
-def _is_granted_soon(metastore: Metastore, txn: Transaction, asked: ttypes.LockResponse, wait: Wait) -> bool:
+def _is_granted_soon(
+    metastore: Metastore, txn: Transaction, asked: ttypes.LockResponse, wait: Wait, where: str
+) -> bool:
     """Whether the lock comes within `wait.patience_seconds`."""
     try:
-        _wait(metastore, txn, [asked], Wait(wait.deadline.capped(wait.patience_seconds), wait.stop))
+        _wait(metastore, txn, [asked], Wait(wait.deadline.capped(wait.patience_seconds), wait.stop), where)
     except LockTimeout:
         return False
     return True
@@ -214,25 +220,33 @@ def _check(metastore: Metastore, txn: Transaction, lock_id: int) -> ttypes.LockR
     return metastore.call("check_lock", ttypes.CheckLockRequest(lockid=lock_id, txnid=txn.id))
 
 
-def _wait(metastore: Metastore, txn: Transaction, answers: Sequence[ttypes.LockResponse], wait: Wait) -> None:
+def _wait(
+    metastore: Metastore, txn: Transaction, answers: Sequence[ttypes.LockResponse], wait: Wait, where: str
+) -> None:
     """Wait until one of the requests is granted: HMS grants a lock only when it is asked about it."""
     wait_seconds = 0.005
     while all(answer.state == ttypes.LockState.WAITING for answer in answers):
         if wait.deadline.passed or pause(wait_seconds, wait.stop):
-            raise _not_granted(txn)
+            raise _not_granted(where)
         wait_seconds = min(wait_seconds * 1.5, 0.5)
         answers = [_check(metastore, txn, answer.lockid) for answer in answers]
     if not any(answer.state == ttypes.LockState.ACQUIRED for answer in answers):
         texts = "; ".join(str(answer.errorMessage) for answer in answers)
-        raise TransactionAborted(f"the locks were refused: {texts}", where=f"table {txn.table}")
+        raise TransactionAborted(f"the locks were refused: {texts}", where=where)
 
 
-def _not_granted(txn: Transaction) -> LockTimeout:
-    return LockTimeout("the locks were not granted in time", where=f"table {txn.table}", hint="see SHOW LOCKS")
+def _not_granted(where: str) -> LockTimeout:
+    return LockTimeout("the locks were not granted in time", where=where, hint="see SHOW LOCKS")
 
 
-def register_partitions(metastore: Metastore, txn: Transaction, names: Sequence[str]) -> None:
-    """Tell HMS which partitions the transaction writes; must precede any file under them.
+def _listed(tables: Sequence[WriteLock]) -> str:
+    return f"table {', '.join(str(one.table) for one in tables)}"
+
+
+def register_partitions(
+    metastore: Metastore, txn: Transaction, table: TableName, write_id: int, names: Sequence[str]
+) -> None:
+    """Tell HMS which partitions of `table` the transaction writes; must precede any file under them.
 
     An aborted write id whose partition was never registered becomes visible once HMS forgets the transaction.
     """
@@ -241,9 +255,9 @@ def register_partitions(metastore: Metastore, txn: Transaction, names: Sequence[
             "add_dynamic_partitions",
             ttypes.AddDynamicPartitions(
                 txnid=txn.id,
-                writeid=txn.write_id,
-                dbname=txn.table.database,
-                tablename=txn.table.table,
+                writeid=write_id,
+                dbname=table.database,
+                tablename=table.table,
                 partitionnames=list(names[start : start + PARTITIONS_PER_CALL]),
                 operationType=ttypes.DataOperationType.INSERT,
             ),
@@ -301,17 +315,18 @@ def _described(metastore: Metastore) -> Sequence[ttypes.TxnInfo]:
             pause(_GAP_PAUSE_SECONDS)
 
 
-def _components(
-    txn: Transaction, kind: int, partition: str, *, dynamic: bool, lease: TableName | None
-) -> list[ttypes.LockComponent]:
-    write = ttypes.LockComponent(
-        type=kind,
-        level=ttypes.LockLevel.PARTITION if partition else ttypes.LockLevel.TABLE,
-        dbname=txn.table.database,
-        tablename=txn.table.table,
-        partitionname=partition or None,
-        operationType=ttypes.DataOperationType.INSERT,
-        isTransactional=True,
-        isDynamicPartitionWrite=dynamic,
-    )
-    return [write, lease_component(lease)] if lease else [write]
+def _components(tables: Sequence[WriteLock], kind: int, lease: TableName | None) -> list[ttypes.LockComponent]:
+    writes = [
+        ttypes.LockComponent(
+            type=kind,
+            level=ttypes.LockLevel.PARTITION if one.partition else ttypes.LockLevel.TABLE,
+            dbname=one.table.database,
+            tablename=one.table.table,
+            partitionname=one.partition or None,
+            operationType=ttypes.DataOperationType.INSERT,
+            isTransactional=True,
+            isDynamicPartitionWrite=one.dynamic,
+        )
+        for one in tables
+    ]
+    return [*writes, lease_component(lease)] if lease else writes

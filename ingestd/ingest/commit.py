@@ -18,7 +18,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.control import ControlTable, read_state
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table, load_acid_table
-from ingestd.hive.transactions import Transaction, Wait
+from ingestd.hive.transactions import Transaction, Wait, WriteLock
 from ingestd.ingest import failpoints
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.plan import Plan
@@ -44,6 +44,7 @@ class Work:
     plan: Plan
     table: Table
     txn: Transaction
+    write_id: int
     files: tuple[WrittenFile, ...]
     staging: Staging
     records: int
@@ -116,10 +117,10 @@ class Committer:
         with deltas.withdrawn_unless_committed(placed):
             self._done(work, "placed")
             self._announce(work, placed)
-            with self._counts.counted_up(work.table, work.txn, added, self._stop):
+            with self._counts.counted_up(work.table, work.txn, work.write_id, added, self._stop):
                 self._done(work, "counted")
                 if not alone:
-                    deltas.refuse_overtaken(partitions, work.txn)
+                    deltas.refuse_overtaken(partitions, work.write_id)
                 self._commit(work, before, after)
         self._done(work, "committed")
         hidden = {} if alone else self._hidden(work, partitions)
@@ -136,7 +137,7 @@ class Committer:
         alone = transactions.lock_against_overwrites(
             self._metastore,
             work.txn,
-            dynamic=bool(work.table.partition_columns),
+            [WriteLock(work.table.name, dynamic=bool(work.table.partition_columns))],
             wait=Wait(Deadline.after(_LOCK_SECONDS), self._stop, self._patience_seconds),
             lease=self._options.commit_lease,
         )
@@ -153,7 +154,12 @@ class Committer:
     def _register(self, work: Work) -> dict[str, PartitionInfo]:
         """Make missing partitions and register all that are written."""
         partitions = deltas.register(
-            self._metastore, work.table, work.staging.location, work.txn, [file.partition for file in work.files]
+            self._metastore,
+            work.txn,
+            work.table,
+            work.write_id,
+            work.staging.location,
+            [file.partition for file in work.files],
         )
         self._done(work, "registered")
         return partitions
@@ -162,11 +168,11 @@ class Committer:
         """Rename the staged deltas to their place: each appears whole or not at all."""
         if work.files:
             deltas.check_alive(self._metastore, work.txn)
-        return deltas.place(work.table, work.txn.write_id, work.files, partitions, work.staging)
+        return deltas.place(work.table, work.write_id, work.files, partitions, work.staging)
 
     def _announce(self, work: Work, placed: Sequence[Placed]) -> None:
         """Name the files to whoever replicates the table: the event of the commit does not."""
-        announce(self._metastore, work.table, work.txn, placed)
+        announce(self._metastore, work.table, work.txn, work.write_id, placed)
         self._done(work, "announced")
 
     def _commit(self, work: Work, before: str, after: MappingState) -> None:
@@ -194,7 +200,7 @@ class Committer:
     def _hidden(work: Work, partitions: Mapping[str, PartitionInfo]) -> dict[str, str]:
         """Where a TRUNCATE overtook the commit, which stands all the same; an error when that cannot be seen now."""
         try:
-            return deltas.overtaken(partitions, work.txn)
+            return deltas.overtaken(partitions, work.write_id)
         except StorageUnavailable as error:
             return {str(work.table.name): f"not known: {error}"}
 

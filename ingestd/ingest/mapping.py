@@ -298,11 +298,12 @@ class MappingLoop:
         watch = Stopwatch()
         # Before anything is begun: a table whose directory is missing cannot be written.
         location = Location.of(table.location)
-        txn = transactions.begin(self._metastore, table.name, self._ownership.agent)
+        txn, write_id = transactions.begin_writing(self._metastore, table.name, self._ownership.agent)
         self._ownership.track(txn.id)
         watch.lap("opened")
         failpoints.reach("opened")
-        return Work(plan, table, txn, (), Staging(location, staging.DAEMON, str(txn.id)), 0, 0, 0, watch)
+        staged = Staging(location, staging.DAEMON, str(txn.id))
+        return Work(plan, table, txn, write_id, (), staged, 0, 0, 0, watch)
 
     def _stage(self, work: Work) -> Work:
         """Read, decode and write the ranges as one Spark job, then see that they came from the planned topics."""
@@ -342,7 +343,7 @@ class MappingLoop:
                 shape=work.table.shape,
                 static_partition=static_values(work.table, self.options),
                 tombstones=self.options.tombstones,
-                write_id=work.txn.write_id,
+                write_id=work.write_id,
                 bucket=bucket,
                 staging=str(work.staging.path),
                 most_partitions=self.options.commit.partitions,
@@ -356,7 +357,7 @@ class MappingLoop:
             position=work.plan.after,
             rows=self._state.rows + work.rows,
             txn=work.txn.id,
-            write_id=work.txn.write_id,
+            write_id=work.write_id,
             owner=self._ownership.agent,
             at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )

@@ -90,7 +90,7 @@ class Counter:
 
     @contextmanager
     def counted_up(
-        self, table: Table, txn: Transaction, added: Mapping[str, Added], stop: threading.Event
+        self, table: Table, txn: Transaction, write_id: int, added: Mapping[str, Added], stop: threading.Event
     ) -> Iterator[frozenset[str]]:
         """Count the rows up and keep the lease for the block, which commits; yields the names to recount later.
 
@@ -102,7 +102,7 @@ class Counter:
         wait = Wait(_patience(table), stop)
         with _in_turn(self.metastore, table, txn, wait) as alone:
             moment = Moment(read_snapshot(self.metastore, table.name), alone, self.known, wait)
-            writer = Writer(self.writer, txn.write_id)
+            writer = Writer(self.writer, write_id)
             yield statistics.count_up(self.metastore, table, writer, added, moment)
 
     def look(self, table: Table, names: Sequence[str]) -> dict[str, Look]:
@@ -129,10 +129,10 @@ class Counter:
         Rows are counted from the footers of the ORC files, for some seconds at most, at least one partition; commits
         of others wait meanwhile. Raises LockTimeout when the table or the lease is locked for longer than that.
         """
-        txn = transactions.begin_reading(self.metastore, table.name, f"ingestd/counting/{self.writer}")
+        txn = transactions.begin(self.metastore, f"ingestd/counting/{self.writer}")
         try:
             # First the table, then the lease: a recount that waits for DDL must not delay commits.
-            transactions.lock_reading(self.metastore, txn, Wait(_patience(table), stop))
+            transactions.lock_reading(self.metastore, txn, table.name, Wait(_patience(table), stop))
             wait = Wait(_patience(table), stop)
             with _in_turn(self.metastore, table, txn, wait) as alone:
                 if not alone:
@@ -162,7 +162,7 @@ class Counter:
             if not leases.heartbeat_transaction(self.metastore, txn.id):
                 raise TransactionAborted("counting took longer than the metastore waits", where=f"table {table.name}")
             # HiveServer2 would go on answering from a wrong number that it has read, without a new write id.
-            own = transactions.allocate(self.metastore, table.name, [txn.id])[txn.id]
+            own = transactions.allocate(self.metastore, txn, table.name)
             statistics.set_rows(self.metastore, table, rows, snapshot, own, wait)
             transactions.commit(self.metastore, txn)
         return Repair(sorted(rows), sorted(left), failed)

@@ -45,7 +45,12 @@ class Placed:
 
 
 def register(
-    metastore: Metastore, table: Table, location: Location, txn: Transaction, partitions: Iterable[tuple[str, ...]]
+    metastore: Metastore,
+    txn: Transaction,
+    table: Table,
+    write_id: int,
+    location: Location,
+    partitions: Iterable[tuple[str, ...]],
 ) -> dict[str, PartitionInfo]:
     """Make missing partitions and register all that are written; returns them by name (or WHOLE_TABLE).
 
@@ -58,18 +63,18 @@ def register(
         found = {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}
     elif values:
         found = ensure_partitions(metastore, table, values)
-        transactions.register_partitions(metastore, txn, list(found))
+        transactions.register_partitions(metastore, txn, table.name, write_id, list(found))
     else:
         found = {}
     for info in found.values():
         directory = Location.of(info.location)
         names = directory.names()
-        _refuse_base(directory.path, names, txn)
+        _refuse_base(directory.path, names, write_id)
         remove_copies(metastore, table, directory.path, names)
     return found
 
 
-def refuse_overtaken(partitions: Mapping[str, PartitionInfo], txn: Transaction) -> None:
+def refuse_overtaken(partitions: Mapping[str, PartitionInfo], write_id: int) -> None:
     """Raise TransactionAborted where an INSERT OVERWRITE or TRUNCATE took a later write id than ours.
 
     Its `base_N` hides every delta up to N, ours too, although we commit after it (AcidUtils.getAcidState). Compaction's
@@ -78,22 +83,22 @@ def refuse_overtaken(partitions: Mapping[str, PartitionInfo], txn: Transaction) 
     """
     for info in partitions.values():
         directory = Location.of(info.location)
-        _refuse_base(directory.path, directory.names(), txn)
+        _refuse_base(directory.path, directory.names(), write_id)
 
 
-def overtaken(partitions: Mapping[str, PartitionInfo], txn: Transaction) -> dict[str, str]:
-    """Partitions (or WHOLE_TABLE) in which a later `base_N` hides what `txn` committed, with the path of that base."""
+def overtaken(partitions: Mapping[str, PartitionInfo], write_id: int) -> dict[str, str]:
+    """Partitions (or WHOLE_TABLE) in which a later `base_N` hides what `write_id` committed, each with that base."""
     found = {}
     for name, info in partitions.items():
         directory = Location.of(info.location)
-        base = _later_base(directory.names(), txn)
+        base = _later_base(directory.names(), write_id)
         if base:
             found[name] = str(directory.path / base)
     return found
 
 
-def _refuse_base(directory: Path, names: Iterable[str], txn: Transaction) -> None:
-    base = _later_base(names, txn)
+def _refuse_base(directory: Path, names: Iterable[str], write_id: int) -> None:
+    base = _later_base(names, write_id)
     if base:
         raise TransactionAborted(
             "the table was overwritten or truncated since this transaction began; its rows would not be seen",
@@ -102,10 +107,10 @@ def _refuse_base(directory: Path, names: Iterable[str], txn: Transaction) -> Non
         )
 
 
-def _later_base(names: Iterable[str], txn: Transaction) -> str | None:
+def _later_base(names: Iterable[str], write_id: int) -> str | None:
     for name in names:
         found = parse_directory(name)
-        if isinstance(found, Base) and not found.visibility_txn and found.write_id > txn.write_id:
+        if isinstance(found, Base) and not found.visibility_txn and found.write_id > write_id:
             return name
     return None
 

@@ -39,7 +39,7 @@ def keeps_event_log(metastore: Metastore) -> bool:
     return known[0]
 
 
-def announce(metastore: Metastore, table: Table, txn: Transaction, placed: Iterable[Placed]) -> None:
+def announce(metastore: Metastore, table: Table, txn: Transaction, write_id: int, placed: Iterable[Placed]) -> None:
     """Announce what `txn` placed; without an event log nothing is sent. Repeating it is safe: HMS keeps a file once.
 
     The same as Hive's writers send (Hive.addWriteNotificationLog): `replace` for an INSERT too, and an empty checksum
@@ -51,7 +51,7 @@ def announce(metastore: Metastore, table: Table, txn: Transaction, placed: Itera
     for one in placed:
         by_partition.setdefault(table.partition_name(one.partition), []).append(one)
     # One request for each partition: of two in one batch HMS takes the last (HMSHandler).
-    requests = [_request(txn, parts) for parts in by_partition.values()]
+    requests = [_request(table, txn, write_id, parts) for parts in by_partition.values()]
     for start in range(0, len(requests), _CHUNK):
         _send(metastore, table, requests[start : start + _CHUNK])
 
@@ -63,13 +63,13 @@ def _setting(metastore: Metastore, key: str) -> str:
         return ""
 
 
-def _request(txn: Transaction, placed: Sequence[Placed]) -> Any:
+def _request(table: Table, txn: Transaction, write_id: int, placed: Sequence[Placed]) -> Any:
     files = dict.fromkeys((f"{one.location}/{one.delta}/{name}", one.delta) for one in placed for name in one.files)
     return ttypes.WriteNotificationLogRequest(
         txnId=txn.id,
-        writeId=txn.write_id,
-        db=txn.table.database,
-        table=txn.table.table,
+        writeId=write_id,
+        db=table.name.database,
+        table=table.name.table,
         fileInfo=ttypes.InsertEventRequestData(
             replace=True,
             filesAdded=[uri for uri, _ in files],

@@ -98,6 +98,7 @@ class RowCounts:
         self,
         table: Table,
         txn: Transaction,
+        write_id: int,
         added: Mapping[str, Added],
         stop: threading.Event,
         batch: Range | None = None,
@@ -111,13 +112,13 @@ class RowCounts:
         self._begin(table, batch)
         doubtful: Iterable[str] = ()
         try:
-            with self._counter.counted_up(table, txn, added, stop) as doubtful:
+            with self._counter.counted_up(table, txn, write_id, added, stop) as doubtful:
                 yield
         except BaseException:
             # It may have been counted without being committed.
             self._watch(added, 0, added)
             raise
-        self._watch(added, txn.write_id, doubtful)
+        self._watch(added, write_id, doubtful)
 
     def survey(self, seconds: float) -> None:
         """Look at all partitions that carry our counts once, beginning in so many seconds."""

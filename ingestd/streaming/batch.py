@@ -21,7 +21,7 @@ from ingestd.errors import CommitOutcomeUnknown, IngestdError, StorageUnavailabl
 from ingestd.hive import transactions
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table
-from ingestd.hive.transactions import KeyValue, Transaction, Wait
+from ingestd.hive.transactions import KeyValue, Transaction, Wait, WriteLock
 from ingestd.hive.write_ids import is_committed
 from ingestd.publish import deltas, outcome
 from ingestd.publish.deltas import Placed
@@ -93,8 +93,8 @@ class TransactionBatch:
         self._guard = threading.RLock()
         self._partitions = Partitions(session, self._register)
         self._left = deque(transactions.begin_batch(session.metastore, session.table.name, session.agent, size))
-        self.write_ids = [txn.write_id for txn in self._left]
-        self.txn_to_write_ids = {txn.id: txn.write_id for txn in self._left}
+        self.txn_to_write_ids = {txn.id: write_id for txn, write_id in self._left}
+        self.write_ids = list(self.txn_to_write_ids.values())
         self.state = TxnState.INACTIVE
         self.current: Transaction | None = None
         self.placed: Sequence[Placed] = ()
@@ -108,6 +108,11 @@ class TransactionBatch:
         if len(self._left) > 1:
             interval = min(interval, session.batch_seconds)
         self._heartbeat = Heartbeat(session.metastore, list(self.txn_to_write_ids), interval, self._retire)
+
+    @property
+    def current_write_id(self) -> int | None:
+        """Write id of the open transaction."""
+        return self.txn_to_write_ids[self.current.id] if self.current else None
 
     @property
     def remaining(self) -> int:
@@ -129,16 +134,15 @@ class TransactionBatch:
             if not self.remaining:
                 return False
             is_first = len(self._left) == len(self.write_ids)
-            txn = self._left.popleft()
+            txn, write_id = self._left.popleft()
             self._heartbeat.check(txn.id)
             self.current, self.state = txn, TxnState.OPEN
             self._partitions.clear()
             transactions.lock(
                 self._session.metastore,
                 txn,
-                dynamic=self._session.is_dynamic,
+                self._locks,
                 wait=self._wait(),
-                partition=self._locked_partition,
             )
             change = look()
             if change is Change.TABLE or (change is Change.VIEW and not is_first):
@@ -149,7 +153,7 @@ class TransactionBatch:
             if self._output is None:
                 self._location = Location.of(self._table.location)
                 self._output = self._new_output()
-            self._output.begin(txn.write_id)
+            self._output.begin(write_id)
             return True
 
     def add(self, part: Part) -> None:
@@ -255,13 +259,15 @@ class TransactionBatch:
 
     def _register(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
         assert self._location
-        return deltas.register(
-            self._session.metastore, self._table, self._location, self._open_transaction(), partitions
-        )
+        txn = self._open_transaction()
+        write_id = self.txn_to_write_ids[txn.id]
+        return deltas.register(self._session.metastore, txn, self._table, write_id, self._location, partitions)
 
     @property
-    def _locked_partition(self) -> str:
-        return self._table.partition_name(self._session.static) if self._session.static else ""
+    def _locks(self) -> list[WriteLock]:
+        """What each transaction locks: with static partition values only their partition."""
+        partition = self._table.partition_name(self._session.static) if self._session.static else ""
+        return [WriteLock(self._table.name, dynamic=self._session.is_dynamic, partition=partition)]
 
     def _wait(self) -> Wait:
         return Wait(Deadline.after(self._session.lock_seconds), threading.Event())
@@ -272,17 +278,16 @@ class TransactionBatch:
         The lock for it is taken so late because UPDATE and DELETE wait for it too, and a transaction may take hours.
         """
         metastore = self._session.metastore
+        write_id = self.txn_to_write_ids[txn.id]
         deltas.check_alive(metastore, txn)
         done = self._files.finish()
         self.placed = done.placed
         if extras.partitions:
             self._partitions.locate(extras.partitions)
-        announce(metastore, self._table, txn, done.placed)
-        alone = not self.partitions or transactions.strengthen_lock(
-            metastore, txn, dynamic=self._session.is_dynamic, wait=self._wait(), partition=self._locked_partition
-        )
+        announce(metastore, self._table, txn, write_id, done.placed)
+        alone = not self.partitions or transactions.strengthen_lock(metastore, txn, self._locks, wait=self._wait())
         with self._counted_up(txn, done.added):
-            deltas.refuse_overtaken(self.partitions, txn)
+            deltas.refuse_overtaken(self.partitions, write_id)
             self._heartbeat.forget(txn.id)
             self._commit(txn, extras.key_value)
         return alone
@@ -290,7 +295,7 @@ class TransactionBatch:
     def _tell_hidden(self, txn: Transaction) -> None:
         """The commit stands; a directory that cannot be listed now tells nothing."""
         try:
-            hidden = deltas.overtaken(self.partitions, txn)
+            hidden = deltas.overtaken(self.partitions, self.txn_to_write_ids[txn.id])
         except StorageUnavailable as error:
             _log.warning("whether a TRUNCATE hides transaction %s is not known: %s", txn.id, error)
             return
@@ -299,15 +304,16 @@ class TransactionBatch:
                 "rows of transaction %s (write id %s) were committed beside a TRUNCATE and are hidden by %s; if it was"
                 " not meant to remove them, write them again",
                 txn.id,
-                txn.write_id,
+                self.txn_to_write_ids[txn.id],
                 base,
             )
 
     def _counted_up(self, txn: Transaction, added: Mapping[str, Added]) -> AbstractContextManager[None]:
         """Count the rows up for a block that commits them."""
+        write_id = self.txn_to_write_ids[txn.id]
         some = {name: more for name, more in added.items() if more.rows}
         batch = (self.write_ids[0], self.write_ids[-1]) if len(self.write_ids) > 1 else None
-        return self._session.counts.counted_up(self._table, txn, some, threading.Event(), batch)
+        return self._session.counts.counted_up(self._table, txn, write_id, some, threading.Event(), batch)
 
     def _commit(self, txn: Transaction, key_value: KeyValue | None) -> None:
         metastore = self._session.metastore
@@ -338,7 +344,7 @@ class TransactionBatch:
             self._output.abandon()
 
     def _abort_rest(self) -> None:
-        open_now = [*([self.current] if self.current else []), *self._left]
+        open_now = [*([self.current] if self.current else []), *(txn for txn, _ in self._left)]
         try:
             transactions.abort_all(self._session.metastore, [txn.id for txn in open_now])
         except IngestdError as error:

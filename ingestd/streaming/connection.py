@@ -298,9 +298,9 @@ class HiveStreamingConnection(ConnectionInfo):
         check_whole("txn_id", txn_id, 1, kind=StreamingException)
         if self.write_id is None or self.current_transaction_state is not TxnState.PREPARED_FOR_COMMIT:
             raise InvalidTransactionState("there is no joined transaction that is prepared", where="events")
-        joined = Transaction(txn_id, self.write_id, self._table.name, self.agent_info)
+        joined = Transaction(txn_id, self.agent_info)
         with streaming_errors(), transaction_errors():
-            announce(self._metastore, self._table, joined, self.write_directories)
+            announce(self._metastore, self._table, joined, self.write_id, self.write_directories)
 
     # --- inside
 

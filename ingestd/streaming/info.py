@@ -103,7 +103,7 @@ class ConnectionInfo:
     def current_write_id(self) -> int | None:
         """Write id of the open transaction."""
         if isinstance(self._batch, TransactionBatch):
-            return self._batch.current.write_id if self._batch.current else None
+            return self._batch.current_write_id
         return self.write_id
 
     @property

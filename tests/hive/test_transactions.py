@@ -14,7 +14,7 @@ from ingestd.errors import MetastoreUnavailable
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
-from ingestd.hive.transactions import Wait
+from ingestd.hive.transactions import Wait, WriteLock
 from tests.streaming.support import connect, rows
 from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table, visible_ids
@@ -25,7 +25,7 @@ class _Statement:
 
     def __init__(self, metastore: Metastore, table: TableName, kind: int) -> None:
         self._metastore = metastore
-        self._txn = transactions.begin_reading(metastore, table, "tests/statement").id
+        self._txn = transactions.begin(metastore, "tests/statement").id
         component = ttypes.LockComponent(
             type=kind,
             level=ttypes.LockLevel.TABLE,
@@ -66,12 +66,12 @@ def test_ddl_when_asked_for_while_a_commit_waits_for_an_update_then_the_commit_c
     kinds = ttypes.LockType
     update = _Statement(stack.metastore, table, kinds.EXCL_WRITE)
     assert update.has_lock()
-    txn = transactions.begin(stack.metastore, table, "tests/ours")
+    txn, _ = transactions.begin_writing(stack.metastore, table, "tests/ours")
     wait = Wait(Deadline.after(30), threading.Event(), patience_seconds=3.0)
 
     def lock() -> bool:
         with closing(Metastore(stack.addresses.metastore)) as metastore:
-            return transactions.lock_against_overwrites(metastore, txn, dynamic=False, wait=wait)
+            return transactions.lock_against_overwrites(metastore, txn, [WriteLock(table)], wait=wait)
 
     with ThreadPoolExecutor(1) as pool:
         locking = pool.submit(lock)
@@ -101,7 +101,7 @@ def test_ddl_when_it_waits_for_a_streaming_transaction_then_that_commits(stack: 
 
 def test_open_transactions_when_an_id_is_missing_then_found_all_the_same(stack: Stack, table: TableName) -> None:
     _leave_id_gap(stack.metastore)
-    txn = transactions.begin_reading(stack.metastore, table, f"tests/{stack.name}")
+    txn = transactions.begin(stack.metastore, f"tests/{stack.name}")
     assert transactions.open_transactions(stack.metastore, f"tests/{stack.name}") == [txn.id]
     transactions.abort(stack.metastore, txn.id)
 

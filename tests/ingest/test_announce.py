@@ -19,7 +19,7 @@ from hive_metastore import ttypes
 from ingestd.acid.layout import Delta, parse_directory
 from ingestd.hive.client import CAPABILITIES, Metastore, UnknownCall
 from ingestd.hive.tables import TableName, load_acid_table
-from ingestd.hive.transactions import begin, commit, register_partitions
+from ingestd.hive.transactions import begin_writing, commit, register_partitions
 from ingestd.publish.deltas import Placed
 from ingestd.publish.notifications import announce, keeps_event_log
 from ingestd.sandbox import Addresses
@@ -190,9 +190,9 @@ def test_transactions_that_share_files_streamed_then_each_commit_names_those_it_
 def test_joined_transaction_when_its_events_are_added_then_the_owners_commit_names_its_files(logged: Stack) -> None:
     _make_table(logged)
     table = load_acid_table(logged.metastore, TableName("default", logged.name))
-    owner = begin(logged.metastore, table.name, "owner")
+    owner, write_id = begin_writing(logged.metastore, table.name, "owner")
     with HiveStreamingConnection(
-        write_id=owner.write_id,
+        write_id=write_id,
         table_object=table.raw,
         metastore_uri=logged.addresses.metastore,
         record_writer=ArrowWriter(),
@@ -203,7 +203,7 @@ def test_joined_transaction_when_its_events_are_added_then_the_owners_commit_nam
             joined.add_write_notification_events(owner.id)
         joined.commit_transaction()
         joined.add_write_notification_events(owner.id)
-    register_partitions(logged.metastore, owner, [table.partition_name([day]) for day in DAYS])
+    register_partitions(logged.metastore, owner, table.name, write_id, [table.partition_name([day]) for day in DAYS])
     commit(logged.metastore, owner)
     assert _announced(logged) == _on_disk(logged)
 
@@ -218,13 +218,13 @@ def test_metastore_without_the_call_for_many_then_told_one_by_one_and_a_repetiti
     _write(logged, 1, DAYS)
     with closing(_Recording(logged.addresses.metastore, "add_write_notification_log_in_batch")) as metastore:
         table = load_acid_table(metastore, TableName("default", logged.name))
-        txn = begin(metastore, table.name, "test")
+        txn, write_id = begin_writing(metastore, table.name, "test")
         placed = [Placed((day,), f"{table.location}/{table.partition_name([day])}", "delta_x", ("f",)) for day in DAYS]
         for _ in range(2):
-            announce(metastore, table, txn, placed)
+            announce(metastore, table, txn, write_id, placed)
         commit(metastore, txn)
         assert metastore.methods.count("add_write_notification_log") == 2 * len(DAYS)
-    assert _announced(logged)[txn.write_id] == {str(local_path(f"{p.location}/delta_x/f")) for p in placed}
+    assert _announced(logged)[write_id] == {str(local_path(f"{p.location}/delta_x/f")) for p in placed}
 
 
 def test_metastore_with_neither_call_then_told_nothing(logged: Stack) -> None:
@@ -232,8 +232,8 @@ def test_metastore_with_neither_call_then_told_nothing(logged: Stack) -> None:
     single, batch = "add_write_notification_log", "add_write_notification_log_in_batch"
     with closing(_Recording(logged.addresses.metastore, single, batch)) as metastore:
         table = load_acid_table(metastore, TableName("default", logged.name))
-        txn = begin(metastore, table.name, "test")
-        announce(metastore, table, txn, [Placed((), table.location, "delta_x", ("f",))])
+        txn, write_id = begin_writing(metastore, table.name, "test")
+        announce(metastore, table, txn, write_id, [Placed((), table.location, "delta_x", ("f",))])
         commit(metastore, txn)
     assert _announced(logged) == {}
 
@@ -242,10 +242,10 @@ def test_metastore_without_event_log_then_asked_once_and_told_nothing(stack: Sta
     stack.table("id bigint")
     with closing(_Recording(stack.addresses.metastore)) as metastore:
         table = load_acid_table(metastore, TableName("default", stack.name))
-        txn = begin(metastore, table.name, "test")
+        txn, write_id = begin_writing(metastore, table.name, "test")
         metastore.methods.clear()
         for _ in range(3):
-            announce(metastore, table, txn, [Placed((), table.location, "delta_x", ("f",))])
+            announce(metastore, table, txn, write_id, [Placed((), table.location, "delta_x", ("f",))])
         assert not keeps_event_log(metastore)
         assert metastore.methods == ["get_config_value"] * 2
         commit(metastore, txn)

@@ -39,9 +39,8 @@ def _make(stack: Stack, partition: str) -> None:
 @pytest.fixture
 def lease(stack: Stack) -> Iterator[threading.Event]:
     """The counting lease of the test's table in the hands of a client that does nothing with it, until it is set."""
-    name = TableName("default", stack.name)
     free = threading.Event()
-    txn = transactions.begin_reading(stack.metastore, name, stack.name)
+    txn = transactions.begin(stack.metastore, stack.name)
     lease = TableName("default", f"{stack.name}#ingestd.counting")
     transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(5), threading.Event()))
 

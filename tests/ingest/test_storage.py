@@ -81,8 +81,7 @@ def test_partition_on_another_file_system_then_written_and_half_copies_of_the_de
     stack.sql(f"ALTER TABLE {stack.name} ADD PARTITION (dt='a')")
     (_place(stack) / "dt=a").rmdir()
     (_place(stack) / "dt=a").symlink_to(other_disk)
-    name = TableName("default", stack.name)
-    ended, living = (transactions.begin_reading(stack.metastore, name, "tests").id for _ in range(2))
+    ended, living = (transactions.begin(stack.metastore, "tests").id for _ in range(2))
     transactions.abort(stack.metastore, ended)
     half = [other_disk / f".ingestd-incoming-{txn}-delta_0000001_0000001_0000" for txn in (ended, living)]
     for one in half:

@@ -28,7 +28,9 @@ class Case:
 
     metastore: Metastore
     between: Proxy
+    table: TableName
     txn: Transaction
+    write_id: int
     waits: list[IngestdError] = field(default_factory=list)
 
     def commit(
@@ -51,11 +53,11 @@ def case(stack: Stack) -> Iterator[Case]:
     name = TableName("default", stack.name)
     stack.table("id int")
     with proxy(stack.addresses.metastore) as between, closing(Metastore(between.uri)) as metastore:
-        yield Case(metastore, between, transactions.begin(metastore, name, "tests/ending"))
+        yield Case(metastore, between, name, *transactions.begin_writing(metastore, name, "tests/ending"))
 
 
-def _is_visible(stack: Stack, txn: Transaction) -> bool:
-    return read_snapshot(stack.metastore, txn.table).is_valid(txn.write_id)
+def _is_visible(stack: Stack, case: Case) -> bool:
+    return read_snapshot(stack.metastore, case.table).is_valid(case.write_id)
 
 
 def test_answer_is_lost_then_it_is_asked_for_and_nothing_is_repeated(stack: Stack, case: Case) -> None:
@@ -63,14 +65,14 @@ def test_answer_is_lost_then_it_is_asked_for_and_nothing_is_repeated(stack: Stac
     case.between.lose_answer("get_open_txns", 2)  # asked twice each time
     case.commit()
     assert (case.commits, case.between.calls["get_open_txns"], len(case.waits)) == (1, 3, 2)
-    assert _is_visible(stack, case.txn)
+    assert _is_visible(stack, case)
 
 
 def test_call_is_lost_then_it_is_made_again(stack: Stack, case: Case) -> None:
     case.between.lose_call("commit_txn", 2)
     case.commit()
     assert (case.commits, len(case.waits)) == (3, 2)
-    assert _is_visible(stack, case.txn)
+    assert _is_visible(stack, case)
 
 
 def test_call_is_lost_and_somebody_aborts_meanwhile_then_transaction_aborted(stack: Stack, case: Case) -> None:
@@ -82,7 +84,7 @@ def test_call_is_lost_and_somebody_aborts_meanwhile_then_transaction_aborted(sta
     with pytest.raises(TransactionAborted):
         case.commit(has_happened)
     assert case.commits == 2
-    assert not _is_visible(stack, case.txn)
+    assert not _is_visible(stack, case)
 
 
 def test_metastore_has_forgotten_it_then_it_is_asked_once_more_how_it_ended(stack: Stack, case: Case) -> None:
@@ -95,12 +97,12 @@ def test_metastore_has_forgotten_it_then_it_is_asked_once_more_how_it_ended(stac
 
 
 def test_metastore_refuses_then_aborted_after_three_times(stack: Stack, case: Case) -> None:
-    wrong = KeyValue(read_table(case.metastore, case.txn.table).id, "must begin with _meta", "x")
+    wrong = KeyValue(read_table(case.metastore, case.table).id, "must begin with _meta", "x")
     with pytest.raises(TransactionAborted, match=r"refused the commit: .*Internal error"):
         case.commit(key_value=wrong)
     assert (case.commits, len(case.waits)) == (3, 3)
     assert case.txn.id not in transactions.open_transactions(stack.metastore, "tests/ending")
-    assert not _is_visible(stack, case.txn)
+    assert not _is_visible(stack, case)
 
 
 def test_nobody_answers_until_it_is_stopped_then_outcome_unknown(case: Case) -> None:
@@ -120,7 +122,7 @@ def test_nobody_can_tell_any_more_then_outcome_unknown_at_once_and_nothing_is_ab
     def has_happened() -> bool:
         raise CommitOutcomeUnknown("another daemon has committed since")
 
-    wrong = KeyValue(read_table(case.metastore, case.txn.table).id, "must begin with _meta", "x")
+    wrong = KeyValue(read_table(case.metastore, case.table).id, "must begin with _meta", "x")
     with pytest.raises(CommitOutcomeUnknown, match="another daemon"):
         case.commit(has_happened, wrong)
     assert (case.commits, len(case.waits)) == (1, 1)

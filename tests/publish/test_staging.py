@@ -17,6 +17,7 @@ from ingestd.errors import StorageUnavailable, TransactionAborted
 from ingestd.hive import transactions
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table, TableName, load_acid_table
+from ingestd.hive.transactions import Transaction
 from ingestd.publish import deltas, staging
 from ingestd.publish.staging import Staging
 from ingestd.publish.statistics import WHOLE_TABLE
@@ -35,13 +36,13 @@ def table(stack: Stack) -> Table:
     return load_acid_table(stack.metastore, name)
 
 
-def _begin(stack: Stack, table: Table) -> transactions.Transaction:
-    return transactions.begin(stack.metastore, table.name, "tests")
+def _begin(stack: Stack, table: Table) -> tuple[Transaction, int]:
+    return transactions.begin_writing(stack.metastore, table.name, "tests")
 
 
 def test_sweep_then_removes_what_ended_transactions_left_and_nothing_else(stack: Stack, table: Table) -> None:
     location = Location.of(table.location)
-    aborted, committed, living = (_begin(stack, table) for _ in range(3))
+    (aborted, write_id), (committed, _), (living, living_id) = (_begin(stack, table) for _ in range(3))
     transactions.abort(stack.metastore, aborted.id)
     transactions.commit(stack.metastore, committed)
     calls = stack.metastore.calls
@@ -50,13 +51,13 @@ def test_sweep_then_removes_what_ended_transactions_left_and_nothing_else(stack:
     gone = [
         (staging.DAEMON, str(aborted.id)),
         (staging.STREAMING, str(committed.id)),
-        (staging.STREAMING, f"w{aborted.write_id}-0"),
+        (staging.STREAMING, f"w{write_id}-0"),
         (staging.DAEMON, "a mapping of before", str(aborted.id)),
     ]
     kept = [
         (staging.DAEMON, str(living.id)),
         (staging.DAEMON, str(living.id + 1_000_000)),
-        (staging.STREAMING, f"w{living.write_id}-1"),
+        (staging.STREAMING, f"w{living_id}-1"),
         (staging.STREAMING, "notes"),
     ]
     for one in (*gone, *kept):
@@ -72,9 +73,9 @@ def test_sweep_then_removes_what_ended_transactions_left_and_nothing_else(stack:
 def test_place_when_a_successor_removed_the_staged_files_then_says_so_and_leaves_nothing(
     stack: Stack, table: Table
 ) -> None:
-    txn = _begin(stack, table)
+    txn, write_id = _begin(stack, table)
     own = Staging(Location.of(table.location), staging.DAEMON, str(txn.id))
-    pool = WriterPool(own.make(), COLUMNS, txn.write_id, 0)
+    pool = WriterPool(own.make(), COLUMNS, write_id, 0)
     pool.add((), pa.record_batch({"id": pa.array([1], pa.int32()), "note": ["x"]}))
     files = pool.close()
     transactions.abort(stack.metastore, txn.id)
@@ -82,7 +83,7 @@ def test_place_when_a_successor_removed_the_staged_files_then_says_so_and_leaves
     partitions = {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}
 
     with pytest.raises(TransactionAborted, match="staged files were removed"):
-        deltas.place(table, txn.write_id, files, partitions, own)
+        deltas.place(table, write_id, files, partitions, own)
     with pytest.raises(TransactionAborted, match="has ended the transaction"):
         deltas.check_alive(stack.metastore, txn)
     assert not list(own.location.path.glob("delta_*"))

@@ -187,9 +187,9 @@ def test_joined_transaction_when_its_table_object_is_old_then_table_changed(stac
     stack.table("id int, note string")
     old = load_acid_table(stack.metastore, TableName("default", stack.name))
     stack.sql(f"ALTER TABLE {stack.name} ADD COLUMNS (extra string)")
-    owner = transactions.begin(stack.metastore, old.name, "owner")
+    owner, write_id = transactions.begin_writing(stack.metastore, old.name, "owner")
 
-    with connect(stack, write_id=owner.write_id, table_object=old.raw) as joined:
+    with connect(stack, write_id=write_id, table_object=old.raw) as joined:
         with pytest.raises(TableChanged, match="changed since table_object was read"):
             joined.begin_transaction()
         assert joined.current_transaction_state is TxnState.ABORTED

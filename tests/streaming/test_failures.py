@@ -212,7 +212,7 @@ def test_joined_transaction_when_it_writes_then_it_leaves_the_transaction_to_its
 ) -> None:
     stack.table("id int, note string")
     table = load_acid_table(stack.metastore, TableName("default", stack.name))
-    owner = transactions.begin(stack.metastore, table.name, "owner")
+    owner, write_id = transactions.begin_writing(stack.metastore, table.name, "owner")
     called: list[str] = []
     real = Metastore.call
 
@@ -220,7 +220,7 @@ def test_joined_transaction_when_it_writes_then_it_leaves_the_transaction_to_its
         called.append(name)
         return real(metastore, name, *arguments)
 
-    with connect(stack, write_id=owner.write_id, table_object=table.raw) as joined:
+    with connect(stack, write_id=write_id, table_object=table.raw) as joined:
         monkeypatch.setattr(Metastore, "call", call)
         joined.begin_transaction()
         joined.write(rows(0))
@@ -271,9 +271,9 @@ def test_next_batch_when_a_transaction_is_open_then_refused_and_nothing_is_lost(
 def test_joined_transaction_when_given_a_key_then_refused_and_its_rows_stay(stack: Stack) -> None:
     stack.table("id int, note string", **{"_meta.offset": "0"})
     table = load_acid_table(stack.metastore, TableName("default", stack.name))
-    owner = transactions.begin(stack.metastore, table.name, "owner")
+    owner, write_id = transactions.begin_writing(stack.metastore, table.name, "owner")
 
-    with connect(stack, write_id=owner.write_id, table_object=table.raw) as joined:
+    with connect(stack, write_id=write_id, table_object=table.raw) as joined:
         joined.begin_transaction()
         joined.write(rows(0))
         with pytest.raises(InvalidTransactionState, match="the owner of a joined transaction"):

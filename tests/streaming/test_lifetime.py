@@ -144,22 +144,22 @@ def test_commit_when_given_partitions_and_a_key_then_both_come_with_it(stack: St
 def test_joined_transaction_when_its_owner_ends_it_then_rows_follow_it(stack: Stack, outcome: str) -> None:
     stack.table("id int, note string", partitioned="day string")
     table = load_acid_table(stack.metastore, name_of(stack))
-    owner = transactions.begin(stack.metastore, table.name, "owner")
+    owner, write_id = transactions.begin_writing(stack.metastore, table.name, "owner")
 
     with connect(
-        stack, write_id=owner.write_id, table_object=table.raw, statement_id=3, record_writer=ArrowWriter()
+        stack, write_id=write_id, table_object=table.raw, statement_id=3, record_writer=ArrowWriter()
     ) as joined:
         joined.begin_transaction()
         joined.write(rows(0, day=["a"] * 5 + ["b"] * 5))
         joined.commit_transaction()
         assert joined.current_transaction_state is TxnState.PREPARED_FOR_COMMIT
         assert joined.stats.committed_transactions == 0
-        place = joined.delta_file_location(["a"], 0, owner.write_id, owner.write_id, 3)
+        place = joined.delta_file_location(["a"], 0, write_id, write_id, 3)
         assert place.is_file()
         with pytest.raises(InvalidTransactionState):
             joined.begin_transaction()
         assert joined.current_transaction_state is TxnState.PREPARED_FOR_COMMIT
-        transactions.register_partitions(stack.metastore, owner, list(joined.partitions))
+        transactions.register_partitions(stack.metastore, owner, table.name, write_id, list(joined.partitions))
 
     assert stack.sql(f"SELECT id FROM {stack.name}") == []
     if outcome == "commit":

@@ -99,12 +99,12 @@ def test_batch_when_it_is_larger_than_the_metastore_opens_at_once_then_all_its_t
 
     opened = transactions.begin_batch(stack.metastore, table.name, stack.name, 1003)
     try:
-        assert len({txn.id for txn in opened}) == 1003
-        write_ids = [txn.write_id for txn in opened]
+        assert len({txn.id for txn, _ in opened}) == 1003
+        write_ids = [write_id for _, write_id in opened]
         assert write_ids == list(range(write_ids[0], write_ids[0] + 1003))
     finally:
-        transactions.abort(stack.metastore, opened[0].id)
-        transactions.abort_all(stack.metastore, [txn.id for txn in opened])
+        transactions.abort(stack.metastore, opened[0][0].id)
+        transactions.abort_all(stack.metastore, [txn.id for txn, _ in opened])
     assert transactions.open_transactions(stack.metastore, stack.name) == []
 
 

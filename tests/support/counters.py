@@ -34,11 +34,11 @@ def end_analyze(stack: Stack, parameters: dict[str, str], snapshot: ValidWriteId
     """As HiveServer2 ends an ANALYZE that saw `snapshot` and read these parameters: it sets its flag with them."""
     name = TableName("default", stack.name)
     table = load_acid_table(stack.metastore, name)
-    txn = transactions.begin(stack.metastore, name, "tests")
-    state = {"writeId": txn.write_id, "validWriteIdList": as_text(snapshot)}
+    txn, write_id = transactions.begin_writing(stack.metastore, name, "tests")
+    state = {"writeId": write_id, "validWriteIdList": as_text(snapshot)}
     found = read_partitions(stack.metastore, table, [partition])[0] if partition else table.raw
     found.parameters = parameters | {"COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}
-    found.writeId = txn.write_id
+    found.writeId = write_id
     _write(stack, found, partition, state)
     transactions.commit(stack.metastore, txn)
 

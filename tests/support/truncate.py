@@ -19,7 +19,7 @@ class Truncation:
         self._metastore = metastore
         self._table = table
         self._partitions = list(partitions)
-        self._txn = transactions.begin_reading(metastore, table, "tests/truncate").id
+        self._txn = transactions.begin(metastore, "tests/truncate").id
         components = [self._component(name) for name in self._partitions or [""]]
         request = ttypes.LockRequest(component=components, txnid=self._txn, user="tests", hostname="tests")
         assert metastore.call("lock", request).state == ttypes.LockState.ACQUIRED
