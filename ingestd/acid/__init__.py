@@ -1,60 +1,15 @@
-"""Hive's full-ACID storage: directories, ORC files, partitions; no metastore, no network, local paths only."""
+"""Hive's full-ACID storage on a local file system: directories, ORC files and partitions. Makes no network calls.
 
-from ingestd.acid.layout import (
-    ORC_ACID_VERSION,
-    ORC_ACID_VERSION_FILE,
-    Base,
-    DeleteDelta,
-    Delta,
-    ValidWriteIds,
-    VisibleDirectories,
-    bucket_name,
-    bucket_property,
-    delta_name,
-    parse_directory,
-    visible_directories,
-)
-from ingestd.acid.partitions import (
-    DEFAULT_PARTITION,
-    Routed,
-    odd_partition_names,
-    partition_name,
-    partition_value,
-    route,
-    static_partition_value,
-)
-from ingestd.acid.pyarrow_writer import FastWriter
-from ingestd.acid.pyorc_writer import ExactWriter
-from ingestd.acid.visible_rows import visible_rows
-from ingestd.acid.writer import AcidWriter, Finished, exact_rows
-from ingestd.acid.writer_pool import WriterPool, WrittenFile
+Where things are, in the order in which rows pass through:
 
-__all__ = [
-    "DEFAULT_PARTITION",
-    "ORC_ACID_VERSION",
-    "ORC_ACID_VERSION_FILE",
-    "AcidWriter",
-    "Base",
-    "DeleteDelta",
-    "Delta",
-    "ExactWriter",
-    "FastWriter",
-    "Finished",
-    "Routed",
-    "ValidWriteIds",
-    "VisibleDirectories",
-    "WriterPool",
-    "WrittenFile",
-    "bucket_name",
-    "bucket_property",
-    "delta_name",
-    "exact_rows",
-    "odd_partition_names",
-    "parse_directory",
-    "partition_name",
-    "partition_value",
-    "route",
-    "static_partition_value",
-    "visible_directories",
-    "visible_rows",
-]
+- `constraints`: which decoded rows the table cannot store.
+- `routing`: splits a batch by partition and bucket; `partitions` has Hive's names and values of partitions, `buckets`
+  Hive's hash functions.
+- `writer_pool`: holds rows in memory and keeps a bounded number of files open.
+- `writer`: the contract of a writer, and which rows need which of `pyarrow_writer` (columnar) and `pyorc_writer` (row
+  by row, for values that pyarrow corrupts). `encoding` is how they encode, by the table's `orc.*` properties.
+- `appendable`: a file to which several transactions append while readers read it.
+- `sink`: the file object below both ORC libraries. `footer` adds Hive's metadata to a closed file, `orc_proto` reads
+  and encodes the tail of an ORC file.
+- `layout`: names of directories and files. `visibility`: which of them, and how many rows, a reader sees.
+"""

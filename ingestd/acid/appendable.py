@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ingestd.acid.footer import seal_shared
-from ingestd.acid.layout import SIDE_FILE, bucket_name, bucket_property
+from ingestd.acid.encoding import Encoding
+from ingestd.acid.footer import FileSize, seal
+from ingestd.acid.layout import SIDE_FILE_SUFFIX, bucket_name, bucket_property
 from ingestd.acid.pyorc_writer import orc_writer, write_rows
 from ingestd.acid.sink import OrcSink
-from ingestd.acid.writer import Encoding, Finished
 from ingestd.schema import Column
 
 
-class SharedFile:
+class AppendableFile:
     """The file of one bucket in a delta of several write ids. All methods raise OSError."""
 
     def __init__(
@@ -33,7 +33,7 @@ class SharedFile:
     ) -> None:
         """`directory` is the delta, which exists. Nothing appears in it under a name that readers look at."""
         self._path = directory / bucket_name(bucket)
-        self._side = self._path.with_name(self._path.name + SIDE_FILE)
+        self._side = self._path.with_name(self._path.name + SIDE_FILE_SUFFIX)
         self._hidden = self._path.with_name("_" + self._path.name)
         self._bucket = bucket_property(bucket, statement)
         self._runs: list[tuple[int, int]] = []
@@ -57,14 +57,14 @@ class SharedFile:
         self._unflushed += batch.num_rows
         self._sink.check()
 
-    def flush(self, write_id: int) -> Finished:
+    def flush(self, write_id: int) -> FileSize:
         """Bring all rows so far to the disk and let readers have them as their transactions commit.
 
         Returns the rows of `write_id` (those of aborted ones may be among what is flushed) and the bytes since the last
         flush.
         """
         if not self._unflushed:
-            return Finished(0, 0)
+            return FileSize(0, 0)
         if self._kept[0] != write_id:
             self._kept = (write_id, self._length)
         length = self._orc.write_intermediate_footer()
@@ -78,7 +78,7 @@ class SharedFile:
             _sync(self._path.parent)
         last, rows = self._runs[-1]
         self._unflushed = 0
-        return Finished(rows if last == write_id else 0, length - before)
+        return FileSize(rows if last == write_id else 0, length - before)
 
     def close(self) -> None:
         """Finish the file: the last footer gets the calendar and all keys, then the side file is not needed any more.
@@ -91,7 +91,7 @@ class SharedFile:
         if not self._length:
             self._hidden.unlink()
             return
-        seal_shared(self._path, self._runs, self._bucket)
+        seal(self._path, self._runs, self._bucket)
         self._side.unlink()
         _sync(self._path.parent)
 

@@ -1,20 +1,17 @@
-"""Rows are sorted into Hive partitions by their values, column-wise.
+"""Names and values of Hive partitions.
 
-Invariant: names and values are Hive's own texts (FileUtils.makePartName, Streaming's getPartitionValues), and each row
-goes to exactly one partition, in its old order.
+Invariant: both are the texts that Hive itself writes (FileUtils.makePartName, HiveStreamingConnection).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
 from math import isinf
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,7 +22,6 @@ DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = {
     code: f"%{code:02X}" for code in (*range(0x20), 0x7F, *map(ord, "\"#%'*/:=?\\{[]^"))
 }  # FileUtils.charToEscape
-_FEW = 1 << 16
 NAME_BYTES = 255  # a directory name on Linux file systems and HDFS
 _WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
@@ -243,61 +239,3 @@ def _java_double(text: str) -> str:
         plain = f"{Decimal(digits).scaleb(exponent - len(digits) + 1):f}"
         return sign + (plain if "." in plain else plain + ".0")
     return f"{sign}{digits[0]}.{digits[1:] or '0'}E{exponent}"
-
-
-@dataclass(frozen=True, slots=True)
-class Routed:
-    """The rows of one partition; `values` in the order of the partition columns, `rows` without those columns."""
-
-    values: tuple[str, ...]
-    rows: pa.RecordBatch
-
-
-def route(batch: pa.RecordBatch, columns: Sequence[Column], partition_columns: Sequence[Column]) -> list[Routed]:
-    """Split a batch by its partition columns; every column is found in the batch by name.
-
-    `columns` are the table's columns without the partition columns and give the order of `Routed.rows`. Rows of one
-    partition keep their order; a table without partition columns gives one `Routed` with no values.
-    """
-    rows = batch.select([column.name for column in columns])
-    if batch.num_rows == 0:
-        return []
-    codes = np.zeros(1, np.int64)
-    texts: list[tuple[str, ...]] = [()]
-    for column in partition_columns:
-        more, values = _codes(column, batch.column(column.name))
-        codes, texts = _combine(codes, texts, more, values)
-    if len(texts) == 1:
-        return [Routed(texts[0], rows)]
-    order = np.argsort(codes.astype(np.uint16) if len(texts) <= _FEW else codes, kind="stable")
-    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
-    ends = [*starts[1:].tolist(), len(order)]
-    rows = rows.take(pa.array(order))
-    return [
-        Routed(texts[codes[order[start]]], rows.slice(start, end - start))
-        for start, end in zip(starts.tolist(), ends, strict=True)
-    ]
-
-
-def _codes(column: Column, array: pa.Array) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """A number per row and the text of each number; values with one text share their number."""
-    encoded = pc.dictionary_encode(array, null_encoding="encode")
-    texts = [partition_value(column, scalar) for scalar in encoded.dictionary]
-    distinct = {text: place for place, text in enumerate(dict.fromkeys(texts))}
-    if len(distinct) == 1:
-        return np.zeros(1, np.int64), list(distinct)
-    renumber = np.fromiter((distinct[text] for text in texts), np.int64, len(texts))
-    return renumber[encoded.indices.to_numpy(zero_copy_only=False)], list(distinct)
-
-
-def _combine(
-    codes: npt.NDArray[np.int64], texts: list[tuple[str, ...]], more: npt.NDArray[np.int64], values: list[str]
-) -> tuple[npt.NDArray[np.int64], list[tuple[str, ...]]]:
-    """Number the pairs that occur; an array of length 1 stands for the same number in every row."""
-    if len(values) == 1:
-        return codes, [(*text, values[0]) for text in texts]
-    if len(texts) == 1:
-        return more, [(*texts[0], value) for value in values]
-    pairs, numbers = np.unique(codes * len(values) + more, return_inverse=True)
-    combined = [(*texts[pair // len(values)], values[pair % len(values)]) for pair in pairs.tolist()]
-    return numbers.astype(np.int64), combined

@@ -1,6 +1,6 @@
-"""Arrow batches become an ORC file of insert events without leaving Arrow.
+"""Writes Arrow batches to an ORC file of insert events with pyarrow, column by column.
 
-Invariant: columns are handed to pyarrow's ORC writer as they are; rows for which `exact_rows` holds never come here.
+Invariant: no value passes through Python. Rows that `rows_for_pyorc` selects must not be passed to this writer.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import orc
 
-from ingestd.acid.footer import seal
+from ingestd.acid.encoding import DICTIONARY_THRESHOLD, STANDARD, Encoding
+from ingestd.acid.footer import FileSize, seal
 from ingestd.acid.sink import OrcSink
-from ingestd.acid.writer import DICTIONARY, STANDARD, Encoding, Finished, bloom_ids, discard
+from ingestd.acid.writer import remove_file
 from ingestd.background import apart
 from ingestd.schema import Column
 
-# pyarrow refuses to leave indexes out; one entry for a stripe is next to none.
+# pyarrow cannot omit indexes; with this stride a stripe has one entry.
 _ONE_ENTRY = 1 << 30
-_ROWS = 4096  # handed to liborc at once: a tenth faster than by 1024
+_BATCH_ROWS = 4096  # per call of liborc; 10 % faster than 1024
 
 
-class FastWriter:
-    """Columnar writer over pyarrow; char and varchar become ORC STRING, which Hive converts on reading."""
+class PyArrowWriter:
+    """Columnar writer. char and varchar are written as ORC STRING, which Hive converts on reading."""
 
     def __init__(
         self,
@@ -37,7 +38,7 @@ class FastWriter:
         *,
         encoding: Encoding = STANDARD,
     ) -> None:
-        """`bucket` is the bucket property. Creates the file; raises OSError."""
+        """Create the file; `bucket` is the bucket property. Raises OSError."""
         self._path = path
         self._schema = pa.schema([pa.field(column.name, column.type.arrow) for column in columns])
         self._row_type = pa.struct(list(self._schema))
@@ -51,36 +52,35 @@ class FastWriter:
             compression_block_size=encoding.block_bytes,
             compression_strategy=encoding.strategy,
             stripe_size=encoding.stripe_bytes,
-            batch_size=_ROWS,
+            batch_size=_BATCH_ROWS,
             row_index_stride=encoding.index_stride or _ONE_ENTRY,
-            dictionary_key_size_threshold=DICTIONARY if encoding.dictionaries else 0.0,
-            bloom_filter_columns=bloom_ids(columns, encoding) or None,
+            dictionary_key_size_threshold=DICTIONARY_THRESHOLD if encoding.dictionaries else 0.0,
+            bloom_filter_columns=encoding.bloom_ids(columns) or None,
             bloom_filter_fpp=encoding.bloom_fpp,
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows; a batch of which `exact_rows` names any must not come here."""
+        """See `AcidWriter`; `rows_for_pyorc` must be None for the batch."""
         if batch.num_rows:
             self._orc.write(pa.Table.from_batches([self._events(batch)]))
             self._rows += batch.num_rows
             self._file.check()
 
-    def close(self) -> Finished:
-        """Finish the file; an empty one too is complete."""
-        if not self._rows:  # pyarrow writes no footer if it never saw a schema
+    def close(self) -> FileSize:
+        """See `AcidWriter`; a file without rows is a complete ORC file, too."""
+        if not self._rows:  # without a batch pyarrow knows no schema and writes no footer
             self._orc.write(pa.Table.from_batches([self._events(pa.RecordBatch.from_pylist([], schema=self._schema))]))
-        apart(self._orc.close)  # a signal handler that raises inside it would end the process
+        apart(self._orc.close)  # an exception from a signal handler inside this call would terminate the process
         self._file.close()
         self._file.check()
-        sealed = seal(self._path, self._write_id, self._bucket)
-        return Finished(sealed.rows, sealed.bytes)
+        return seal(self._path, [(self._write_id, self._rows)], self._bucket)
 
     def abort(self) -> None:
-        """Let go of the file and remove it; never raises."""
-        discard(self._path, partial(apart, self._orc.close), self._file.close)
+        """See `AcidWriter`."""
+        remove_file(self._path, partial(apart, self._orc.close), self._file.close)
 
     def _events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch as the `row` struct of insert events; its columns are not copied."""
+        """Wrap the batch, without copying its columns, as the `row` struct of insert events."""
         count = batch.num_rows
         arrays = [
             array if array.type == field.type else pc.cast(array, field.type)  # timestamp[us] to [ns]

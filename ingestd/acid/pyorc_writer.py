@@ -1,6 +1,6 @@
-"""Arrow batches become an ORC file of insert events through Python values, where pyarrow would spoil them.
+"""Writes Arrow batches to an ORC file of insert events with pyorc, row by row, for values that pyarrow corrupts.
 
-Invariant: timestamps and dates go to ORC as whole numbers; no float and no time zone comes near them.
+Invariant: timestamps and dates are passed to ORC as integers, never as floats and never through a time zone.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ import pyarrow as pa
 import pyorc
 from pyorc.converters import ORCConverter
 
-from ingestd.acid.footer import seal
+from ingestd.acid.encoding import DICTIONARY_THRESHOLD, STANDARD, Encoding
+from ingestd.acid.footer import FileSize, seal
 from ingestd.acid.sink import OrcSink
-from ingestd.acid.writer import DICTIONARY, STANDARD, Encoding, Finished, bloom_ids, discard
+from ingestd.acid.writer import remove_file
 from ingestd.schema import Column, HiveType
 
 _SECOND = 1_000_000_000
-_ROWS = 4096
+_CHUNK_ROWS = 4096
 
 
 class _Instant(ORCConverter):
-    """Timestamps as nanoseconds since 1970; the default converter goes through float and the process time zone."""
+    """Timestamps as nanoseconds since 1970; pyorc's own converter uses floats and the time zone of the process."""
 
     @staticmethod
     def from_orc(seconds: int, nanos: int, _zone: object) -> int:
@@ -57,8 +58,11 @@ _COMPRESSION = {
 _STRATEGY = {"speed": pyorc.CompressionStrategy.SPEED, "compression": pyorc.CompressionStrategy.COMPRESSION}
 
 
-class ExactWriter:
-    """Row by row writer over pyorc: every timestamp and date of the years 0001 to 9999; several times slower."""
+class PyOrcWriter:
+    """Row by row writer for all types and all timestamps and dates of the years 0001 to 9999.
+
+    It is several times slower than `PyArrowWriter`.
+    """
 
     def __init__(
         self,
@@ -69,7 +73,7 @@ class ExactWriter:
         *,
         encoding: Encoding = STANDARD,
     ) -> None:
-        """`bucket` is the bucket property. Creates the file; raises OSError."""
+        """Create the file; `bucket` is the bucket property. Raises OSError."""
         self._path = path
         self._write_id = write_id
         self._bucket = bucket
@@ -78,26 +82,25 @@ class ExactWriter:
         try:
             self._orc = orc_writer(self._file, columns, encoding)
         except BaseException:
-            discard(path, self._file.close)
+            remove_file(path, self._file.close)
             raise
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows through Python values."""
+        """See `AcidWriter`."""
         write_rows(self._orc, batch, self._write_id, self._bucket, self._rows)
         self._rows += batch.num_rows
         self._file.check()
 
-    def close(self) -> Finished:
-        """Finish the file."""
+    def close(self) -> FileSize:
+        """See `AcidWriter`."""
         self._orc.close()
         self._file.close()
         self._file.check()
-        sealed = seal(self._path, self._write_id, self._bucket)
-        return Finished(sealed.rows, sealed.bytes)
+        return seal(self._path, [(self._write_id, self._rows)], self._bucket)
 
     def abort(self) -> None:
-        """Let go of the file and remove it; never raises."""
-        discard(self._path, self._orc.close, self._file.close)
+        """See `AcidWriter`."""
+        remove_file(self._path, self._orc.close, self._file.close)
 
 
 def orc_writer(
@@ -107,38 +110,38 @@ def orc_writer(
     *,
     batch_size: int = 1024,
 ) -> pyorc.Writer:
-    """A pyorc writer of insert events. Raises OSError."""
+    """Return a pyorc writer of insert events. Raises OSError."""
     return pyorc.Writer(
-        sink,  # type: ignore[arg-type]  # it asks for BinaryIO and uses what OrcSink has
+        sink,  # type: ignore[arg-type]  # declared as BinaryIO; OrcSink has the methods that pyorc calls
         _event_type(columns),
         batch_size=batch_size,
         stripe_size=encoding.stripe_bytes,
         row_index_stride=encoding.index_stride,
-        dict_key_size_threshold=DICTIONARY if encoding.dictionaries else 0.0,
+        dict_key_size_threshold=DICTIONARY_THRESHOLD if encoding.dictionaries else 0.0,
         compression=_COMPRESSION[encoding.compression],
         compression_block_size=encoding.block_bytes,
         compression_strategy=_STRATEGY[encoding.strategy],
-        bloom_filter_columns=bloom_ids(columns, encoding) or None,
+        bloom_filter_columns=encoding.bloom_ids(columns) or None,
         bloom_filter_fpp=encoding.bloom_fpp,
         converters=_CONVERTERS,
     )
 
 
 def write_rows(writer: pyorc.Writer, batch: pa.RecordBatch, write_id: int, bucket: int, first_row: int) -> None:
-    """Append rows as insert events, a few at a time, as Python values take many times the memory.
+    """Append rows as insert events, in chunks, because Python values take many times the memory of Arrow columns.
 
-    `bucket` is the bucket property, `first_row` the rowId of the first. Raises OSError.
+    `bucket` is the bucket property, `first_row` the row id of the first row. Raises OSError.
     """
-    for start in range(0, batch.num_rows, _ROWS):
-        columns = [_python_values(array) for array in batch.slice(start, _ROWS).columns]
+    for start in range(0, batch.num_rows, _CHUNK_ROWS):
+        columns = [_python_values(array) for array in batch.slice(start, _CHUNK_ROWS).columns]
         rows = enumerate(zip(*columns, strict=True), first_row + start)
         writer.writerows([(0, write_id, bucket, row_id, write_id, row) for row_id, row in rows])
 
 
 def _python_values(array: pa.Array) -> list[Any]:
-    """Python values of a column, as pyorc takes them.
+    """Convert a column to the Python values that pyorc takes.
 
-    Timestamps are nanoseconds and dates days, in integers of any size; arrays are lists, maps dicts, structs tuples.
+    Timestamps become nanoseconds and dates days, as ints; arrays become lists, maps dicts, structs tuples.
     """
     if pa.types.is_nested(array.type):
         return _structs(array) if pa.types.is_struct(array.type) else _containers(array)
@@ -156,7 +159,10 @@ def _structs(array: pa.StructArray) -> list[tuple[Any, ...] | None]:
 
 
 def _containers(array: pa.ListArray | pa.MapArray) -> list[list[Any] | dict[Any, Any] | None]:
-    """Lists and maps; a map's items are structs of key and value. An array may be a slice, its items are then not."""
+    """Convert lists and maps; the items of a map are structs of key and value.
+
+    The items of a sliced array are not sliced, so they are cut out by its offsets.
+    """
     if not len(array):
         return []
     offsets = array.offsets.to_pylist()
@@ -168,7 +174,7 @@ def _containers(array: pa.ListArray | pa.MapArray) -> list[list[Any] | dict[Any,
 
 
 def _event_type(columns: Sequence[Column]) -> pyorc.Struct:
-    """The schema of Hive's ACID events (OrcRecordUpdater.createEventObjectInspector)."""
+    """Return the schema of Hive's ACID events (OrcRecordUpdater.createEventObjectInspector)."""
     return pyorc.Struct(
         operation=pyorc.Int(),
         originalTransaction=pyorc.BigInt(),

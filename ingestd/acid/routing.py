@@ -1,7 +1,7 @@
-"""Rows of one transaction go to their partitions and buckets.
+"""Splits a batch by partition and bucket, column-wise.
 
-Invariant: rows of a bucketed table are in the file whose number Hive computes for them; without buckets all are in
-bucket 0.
+Invariant: each row goes to exactly one partition and to the bucket that Hive computes for it, in its original order.
+Without buckets all rows are in bucket 0.
 """
 
 from __future__ import annotations
@@ -11,20 +11,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ingestd.acid.buckets import bucket_of_rows
-from ingestd.acid.partitions import Routed, route
-from ingestd.acid.writer import Encoding
-from ingestd.acid.writer_pool import WriterPool, WrittenFile, storage_errors
+from ingestd.acid.encoding import Encoding
+from ingestd.acid.partitions import partition_value
+from ingestd.acid.writer_pool import StagingFile, WriterPool, storage_errors
 from ingestd.schema import Column
 
 _MAX_OPEN = 16
+_UINT16_CODES = 1 << 16  # numpy sorts uint16 by radix sort
 
 
 @dataclass(frozen=True, slots=True)
 class Bucketing:
-    """CLUSTERED BY `columns` (in that order) INTO `count` BUCKETS; `version` chooses the hash (Utilities)."""
+    """CLUSTERED BY `columns`, in that order, INTO `count` BUCKETS.
+
+    `version` is the table's `bucketing_version`, which selects the hash function.
+    """
 
     columns: tuple[Column, ...]
     count: int
@@ -33,9 +39,10 @@ class Bucketing:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a table's rows look like: `columns` are without `partition_columns`.
+    """What the writers know of a table.
 
-    `not_null` has the names of the columns that may not be NULL; partition columns are never among them.
+    `columns` do not include `partition_columns`. `not_null` holds the names of the NOT NULL columns, which are never
+    partition columns.
     """
 
     columns: tuple[Column, ...]
@@ -54,15 +61,62 @@ class Part:
     rows: pa.RecordBatch
 
 
-def spread(batch: pa.RecordBatch, shape: Shape, static: tuple[str, ...]) -> Iterator[Part]:
+def route(batch: pa.RecordBatch, shape: Shape, static: tuple[str, ...]) -> Iterator[Part]:
     """Split a batch by partition and bucket; rows keep their order within each part.
 
-    With `static` partition values the batch has the table's columns, else the partition columns besides.
+    Every column is found in the batch by name. With `static` partition values the batch has the table's columns only,
+    otherwise the partition columns, too. A part has the columns of `shape.columns`, in that order.
     """
-    routed = [Routed(static, batch)] if static else route(batch, shape.columns, shape.partition_columns)
-    for one in routed:
-        for bucket, rows in _by_bucket(one.rows, shape.bucketing):
-            yield Part(one.values, bucket, rows)
+    partitions = [(static, batch)] if static else _by_partition(batch, shape)
+    for partition, rows in partitions:
+        for bucket, bucket_rows in _by_bucket(rows, shape.bucketing):
+            yield Part(partition, bucket, bucket_rows)
+
+
+def _by_partition(batch: pa.RecordBatch, shape: Shape) -> list[tuple[tuple[str, ...], pa.RecordBatch]]:
+    """The rows of each partition; a table without partition columns has one partition with no values."""
+    rows = batch.select([column.name for column in shape.columns])
+    if batch.num_rows == 0:
+        return []
+    codes = np.zeros(1, np.int64)
+    texts: list[tuple[str, ...]] = [()]
+    for column in shape.partition_columns:
+        more, values = _value_codes(column, batch.column(column.name))
+        codes, texts = _combine(codes, texts, more, values)
+    if len(texts) == 1:
+        return [(texts[0], rows)]
+    order = np.argsort(codes.astype(np.uint16) if len(texts) <= _UINT16_CODES else codes, kind="stable")
+    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    ends = [*starts[1:].tolist(), len(order)]
+    rows = rows.take(pa.array(order))
+    return [
+        (texts[codes[order[start]]], rows.slice(start, end - start))
+        for start, end in zip(starts.tolist(), ends, strict=True)
+    ]
+
+
+def _value_codes(column: Column, array: pa.Array) -> tuple[npt.NDArray[np.int64], list[str]]:
+    """A code per row and the partition value of each code; values with equal text have one code."""
+    encoded = pc.dictionary_encode(array, null_encoding="encode")
+    texts = [partition_value(column, scalar) for scalar in encoded.dictionary]
+    distinct = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    if len(distinct) == 1:
+        return np.zeros(1, np.int64), list(distinct)
+    renumber = np.fromiter((distinct[text] for text in texts), np.int64, len(texts))
+    return renumber[encoded.indices.to_numpy(zero_copy_only=False)], list(distinct)
+
+
+def _combine(
+    codes: npt.NDArray[np.int64], texts: list[tuple[str, ...]], more: npt.NDArray[np.int64], values: list[str]
+) -> tuple[npt.NDArray[np.int64], list[tuple[str, ...]]]:
+    """Number the pairs that occur. An array of codes of length 1 stands for the same code in every row."""
+    if len(values) == 1:
+        return codes, [(*text, values[0]) for text in texts]
+    if len(texts) == 1:
+        return more, [(*texts[0], value) for value in values]
+    pairs, numbers = np.unique(codes * len(values) + more, return_inverse=True)
+    combined = [(*texts[pair // len(values)], values[pair % len(values)]) for pair in pairs.tolist()]
+    return numbers.astype(np.int64), combined
 
 
 def _by_bucket(rows: pa.RecordBatch, bucketing: Bucketing | None) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -112,7 +166,7 @@ class BucketPools:
         for pool in self._pools.values():
             pool.flush()
 
-    def close(self) -> list[WrittenFile]:
+    def close(self) -> list[StagingFile]:
         """Finish all files and tell what there is."""
         return [file for pool in self._pools.values() for file in pool.close()]
 

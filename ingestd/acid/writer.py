@@ -1,100 +1,56 @@
-"""What a writer of ACID insert events is, and which rows need which writer.
+"""The contract of an ORC writer of ACID insert events, and which of the two writers a row needs.
 
-Invariant: row n of a file has rowId n, its write id as original and current transaction, and the bucket property of the
-file; Hive reads every value as it was (two writers, because pyarrow cannot write all timestamps).
+Invariant: row n of a file has row id n within its write id, that write id as original and current transaction, and the
+bucket property of the file. Hive reads every value unchanged: rows that pyarrow's ORC writer would corrupt go to pyorc.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.schema import Column, HiveType
+from ingestd.acid.footer import FileSize
 
-Compression = Literal["zstd", "zlib", "snappy", "lz4", "none"]
-STRIPE_BYTES = 16 << 20
-DICTIONARY = 0.8  # Hive's orc.dictionary.key.threshold
-BLOCK_BYTES = 64 << 10
 _SECOND = 1_000_000_000
-_MICROS = 2**63 // 1000 - 1  # beyond this a timestamp[us] does not fit timestamp[ns]
-
-
-@dataclass(frozen=True, slots=True)
-class Encoding:
-    """How ORC stores a delta: an index entry every `index_stride` rows (0: none), and whether to try dictionaries.
-
-    `bloom_columns` are top-level columns of the table that get bloom filters; they need an index.
-    """
-
-    compression: Compression = "zstd"
-    index_stride: int = 10_000
-    dictionaries: bool = False
-    stripe_bytes: int = STRIPE_BYTES
-    block_bytes: int = BLOCK_BYTES
-    strategy: Literal["speed", "compression"] = "speed"
-    bloom_columns: tuple[str, ...] = ()
-    bloom_fpp: float = 0.01
-
-
-STANDARD = Encoding()
-_FIRST_FIELD = 7  # the ACID columns and `row` come before it
-
-
-def bloom_ids(columns: Sequence[Column], encoding: Encoding) -> set[int]:
-    """ORC's numbers of the columns with bloom filters: types are numbered depth first, and lie inside `row`."""
-    ids, number = set(), _FIRST_FIELD
-    for column in columns:
-        if column.name in encoding.bloom_columns:
-            ids.add(number)
-        number += _types(column.type)
-    return ids
-
-
-def _types(kind: HiveType) -> int:
-    return 1 + sum(map(_types, kind.children))
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """A closed file: its rows and its bytes."""
-
-    rows: int
-    bytes: int
+_MAX_MICROS = 2**63 // 1000 - 1  # a timestamp[us] beyond this does not fit timestamp[ns]
 
 
 class AcidWriter(Protocol):
-    """Writes one file; after `close` it is complete, patched and on disk. All methods raise OSError."""
+    """Writes one file of one write id. After `close` the file is complete, sealed and on disk.
+
+    `write` and `close` raise OSError.
+    """
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows: the table's columns without partition columns, in table order."""
+        """Append rows; the batch has the table's columns without partition columns, in table order."""
         ...
 
-    def close(self) -> Finished:
-        """Finish the file (footer patch, fsync)."""
+    def close(self) -> FileSize:
+        """Write and seal the footer, fsync the file and return its size."""
         ...
 
     def abort(self) -> None:
-        """Let go of the file and remove it; never raises."""
+        """Close and remove the file; never raises."""
         ...
 
 
-def exact_rows(batch: pa.RecordBatch) -> pa.BooleanArray | None:
-    """Which rows only `ExactWriter` writes right; None if there are none.
+def rows_for_pyorc(batch: pa.RecordBatch) -> pa.BooleanArray | None:
+    """Return a mask of the rows that only `PyOrcWriter` writes correctly, or None if there are none.
 
-    Those with a timestamp before 1970 that has a fraction (pyarrow writes negative nanoseconds, and Hive then fails
-    every query of the column), or outside the range of timestamp[ns]. All rows if a column is complex: pyarrow puts the
-    children of structs into wrong rows after a null struct inside a struct, as `row` is one.
+    These are rows with a timestamp before 1970 that has a fraction of a second (pyarrow writes negative nanoseconds,
+    and Hive then fails every query of the column), or with one outside the range of timestamp[ns]. If a column is
+    complex these are all rows: below a null struct, pyarrow puts the children of an inner struct into wrong rows, and
+    every column is inside the struct `row`.
     """
     if any(pa.types.is_nested(array.type) for array in batch.columns):
         return pa.repeat(pa.scalar(value=True), batch.num_rows)
-    masks = [mask for array in batch.columns if (mask := _exact_values(array)) is not None]
+    masks = [mask for array in batch.columns if (mask := _values_for_pyorc(array)) is not None]
     if not masks:
         return None
     mask = masks[0]
@@ -103,21 +59,21 @@ def exact_rows(batch: pa.RecordBatch) -> pa.BooleanArray | None:
     return pa.array(mask) if mask.any() else None
 
 
-def _exact_values(array: pa.Array) -> Any:
+def _values_for_pyorc(array: pa.Array) -> Any:
     if not pa.types.is_timestamp(array.type) or array.null_count == len(array):
         return None
     numbers = array.view(pa.int64())
     limits = pc.min_max(numbers)
     micros = array.type.unit == "us"
-    if limits["min"].as_py() >= 0 and (not micros or limits["max"].as_py() <= _MICROS):
+    if limits["min"].as_py() >= 0 and (not micros or limits["max"].as_py() <= _MAX_MICROS):
         return None
     values = numbers.fill_null(0).to_numpy(zero_copy_only=False)
     mask = (values < 0) & (values % (1_000_000 if micros else _SECOND) != 0)
-    return mask | (values > _MICROS) | (values < -_MICROS) if micros else mask
+    return mask | (values > _MAX_MICROS) | (values < -_MAX_MICROS) if micros else mask
 
 
-def discard(path: Path, *closers: Callable[[], object]) -> None:
-    """Close what is open and remove the file; what fails here no longer matters."""
+def remove_file(path: Path, *closers: Callable[[], object]) -> None:
+    """Call the closers, then remove the file; errors are ignored, because the file's rows are given up."""
     steps: list[Callable[[], object]] = [*closers, partial(path.unlink, missing_ok=True)]
     for step in steps:
         with suppress(OSError, ValueError, RuntimeError, pa.ArrowException):

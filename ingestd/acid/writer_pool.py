@@ -17,20 +17,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingestd.acid.encoding import STANDARD, Encoding
 from ingestd.acid.layout import MAX_STATEMENT, bucket_property
-from ingestd.acid.pyarrow_writer import FastWriter
-from ingestd.acid.pyorc_writer import ExactWriter
-from ingestd.acid.writer import STANDARD, AcidWriter, Encoding, exact_rows
+from ingestd.acid.pyarrow_writer import PyArrowWriter
+from ingestd.acid.pyorc_writer import PyOrcWriter
+from ingestd.acid.writer import AcidWriter, rows_for_pyorc
 from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.schema import Column
 
-_LANES: tuple[type[FastWriter] | type[ExactWriter], ...] = (FastWriter, ExactWriter)
+_LANES: tuple[type[PyArrowWriter] | type[PyOrcWriter], ...] = (PyArrowWriter, PyOrcWriter)
 _FAST, _EXACT = 0, 1
 _WORTH_WRITING = 1 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenFile:
+class StagingFile:
     """A closed file in the staging directory; it belongs into `delta_name(write_id, statement)/bucket_name(bucket)`."""
 
     partition: tuple[str, ...]
@@ -92,7 +93,7 @@ class WriterPool:
         self._pending_bytes = 0
         self._partitions: dict[tuple[str, ...], _Partition] = {}
         self._open: OrderedDict[tuple[tuple[str, ...], int], _Open] = OrderedDict()
-        self._files: list[WrittenFile] = []
+        self._files: list[StagingFile] = []
         self._numbers = count(1)
 
     def add(self, partition: tuple[str, ...], batch: pa.RecordBatch) -> None:
@@ -129,7 +130,7 @@ class WriterPool:
             if state.bytes:
                 self._write(partition)
 
-    def close(self) -> list[WrittenFile]:
+    def close(self) -> list[StagingFile]:
         """Write what waits, close every file (fsync each; the directory is the caller's) and tell what there is."""
         self.flush()
         while self._open:
@@ -200,13 +201,13 @@ class WriterPool:
         del self._open[key]
         partition, _ = key
         self._files.append(
-            WrittenFile(partition, oldest.statement, self._bucket, str(oldest.path), done.rows, done.bytes)
+            StagingFile(partition, oldest.statement, self._bucket, str(oldest.path), done.rows, done.bytes)
         )
 
 
 def _lanes(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Split off the rows that pyarrow's ORC writer would spoil."""
-    exact = exact_rows(batch)
+    exact = rows_for_pyorc(batch)
     if exact is None:
         yield _FAST, batch
         return

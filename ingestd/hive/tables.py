@@ -12,10 +12,9 @@ from typing import Any
 
 from hive_metastore import ttypes
 
+from ingestd.acid.encoding import Encoding, table_encoding
 from ingestd.acid.partitions import partition_name
-from ingestd.acid.properties import orc_properties
 from ingestd.acid.routing import Bucketing, Shape
-from ingestd.acid.writer import Encoding
 from ingestd.errors import InvalidTable, TableMissing
 from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.hive.constraints import not_null_columns
@@ -64,12 +63,12 @@ class Table:
     @property
     def encoding(self) -> Encoding:
         """As the table's properties `orc.*` ask for it; compressed by zstd when they say nothing."""
-        return orc_properties(self.parameters, self.columns).encoding
+        return table_encoding(self.parameters, self.columns).encoding
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """One sentence for each property that writers do not follow."""
-        return orc_properties(self.parameters, self.columns).warnings
+        return table_encoding(self.parameters, self.columns).warnings
 
     @property
     def shape(self) -> Shape:
@@ -115,7 +114,7 @@ def as_acid_table(raw: Any, not_null: frozenset[str]) -> Table:
                 f"a partition column cannot be {column.type}", where=f"table {name}, column {column.name}"
             )
     try:
-        orc_properties(parameters, columns)
+        table_encoding(parameters, columns)
     except InvalidTable as error:
         raise InvalidTable(error.what, where=f"table {name}", hint=error.hint) from error
     return Table(

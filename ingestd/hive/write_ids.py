@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from hive_metastore import ttypes
 
-from ingestd.acid.layout import ValidWriteIds
+from ingestd.acid.visibility import ValidWriteIds
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
 

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ingestd.acid.writer_pool import WrittenFile
+from ingestd.acid.writer_pool import StagingFile
 from ingestd.clock import Deadline, Stopwatch
 from ingestd.errors import CommitOutcomeUnknown, IngestdError, OwnershipLost, StorageUnavailable, TableChanged
 from ingestd.hive import transactions
@@ -45,7 +45,7 @@ class Work:
     table: Table
     txn: Transaction
     write_id: int
-    files: tuple[WrittenFile, ...]
+    files: tuple[StagingFile, ...]
     staging: Staging
     records: int
     skipped: int

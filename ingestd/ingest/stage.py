@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ingestd.acid.constraints import unfit_rows
-from ingestd.acid.routing import Shape, spread
-from ingestd.acid.writer_pool import WriterPool, WrittenFile
+from ingestd.acid.routing import Shape, route
+from ingestd.acid.writer_pool import StagingFile, WriterPool
 from ingestd.errors import IngestdError, RecordError, TooManyPartitions
 from ingestd.formats.decoder import ConstraintDecoder, DecodeResult, Reject
 from ingestd.formats.json.decoder import JsonDecoder
@@ -52,7 +52,7 @@ class StageTask:
 class Staged:
     """What one task did: its files, the records it read and the bytes of their values."""
 
-    files: tuple[WrittenFile, ...]
+    files: tuple[StagingFile, ...]
     records: int
     skipped: int
     bytes: int
@@ -97,7 +97,7 @@ def _record_columns(task: StageTask) -> tuple[Column, ...]:
 
 def _write(task: StageTask, pool: WriterPool, decoded: DecodeResult) -> None:
     for batch in decoded.batches:
-        for part in spread(batch, task.shape, task.static_partition):
+        for part in route(batch, task.shape, task.static_partition):
             pool.add(part.partition, part.rows)
         refuse_too_many(pool.partitions, task.most_partitions)
 

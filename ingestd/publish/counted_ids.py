@@ -20,7 +20,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ingestd.acid.layout import Base, Content, DeleteDelta, Delta, ValidWriteIds
+from ingestd.acid.layout import Base, Content, DeleteDelta, Delta
+from ingestd.acid.visibility import ValidWriteIds
 
 _TEXT = re.compile(r"[0-9]+(:[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?")
 # A parameter of a partition has at most 4,000 characters on some databases.

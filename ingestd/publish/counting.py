@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ingestd.acid.layout import ValidWriteIds
-from ingestd.acid.visible_rows import visible_rows
-from ingestd.acid.writer_pool import WrittenFile
+from ingestd.acid.visibility import ValidWriteIds, visible_rows
+from ingestd.acid.writer_pool import StagingFile
 from ingestd.clock import Deadline
 from ingestd.errors import IngestdError, InvalidTable, StorageUnavailable, TransactionAborted
 from ingestd.hive import leases, transactions
@@ -52,7 +51,7 @@ _turns: dict[tuple[int, str], _Turn] = {}
 _registry = threading.Lock()
 
 
-def added_rows(table: Table, files: Iterable[WrittenFile]) -> dict[str, Added]:
+def added_rows(table: Table, files: Iterable[StagingFile]) -> dict[str, Added]:
     """What the files add, by partition name or WHOLE_TABLE."""
     added: dict[str, Added] = {}
     for file in files:

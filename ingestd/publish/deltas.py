@@ -21,7 +21,7 @@ from ingestd.acid.layout import (
     delta_name,
     parse_directory,
 )
-from ingestd.acid.writer_pool import WrittenFile
+from ingestd.acid.writer_pool import StagingFile
 from ingestd.errors import CommitOutcomeUnknown, IngestdError, StorageUnavailable, TransactionAborted
 from ingestd.hive import leases, transactions
 from ingestd.hive.client import Metastore
@@ -130,13 +130,13 @@ def check_alive(metastore: Metastore, txn: Transaction) -> None:
 
 
 def place(
-    table: Table, write_id: int, files: Iterable[WrittenFile], partitions: Mapping[str, PartitionInfo], staging: Staging
+    table: Table, write_id: int, files: Iterable[StagingFile], partitions: Mapping[str, PartitionInfo], staging: Staging
 ) -> list[Placed]:
     """Gather each delta in the staging directory, then rename it to its place; returns what lies where.
 
     Raises StorageUnavailable, or TransactionAborted when the staged files were removed; then nothing is left in place.
     """
-    deltas: dict[tuple[str, int], list[WrittenFile]] = {}
+    deltas: dict[tuple[str, int], list[StagingFile]] = {}
     for file in files:
         deltas.setdefault((table.partition_name(file.partition), file.statement), []).append(file)
     placed: list[Placed] = []
@@ -176,7 +176,7 @@ def withdrawn_unless_committed(placed: Iterable[Placed]) -> Iterator[None]:
         raise
 
 
-def _gathered(parts: Sequence[WrittenFile], directory: Path) -> Path:
+def _gathered(parts: Sequence[StagingFile], directory: Path) -> Path:
     local.make_leaf(directory)
     for file in parts:
         local.move(Path(file.path), directory / bucket_name(file.bucket))

@@ -27,8 +27,8 @@ from typing import Any
 
 from hive_metastore import ttypes
 
-from ingestd.acid.layout import Content, Delta, ValidWriteIds
-from ingestd.acid.visible_rows import read_content
+from ingestd.acid.layout import Content, Delta
+from ingestd.acid.visibility import ValidWriteIds, read_content
 from ingestd.clock import monotonic, now, pause
 from ingestd.errors import MetastoreUnavailable, TransactionAborted
 from ingestd.hive.client import CAPABILITIES, Metastore

@@ -30,7 +30,7 @@ from ingestd.publish.outcome import Doubt
 from ingestd.publish.staging import STREAMING, Staging
 from ingestd.publish.statistics import WHOLE_TABLE, Added
 from ingestd.storage.local import Location
-from ingestd.streaming.delta_output import Output, OwnFiles, Partition, SharedFiles
+from ingestd.streaming.delta_output import BatchOutput, Output, Partition, TransactionOutput
 from ingestd.streaming.errors import InvalidTransactionState, partition_errors
 from ingestd.streaming.heartbeat import Heartbeat
 from ingestd.streaming.session import Change, Session
@@ -250,12 +250,12 @@ class TransactionBatch:
 
     def _new_output(self) -> Output:
         if len(self.write_ids) > 1:
-            return SharedFiles(
+            return BatchOutput(
                 self._table, self._session.shape, self._partitions.locate, (self.write_ids[0], self.write_ids[-1])
             )
         assert self._location
         staging = Staging(self._location, STREAMING, str(min(self.txn_to_write_ids)))
-        return OwnFiles(self._table, self._session.shape, self._partitions.locate, staging)
+        return TransactionOutput(self._table, self._session.shape, self._partitions.locate, staging)
 
     def _register(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
         assert self._location

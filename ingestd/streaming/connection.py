@@ -19,8 +19,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingestd.acid.layout import MAX_BUCKET, MAX_STATEMENT, bucket_name, shared_delta_name
-from ingestd.acid.routing import spread
+from ingestd.acid.layout import MAX_BUCKET, MAX_STATEMENT, batch_delta_name, bucket_name
+from ingestd.acid.routing import route
 from ingestd.clock import Deadline
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
 from ingestd.hive.tables import read_table
@@ -285,7 +285,7 @@ class HiveStreamingConnection(ConnectionInfo):
             location = self.create_partition_if_not_exists(partition_values).location
         else:
             normal_values(self._table, partition_values)
-        delta = shared_delta_name(min_write_id, max_write_id, statement_id)
+        delta = batch_delta_name(min_write_id, max_write_id, statement_id)
         return local.local_path(location) / delta / bucket_name(bucket)
 
     def add_write_notification_events(self, txn_id: int) -> None:
@@ -313,7 +313,7 @@ class HiveStreamingConnection(ConnectionInfo):
 
     def _sink(self, batch: pa.RecordBatch) -> None:
         assert self._batch is not None
-        for part in spread(batch, self._session.shape, self._session.static):
+        for part in route(batch, self._session.shape, self._session.static):
             self._batch.add(part)
 
     def _take(self, batch: TransactionBatch | JoinedTransaction, write: Callable[[Sink], None]) -> None:

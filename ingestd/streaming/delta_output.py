@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from ingestd.acid.appendable import SharedFile
-from ingestd.acid.layout import MAX_STATEMENT, ORC_ACID_VERSION, ORC_ACID_VERSION_FILE, bucket_name, shared_delta_name
+from ingestd.acid.appendable import AppendableFile
+from ingestd.acid.layout import MAX_STATEMENT, ORC_ACID_VERSION, ORC_ACID_VERSION_FILE, batch_delta_name, bucket_name
 from ingestd.acid.routing import BucketPools, Part, Shape
-from ingestd.acid.writer_pool import WrittenFile, storage_errors
+from ingestd.acid.writer_pool import StagingFile, storage_errors
 from ingestd.background import Background
 from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.hive.partitions import PartitionInfo
@@ -37,7 +37,7 @@ _MAX_OPEN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class WriteSummary:
     """What a transaction wrote: `added` by partition name, and the files that hold it."""
 
     added: dict[str, Added]
@@ -59,7 +59,7 @@ class Output(Protocol):
         """Free memory: give rows that wait to their files."""
         ...
 
-    def finish(self) -> Delivered:
+    def finish(self) -> WriteSummary:
         """Put everything where the commit makes it readable."""
         ...
 
@@ -80,7 +80,7 @@ class Output(Protocol):
         ...
 
 
-class OwnFiles:
+class TransactionOutput:
     """Each transaction has its own deltas: staged under a hidden directory, renamed to their place at the end."""
 
     def __init__(
@@ -121,18 +121,18 @@ class OwnFiles:
             self._encoding.run(self._pools.flush)
             self._encoding.wait()
 
-    def finish(self) -> Delivered:
+    def finish(self) -> WriteSummary:
         """See `Output`."""
         files = self._close_pools(self._pools)
         found = self._locate({file.partition for file in files})
         self._placed = deltas.place(self._table, self._write_id, files, found, self._staging)
         self._pools = None
         self._staging.discard()
-        return Delivered(counting.added_rows(self._table, files), self._placed)
+        return WriteSummary(counting.added_rows(self._table, files), self._placed)
 
-    def _close_pools(self, pools: BucketPools | None) -> list[WrittenFile]:
+    def _close_pools(self, pools: BucketPools | None) -> list[StagingFile]:
         assert pools
-        files: list[WrittenFile] = []
+        files: list[StagingFile] = []
         with self._explained():
             self._encoding.run(lambda: files.extend(pools.close()))
             self._encoding.wait()
@@ -166,7 +166,7 @@ class OwnFiles:
         self.discard()
 
 
-class SharedFiles:
+class BatchOutput:
     """All transactions of a batch write one delta, `delta_first_last_0000`, one file per partition and bucket.
 
     At most 64 files are open: beyond that the one used longest ago is finished, and a further file of its partition
@@ -182,12 +182,12 @@ class SharedFiles:
         self._waiting: list[Part] = []
         self._bytes = 0
         self._touched: set[tuple[Partition, int]] = set()
-        self._open: OrderedDict[tuple[Partition, int], SharedFile] = OrderedDict()
+        self._open: OrderedDict[tuple[Partition, int], AppendableFile] = OrderedDict()
         self._statements: dict[tuple[Partition, int], int] = {}
         self._homes: dict[tuple[Partition, int], str] = {}  # locations of their partitions
         self._flushed: dict[str, Added] = {}
         self._placed: set[Placed] = set()
-        self._finished: list[SharedFile] = []  # in the open transaction, with rows of it
+        self._finished: list[AppendableFile] = []  # in the open transaction, with rows of it
 
     def begin(self, write_id: int) -> None:
         """See `Output`."""
@@ -216,13 +216,13 @@ class SharedFiles:
             self._touched.add((part.partition, part.bucket))
             self._placed.add(self._place_of(part, info.location))
 
-    def finish(self) -> Delivered:
+    def finish(self) -> WriteSummary:
         """See `Output`."""
         self.flush()
         for key in sorted(self._touched):
             self._flush(key)
         self._touched = set()
-        return Delivered(self._flushed, sorted(self._placed, key=str))
+        return WriteSummary(self._flushed, sorted(self._placed, key=str))
 
     def discard(self) -> None:
         """See `Output`; rows that are in a shared file already are hidden by their write id."""
@@ -251,7 +251,7 @@ class SharedFiles:
 
     def _place_of(self, part: Part, location: str) -> Placed:
         """Where the rows of a part went. Side files are not told: those are gone when the batch has ended."""
-        delta = shared_delta_name(*self._range, self._statements[part.partition, part.bucket])
+        delta = batch_delta_name(*self._range, self._statements[part.partition, part.bucket])
         return Placed(part.partition, location, delta, (ORC_ACID_VERSION_FILE, bucket_name(part.bucket)))
 
     def _flush(self, key: tuple[Partition, int]) -> None:
@@ -261,7 +261,7 @@ class SharedFiles:
         before = self._flushed.get(name, Added(0, 0, 0))
         self._flushed[name] = Added(before.rows + done.rows, before.files, before.bytes + done.bytes)
 
-    def _file(self, part: Part, info: PartitionInfo) -> SharedFile:
+    def _file(self, part: Part, info: PartitionInfo) -> AppendableFile:
         key = (part.partition, part.bucket)
         self._leave_moved(key, info)
         if key in self._open:
@@ -276,9 +276,9 @@ class SharedFiles:
                 where=f"partition {self._table.partition_name(part.partition)}",
                 hint=f"write to at most {_MAX_OPEN} partitions and buckets in a batch, or use transaction_batch_size=1",
             )
-        delta = Location.of(info.location).make_directory(shared_delta_name(*self._range, statement))
+        delta = Location.of(info.location).make_directory(batch_delta_name(*self._range, statement))
         (delta / ORC_ACID_VERSION_FILE).write_bytes(ORC_ACID_VERSION)
-        self._open[key] = SharedFile(delta, self._shape.columns, part.bucket, statement, self._shape.encoding)
+        self._open[key] = AppendableFile(delta, self._shape.columns, part.bucket, statement, self._shape.encoding)
         self._statements[key] = statement
         self._homes[key] = info.location
         name = self._table.partition_name(part.partition)

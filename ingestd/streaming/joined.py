@@ -16,7 +16,7 @@ from ingestd.publish.staging import STREAMING, Staging
 from ingestd.publish.statistics import WHOLE_TABLE
 from ingestd.storage.local import Location
 from ingestd.streaming.batch import Extras, Partitions, TxnState
-from ingestd.streaming.delta_output import OwnFiles, Partition
+from ingestd.streaming.delta_output import Partition, TransactionOutput
 from ingestd.streaming.errors import InvalidTransactionState, TableChanged
 from ingestd.streaming.session import Change, Session
 
@@ -32,7 +32,7 @@ class JoinedTransaction:
         self.state = TxnState.INACTIVE
         self.placed: Sequence[Placed] = ()
         self._statement = max(0, statement_id)
-        self._output: OwnFiles | None = None  # until it has begun
+        self._output: TransactionOutput | None = None  # until it has begun
 
     @property
     def remaining(self) -> int:
@@ -103,15 +103,15 @@ class JoinedTransaction:
             raise InvalidTransactionState("no transaction is open")
 
     @property
-    def _files(self) -> OwnFiles:
+    def _files(self) -> TransactionOutput:
         """Where rows go, once it has begun."""
         assert self._output
         return self._output
 
-    def _new_output(self) -> OwnFiles:
+    def _new_output(self) -> TransactionOutput:
         table, shape = self._session.table, self._session.shape
         staging = Staging(Location.of(table.location), STREAMING, f"w{self.write_ids[0]}-{self._statement}")
-        return OwnFiles(table, shape, self._partitions.locate, staging, statement=self._statement)
+        return TransactionOutput(table, shape, self._partitions.locate, staging, statement=self._statement)
 
     def _find(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
         table = self._session.table

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from ingestd.acid.encoding import Encoding
 from ingestd.acid.partitions import static_partition_value
 from ingestd.acid.routing import Shape
-from ingestd.acid.writer import Encoding
 from ingestd.errors import IngestdError, InvalidTable
 from ingestd.hive.client import Metastore
 from ingestd.hive.constraints import not_null_columns

@@ -11,8 +11,12 @@ import pyorc
 import pytest
 from pyorc.converters import ORCConverter
 
-from ingestd.acid import ExactWriter, WriterPool, bucket_property, exact_rows, route
-from ingestd.acid.writer import Encoding
+from ingestd.acid.encoding import STANDARD, Encoding
+from ingestd.acid.layout import bucket_property
+from ingestd.acid.pyorc_writer import PyOrcWriter
+from ingestd.acid.routing import Shape, route
+from ingestd.acid.writer import rows_for_pyorc
+from ingestd.acid.writer_pool import WriterPool
 from ingestd.schema import Column, HiveType
 
 SECOND = 10**9
@@ -139,7 +143,7 @@ def expected(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 def test_write_when_complex_columns_then_pyorc_reads_them_back(tmp_path: Path) -> None:
     path = tmp_path / "f.orc"
-    writer = ExactWriter(path, COLUMNS, 7, bucket_property(0, 0))
+    writer = PyOrcWriter(path, COLUMNS, 7, bucket_property(0, 0))
     batch = batch_of(RECORDS, "us")
     assert all(batch.column(c.name).type == c.type.arrow for c in COLUMNS if "timestamp" not in str(c.type))
     writer.write(batch)
@@ -164,7 +168,7 @@ def test_write_when_many_rows_then_null_structs_shift_nothing(tmp_path: Path) ->
     dicts: list[dict[str, Any]] = [
         {"n": n, "s": s and {"a": s[0], "l": s[1] and [item and {"b": item[0]} for item in s[1]]}} for n, s in rows
     ]
-    writer = ExactWriter(path, columns, 1, 1 << 29, encoding=Encoding(stripe_bytes=4096))
+    writer = PyOrcWriter(path, columns, 1, 1 << 29, encoding=Encoding(stripe_bytes=4096))
     writer.write(pa.RecordBatch.from_pylist(dicts, schema=pa.schema([(c.name, c.type.arrow) for c in columns])))
     writer.close()
     assert rows_of(path) == rows
@@ -173,18 +177,18 @@ def test_write_when_many_rows_then_null_structs_shift_nothing(tmp_path: Path) ->
 def test_write_when_only_nulls_or_nothing_then_file_is_readable(tmp_path: Path) -> None:
     for count in (0, 3):
         path = tmp_path / f"{count}.orc"
-        writer = ExactWriter(path, COLUMNS, 1, 1 << 29)
+        writer = PyOrcWriter(path, COLUMNS, 1, 1 << 29)
         writer.write(batch_of([record()] * count, "ns"))
         writer.close()
         assert rows_of(path) == [EMPTY] * count
 
 
 @pytest.mark.parametrize("text", ["array<int>", "map<string,int>", "struct<a:int>"])
-def test_exact_rows_when_a_column_is_complex_then_all(text: str) -> None:
+def test_rows_for_pyorc_when_a_column_is_complex_then_all(text: str) -> None:
     columns = [pa.array([1, 2]), pa.array([None, None], HiveType.parse(text).arrow)]
     batch = pa.RecordBatch.from_arrays(columns, names=["n", "c"])
-    assert exact_rows(batch) == pa.array([True, True])
-    assert exact_rows(batch) is not None
+    assert rows_for_pyorc(batch) == pa.array([True, True])
+    assert rows_for_pyorc(batch) is not None
 
 
 def test_pool_when_complex_columns_then_every_row_is_exact(tmp_path: Path) -> None:
@@ -199,6 +203,6 @@ def test_route_when_complex_columns_then_rows_go_whole() -> None:
     key = Column("p", HiveType.parse("int"))
     records = RECORDS * 3
     batch = batch_of(records, "us").append_column("p", pa.array([n % 4 for n in range(len(records))], pa.int32()))
-    routed = route(batch, COLUMNS, [key])
-    found = {part.values: part.rows.to_pylist() for part in routed}
+    parts = route(batch, Shape(tuple(COLUMNS), (key,), None, STANDARD), ())
+    found = {part.partition: part.rows.to_pylist() for part in parts}
     assert found == {(str(n),): batch_of(records[n::4], "us").to_pylist() for n in range(4)}

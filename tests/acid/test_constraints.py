@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 
 from ingestd.acid.constraints import unfit_rows
+from ingestd.acid.encoding import STANDARD
 from ingestd.acid.partitions import partition_name
 from ingestd.acid.routing import Shape
-from ingestd.acid.writer import STANDARD
 from ingestd.formats.decoder import ConstraintDecoder
 from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.schema import Column, HiveType

@@ -1,20 +1,10 @@
-"""Names and visibility are Hive's."""
+"""Names of directories and files, and the bucket property, are those of Hive."""
 
 from __future__ import annotations
 
 import pytest
 
-from ingestd.acid import (
-    Base,
-    DeleteDelta,
-    Delta,
-    ValidWriteIds,
-    bucket_name,
-    bucket_property,
-    delta_name,
-    parse_directory,
-    visible_directories,
-)
+from ingestd.acid.layout import Base, DeleteDelta, Delta, bucket_name, bucket_property, delta_name, parse_directory
 
 
 def test_names_when_small_and_large_then_as_hive_pads() -> None:
@@ -51,47 +41,3 @@ def test_bucket_property_when_out_of_range_then_error(bucket: int, statement: in
 )  # fmt: skip
 def test_parse_directory_when_name_then_value(name: str, expected: object) -> None:
     assert parse_directory(name) == expected
-
-
-def seen(names: list[str], valid: ValidWriteIds, bad_txns: tuple[int, ...] = ()) -> list[str]:
-    directories = visible_directories(names, valid, lambda txn: txn not in bad_txns)
-    base = [directories.base.name] if directories.base else []
-    deltas = [one.name for one in directories.deltas]
-    return [*base, *deltas, *(one.name for one in directories.delete_deltas)]
-
-
-TEN = ValidWriteIds("d.t", 10)
-
-
-@pytest.mark.parametrize(
-    ("names", "valid", "bad_txns", "expected"),
-    [
-        (["delta_2_2_0000", "delta_1_1_0000", "delta_11_11_0000"], TEN, (), ["delta_1_1_0000", "delta_2_2_0000"]),
-        (["delta_1_1_0000", "delta_1_1_0001"], TEN, (), ["delta_1_1_0000", "delta_1_1_0001"]),
-        (["delta_1_1", "delta_1_1_0000"], TEN, (), ["delta_1_1"]),
-        (["delta_1_1_0000", "delete_delta_1_1_0000"], TEN, (), ["delta_1_1_0000", "delete_delta_1_1_0000"]),
-        (["delta_1_1", "delete_delta_1_1"], TEN, (), ["delta_1_1", "delete_delta_1_1"]),
-        (["delta_1_3_v20", "delta_1_1_0000", "delta_2_2_0000", "delta_3_3_0000", "delta_4_4_0000"], TEN, (),
-         ["delta_1_3_v20", "delta_4_4_0000"]),
-        (["delta_1_3_v20", "delta_1_1_0000"], TEN, (20,), ["delta_1_1_0000"]),
-        (["base_3_v20", "delta_3_3_0000", "delta_4_4_0000"], TEN, (), ["base_3_v20", "delta_4_4_0000"]),
-        (["base_3_v20", "delta_3_3_0000"], TEN, (20,), ["delta_3_3_0000"]),
-        (["base_3", "base_5", "delta_4_4_0000"], TEN, (), ["base_5"]),
-        (["base_5", "delta_4_4_0000"], ValidWriteIds("d.t", 10, aborted=frozenset({5})), (), ["delta_4_4_0000"]),
-        (["base_5_v20", "delta_4_4_0000"], ValidWriteIds("d.t", 10, open=frozenset({5})), (), ["delta_4_4_0000"]),
-        (["delta_1_1_0000", "delta_2_2_0000"], ValidWriteIds("d.t", 10, aborted=frozenset({1})), (),
-         ["delta_2_2_0000"]),
-        (["delta_1_3"], ValidWriteIds("d.t", 10, open=frozenset({1}), aborted=frozenset({2})), (), ["delta_1_3"]),
-        (["delta_1_3", "delta_2_2_0000"], TEN, (), ["delta_1_3"]),
-    ],
-)  # fmt: skip
-def test_visible_directories_when_listing_then_as_acid_utils(
-    names: list[str], valid: ValidWriteIds, bad_txns: tuple[int, ...], expected: list[str]
-) -> None:
-    assert seen(names, valid, bad_txns) == expected
-
-
-def test_is_valid_when_open_aborted_or_later_then_false() -> None:
-    valid = ValidWriteIds("d.t", 5, open=frozenset({3}), aborted=frozenset({2}))
-    assert [write_id for write_id in range(1, 8) if valid.is_valid(write_id)] == [1, 4, 5]
-    assert [valid.is_settled(write_id) for write_id in (2, 3, 5)] == [True, False, False]

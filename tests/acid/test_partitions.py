@@ -1,4 +1,4 @@
-"""Partition texts are Hive's, and routing loses, doubles and reorders nothing."""
+"""Names and values of partitions are the texts that Hive writes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ from decimal import Decimal
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from ingestd.acid import (
+from ingestd.acid.partitions import (
     DEFAULT_PARTITION,
     odd_partition_names,
     partition_name,
     partition_value,
-    route,
     static_partition_value,
 )
 from ingestd.errors import InvalidTable
@@ -108,39 +105,3 @@ def test_odd_names_when_values_are_not_in_normal_form_then_those() -> None:
     fine = ["q=7/at=2026-01-05 10%3A00%3A00", f"q={DEFAULT_PARTITION}/at={DEFAULT_PARTITION}"]
     assert odd_partition_names(columns, [*fine, *odd]) == odd
     assert odd_partition_names([Column("s", HiveType.parse("string"))], ["s=%2F", "s=007"]) == []
-
-
-DATA = [Column("n", HiveType.parse("bigint"))]
-KEYS = [
-    Column("day", HiveType.parse("date")),
-    Column("city", HiveType.parse("string")),
-    Column("q", HiveType.parse("int")),
-]
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.lists(
-        st.tuples(
-            st.one_of(st.none(), st.dates(date(2026, 1, 1), date(2026, 1, 3))),
-            st.sampled_from([None, "", "a", "b", "ä/b"]),
-            st.sampled_from([None, 0, 1]),
-        ),
-        max_size=40,
-    ),
-    st.integers(0, 3),
-)
-def test_route_when_any_rows_then_each_row_once_in_order(
-    keys: list[tuple[date | None, str | None, int | None]], width: int
-) -> None:
-    arrays = [pa.array(range(len(keys)), pa.int64())]
-    arrays += [pa.array([key[place] for key in keys], column.type.arrow) for place, column in enumerate(KEYS)]
-    batch = pa.RecordBatch.from_arrays(arrays, names=["n", "day", "city", "q"])
-    routed = route(batch, DATA, KEYS[:width])
-    expected: dict[tuple[str, ...], list[int]] = {}
-    for number, key in enumerate(keys):
-        texts = tuple(DEFAULT_PARTITION if part in (None, "") else str(part) for part in key[:width])
-        expected.setdefault(texts, []).append(number)
-    assert {one.values: one.rows.column("n").to_pylist() for one in routed} == expected
-    assert len(routed) == len(expected)
-    assert all(one.rows.schema.names == ["n"] for one in routed)

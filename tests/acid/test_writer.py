@@ -12,11 +12,14 @@ import pyorc
 import pytest
 from pyarrow import orc
 
-from ingestd.acid import ExactWriter, FastWriter, bucket_property, exact_rows
-from ingestd.acid.writer import Compression, Encoding
+from ingestd.acid.encoding import Compression, Encoding
+from ingestd.acid.layout import bucket_property
+from ingestd.acid.pyarrow_writer import PyArrowWriter
+from ingestd.acid.pyorc_writer import PyOrcWriter
+from ingestd.acid.writer import rows_for_pyorc
 from ingestd.schema import Column, HiveType
 
-WRITERS = [FastWriter, ExactWriter]
+WRITERS = [PyArrowWriter, PyOrcWriter]
 COMPRESSIONS: list[Compression] = ["zstd", "zlib", "snappy", "lz4", "none"]
 TYPES = {
     "c_bool": ("boolean", [True, None, False]),
@@ -50,7 +53,7 @@ def rows_by_pyarrow(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("writer_type", WRITERS)
 def test_write_when_every_type_then_rows_read_back(
-    tmp_path: Path, writer_type: type[FastWriter] | type[ExactWriter], compression: Compression
+    tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter], compression: Compression
 ) -> None:
     path = tmp_path / "f.orc"
     writer = writer_type(path, COLUMNS, 7, bucket_property(1, 2), encoding=Encoding(compression))
@@ -75,7 +78,7 @@ def test_write_when_every_type_then_rows_read_back(
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("writer_type", WRITERS)
 def test_close_when_several_stripes_then_metadata_names_each_last_key(
-    tmp_path: Path, writer_type: type[FastWriter] | type[ExactWriter], compression: Compression
+    tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter], compression: Compression
 ) -> None:
     path = tmp_path / "f.orc"
     columns = [Column("a", HiveType.parse("bigint"))]
@@ -100,7 +103,7 @@ def test_close_when_several_stripes_then_metadata_names_each_last_key(
 
 @pytest.mark.parametrize("writer_type", WRITERS)
 def test_close_when_no_rows_then_file_is_readable(
-    tmp_path: Path, writer_type: type[FastWriter] | type[ExactWriter]
+    tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter]
 ) -> None:
     writer = writer_type(tmp_path / "f.orc", COLUMNS, 1, 1 << 29)
     assert writer.close().rows == 0
@@ -109,7 +112,7 @@ def test_close_when_no_rows_then_file_is_readable(
 
 @pytest.mark.parametrize("writer_type", WRITERS)
 def test_abort_when_rows_written_then_file_is_gone(
-    tmp_path: Path, writer_type: type[FastWriter] | type[ExactWriter]
+    tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter]
 ) -> None:
     writer = writer_type(tmp_path / "f.orc", COLUMNS, 1, 1 << 29)
     writer.write(batch_of_all_types())
@@ -135,16 +138,16 @@ def stamps(values: list[int | None], unit: str) -> pa.RecordBatch:
         ([-62135596800000000], "us", True),
     ],
 )
-def test_exact_rows_when_stamps_then_only_old_fractions_and_far_years(
+def test_rows_for_pyorc_when_stamps_then_only_old_fractions_and_far_years(
     values: list[int | None], unit: str, expected: bool
 ) -> None:
-    assert (exact_rows(stamps(values, unit)) is not None) is expected
+    assert (rows_for_pyorc(stamps(values, unit)) is not None) is expected
 
 
-def test_exact_writer_when_old_and_far_stamps_then_seconds_and_nanos_are_exact(tmp_path: Path) -> None:
+def test_pyorc_writer_when_old_and_far_stamps_then_seconds_and_nanos_are_exact(tmp_path: Path) -> None:
     path = tmp_path / "f.orc"
     columns = [Column("t", HiveType.parse("timestamp")), Column("d", HiveType.parse("date"))]
-    writer = ExactWriter(path, columns, 1, 1 << 29)
+    writer = PyOrcWriter(path, columns, 1, 1 << 29)
     days = pa.array([0, -719162, 2932896], pa.int32()).view(pa.date32())
     micros = [-1_500_001, -62135596800000000, 253402300799999999]
     writer.write(pa.RecordBatch.from_arrays([pa.array(micros, pa.timestamp("us")), days], names=["t", "d"]))
@@ -169,7 +172,7 @@ def test_exact_writer_when_old_and_far_stamps_then_seconds_and_nanos_are_exact(t
 
 @pytest.mark.parametrize("writer_type", WRITERS)
 def test_write_when_column_names_are_odd_then_they_are_kept(
-    tmp_path: Path, writer_type: type[FastWriter] | type[ExactWriter]
+    tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter]
 ) -> None:
     columns = [Column(name, HiveType.parse("int")) for name in ("a b", "x:y", "größe", "1st", "a`b", "p<q>", "c,d")]
     writer = writer_type(tmp_path / "f.orc", columns, 1, 1 << 29)

@@ -20,9 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import orc
 
-from ingestd.acid import WriterPool, WrittenFile, bucket_property
-from ingestd.acid.appendable import SharedFile
-from ingestd.acid.writer import Encoding
+from ingestd.acid.appendable import AppendableFile
+from ingestd.acid.encoding import Encoding
+from ingestd.acid.layout import bucket_property
+from ingestd.acid.writer_pool import StagingFile, WriterPool
 from ingestd.errors import Reaction, StorageUnavailable
 from ingestd.schema import Column, HiveType
 
@@ -36,7 +37,7 @@ def batch(first: int, rows: int, stamp: int = 0, unit: str = "ns") -> pa.RecordB
     )
 
 
-def numbers(files: list[WrittenFile]) -> dict[tuple[str, ...], list[int]]:
+def numbers(files: list[StagingFile]) -> dict[tuple[str, ...], list[int]]:
     """Stored `n` per partition, after checking each file's keys."""
     found: dict[tuple[str, ...], list[int]] = {}
     for file in files:
@@ -169,7 +170,7 @@ def fill(pool: WriterPool, stamp: int) -> None:
 INTERRUPTED = """
 import signal, sys
 from pathlib import Path
-from ingestd.acid import WriterPool
+from ingestd.acid.writer_pool import WriterPool
 from tests.acid.test_writer_pool import COLUMNS, batch
 
 ended = 0
@@ -209,10 +210,10 @@ def test_close_when_a_signal_interrupts_it_then_the_process_lives(tmp_path: Path
 
 
 @pytest.mark.parametrize("earlier", [0, 1])
-def test_shared_file_when_its_side_file_fails_then_no_longer_than_that_says(
+def test_appendable_file_when_its_side_file_fails_then_no_longer_than_that_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier: int
 ) -> None:
-    shared = SharedFile(tmp_path, COLUMNS, 0, 0, Encoding())
+    shared = AppendableFile(tmp_path, COLUMNS, 0, 0, Encoding())
     for write_id in range(1, earlier + 1):
         shared.write(batch(0, 100), write_id)
         shared.flush(write_id)

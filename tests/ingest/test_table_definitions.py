@@ -67,9 +67,9 @@ def test_properties_when_set_then_files_follow_them_and_hive_reads_and_compacts_
     mappings = [{"name": name[-40:], "table": f"default.{name}"} for name in (flat, nested)]
     daemon = stack.drain(stack.config(*mappings))
     told = {event["table"]: event["warnings"] for event in daemon.events("table_properties")}
-    assert "orc.zone is not followed" in told[f"default.{nested}"]
+    assert "orc.zone is not supported and was ignored" in told[f"default.{nested}"]
     (text,) = told[f"default.{flat}"]
-    assert "orc.bloom.filter.columns is not followed: note is char(5)" in text
+    assert "orc.bloom.filter.columns was ignored: note has type char(5)" in text
     for name in (flat, nested):
         files = _files(stack, name)
         assert files

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingestd.acid.layout import Content, ValidWriteIds, parse_directory
+from ingestd.acid.layout import Content, parse_directory
+from ingestd.acid.visibility import ValidWriteIds
 from ingestd.publish.counted_ids import NOTHING_KNOWN, CountedIds, Known, is_empty
 
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from pyarrow import orc
 
-from ingestd.acid.appendable import SharedFile
-from ingestd.acid.layout import SIDE_FILE
-from ingestd.acid.writer import STANDARD
+from ingestd.acid.appendable import AppendableFile
+from ingestd.acid.encoding import STANDARD
+from ingestd.acid.layout import SIDE_FILE_SUFFIX
 from ingestd.acid.writer_pool import WriterPool
 from ingestd.errors import StorageUnavailable, TransactionAborted
 from ingestd.hive import transactions
@@ -106,16 +106,16 @@ def test_location_when_another_directory_takes_its_place_then_nothing_is_written
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
-def test_shared_file_when_a_transaction_is_withdrawn_then_rows_of_the_earlier_ones_stay(
+def test_appendable_file_when_a_transaction_is_withdrawn_then_rows_of_the_earlier_ones_stay(
     tmp_path: Path, closed: bool
 ) -> None:
     def rows(*ids: int) -> pa.RecordBatch:
         return pa.record_batch({"id": pa.array(ids, pa.int32()), "note": [str(one) for one in ids]})
 
-    file = SharedFile(tmp_path, COLUMNS, 0, 0, STANDARD)
+    file = AppendableFile(tmp_path, COLUMNS, 0, 0, STANDARD)
     file.write(rows(1, 2), 7)
     file.flush(7)
-    bucket, side = tmp_path / "bucket_00000", tmp_path / f"bucket_00000{SIDE_FILE}"
+    bucket, side = tmp_path / "bucket_00000", tmp_path / f"bucket_00000{SIDE_FILE_SUFFIX}"
     promised = bucket.stat().st_size
     file.write(rows(3), 8)
     file.flush(8)
@@ -132,8 +132,8 @@ def test_shared_file_when_a_transaction_is_withdrawn_then_rows_of_the_earlier_on
     assert bucket.stat().st_size == promised
 
 
-def test_shared_file_when_its_only_transaction_is_withdrawn_then_there_is_none(tmp_path: Path) -> None:
-    file = SharedFile(tmp_path, COLUMNS, 0, 0, STANDARD)
+def test_appendable_file_when_its_only_transaction_is_withdrawn_then_there_is_none(tmp_path: Path) -> None:
+    file = AppendableFile(tmp_path, COLUMNS, 0, 0, STANDARD)
     file.write(pa.record_batch({"id": pa.array([1], pa.int32()), "note": ["x"]}), 7)
     file.flush(7)
     file.withdraw(7)

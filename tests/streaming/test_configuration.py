@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ingestd.acid import footer
+from ingestd.acid import orc_proto
 from ingestd.clock import Stopwatch
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName, read_table
@@ -174,7 +174,7 @@ def test_optimized_then_files_have_light_compression_and_no_dictionaries_or_inde
 def test_not_optimized_then_files_are_as_the_table_says_with_dictionaries_and_indexes(stack: Stack) -> None:
     stack.table("id int, note string", **{"orc.compress": "ZLIB"})
     found = _Orc(_written(stack, size=1, streaming_optimizations=False))
-    assert found.compression == footer._ZLIB
+    assert found.compression == orc_proto.ZLIB
     assert set(found.encodings) - {_DIRECT, _DIRECT_V2}
     assert found.index_entries == 3
 
@@ -196,7 +196,7 @@ class _Orc:
     def __init__(self, file: Path) -> None:
         data = file.read_bytes()
         with file.open("rb") as opened:
-            post_script, plain, _ = footer._read_tail(opened)
+            post_script, plain, _ = orc_proto.read_tail(opened)
         self.compression = _number(post_script, 2)
         self.encodings: list[int] = []
         self.index_entries = 0
@@ -206,22 +206,22 @@ class _Orc:
     def _read_stripe(self, data: bytes, stripe: bytes) -> None:
         offset, index, body, length = (_number(stripe, number) for number in (1, 2, 3, 4))
         end = offset + index + body
-        tail = footer._unpack(data[end : end + length], self.compression)
+        tail = orc_proto.decompress(data[end : end + length], self.compression)
         self.encodings += [_number(encoding, 1) for encoding in _messages(tail, 2)]
         for stream in _messages(tail, 1):
             size = _number(stream, 3)
             if _number(stream, 1) == _ROW_INDEX:
-                entries = _messages(footer._unpack(data[offset : offset + size], self.compression), 1)
+                entries = _messages(orc_proto.decompress(data[offset : offset + size], self.compression), 1)
                 self.index_entries = max(self.index_entries, len(entries))
             offset += size
 
 
 def _messages(message: bytes, number: int) -> list[bytes]:
-    return [value for key, value in footer._fields(message) if key == number and isinstance(value, bytes)]
+    return [value for key, value in orc_proto.fields(message) if key == number and isinstance(value, bytes)]
 
 
 def _number(message: bytes, number: int) -> int:
-    return footer._number(dict(footer._fields(message)), number)
+    return orc_proto.number(dict(orc_proto.fields(message)), number)
 
 
 def test_hive_site_then_named_by_its_path_only(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

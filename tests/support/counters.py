@@ -6,7 +6,7 @@ from typing import Any
 
 from hive_metastore import ttypes
 
-from ingestd.acid.layout import ValidWriteIds
+from ingestd.acid.visibility import ValidWriteIds
 from ingestd.hive import transactions
 from ingestd.hive.partitions import read_partitions
 from ingestd.hive.tables import TableName, load_acid_table, read_table

@@ -8,7 +8,7 @@ from typing import Any
 from hive_metastore import ttypes
 from pyarrow import orc
 
-from ingestd.acid.layout import visible_directories
+from ingestd.acid.visibility import visible_directories
 from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.hive.partitions import read_partitions
 from ingestd.hive.tables import TableName, load_acid_table

@@ -9,10 +9,11 @@ import pyorc
 import pytest
 from pyarrow import orc
 
-from ingestd.acid import FastWriter, ValidWriteIds, bucket_name, bucket_property, delta_name, visible_rows
-from ingestd.acid.appendable import SharedFile
-from ingestd.acid.layout import shared_delta_name
-from ingestd.acid.writer import STANDARD
+from ingestd.acid.appendable import AppendableFile
+from ingestd.acid.encoding import STANDARD
+from ingestd.acid.layout import batch_delta_name, bucket_name, bucket_property, delta_name
+from ingestd.acid.pyarrow_writer import PyArrowWriter
+from ingestd.acid.visibility import ValidWriteIds, visible_directories, visible_rows
 from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.schema import Column, HiveType
 
@@ -28,7 +29,7 @@ def delta(root: Path, write_id: int, rows: int, statement: int = 0) -> None:
     directory = root / delta_name(write_id, statement)
     directory.mkdir()
     (directory / "_orc_acid_version").write_bytes(b"2")
-    writer = FastWriter(directory / bucket_name(0), COLUMNS, write_id, bucket_property(0, statement))
+    writer = PyArrowWriter(directory / bucket_name(0), COLUMNS, write_id, bucket_property(0, statement))
     writer.write(pa.RecordBatch.from_arrays([pa.array(range(rows), pa.int64())], names=["n"]))
     writer.close()
 
@@ -90,9 +91,9 @@ def test_visible_rows_when_original_and_hidden_files_then_only_originals_count(t
 
 
 def test_visible_rows_when_side_file_then_as_far_as_it_says(tmp_path: Path) -> None:
-    directory = tmp_path / shared_delta_name(1, 3, 0)
+    directory = tmp_path / batch_delta_name(1, 3, 0)
     directory.mkdir()
-    file = SharedFile(directory, COLUMNS, 0, 0, STANDARD)
+    file = AppendableFile(directory, COLUMNS, 0, 0, STANDARD)
     for write_id in (1, 2, 3):
         file.write(pa.RecordBatch.from_arrays([pa.array(range(5), pa.int64())], names=["n"]), write_id)
         if write_id < 3:
@@ -106,10 +107,10 @@ def test_visible_rows_when_side_file_then_as_far_as_it_says(tmp_path: Path) -> N
     file.abandon()
 
 
-def test_shared_file_when_rows_of_an_aborted_transaction_are_flushed_with_the_next_then_not_counted_as_its(
+def test_appendable_file_when_rows_of_an_aborted_transaction_are_flushed_with_the_next_then_not_counted_as_its(
     tmp_path: Path,
 ) -> None:
-    file = SharedFile(tmp_path, COLUMNS, 0, 0, STANDARD)
+    file = AppendableFile(tmp_path, COLUMNS, 0, 0, STANDARD)
     rows = pa.RecordBatch.from_arrays([pa.array(range(5), pa.int64())], names=["n"])
     file.write(rows, 1)
     file.write(rows.slice(0, 2), 2)
@@ -129,3 +130,44 @@ def test_visible_rows_when_file_is_not_orc_then_invalid_table(tmp_path: Path) ->
 def test_visible_rows_when_location_is_missing_then_storage_unavailable(tmp_path: Path) -> None:
     with pytest.raises(StorageUnavailable):
         count(tmp_path / "gone")
+
+
+def seen(names: list[str], valid: ValidWriteIds, bad_txns: tuple[int, ...] = ()) -> list[str]:
+    directories = visible_directories(names, valid, lambda txn: txn not in bad_txns)
+    base = [directories.base.name] if directories.base else []
+    deltas = [one.name for one in directories.deltas]
+    return [*base, *deltas, *(one.name for one in directories.delete_deltas)]
+
+
+@pytest.mark.parametrize(
+    ("names", "valid", "bad_txns", "expected"),
+    [
+        (["delta_2_2_0000", "delta_1_1_0000", "delta_11_11_0000"], TEN, (), ["delta_1_1_0000", "delta_2_2_0000"]),
+        (["delta_1_1_0000", "delta_1_1_0001"], TEN, (), ["delta_1_1_0000", "delta_1_1_0001"]),
+        (["delta_1_1", "delta_1_1_0000"], TEN, (), ["delta_1_1"]),
+        (["delta_1_1_0000", "delete_delta_1_1_0000"], TEN, (), ["delta_1_1_0000", "delete_delta_1_1_0000"]),
+        (["delta_1_1", "delete_delta_1_1"], TEN, (), ["delta_1_1", "delete_delta_1_1"]),
+        (["delta_1_3_v20", "delta_1_1_0000", "delta_2_2_0000", "delta_3_3_0000", "delta_4_4_0000"], TEN, (),
+         ["delta_1_3_v20", "delta_4_4_0000"]),
+        (["delta_1_3_v20", "delta_1_1_0000"], TEN, (20,), ["delta_1_1_0000"]),
+        (["base_3_v20", "delta_3_3_0000", "delta_4_4_0000"], TEN, (), ["base_3_v20", "delta_4_4_0000"]),
+        (["base_3_v20", "delta_3_3_0000"], TEN, (20,), ["delta_3_3_0000"]),
+        (["base_3", "base_5", "delta_4_4_0000"], TEN, (), ["base_5"]),
+        (["base_5", "delta_4_4_0000"], ValidWriteIds("d.t", 10, aborted=frozenset({5})), (), ["delta_4_4_0000"]),
+        (["base_5_v20", "delta_4_4_0000"], ValidWriteIds("d.t", 10, open=frozenset({5})), (), ["delta_4_4_0000"]),
+        (["delta_1_1_0000", "delta_2_2_0000"], ValidWriteIds("d.t", 10, aborted=frozenset({1})), (),
+         ["delta_2_2_0000"]),
+        (["delta_1_3"], ValidWriteIds("d.t", 10, open=frozenset({1}), aborted=frozenset({2})), (), ["delta_1_3"]),
+        (["delta_1_3", "delta_2_2_0000"], TEN, (), ["delta_1_3"]),
+    ],
+)  # fmt: skip
+def test_visible_directories_when_listing_then_as_acid_utils(
+    names: list[str], valid: ValidWriteIds, bad_txns: tuple[int, ...], expected: list[str]
+) -> None:
+    assert seen(names, valid, bad_txns) == expected
+
+
+def test_is_valid_when_open_aborted_or_later_then_false() -> None:
+    valid = ValidWriteIds("d.t", 5, open=frozenset({3}), aborted=frozenset({2}))
+    assert [write_id for write_id in range(1, 8) if valid.is_valid(write_id)] == [1, 4, 5]
+    assert [valid.is_settled(write_id) for write_id in (2, 3, 5)] == [True, False, False]

@@ -1,11 +1,10 @@
-"""ORC properties of tables become encodings, or warnings."""
+"""A table's ORC properties set the encoding; those that cannot be applied yield warnings."""
 
 from __future__ import annotations
 
 import pytest
 
-from ingestd.acid.properties import orc_properties
-from ingestd.acid.writer import STANDARD, Encoding
+from ingestd.acid.encoding import STANDARD, Encoding, table_encoding
 from ingestd.errors import InvalidTable
 from ingestd.schema import Column, HiveType
 
@@ -33,33 +32,35 @@ COLUMNS = [Column("id", HiveType.parse("int")), Column("c", HiveType.parse("char
         ({"orc.compression.strategy": "COMPRESSION", "orc.block.padding": "true"}, Encoding(strategy="compression")),
     ],
 )
-def test_properties_when_they_can_be_followed_then_encoding(properties: dict[str, str], encoding: Encoding) -> None:
-    found = orc_properties(properties, COLUMNS)
+def test_encoding_when_properties_are_supported_then_they_are_applied(
+    properties: dict[str, str], encoding: Encoding
+) -> None:
+    found = table_encoding(properties, COLUMNS)
     assert (found.encoding, found.warnings) == (encoding, ())
 
 
 @pytest.mark.parametrize(
     ("properties", "warning"),
     [
-        ({"orc.compress": "LZO"}, "orc.compress = 'LZO' is not followed: files are compressed by zstd"),
-        ({"orc.stripe.size": "64 MB"}, "orc.stripe.size = '64 MB' is not followed"),
-        ({"orc.stripe.size": "-1"}, "it must be a number of bytes over 0"),
+        ({"orc.compress": "LZO"}, "orc.compress = 'LZO' was ignored: it must be one of"),
+        ({"orc.stripe.size": "64 MB"}, "orc.stripe.size = '64 MB' was ignored"),
+        ({"orc.stripe.size": "-1"}, "it must be a positive number of bytes"),
         ({"orc.row.index.stride": "10"}, "it must be 0 or at least 1000"),
         ({"orc.create.index": "no"}, "it must be true or false"),
-        ({"orc.bloom.filter.columns": "c"}, "c is char"),
+        ({"orc.bloom.filter.columns": "c"}, "c has type char"),
         ({"orc.bloom.filter.columns": "nope"}, "nope is not a column"),
         ({"orc.bloom.filter.columns": "id", "orc.create.index": "false"}, "filters need an index"),
-        ({"orc.bloom.filter.fpp": "1"}, "it must lie between 0 and 1"),
-        ({"orc.write.format": "0.11"}, "orc.write.format is not followed"),
+        ({"orc.bloom.filter.fpp": "1"}, "it must be between 0 and 1"),
+        ({"orc.write.format": "0.11"}, "orc.write.format is not supported"),
     ],
 )
-def test_properties_when_they_cannot_be_followed_then_one_warning(properties: dict[str, str], warning: str) -> None:
-    found = orc_properties(properties, COLUMNS)
+def test_encoding_when_a_property_cannot_be_applied_then_one_warning(properties: dict[str, str], warning: str) -> None:
+    found = table_encoding(properties, COLUMNS)
     assert len(found.warnings) == 1
     assert warning in found.warnings[0]
     assert found.encoding == Encoding(index_stride=0 if properties.get("orc.create.index") == "false" else 10_000)
 
 
-def test_properties_when_columns_are_to_be_encrypted_then_invalid_table() -> None:
+def test_encoding_when_columns_must_be_encrypted_then_invalid_table() -> None:
     with pytest.raises(InvalidTable, match="column encryption"):
-        orc_properties({"orc.encrypt": "pii:c"}, COLUMNS)
+        table_encoding({"orc.encrypt": "pii:c"}, COLUMNS)

@@ -1,0 +1,70 @@
+"""Routing keeps each row once and in order, in its partition and in the bucket that Hive computes."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestd.acid.buckets import bucket_of_rows
+from ingestd.acid.encoding import STANDARD
+from ingestd.acid.partitions import DEFAULT_PARTITION
+from ingestd.acid.routing import Bucketing, Shape, route
+from ingestd.schema import Column, HiveType
+
+DATA = (Column("n", HiveType.parse("bigint")),)
+KEYS = (
+    Column("day", HiveType.parse("date")),
+    Column("city", HiveType.parse("string")),
+    Column("q", HiveType.parse("int")),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.none(), st.dates(date(2026, 1, 1), date(2026, 1, 3))),
+            st.sampled_from([None, "", "a", "b", "ä/b"]),
+            st.sampled_from([None, 0, 1]),
+        ),
+        max_size=40,
+    ),
+    st.integers(0, 3),
+)
+def test_route_when_any_rows_then_each_row_once_in_order(
+    keys: list[tuple[date | None, str | None, int | None]], width: int
+) -> None:
+    arrays = [pa.array(range(len(keys)), pa.int64())]
+    arrays += [pa.array([key[place] for key in keys], column.type.arrow) for place, column in enumerate(KEYS)]
+    batch = pa.RecordBatch.from_arrays(arrays, names=["n", "day", "city", "q"])
+    parts = list(route(batch, Shape(DATA, KEYS[:width], None, STANDARD), ()))
+    expected: dict[tuple[str, ...], list[int]] = {}
+    for number, key in enumerate(keys):
+        texts = tuple(DEFAULT_PARTITION if part in (None, "") else str(part) for part in key[:width])
+        expected.setdefault(texts, []).append(number)
+    assert {part.partition: part.rows.column("n").to_pylist() for part in parts} == expected
+    assert len(parts) == len(expected)
+    assert all(part.rows.schema.names == ["n"] and part.bucket == 0 for part in parts)
+
+
+def test_route_when_bucketed_then_each_bucket_of_each_partition_in_order() -> None:
+    city = Column("city", HiveType.parse("string"))
+    batch = pa.record_batch({"n": pa.array(range(200), pa.int64()), "city": ["a", "b"] * 100})
+    buckets = bucket_of_rows(batch, DATA, 3, version=2).tolist()
+    parts = list(route(batch, Shape(DATA, (city,), Bucketing(DATA, 3, 2), STANDARD), ()))
+    found = {(part.partition, part.bucket): part.rows.column("n").to_pylist() for part in parts}
+    assert found == {
+        ((city_value,), bucket): [n for n in range(first, 200, 2) if buckets[n] == bucket]
+        for first, city_value in enumerate("ab")
+        for bucket in range(3)
+    }
+    assert len(parts) == 6
+
+
+def test_route_when_partition_is_static_then_its_rows_are_not_split() -> None:
+    batch = pa.record_batch({"n": pa.array(range(3), pa.int64())})
+    (part,) = route(batch, Shape(DATA, KEYS, None, STANDARD), ("2026-01-01", "a", "7"))
+    assert (part.partition, part.bucket, part.rows.num_rows) == (("2026-01-01", "a", "7"), 0, 3)
