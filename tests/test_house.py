@@ -9,12 +9,11 @@ from pathlib import Path
 
 import click
 import pytest
-from pydantic import BaseModel
 
 from ingestd import __version__, errors
 from ingestd.cli.main import cli
-from ingestd.config.files import read_document
-from ingestd.config.shape import Document, MappingSection, validated
+from ingestd.config.document import Document, load
+from ingestd.config.validation import keys
 from ingestd.errors import IngestdError
 
 ROOT = Path(__file__).parents[1]
@@ -74,19 +73,7 @@ def test_errors_then_stand_in_the_tree_of_their_module() -> None:
     assert not missing
 
 
-def _models(model: type[BaseModel], path: str = "") -> Iterator[tuple[str, str]]:
-    """Every key with its path."""
-    for name, field in model.model_fields.items():
-        yield f"{path}{name}", name
-        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        for kind in kinds:
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                yield from _models(kind, f"{path}{name}.")
-    if model is Document:
-        yield from _models(MappingSection, "mappings.")
-
-
-KEYS = sorted(set(_models(Document)))
+KEYS = sorted(set(keys(Document)))
 
 
 def _commands(group: click.Group, path: str = "ingestd") -> Iterator[str]:
@@ -120,6 +107,6 @@ def test_readme_then_names_every_exit_code() -> None:
 
 def test_example_configuration_then_loads_and_names_every_key() -> None:
     example = ROOT / "config" / "ingestd.example.yaml"
-    validated(read_document([example], None)).options()
+    load([example])
     text = example.read_text(encoding="utf-8")
     assert not [path for path, name in KEYS if not re.search(rf"\b{name}:", text)]

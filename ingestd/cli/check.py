@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ingestd.cli.run import with_config
-from ingestd.config.files import read_document
-from ingestd.config.shape import Document, validated
+from ingestd.config.document import Document, load
 from ingestd.daemon import log
 from ingestd.ingest.checks import Finding, check_mapping, check_metastore
 
@@ -23,8 +22,8 @@ def check(files: tuple[Path, ...], directory: Path | None, online: bool) -> None
     """Say what is wrong with a configuration; exit 78 when it cannot be used, else that of the first finding."""
     log.configure("auto", "info")
     console = Console(soft_wrap=True, highlight=False)
-    document = validated(read_document(files, directory))
-    mappings = document.options()
+    document = load(files, directory)
+    mappings = document.mappings
     console.print(f"[green]✓[/] configuration: {len(mappings)} mapping{'s' if len(mappings) != 1 else ''}")
     if online:
         faults = [f for f in _report(console, document) if f.error is not None]
@@ -36,7 +35,7 @@ def _report(console: Console, document: Document) -> list[Finding]:
     metastore = document.metastore.connect()
     try:
         findings = [_print(console, f) for f in check_metastore(metastore)]
-        for options in document.options():
+        for options in document.mappings:
             findings.extend(_print(console, f) for f in check_mapping(metastore, options))
         return findings
     finally:

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from ingestd.config.files import read_document
-from ingestd.config.shape import validated
+from ingestd.config.document import load
 from ingestd.daemon import log
 from ingestd.daemon.run import run_daemon
 from ingestd.daemon.supervisor import StillRunning
@@ -62,7 +61,7 @@ def run(
     SIGTERM or SIGINT finishes the open transactions and exits 0; a second one aborts them.
     """
     log.configure(log_format, log_level)
-    document = validated(read_document(files, directory))
+    document = load(files, directory)
     errors = run_daemon(document, drain=until_caught_up)
     for error in errors:
         click.echo(f"ingestd: {log.shortened(str(error))}", err=True)

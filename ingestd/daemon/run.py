@@ -9,7 +9,7 @@ import signal
 import threading
 from types import FrameType
 
-from ingestd.config.shape import Document
+from ingestd.config.document import Document
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
 from ingestd.ingest import failpoints
@@ -23,13 +23,12 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
     After a StillRunning among them only `os._exit` ends the process.
     """
     failpoints.check()
-    mappings = document.options()
     metastore = document.metastore.connect()
     signals = install_signals()
     try:
         engine = Engine(
             document.spark.master,
-            {k: _spark_text(v) for k, v in document.spark.conf.items()},
+            document.spark.properties,
             EngineLimits(job_seconds=document.spark.stage_timeout),
             unwanted=signals.stop,
         )
@@ -39,7 +38,7 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
         raise
     try:
         supervisor = Supervisor(
-            metastore, engine, mappings, signals, drain=drain, shutdown_seconds=document.shutdown.timeout
+            metastore, engine, document.mappings, signals, drain=drain, shutdown_seconds=document.shutdown.timeout
         )
         return supervisor.run()
     finally:
@@ -59,8 +58,3 @@ def install_signals() -> Signals:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     return signals
-
-
-def _spark_text(value: object) -> str:
-    """Spark writes true and false in lower case."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

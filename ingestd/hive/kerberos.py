@@ -106,9 +106,9 @@ class KerberosExchange:
     def _chosen(self, offer: bytes) -> bytes:
         """Four bytes each way: the bits of the protections, and the largest frame that the sender takes."""
         offered = {one for one in Protection if len(offer) == 4 and one.value & offer[0]}
-        common = offered & self._login.protections
+        common = offered & self._login.protection
         if not common:
-            ours, theirs = (_labels(some) for some in (self._login.protections, offered))
+            ours, theirs = (_labels(some) for some in (self._login.protection, offered))
             raise ConfigError(
                 f"no common protection: we take {ours}, the metastore offers {theirs or 'none'}",
                 where="metastore.kerberos.protection",

@@ -13,8 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Annotated
 
 from ingestd.errors import ConfigError
+from ingestd.keys import Reads
 
 _log = logging.getLogger(__name__)
 _HOST = "_HOST"
@@ -38,25 +40,33 @@ class Protection(Enum):
 ALL_PROTECTIONS = frozenset(Protection)
 
 
+def _protection(label: object) -> Protection:
+    """The protection that SASL calls `label`."""
+    for protection in Protection:
+        if protection.label == label:
+            return protection
+    raise ValueError("must be 'auth', 'auth-int' or 'auth-conf'")
+
+
 @dataclass(frozen=True, slots=True)
 class Kerberos:
     """SASL GSSAPI.
 
     `principal` is the metastore's, `hive/_HOST@REALM`. With `keytab` we log in as `user` by ourselves, anew at each
-    connect; without it the caller's ticket cache counts (of `user` when given). The strongest of `protections` that
+    connect; without it the caller's ticket cache counts (of `user` when given). The strongest of `protection` that
     the metastore offers is taken. Raises ConfigError.
     """
 
     principal: str
     user: str | None = None
     keytab: Path | None = None
-    protections: frozenset[Protection] = ALL_PROTECTIONS
+    protection: frozenset[Annotated[Protection, Reads(_protection)]] = ALL_PROTECTIONS
 
     def __post_init__(self) -> None:
         _require(self.principal, str, "metastore.kerberos.principal")
         _require(self.user, (str, type(None)), "metastore.kerberos.user")
         _require(self.keytab, (str, Path, type(None)), "metastore.kerberos.keytab")
-        _require(self.protections, (frozenset, set), "metastore.kerberos.protection")
+        _require(self.protection, (frozenset, set), "metastore.kerberos.protection")
         if not _PRINCIPAL.fullmatch(self.principal):
             raise ConfigError(
                 f"{self.principal!r} is not the principal of a service",
@@ -69,7 +79,7 @@ class Kerberos:
                 where="metastore.kerberos.user",
                 hint="one of those that `klist -k KEYTAB` lists",
             )
-        if not self.protections:
+        if not self.protection:
             raise ConfigError("no protection is allowed", where="metastore.kerberos.protection")
 
     def principal_at(self, host: str) -> str:

@@ -89,7 +89,7 @@ class MappingLoop:
         self._broker = Broker(options.kafka)
         self._planner = Planner(self._broker, options)
         self._ownership = Ownership(metastore, options, on_lost=partial(events.lease_lost, options.name))
-        self._mirror = OffsetMirror(options.kafka, options.group)
+        self._mirror = OffsetMirror(options.kafka, options.consumer_group)
         self._backoff = retry.Backoff()
         self._until: Offsets | None = None
         self._state = MappingState(str(options.table))
@@ -342,7 +342,7 @@ class MappingLoop:
                 kafka=dict(self.options.kafka),
                 shape=work.table.shape,
                 static_partition=static_values(work.table, self.options),
-                tombstones=self.options.tombstones,
+                tombstones=self.options.format.tombstones,
                 write_id=work.write_id,
                 bucket=bucket,
                 staging=str(work.staging.path),

@@ -1,53 +1,139 @@
-"""What a user decides about a mapping; every value here has been validated by `config`."""
+"""The configuration of mappings and of their state: the sections `mappings[]`, `defaults.commit` and `control`.
+
+Field names are the names of the keys. `ingestd.config` checks the values that a user gives.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from datetime import date, datetime, timezone
+from typing import Annotated, Literal
 
 from ingestd.hive.tables import TableName
+from ingestd.keys import NOT_A_KEY, NOT_EMPTY, Bytes, Check, Count, Reads, Seconds, Setting, matching
 
 OnLoss = Literal["stop", "earliest", "latest"]
 Tombstones = Literal["stop", "skip"]
 
+_CONTROL_DATABASE = "ingestd"
+_STATE_NAME = matching(
+    "[a-z0-9_]{1,40}",
+    "must be 1 to 40 lower-case letters, digits or _: it becomes part of a Hive table's name",
+)
+_TOPIC = matching(
+    r"(?!\.{1,2}$)[\w.-]{1,249}", "must be the name of one topic: 1 to 249 letters, digits, '.', '_' or '-'"
+)
+# A number above this is milliseconds, not seconds, since 1970: as seconds it would be after the year 2600.
+_LARGEST_SECONDS = 2e10
+
+
+def _table(value: object) -> TableName:
+    if not isinstance(value, str):
+        raise ValueError("must be text")
+    if not re.fullmatch(r"\w+(\.\w+)?", value):
+        raise ValueError("must be database.table")
+    return TableName.parse(value)
+
+
+def _partition_value(value: object) -> str:
+    """Hive's text of what YAML reads as a number, a flag or a date."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if not isinstance(value, (str, int, float, date)):
+        raise ValueError("must be text")
+    return str(value)
+
+
+def _distinct(values: Sequence[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(values))
+
+
+def _start(value: object) -> StartOptions:
+    if value == "earliest":
+        return StartOptions("earliest")
+    if value == "latest":
+        return StartOptions("latest")
+    if isinstance(value, Mapping) and list(value) == ["timestamp"]:
+        moment = _moment(value["timestamp"])
+        if moment is not None:
+            return StartOptions("timestamp", int(moment.timestamp() * 1000))
+    raise ValueError("must be earliest, latest or {timestamp: 2026-11-01T00:00:00Z}; without a zone it is UTC")
+
+
+def _moment(value: object) -> datetime | None:
+    """What YAML read as a time, a date, a number since 1970 or text; None when it is no time."""
+    try:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return datetime.fromtimestamp(value if abs(value) <= _LARGEST_SECONDS else value / 1000, timezone.utc)
+        moment = datetime.fromisoformat(re.sub("[Zz]$", "+00:00", str(value)))
+    except (ValueError, OverflowError, OSError):
+        return None
+    return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+
 
 @dataclass(frozen=True, slots=True)
 class CommitOptions:
-    """A transaction is closed by whichever comes first: records, bytes of their values, or seconds.
+    """When a transaction is closed: at `rows` records, `bytes` of their values or `interval` seconds, at the first.
 
     One that would write more than `partitions` partitions, new or old, stops its mapping.
     """
 
-    rows: int = 1_000_000
-    bytes: int = 256 * 1024 * 1024
-    interval_seconds: float = 30.0
-    partitions: int = 3_000
+    rows: Count = 1_000_000
+    bytes: Bytes = 256 * 1024 * 1024
+    interval: Seconds = 30.0
+    partitions: Count = 3_000
 
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """Where the very first run begins: `earliest`, `latest`, or at a time (milliseconds since 1970)."""
+    """Where the first run of a mapping starts: `earliest`, `latest` or a time in milliseconds since 1970 UTC."""
 
     at: Literal["earliest", "latest", "timestamp"] = "earliest"
     timestamp_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class MappingOptions:
-    """One mapping: topics into one table. `partition` holds static partition values by column, all or none."""
+class FormatOptions:
+    """How records are decoded; `tombstones` says what happens to a record without a value."""
 
-    name: str
-    topics: tuple[str, ...]
-    table: TableName
-    control_database: str = "ingestd"
-    group: str = ""
+    type: Literal["json"] = "json"
     tombstones: Tombstones = "stop"
-    partition: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlOptions:
+    """`database` is the Hive database that holds the state of all mappings."""
+
+    database: Annotated[str, _STATE_NAME] = _CONTROL_DATABASE
+
+
+@dataclass(frozen=True, slots=True)
+class MappingOptions:
+    """One mapping: topics into one table.
+
+    `partition` holds static partition values by column, for all partition columns or none. `group` is the consumer
+    group that offsets are mirrored to, `ingestd-NAME` unless it is set. `kafka` holds librdkafka's own keys.
+    `control_database` is that of `ControlOptions`.
+    """
+
+    name: Annotated[str, _STATE_NAME]
+    topics: Annotated[tuple[Annotated[str, _TOPIC], ...], NOT_EMPTY, Check(_distinct)]
+    table: Annotated[TableName, Reads(_table)]
+    format: FormatOptions = field(default_factory=FormatOptions)
+    partition: Mapping[str, Annotated[str, Reads(_partition_value)]] = field(default_factory=dict)
     commit: CommitOptions = field(default_factory=CommitOptions)
-    start: StartOptions = field(default_factory=StartOptions)
+    start: Annotated[StartOptions, Reads(_start)] = field(default_factory=StartOptions)
     on_offset_loss: OnLoss = "stop"
-    kafka: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    group: Annotated[str, matching("(?s).+", "must not be empty")] = ""
+    kafka: Mapping[str, Setting] = field(default_factory=dict, repr=False)
+    control_database: str = field(default=_CONTROL_DATABASE, metadata=NOT_A_KEY)
+
+    @property
+    def consumer_group(self) -> str:
+        """The group that offsets are mirrored to."""
+        return self.group or f"ingestd-{self.name}"
 
     @property
     def control(self) -> TableName:
@@ -56,10 +142,10 @@ class MappingOptions:
 
     @property
     def commit_lease(self) -> TableName:
-        """The name whose lock, inside the transaction, says who may commit."""
+        """The name whose lock, inside the transaction, decides which daemon may commit."""
         return TableName(self.control_database, f"lease_{self.name}")
 
     @property
     def owner_lease(self) -> TableName:
-        """The name whose lock, outside any transaction, says who should work."""
+        """The name whose lock, outside any transaction, decides which daemon runs the mapping."""
         return TableName(self.control_database, f"owner_{self.name}")

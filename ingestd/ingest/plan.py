@@ -50,7 +50,7 @@ class Planner:
         self._topics: dict[str, Topic] = {}
         self._topics_known = Deadline.after(0.0)
         self._behind: dict[TopicPartition, Deadline] = {}
-        self._last = monotonic() - options.commit.interval_seconds
+        self._last = monotonic() - options.commit.interval
 
     def first_position(self) -> Position:
         """Where the very first run begins."""
@@ -102,7 +102,7 @@ class Planner:
                 backlog = [OffsetRange(*p, draft.offsets[p], end) for p, end in goal.items() if end > draft.offsets[p]]
                 if backlog or must_store or draft.gaps:
                     return self._plan(stored, draft, backlog)
-            pause(min(_LOOK_SECONDS, self._options.commit.interval_seconds / 4))
+            pause(min(_LOOK_SECONDS, self._options.commit.interval / 4))
         return None
 
     def _describe(self) -> None:
@@ -110,7 +110,7 @@ class Planner:
         self._topics_known = Deadline.after(_TOPICS_SECONDS)
 
     def _is_due(self, waiting: int) -> bool:
-        return monotonic() - self._last >= self._options.commit.interval_seconds or waiting >= self._most_offsets()
+        return monotonic() - self._last >= self._options.commit.interval or waiting >= self._most_offsets()
 
     def _most_offsets(self) -> int:
         commit = self._options.commit

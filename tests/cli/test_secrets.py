@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ingestd.cli.main import main
-from ingestd.config.files import read_document
-from ingestd.config.shape import validated
+from ingestd.config.document import load
 from ingestd.errors import ConfigError
 from tests.support.stack import Stack
 
@@ -80,8 +79,8 @@ def test_configuration_when_a_secret_has_any_form_then_is_not_printed(
         assert "Traceback" not in said, (form, said)
         assert said.strip(), form
         try:
-            document = validated(read_document([config], None))
-            shown = f"{document!r} {document.options()!r} {document.metastore!r} {document.metastore.security()!r}"
+            document = load([config])
+            shown = f"{document!r} {document.mappings!r} {document.metastore!r} {document.metastore.security!r}"
         except ConfigError as error:
             shown = f"{error!r} {error.__cause__!r} {error.__cause__}"
         assert CANARY not in shown.lower(), (form, shown)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ingestd.config.document import load
 from ingestd.config.files import read_document
-from ingestd.config.shape import validated
 from ingestd.errors import ConfigError
 from ingestd.kafka.settings import REFUSED
 
@@ -131,7 +131,7 @@ def test_faults_of_several_files_then_each_has_its_file_and_line(tmp_path: Path)
     )
     second = _written(tmp_path, "name: a\ntopics:\n  - t\n  - 5\n", "mappings.d/2.yaml")
     with pytest.raises(ConfigError) as caught:
-        validated(read_document([base, over], folder))
+        load([base, over], folder)
     assert str(caught.value).splitlines() == [
         f"{over}:4: spark.masterr: unknown key, did you mean master?",
         f"{second}:1: mappings[1].table: is missing",
@@ -140,16 +140,16 @@ def test_faults_of_several_files_then_each_has_its_file_and_line(tmp_path: Path)
     over.write_text("kafka:\n  group.id: x\n", encoding="utf-8")
     second.write_text("name: a\ntopics: [t]\ntable: d.t\n", encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        validated(read_document([base, over], folder))
+        load([base, over], folder)
     assert [line.split(" → ")[0] for line in str(caught.value).splitlines()] == [
         f"{base}:5: kafka.sasl.foo: librdkafka has no such property",
         f"{over}:2: kafka.group.id: group.id may not be set: {REFUSED['group.id']}",
         f"{first}:5: mappings[0].kafka.fetch.wait.max.ms: librdkafka does not accept this value",
-        f"{second}:1: mappings[1].name: another mapping has the name a too",
+        f"{second}:1: mappings[1].name: another mapping is named a",
     ]
 
 
 def test_the_example_then_is_valid() -> None:
     example = Path(__file__).parents[2] / "config" / "ingestd.example.yaml"
-    document = validated(read_document([example], None))
-    assert [m.name for m in document.options()] == ["orders", "clicks"]
+    document = load([example])
+    assert [m.name for m in document.mappings] == ["orders", "clicks"]

@@ -95,7 +95,7 @@ def test_hive_conf_with_tls_then_its_trust_store_or_ours(tmp_path: Path) -> None
     both = SASL | tls | {"hadoop.rpc.protection": "privacy"}
     login = Security.from_hive_conf(both, ca_file=pem).login
     assert isinstance(login, Kerberos)
-    assert Protection.AUTH in login.protections
+    assert Protection.AUTH in login.protection
 
 
 def test_principal_then_host_is_in_lower_case_and_a_fixed_one_stays() -> None:
@@ -110,7 +110,7 @@ def test_values_that_contradict_themselves_then_config_error() -> None:
     with pytest.raises(ConfigError, match="NUL"):
         Plain("a\0b", PASSWORD)
     with pytest.raises(ConfigError, match="protection"):
-        Kerberos(SERVER, protections=frozenset())
+        Kerberos(SERVER, protection=frozenset())
 
 
 def test_password_then_it_is_in_no_repr() -> None:

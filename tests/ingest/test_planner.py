@@ -28,7 +28,7 @@ class _Case:
         broker = Broker(settings)
         self.identity = eventually("the topic", lambda: broker.topics([self.name]))[self.name].identity
         table = TableName("default", self.name)
-        commit = CommitOptions(interval_seconds=0.1)
+        commit = CommitOptions(interval=0.1)
         options = MappingOptions(self.name, (self.name,), table, commit=commit, on_offset_loss=policy, kafka=settings)
         self.planner = Planner(broker, options)
 

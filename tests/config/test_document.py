@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
+from ingestd.config.document import checked
 from ingestd.config.files import Settings
-from ingestd.config.shape import validated
-from ingestd.config.units import seconds, size
 from ingestd.errors import ConfigError
 from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
 from ingestd.ingest.options import MappingOptions
 from ingestd.kafka.settings import REFUSED
+from ingestd.keys import seconds, size
 
 
 def _document(mapping: dict[str, Any] | None = None, **sections: Any) -> dict[str, Any]:
@@ -26,12 +26,12 @@ def _document(mapping: dict[str, Any] | None = None, **sections: Any) -> dict[st
 
 
 def _options(mapping: dict[str, Any] | None = None, **sections: Any) -> MappingOptions:
-    return validated(Settings(_document(mapping, **sections))).options()[0]
+    return checked(Settings(_document(mapping, **sections))).mappings[0]
 
 
 def _fault(mapping: dict[str, Any] | None = None, **sections: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        validated(Settings(_document(mapping, **sections))).options()
+        checked(Settings(_document(mapping, **sections)))
     return str(caught.value)
 
 
@@ -67,7 +67,7 @@ def test_spark_master_when_spark_knows_it_then_is_taken(master: str) -> None:
 
 
 def test_spark_master_when_spark_does_not_know_it_then_is_named() -> None:
-    assert "spark.master: must be a master of Spark" in _fault(spark={"master": "lokal"})
+    assert "spark.master: must be a Spark master URL" in _fault(spark={"master": "lokal"})
 
 
 def test_several_faults_then_each_is_one_line() -> None:
@@ -86,12 +86,12 @@ def test_mapping_when_a_key_is_missing_then_names_it(key: str) -> None:
     document = _document()
     del document["mappings"][0][key]
     with pytest.raises(ConfigError, match=rf"mappings\[0\]\.{key}: is missing"):
-        validated(Settings(document))
+        checked(Settings(document))
 
 
 def test_document_when_empty_then_names_what_is_missing() -> None:
     with pytest.raises(ConfigError) as caught:
-        validated(Settings({}))
+        checked(Settings({}))
     for key in ("metastore", "kafka", "mappings"):
         assert f"{key}: is missing" in str(caught.value)
 
@@ -145,7 +145,7 @@ def test_metastore_uri_when_it_is_none_then_is_a_config_error(uri: str) -> None:
         ({"plain": {"username": "a", "password": ""}}, "metastore.plain.password"),
         (
             {"plain": {"username": "a", "password": "b"}, "kerberos": {"principal": "hive/_HOST@A"}},
-            "two ways to log in",
+            "kerberos and plain are mutually exclusive",
         ),
     ],
 )
@@ -160,16 +160,14 @@ def test_metastore_login_when_given_then_reaches_the_connection_and_no_password_
         "plain": plain,
         "tls": {"ca_file": "/ca.pem", "verify_hostname": False},
     }
-    document = validated(Settings(_document(metastore=section)))
+    document = checked(Settings(_document(metastore=section)))
 
-    assert document.metastore.security() == Security(
-        Plain("ann", "geheim"), Tls(Path("/ca.pem"), verify_hostname=False)
-    )
-    assert "geheim" not in f"{document!r} {document.metastore.security()!r}"
+    assert document.metastore.security == Security(Plain("ann", "geheim"), Tls(Path("/ca.pem"), verify_hostname=False))
+    assert "geheim" not in f"{document!r} {document.metastore.security!r}"
     kerberos = {"principal": "hive/_HOST@A", "user": "me@A", "keytab": "/k", "protection": ["auth-conf"]}
-    document = validated(Settings(_document(metastore={"uri": "thrift://localhost:9083", "kerberos": kerberos})))
+    document = checked(Settings(_document(metastore={"uri": "thrift://localhost:9083", "kerberos": kerberos})))
     login = Kerberos("hive/_HOST@A", "me@A", Path("/k"), frozenset({Protection.CONFIDENTIALITY}))
-    assert document.metastore.security() == Security(login)
+    assert document.metastore.security == Security(login)
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
@@ -186,22 +184,22 @@ def test_kafka_when_it_names_no_broker_then_says_so() -> None:
 def test_mappings_when_two_have_one_name_then_is_refused() -> None:
     document = _document()
     document["mappings"] *= 2
-    with pytest.raises(ConfigError, match=r"mappings\[1\].name: another mapping has the name orders too"):
-        validated(Settings(document))
+    with pytest.raises(ConfigError, match=r"mappings\[1\].name: another mapping is named orders"):
+        checked(Settings(document))
 
 
 def test_mapping_when_it_says_nothing_then_takes_the_defaults() -> None:
     options = _options()
     assert str(options.table) == "shop.orders"
-    assert (options.commit.rows, options.commit.bytes, options.commit.interval_seconds) == (1_000_000, 256 << 20, 30.0)
-    assert (options.start.at, options.on_offset_loss, options.tombstones) == ("earliest", "stop", "stop")
-    assert options.group == "ingestd-orders"
+    assert (options.commit.rows, options.commit.bytes, options.commit.interval) == (1_000_000, 256 << 20, 30.0)
+    assert (options.start.at, options.on_offset_loss, options.format.tombstones) == ("earliest", "stop", "stop")
+    assert options.consumer_group == "ingestd-orders"
     assert str(options.control) == "ingestd.mapping_orders"
 
 
 def test_commit_when_defaults_and_mapping_say_something_then_are_joined_key_by_key() -> None:
     options = _options({"commit": {"rows": 5}}, defaults={"commit": {"rows": 7, "bytes": "1MiB", "interval": "500ms"}})
-    assert (options.commit.rows, options.commit.bytes, options.commit.interval_seconds) == (5, 1 << 20, 0.5)
+    assert (options.commit.rows, options.commit.bytes, options.commit.interval) == (5, 1 << 20, 0.5)
 
 
 def test_kafka_when_the_mapping_says_something_then_is_joined_key_by_key() -> None:

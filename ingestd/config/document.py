@@ -1,0 +1,90 @@
+"""The whole configuration: the sections of the document, and what must hold across them.
+
+Invariant: a `Document` is complete: every mapping has the defaults and the common Kafka settings filled in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from ingestd.config.files import Settings, read_document
+from ingestd.config.validation import faults_in_files, validated
+from ingestd.errors import ConfigError
+from ingestd.hive.options import MetastoreOptions
+from ingestd.ingest.options import CommitOptions, ControlOptions, MappingOptions
+from ingestd.kafka.settings import setting_faults
+from ingestd.keys import NOT_EMPTY, Seconds, Setting
+from ingestd.spark.options import SparkOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ShutdownOptions:
+    """`timeout` is how long open transactions may take to finish after a SIGTERM, before they are aborted."""
+
+    timeout: Seconds = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultOptions:
+    """What applies to mappings that do not set it themselves, key by key."""
+
+    commit: CommitOptions = field(default_factory=CommitOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A configuration; `kafka` holds librdkafka's own keys for all mappings."""
+
+    metastore: MetastoreOptions
+    kafka: Mapping[str, Setting] = field(repr=False)
+    mappings: Annotated[tuple[MappingOptions, ...], NOT_EMPTY]
+    spark: SparkOptions = field(default_factory=SparkOptions)
+    control: ControlOptions = field(default_factory=ControlOptions)
+    shutdown: ShutdownOptions = field(default_factory=ShutdownOptions)
+    defaults: DefaultOptions = field(default_factory=DefaultOptions)
+
+
+def load(files: Sequence[Path], directory: Path | None = None) -> Document:
+    """Read and check configuration files. Raises ConfigFaults with every fault, its file, line and path."""
+    return checked(read_document(files, directory))
+
+
+def checked(settings: Settings) -> Document:
+    """Check what the files say. Raises ConfigFaults."""
+    document = validated(Document, settings)
+    given: Sequence[Mapping[str, Any]] = settings.values["mappings"]
+    found = [*_repeated_names(document.mappings), *_kafka_faults(document)]
+    if found:
+        raise faults_in_files(found, settings)
+    mappings = (_completed(document, own, keys) for own, keys in zip(document.mappings, given, strict=True))
+    return replace(document, mappings=tuple(mappings))
+
+
+def _repeated_names(mappings: Sequence[MappingOptions]) -> Iterator[ConfigError]:
+    names = [mapping.name for mapping in mappings]
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            yield ConfigError(f"another mapping is named {name}", where=f"mappings[{index}].name", hint="rename one")
+
+
+def _kafka_faults(document: Document) -> Iterator[ConfigError]:
+    for index, mapping in enumerate(document.mappings):
+
+        def section(key: str, own: Mapping[str, Setting] = mapping.kafka, path: str = f"mappings[{index}]") -> str:
+            return f"{path}.kafka" if key in own else "kafka"
+
+        yield from setting_faults({**document.kafka, **mapping.kafka}, section)
+
+
+def _completed(document: Document, own: MappingOptions, given: Mapping[str, Any]) -> MappingOptions:
+    """A mapping with what the document says for all; `given` holds the keys that the mapping itself sets."""
+    commit = {key: getattr(own.commit, key) for key in given.get("commit", {})}
+    return replace(
+        own,
+        commit=replace(document.defaults.commit, **commit),
+        kafka={**document.kafka, **own.kafka},
+        control_database=document.control.database,
+    )

@@ -1,0 +1,176 @@
+"""Checks the values of configuration files against options dataclasses, and says in sentences what is wrong.
+
+Options are plain dataclasses of the packages that use them (`ingestd.keys`); pydantic models are derived from them
+here, so that each key stands once.
+
+Invariant: an unknown key is refused with its path and the nearest known name; nothing is accepted and ignored. A value
+that may be secret never appears in an error: no value of `kafka`, `spark.conf` or `metastore.plain`, whatever its type,
+no list or section in place of a single value, and nothing that came out of a reference.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from datetime import date
+from functools import partial
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError, create_model
+
+from ingestd.config.files import Settings
+from ingestd.errors import ConfigError, ConfigFaults
+from ingestd.keys import NOT_A_KEY, Check, Reads
+
+T = TypeVar("T")
+
+_SECRET = re.compile(r"(mappings\[\d+\]\.)?kafka\b|spark\.conf\b|metastore\.plain\b")
+_SENTENCES = {
+    "missing": "is missing",
+    "model_type": "must be keys and values",
+    "dict_type": "must be keys and values",
+    "tuple_type": "must be a list",
+    "frozen_set_type": "must be a list",
+    "string_type": "must be text",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "path_type": "must be the path of a file",
+}
+
+
+def validated(options: type[T], settings: Settings) -> T:
+    """The options that the files set. Raises ConfigFaults with every fault, its file, line and path."""
+    try:
+        return _made(options, _model(options).model_validate(settings.values))
+    except ValidationError as error:
+        found = [_fault(fault, options, settings) for fault in error.errors()]
+    raise faults_in_files(found, settings)
+
+
+def faults_in_files(found: list[ConfigError], settings: Settings) -> ConfigFaults:
+    """The faults with file and line, in the order of the files, each of them once."""
+    located = {str(fault): fault for fault in map(settings.located, found)}
+    return ConfigFaults(sorted(located.values(), key=settings.line_order))
+
+
+def keys(options: type, path: str = "") -> Iterator[tuple[str, str]]:
+    """Path and name of every key of the options and of their sections: `mappings.commit.rows`, `rows`."""
+    for name, hint in _hints(options).items():
+        yield f"{path}{name}", name
+        section = _section(hint)
+        if section is not None:
+            yield from keys(section, f"{path}{name}.")
+
+
+class _Keys(BaseModel):
+    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
+
+
+def _model(options: type) -> type[BaseModel]:
+    """The model that checks the keys of an options dataclass; `_made` fills in the defaults."""
+    required = {field.name: _is_required(field) for field in fields(options)}
+    types = {name: (_checked(hint), ... if required[name] else None) for name, hint in _hints(options).items()}
+    return create_model(options.__name__, __base__=_Keys, **types)  # type: ignore[call-overload,no-any-return]
+
+
+def _hints(options: type) -> dict[str, Any]:
+    """The annotated type of each key."""
+    hints = get_type_hints(options, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(options) if field.metadata != NOT_A_KEY}
+
+
+def _is_required(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+def _made(options: type[T], model: BaseModel) -> T:
+    """The options with the keys that are set; what the dataclass itself refuses becomes a fault of the model."""
+    try:
+        return options(**{name: getattr(model, name) for name in model.model_fields_set})
+    except ConfigError as error:
+        raise _Refused(error) from None
+
+
+class _Refused(ValueError):
+    """Carries a ConfigError through pydantic."""
+
+    def __init__(self, fault: ConfigError) -> None:
+        super().__init__(fault.what)
+        self.fault = fault
+
+
+def _checked(hint: Any) -> Any:
+    """A type as pydantic takes it: options become models, the metadata of `ingestd.keys` becomes validators."""
+    if _is_options(hint):
+        return Annotated[_model(hint), AfterValidator(partial(_made, hint))]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        checked = _checked(arguments[0]) if not _reads(hint) else Any
+        for mark in hint.__metadata__:
+            checked = Annotated[checked, PlainValidator(mark.read) if isinstance(mark, Reads) else _after(mark)]
+        return checked
+    if origin in (Union, UnionType):
+        return Union[tuple(map(_checked, arguments))]  # noqa: UP007 - of a computed tuple
+    if origin in (tuple, frozenset, Mapping):
+        return {Mapping: dict}.get(origin, origin)[tuple(map(_checked, arguments))]
+    return hint
+
+
+def _after(mark: Check) -> AfterValidator:
+    return AfterValidator(mark.check)
+
+
+def _reads(hint: Any) -> bool:
+    return any(isinstance(mark, Reads) for mark in getattr(hint, "__metadata__", ()))
+
+
+def _section(hint: Any) -> type | None:
+    """The options dataclass of a key that is a section or a list of sections."""
+    if _is_options(hint):
+        return hint  # type: ignore[no-any-return]
+    if _reads(hint):
+        return None
+    return next(filter(None, map(_section, get_args(hint))), None)
+
+
+def _is_options(hint: Any) -> bool:
+    return isinstance(hint, type) and is_dataclass(hint)
+
+
+def _fault(fault: Any, options: type, settings: Settings) -> ConfigError:
+    path = _path(fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return ConfigError(_unknown(options, fault["loc"]), where=path)
+    error = fault.get("ctx", {}).get("error")
+    if isinstance(error, _Refused):
+        return error.fault
+    given = fault["input"]
+    if given is None:
+        return ConfigError("has no value", where=path, hint="give it one, or remove the key")
+    what = _SENTENCES.get(fault["type"], "is not valid here")
+    if fault["type"] == "literal_error":
+        what = f"must be {fault['ctx']['expected']}"
+    elif error is not None:
+        what = str(error)
+    single = isinstance(given, (str, int, float, date))
+    if fault["type"] != "missing" and single and not _SECRET.match(path) and path not in settings.references:
+        what = f"{what}, not {given if isinstance(given, date) else repr(given)}"
+    return ConfigError(what, where=path)
+
+
+def _path(location: tuple[str | int, ...]) -> str:
+    """`mappings[0].commit.rows`."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+
+
+def _unknown(options: type, location: tuple[str | int, ...]) -> str:
+    """The sentence for a key that does not exist here: the known key that it resembles most, or all."""
+    at = options
+    for part in location[:-1]:
+        at = (_section(_hints(at)[part]) if isinstance(part, str) else None) or at
+    known = list(_hints(at))
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    return "unknown key, " + (f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}")

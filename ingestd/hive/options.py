@@ -1,0 +1,44 @@
+"""The configuration section `metastore`.
+
+Invariant: options that can be constructed can be connected with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingestd.errors import ConfigError
+from ingestd.hive.client import Metastore, addresses
+from ingestd.hive.security import Kerberos, Plain, Security, Tls
+from ingestd.keys import Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class MetastoreOptions:
+    """Where the metastore is and how to log in; raises ConfigError.
+
+    `uri`: `thrift://host:port`, several addresses of one metastore separated by commas. `timeout` bounds one call.
+    At most one of `kerberos` and `plain`. `tls` encrypts the connection.
+    """
+
+    uri: str
+    timeout: Seconds = 60.0
+    kerberos: Kerberos | None = None
+    plain: Plain | None = None
+    tls: Tls | None = None
+
+    def __post_init__(self) -> None:
+        addresses(self.uri)
+        if self.kerberos and self.plain:
+            raise ConfigError(
+                "kerberos and plain are mutually exclusive", where="metastore", hint="remove one of the two sections"
+            )
+
+    @property
+    def security(self) -> Security:
+        """Login and encryption of each connection."""
+        return Security(login=self.kerberos or self.plain, tls=self.tls)
+
+    def connect(self) -> Metastore:
+        """A client that connects at its first call."""
+        return Metastore(self.uri, timeout_seconds=self.timeout, security=self.security)

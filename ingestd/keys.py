@@ -1,0 +1,101 @@
+"""Types of configuration keys, for the options that a user sets in YAML.
+
+An options dataclass states each key once: its name, its type, its default and, as metadata of the type, how a value is
+read and checked. `ingestd.config` interprets the metadata; to everything else these are ordinary types.
+
+Invariant: functions in `Reads` and `Check` return a usable value or raise ValueError with a sentence that starts with
+"must" and never contains the value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar
+
+T = TypeVar("T")
+
+# Metadata of a dataclass field that is derived and cannot be set in YAML.
+NOT_A_KEY = MappingProxyType({"key": False})
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """The key's value is what `read` returns for the YAML value; the annotated type describes that result."""
+
+    read: Callable[[object], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Once a value has the annotated type, `check` accepts it and returns it, possibly in normal form."""
+
+    check: Callable[[Any], object]
+
+
+def seconds(value: object) -> float:
+    """`500ms`, `30s`, `5m`, `1h`; a bare number is seconds. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", str(value).strip())
+    if not match:
+        raise ValueError("must be a duration such as 500ms, 30s or 5m")
+    return _positive(float(match[1]) * _SECONDS[match[2] or "s"])
+
+
+def size(value: object) -> int:
+    """Bytes: `64KiB`, `256MiB`, `1GB`; a bare number is bytes. Raises ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(value).strip())
+    if not match or match[2].upper() not in _BYTES:
+        raise ValueError("must be a size such as 64KiB, 256MiB or 1GB")
+    return _positive(int(float(match[1]) * _BYTES[match[2].upper()]))
+
+
+def count(value: object) -> int:
+    """A whole number greater than 0; text of digits, as environment variables have it, counts. Raises ValueError."""
+    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
+        return _positive(int(value))
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+        raise ValueError("must be a whole number")
+    return _positive(int(value))
+
+
+def scalar(value: object) -> str | int | float | bool:
+    """Text, a number or a flag, as it is. Raises ValueError."""
+    if not isinstance(value, (str, int, float)):
+        raise ValueError("must be text, a number, true or false")
+    return value
+
+
+def matching(pattern: str, sentence: str) -> Check:
+    """Text that `pattern` matches as a whole, ASCII only; otherwise ValueError(sentence)."""
+    compiled = re.compile(pattern, re.ASCII)
+
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text):
+            raise ValueError(sentence)
+        return text
+
+    return Check(check)
+
+
+def _positive(value: T) -> T:
+    if not value > 0:  # type: ignore[operator]
+        raise ValueError("must be greater than 0")
+    return value
+
+
+def _not_empty(values: Sequence[object]) -> Sequence[object]:
+    if not values:
+        raise ValueError("must have at least one entry")
+    return values
+
+
+Seconds = Annotated[float, Reads(seconds)]
+Bytes = Annotated[int, Reads(size)]
+Count = Annotated[int, Reads(count)]
+# A value that is passed on to a client library under a key of that library.
+Setting = Annotated[str | int | float | bool, Reads(scalar)]
+NOT_EMPTY = Check(_not_empty)

@@ -1,0 +1,28 @@
+"""The configuration section `spark`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from ingestd.keys import Seconds, Setting, matching
+
+_MASTER = matching(
+    r"local(\[(\d+|\*)(,\d+)?\]|-cluster\[[\d, ]+\])?|yarn|(spark|k8s|mesos)://\S+",
+    "must be a Spark master URL: local[*], local[4], spark://HOST:7077, yarn or k8s://HOST:PORT",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """`master` as Spark writes it; `stage_timeout` bounds one job; `conf` holds Spark's own properties."""
+
+    master: Annotated[str, _MASTER] = "local[*]"
+    stage_timeout: Seconds = 900.0
+    conf: Mapping[str, Setting] = field(default_factory=dict, repr=False)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """`conf` in Spark's notation, with `true` and `false` in lower case."""
+        return {key: str(v).lower() if isinstance(v, bool) else str(v) for key, v in self.conf.items()}
