@@ -1,6 +1,6 @@
 """`python -m ingestd` and the console script `ingestd`.
 
-Invariant: without the extra `daemon` the command says what to install.
+Invariant: without the extra `daemon` the command fails with a message that says what to install.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from ingestd.errors import ConfigError
 def main() -> None:
     """Run the command line."""
     try:
-        from ingestd.cli.main import main as command  # noqa: PLC0415  # needs the extra `daemon`
-    except KeyboardInterrupt:  # the imports take seconds
+        from ingestd.cli.main import main as command  # noqa: PLC0415  # requires the extra `daemon`
+    except KeyboardInterrupt:  # Ctrl-C during the imports, which take seconds
         sys.exit(1)
     except ModuleNotFoundError as error:
         if str(error.name).startswith("ingestd"):
             raise
         what = f"the packages of the daemon are not installed ({error.name} is missing)"
-        told = ConfigError(what, hint="pip install 'ingestd[daemon]'")
-        sys.stderr.write(f"ingestd: {told}\n")
+        fault = ConfigError(what, hint="pip install 'ingestd[daemon]'")
+        sys.stderr.write(f"ingestd: {fault}\n")
         sys.exit(ConfigError.exit_code)
     command()
 

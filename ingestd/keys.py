@@ -1,7 +1,7 @@
-"""Types of configuration keys, for the options that a user sets in YAML.
+"""Types of configuration keys, for options that a user sets in YAML.
 
-An options dataclass states each key once: its name, its type, its default and, as metadata of the type, how a value is
-read and checked. `ingestd.config` interprets the metadata; to everything else these are ordinary types.
+An options dataclass defines each key once: its name, its type, its default and, as metadata of the type, how a value
+is read and checked. `ingestd.config` interprets the metadata; all other code sees ordinary types.
 
 Invariant: functions in `Reads` and `Check` return a usable value or raise ValueError with a sentence that starts with
 "must" and never contains the value.
@@ -54,7 +54,7 @@ def size(value: object) -> int:
 
 
 def count(value: object) -> int:
-    """A whole number greater than 0; text of digits, as environment variables have it, counts. Raises ValueError."""
+    """A whole number greater than 0, also as text, since references to the environment are text. Raises ValueError."""
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
         return _positive(int(value))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
@@ -96,6 +96,6 @@ def _not_empty(values: Sequence[object]) -> Sequence[object]:
 Seconds = Annotated[float, Reads(seconds)]
 Bytes = Annotated[int, Reads(size)]
 Count = Annotated[int, Reads(count)]
-# A value that is passed on to a client library under a key of that library.
+# The value of a property that is passed on to librdkafka or Spark.
 Setting = Annotated[str | int | float | bool, Reads(scalar)]
 NOT_EMPTY = Check(_not_empty)

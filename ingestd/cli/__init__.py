@@ -1,1 +1,1 @@
-"""The commands; the only door to the terminal (click and rich)."""
+"""The commands. Only this package imports click and rich."""

@@ -1,4 +1,4 @@
-"""`ingestd check`: what is wrong with a configuration, before it runs."""
+"""`ingestd check`: validates a configuration before it runs."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from ingestd.ingest.checks import Finding, check_mapping, check_metastore
 
 @click.command()
 @with_config
-@click.option("--online", is_flag=True, help="Also ask Kafka, the metastore and the storage.")
+@click.option("--online", is_flag=True, help="Also test Kafka, the metastore and the storage.")
 def check(files: tuple[Path, ...], directory: Path | None, online: bool) -> None:
-    """Say what is wrong with a configuration; exit 78 when it cannot be used, else that of the first finding."""
+    """Validate a configuration and report every fault.
+
+    Exits with 0 when everything is in order, 78 when the configuration is invalid, or else with the code of the first
+    fault that --online finds.
+    """
     log.configure("auto", "info")
     console = Console(soft_wrap=True, highlight=False)
     document = load(files, directory)

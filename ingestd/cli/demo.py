@@ -1,6 +1,6 @@
-"""`ingestd demo`: the whole way on this machine, from a real Kafka into a real Hive table and back through HiveServer2.
+"""`ingestd demo`: moves records from a real Kafka into a real Hive table and reads them back through HiveServer2.
 
-Invariant: whatever happens, what the demo started is stopped, and what it made is removed unless `--keep` was given.
+Invariant: without `--keep` the demo stops every process and removes every file that it created, also on errors.
 """
 
 from __future__ import annotations
@@ -39,34 +39,34 @@ _CREATE = (
 )
 _DDL = ("CREATE DATABASE IF NOT EXISTS shop", f"DROP TABLE IF EXISTS {_TABLE}", _CREATE)
 _QUERIES = (
-    ("every record, exactly once", "SELECT count(*) AS row_count, count(DISTINCT id) AS ids FROM shop.orders"),
+    ("Every record, exactly once", "SELECT count(*) AS row_count, count(DISTINCT id) AS ids FROM shop.orders"),
     (
-        "a day at a time",
+        "Orders per day",
         "SELECT dt, count(*) AS orders, sum(amount) AS amount FROM shop.orders GROUP BY dt ORDER BY dt",
     ),
-    ("the first rows", "SELECT id, ordered_at, customer, amount, dt FROM shop.orders WHERE id < 3 ORDER BY id"),
+    ("The first rows", "SELECT id, ordered_at, customer, amount, dt FROM shop.orders WHERE id < 3 ORDER BY id"),
 )
-# The JVM says this whenever Spark 4 starts.
+# Spark 4 makes the JVM print this at every start.
 _JVM_NOISE = "WARNING: Using incubator modules"
 _CONFIG = """\
-# what `ingestd demo` runs
+# written by `ingestd demo`
 metastore: {{uri: "{metastore}"}}
 kafka: {{bootstrap.servers: "{kafka}"}}
 spark: {{master: "local[2]"}}
 mappings:
   - name: orders
     topics: [orders]
-    table: shop.orders          # partitioned by dt, a field of the records
+    table: shop.orders          # partitioned by dt, which is a field of the records
     commit: {{rows: 250000, interval: 5s}}
 """
 
 
 @click.command()
-@click.option("--records", type=click.IntRange(1), default=1_000_000, show_default=True)
-@click.option("--keep", is_flag=True, help="Leave the sandbox running and everything in place.")
+@click.option("--records", type=click.IntRange(1), default=1_000_000, show_default=True, help="Number of records.")
+@click.option("--keep", is_flag=True, help="Keep the sandbox running and its files in place.")
 def demo(records: int, keep: bool) -> None:
-    """Show ingestd at work: real Kafka, real Hive, a million records, exactly once."""
-    client()  # what reads back at the end is asked for before anything starts
+    """Run a demonstration: a million records from a real Kafka into a real Hive, exactly once."""
+    client()  # fail before anything starts if the client for the queries is not installed
     console = Console(highlight=False)
     state_dir = Path(tempfile.mkdtemp(prefix="ingestd-demo-"))
     box = Sandbox(SandboxOptions(state_dir=state_dir, hiveserver2=True))
@@ -77,16 +77,16 @@ def demo(records: int, keep: bool) -> None:
         kept = keep
     finally:
         if kept:
-            console.print(f"\nKept. Stop it with: ingestd sandbox down --state-dir {state_dir}")
+            console.print(f"\nThe sandbox keeps running. Stop it with: ingestd sandbox down --state-dir {state_dir}")
         else:
             box.down()
             shutil.rmtree(state_dir, ignore_errors=True)
     if not kept:
-        console.print("\nAll stopped and removed; --keep leaves it running.")
+        console.print("\nStopped and removed everything. Use --keep to keep it running.")
 
 
 class _Show:
-    """The steps of the demo, told as they go."""
+    """The steps of the demo, each with a heading."""
 
     def __init__(self, console: Console, box: Sandbox, directory: Path) -> None:
         self._console = console
@@ -94,7 +94,7 @@ class _Show:
         self._config = directory / "demo.yaml"
 
     def run(self, records: int) -> None:
-        self._say("Starting a real Kafka, Hive Metastore and HiveServer2 here (first time: 270 MiB to download)")
+        self._say("Starting Kafka, a Hive Metastore and HiveServer2 on this machine (downloads 270 MiB the first time)")
         with shown() as progress:
             addresses = self._box.up(progress)
         self._prepare(addresses)
@@ -107,7 +107,7 @@ class _Show:
         self._console.print(f"\n[bold]▸ {text}[/]")
 
     def _prepare(self, addresses: Addresses) -> None:
-        self._say(f"A topic of {_PARTITIONS} partitions, and a partitioned ACID table made through HiveServer2")
+        self._say(f"Creating a topic with {_PARTITIONS} partitions, and a partitioned ACID table through HiveServer2")
         create_topic(addresses.kafka, _TOPIC, _PARTITIONS)
         for statement in _DDL:
             query(_hiveserver2(addresses), statement)
@@ -120,7 +120,7 @@ class _Show:
             produce(addresses.kafka, _TOPIC, _orders(records), lambda more: bar.advance(task, more))
 
     def _ingest(self, addresses: Addresses, records: int) -> None:
-        self._say("ingestd run --until-caught-up, with this configuration")
+        self._say("Running ingestd run --until-caught-up with this configuration")
         text = _CONFIG.format(metastore=addresses.metastore, kafka=addresses.kafka)
         self._config.write_text(text, encoding="utf-8")
         self._console.print(text, style="dim", markup=False)
@@ -134,17 +134,15 @@ class _Show:
                 daemon.terminate()
                 raise
         if daemon.returncode:
-            raise IngestdError("the daemon ended early; its words are above", where=f"exit code {daemon.returncode}")
+            raise IngestdError("the daemon failed; its log is above", where=f"exit code {daemon.returncode}")
         seconds, working = monotonic() - began, sum(c["seconds"] for c in commits)
         self._console.print(
-            f"  {records:,} records in {seconds:.1f} s, the start of Spark included ({records / seconds:,.0f} a second)"
+            f"  {records:,} records in {seconds:.1f} s, start of Spark included ({records / seconds:,.0f} per second)"
         )
-        self._console.print(
-            f"  [dim]{len(commits)} commits, {working:.1f} s from open to mirror, stages overlapping[/]"
-        )
+        self._console.print(f"  [dim]{len(commits)} commits, {working:.1f} s in transactions, which overlap[/]")
 
     def _follow(self, daemon: subprocess.Popen[str], records: int) -> list[dict[str, Any]]:
-        """Show the commit log as it grows."""
+        """Show commits and warnings from the log as they arrive."""
         commits: list[dict[str, Any]] = []
         with _bar(self._console) as bar:
             task = bar.add_task("committed", total=records)
@@ -163,7 +161,7 @@ class _Show:
         return commits
 
     def _ask(self, addresses: Addresses) -> None:
-        self._say("What HiveServer2 says")
+        self._say("Querying the table through HiveServer2")
         for title, sql in _QUERIES:
             self._console.print(f"  [dim]{sql}[/]")
             columns, rows = query(_hiveserver2(addresses), sql)
@@ -173,15 +171,15 @@ class _Show:
             self._console.print(table)
 
     def _point_onward(self, addresses: Addresses) -> None:
-        self._say("Where to look next")
-        self._console.print("  ingestd run --help      the daemon: the first configuration is in the README")
-        self._console.print("  ingestd check --help    what is wrong with a configuration, before it runs")
-        self._console.print("  ingestd sandbox --help  this Kafka and Hive, to play with")
-        self._console.print(f"  [dim]this run: kafka {addresses.kafka}, metastore {addresses.metastore}[/]")
+        self._say("Next steps")
+        self._console.print("  ingestd run --help      run the daemon; the README has a first configuration")
+        self._console.print("  ingestd check --help    validate a configuration before it runs")
+        self._console.print("  ingestd sandbox --help  start this Kafka and Hive for your own experiments")
+        self._console.print(f"  [dim]this run used: kafka {addresses.kafka}, metastore {addresses.metastore}[/]")
 
 
 def _orders(records: int) -> Iterator[bytes]:
-    """Orders of three days, as a shop's front end would send them."""
+    """JSON records of orders over three days."""
     chance = random.Random(20261121)
     start = datetime(2026, 11, 19)
     step = timedelta(days=_DAYS) / records
@@ -215,5 +213,5 @@ def _parsed(line: str) -> dict[str, Any]:
 
 def _hiveserver2(addresses: Addresses) -> str:
     if addresses.hiveserver2 is None:
-        raise IngestdError("the sandbox runs without HiveServer2", where=addresses.state_dir)
+        raise IngestdError("the sandbox was started without HiveServer2", where=addresses.state_dir)
     return addresses.hiveserver2

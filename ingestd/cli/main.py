@@ -1,7 +1,7 @@
-"""`ingestd`: the group of commands, and the one place where an error becomes a sentence and an exit code.
+"""`ingestd`: the command group, and the only place that turns an error into a message and an exit code.
 
-Exit codes: 0 well, 1 failure, 2 usage, 65 bad data or table, 69 a service is away, 70 fault of ingestd or Spark,
-77 credentials refused, 78 bad configuration.
+Exit codes: 0 success, 1 failure, 2 usage error, 65 invalid data or table, 69 service unavailable, 70 internal error of
+ingestd or Spark, 77 login failed, 78 invalid configuration.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ingestd.errors import ConfigFaults, IngestdError
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "INGESTD"})
 @click.version_option(__version__, prog_name="ingestd")
 def cli() -> None:
-    """Kafka records into Apache Hive ACID tables, exactly once."""
+    """Move Kafka records into Apache Hive ACID tables, exactly once."""
 
 
 for command in (run, check, demo, sandbox):

@@ -1,6 +1,6 @@
-"""Standard error whose failures are harmless: a full disk, a reader that is gone or one that is stuck.
+"""A standard error stream that tolerates a full disk, a closed pipe and a reader that does not read.
 
-Invariant: what cannot be written is dropped; a daemon must not end, or wait for long, because of its log.
+Invariant: output that cannot be written is dropped. A daemon must not fail or hang because of its log.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import os
 import select
 import sys
 
-# POLLOUT of a pipe promises room for so many bytes.
+# A pipe that polls as writable has room for at least this many bytes.
 _CHUNK = select.PIPE_BUF
 _STUCK_MS = 5_000
-_ERRORS = 2
+_STDERR = 2
 
 
-class _Patient(io.FileIO):
-    """A file whose writes never fail; a reader that is stuck is waited for once, for some seconds."""
+class _LossyFile(io.FileIO):
+    """A file whose writes never fail: it waits 5 s for a stuck reader, then drops output until the reader continues."""
 
     _wait_ms = _STUCK_MS
 
     def write(self, data: object) -> int:
-        """See `io.RawIOBase`; what is dropped counts as written."""
+        """See `io.RawIOBase`. Dropped bytes count as written."""
         view = memoryview(data).cast("B")  # type: ignore[arg-type]
         ready = select.poll()
         ready.register(self.fileno(), select.POLLOUT)
@@ -37,11 +37,11 @@ class _Patient(io.FileIO):
 
 
 def protect_stderr() -> None:
-    """Make the process's own standard error such a file; closed standard files become /dev/null."""
+    """Replace `sys.stderr` by such a stream, and open standard descriptors that are closed on /dev/null."""
     free = os.open(os.devnull, os.O_RDWR)
-    while free <= _ERRORS:  # the lowest free number is taken, so that no connection gets it
+    while free <= _STDERR:  # otherwise a socket could get descriptor 2 and receive the log
         free = os.open(os.devnull, os.O_RDWR)
     os.close(free)
     if sys.stderr is sys.__stderr__:
-        buffer = io.BufferedWriter(_Patient(_ERRORS, "w", closefd=False))
+        buffer = io.BufferedWriter(_LossyFile(_STDERR, "w", closefd=False))
         sys.stderr = io.TextIOWrapper(buffer, "utf-8", "backslashreplace", line_buffering=True)

@@ -20,19 +20,19 @@ config_options: list[Any] = [
         "files",
         type=click.Path(path_type=Path, dir_okay=False),
         multiple=True,
-        help="Configuration file; repeatable, later files win.",
+        help="Configuration file. Repeatable; later files override earlier ones.",
     ),
     click.option(
         "--config-dir",
         "directory",
         type=click.Path(path_type=Path),
-        help="Folder with one mapping per *.yaml file.",
+        help="Folder with one mapping per YAML file.",
     ),
 ]
 
 
 def with_config(command: Any) -> Any:
-    """Give a command --config and --config-dir."""
+    """Add --config and --config-dir to a command."""
     for option in reversed(config_options):
         command = option(command)
     return command
@@ -40,14 +40,20 @@ def with_config(command: Any) -> Any:
 
 @click.command()
 @with_config
-@click.option("--until-caught-up", is_flag=True, help="Commit all that is in Kafka now, then exit 0.")
-@click.option("--log-format", type=click.Choice(["auto", "text", "json"]), default="auto", show_default=True)
+@click.option("--until-caught-up", is_flag=True, help="Commit everything that is in Kafka now, then exit with 0.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "text", "json"]),
+    default="auto",
+    show_default=True,
+    help="auto: text on a terminal, JSON otherwise.",
+)
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="The lowest level that is written.",
+    help="Lowest level that is logged.",
 )
 def run(
     files: tuple[Path, ...],
@@ -58,7 +64,7 @@ def run(
 ) -> None:
     """Move records from Kafka into Hive until stopped.
 
-    SIGTERM or SIGINT finishes the open transactions and exits 0; a second one aborts them.
+    The first SIGTERM or SIGINT finishes open transactions and exits with 0; a second one aborts them.
     """
     log.configure(log_format, log_level)
     document = load(files, directory)

@@ -1,7 +1,6 @@
-"""`ingestd sandbox`: start, stop and look at a real Kafka and Hive on this machine.
+"""`ingestd sandbox`: starts, stops and inspects a real Kafka and Hive on this machine.
 
-Invariant: standard output of `--json` is one JSON object and nothing else; everything for people goes to standard
-error when it is about progress.
+Invariant: with `--json`, standard output contains exactly one JSON document. Progress goes to standard error.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _FOLLOW_SECONDS = 0.3
 _state_dir = click.option(
     "--state-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Where data, ports and logs are kept; several sandboxes need one each.  [default: in the cache folder]",
+    help="Folder for data, ports and logs; each sandbox needs its own.  [default: in the cache folder]",
 )
 
 
@@ -40,20 +39,40 @@ def sandbox() -> None:
 
 @sandbox.command()
 @_state_dir
-@click.option("--hiveserver2", is_flag=True, help="Start HiveServer2 too, to read back with SQL.")
+@click.option("--hiveserver2", is_flag=True, help="Also start HiveServer2, to query tables with SQL.")
 @click.option("--metastore-db", metavar="URL", help="PostgreSQL for the metastore instead of embedded Derby.")
-@click.option("--kafka-port", type=click.IntRange(1, 65535))
-@click.option("--metastore-port", type=click.IntRange(1, 65535))
-@click.option("--hiveserver2-port", type=click.IntRange(1, 65535))
-@click.option("--kafka-heap-mb", type=click.IntRange(128), default=512, show_default=True)
-@click.option("--metastore-heap-mb", type=click.IntRange(128), default=512, show_default=True)
-@click.option("--hiveserver2-heap-mb", type=click.IntRange(384), default=1024, show_default=True)
-@click.option("--txn-timeout-seconds", type=click.IntRange(1), default=300, show_default=True)
-@click.option("--housekeeper-seconds", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--compactor-check-seconds", type=click.IntRange(1), default=2, show_default=True)
+@click.option("--kafka-port", type=click.IntRange(1, 65535), help="Default: a free port.")
+@click.option("--metastore-port", type=click.IntRange(1, 65535), help="Default: a free port.")
+@click.option("--hiveserver2-port", type=click.IntRange(1, 65535), help="Default: a free port.")
+@click.option("--kafka-heap-mb", type=click.IntRange(128), default=512, show_default=True, help="Java heap in MiB.")
+@click.option("--metastore-heap-mb", type=click.IntRange(128), default=512, show_default=True, help="Java heap in MiB.")
+@click.option(
+    "--hiveserver2-heap-mb", type=click.IntRange(384), default=1024, show_default=True, help="Java heap in MiB."
+)
+@click.option(
+    "--txn-timeout-seconds",
+    type=click.IntRange(1),
+    default=300,
+    show_default=True,
+    help="Time after which the metastore aborts a silent transaction.",
+)
+@click.option(
+    "--housekeeper-seconds",
+    type=click.IntRange(1),
+    default=5,
+    show_default=True,
+    help="Interval at which the metastore looks for timed-out transactions.",
+)
+@click.option(
+    "--compactor-check-seconds",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Interval at which the compactor looks for work.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
 def up(as_json: bool, **options: Any) -> None:
-    """Start the services and return when they answer."""
+    """Start the services and wait until they answer."""
     with interruptible(), shown() as progress:
         addresses = _sandbox(**options).up(progress)
     if as_json:
@@ -65,7 +84,7 @@ def up(as_json: bool, **options: Any) -> None:
 @sandbox.command()
 @_state_dir
 def down(state_dir: Path | None) -> None:
-    """Stop the services; their data stays."""
+    """Stop the services and keep their data."""
     with shown() as progress:
         ended = _sandbox(state_dir=state_dir).down(progress)
     Console(highlight=False).print(f"stopped {', '.join(ended)}" if ended else "nothing was running")
@@ -75,7 +94,7 @@ def down(state_dir: Path | None) -> None:
 @_state_dir
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list with one object per service.")
 def status(state_dir: Path | None, as_json: bool) -> None:
-    """Show what runs and whether it answers."""
+    """Show which services run and whether they answer."""
     states = _sandbox(state_dir=state_dir).status()
     if as_json:
         click.echo(json.dumps([{**asdict(state), "state": state.word} for state in states]))
@@ -92,10 +111,12 @@ def status(state_dir: Path | None, as_json: bool) -> None:
 @sandbox.command()
 @_state_dir
 @click.argument("service", type=click.Choice(SERVICES), required=False)
-@click.option("-n", "--lines", type=click.IntRange(0), default=50, show_default=True, help="How many last lines.")
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on, until Ctrl-C.")
+@click.option(
+    "-n", "--lines", type=click.IntRange(0), default=50, show_default=True, help="Number of last lines to print."
+)
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
 def logs(state_dir: Path | None, service: str | None, lines: int, follow: bool) -> None:
-    """Print the logs of one service, or of all."""
+    """Print the log of one service, or of all services."""
     box = _sandbox(state_dir=state_dir)
     names = [service] if service else list(SERVICES)
     files = {name: box.log_path(name) for name in names if box.log_path(name).exists()}
@@ -113,7 +134,7 @@ def _sandbox(**options: Any) -> Sandbox:
 
 
 def _print_tail(name: str, file: Path, lines: int, *, named: bool) -> int:
-    """Print the last lines of `file`; the byte to go on from."""
+    """Print the last lines of `file` and return the offset of its end."""
     with file.open("rb") as log:
         for line in deque(log, maxlen=lines):
             _print_line(name if named else "", line)
@@ -121,7 +142,7 @@ def _print_tail(name: str, file: Path, lines: int, *, named: bool) -> int:
 
 
 def _print_new(name: str, file: Path, start: int, *, named: bool) -> int:
-    """Print what `file` got after `start`; a log that became shorter began anew."""
+    """Print what follows offset `start` and return the new end. A truncated file is read from its beginning."""
     with file.open("rb") as log:
         log.seek(start if file.stat().st_size >= start else 0)
         for line in log:
@@ -143,7 +164,7 @@ def _print_addresses(addresses: Addresses) -> None:
 
 @contextmanager
 def shown() -> Iterator[Callable[[str, int, int], None]]:
-    """Progress on standard error: a bar on a terminal, else one line for each new step."""
+    """Show progress on standard error: a bar on a terminal, otherwise one line per step."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield _lines(console)
@@ -171,7 +192,7 @@ def _lines(console: Console) -> Callable[[str, int, int], None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM becomes an exception, so that a half start is undone as Ctrl-C undoes it."""
+    """Turn SIGTERM into an exception, so that a partial start is rolled back, as with Ctrl-C."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

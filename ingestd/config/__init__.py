@@ -1,4 +1,4 @@
-"""Configuration: YAML files into validated options; the only door to YAML and pydantic.
+"""Configuration: turns YAML files into validated options. Only this package imports yaml and pydantic.
 
-Invariant: what leaves this package is complete and checked; no unknown key, no unfilled reference, no bad unit.
+Invariant: a `Document` is complete and valid: no unknown key, no unresolved reference, no malformed value.
 """

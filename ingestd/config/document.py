@@ -1,4 +1,4 @@
-"""The whole configuration: the sections of the document, and what must hold across them.
+"""The whole configuration: its sections, and the rules that span several of them.
 
 Invariant: a `Document` is complete: every mapping has the defaults and the common Kafka settings filled in.
 """
@@ -29,14 +29,14 @@ class ShutdownOptions:
 
 @dataclass(frozen=True, slots=True)
 class DefaultOptions:
-    """What applies to mappings that do not set it themselves, key by key."""
+    """Values for mappings that do not set a key themselves."""
 
     commit: CommitOptions = field(default_factory=CommitOptions)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A configuration; `kafka` holds librdkafka's own keys for all mappings."""
+    """A complete configuration; `kafka` contains librdkafka properties for all mappings."""
 
     metastore: MetastoreOptions
     kafka: Mapping[str, Setting] = field(repr=False)
@@ -48,12 +48,12 @@ class Document:
 
 
 def load(files: Sequence[Path], directory: Path | None = None) -> Document:
-    """Read and check configuration files. Raises ConfigFaults with every fault, its file, line and path."""
+    """Read and validate configuration files. Raises ConfigFaults: every fault with its file, line and path."""
     return checked(read_document(files, directory))
 
 
 def checked(settings: Settings) -> Document:
-    """Check what the files say. Raises ConfigFaults."""
+    """Validate the content of the files. Raises ConfigFaults."""
     document = validated(Document, settings)
     given: Sequence[Mapping[str, Any]] = settings.values["mappings"]
     found = [*_repeated_names(document.mappings), *_kafka_faults(document)]
@@ -80,7 +80,7 @@ def _kafka_faults(document: Document) -> Iterator[ConfigError]:
 
 
 def _completed(document: Document, own: MappingOptions, given: Mapping[str, Any]) -> MappingOptions:
-    """A mapping with what the document says for all; `given` holds the keys that the mapping itself sets."""
+    """The mapping with the common values filled in; `given` contains the keys that the mapping itself sets."""
     commit = {key: getattr(own.commit, key) for key in given.get("commit", {})}
     return replace(
         own,

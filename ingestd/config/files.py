@@ -1,7 +1,7 @@
-"""Configuration files into one document, references filled in.
+"""Reads configuration files into one document and resolves references to the environment and to files.
 
-Invariant: references are filled in after parsing, so a value can never inject structure; every key keeps the file and
-the line where it stands; no value is ever part of an error.
+Invariant: references are resolved after parsing, so that a value cannot inject structure; every key keeps its file and
+line; no error contains a value.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from ingestd.errors import ConfigError, ConfigFaults
 _REFERENCE = re.compile(r"\$\{(ENV|FILE):([^}:]+)(?::-([^}]*))?\}")
 _BROKEN_REFERENCE = re.compile(r"\$\{(?:ENV|FILE)\b")
 _REFERENCE_HINT = "write ${ENV:NAME}, ${ENV:NAME:-default} or ${FILE:/path}"
-# What the parser quotes of a file may be a secret; the names of its own tokens are not.
+# The parser's messages quote the file, which may contain secrets. The names of YAML tokens are safe to show.
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 _TOKEN = re.compile(r"'(<[a-z ,-]+>|[\[\]{}:,?-])'")
 _KEYS = re.compile(r"[\w.\[\]-]*")
-_NO_SCALAR = (ValueError, AttributeError, KeyError, IndexError)  # PyYAML, of text that its tag does not fit
+# Raised by PyYAML's constructors for text that does not fit its tag.
+_NOT_CONSTRUCTIBLE = (ValueError, AttributeError, KeyError, IndexError, yaml.constructor.ConstructorError)
 _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the files say. Paths are written `mappings[0].commit.rows`.
+    """The merged content of the files, by paths such as `mappings[0].commit.rows`.
 
-    `places` has "FILE:LINE" of each path, `references` the paths whose value came from the environment or a file.
+    `places` maps each path to "FILE:LINE"; `references` are the paths whose value came from the environment or a file.
     """
 
     values: Mapping[str, Any] = field(repr=False)
@@ -40,7 +41,7 @@ class Settings:
     references: frozenset[str] = frozenset()
 
     def located(self, fault: ConfigError) -> ConfigError:
-        """The fault with file and line before its path, or those of the nearest key around it."""
+        """The fault with file and line added: those of its key, or of the nearest enclosing key."""
         path = fault.where
         while path and path not in self.places:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
@@ -48,18 +49,18 @@ class Settings:
         return _placed(fault, place)
 
     def line_order(self, fault: ConfigError) -> int:
-        """Sorts located faults as the files and their lines are."""
+        """Sort key that puts located faults in the order of the files and lines."""
         order = {place: number for number, place in enumerate(self.places.values())}
         return order.get(fault.where.partition(": ")[0], -1)
 
 
 def read_document(files: Sequence[Path], directory: Path | None) -> Settings:
-    """All files as one document: later files win key by key, lists of mappings are joined.
+    """Merge all files: later files override earlier ones key by key, lists of mappings are concatenated.
 
-    `directory` holds one mapping per `*.yaml` file. Raises ConfigFaults with file and line.
+    `directory` contains one mapping per `*.yaml` or `*.yml` file. Raises ConfigFaults with file and line.
     """
     if not files and directory is None:
-        raise ConfigError("no configuration was given", hint="ingestd run --config FILE")
+        raise ConfigError("no configuration was given", hint="use --config FILE or --config-dir FOLDER")
     faults: list[ConfigError] = []
     document = _Section({}, ", ".join(str(file) for file in files) or str(directory))
     for file in files:
@@ -69,7 +70,7 @@ def read_document(files: Sequence[Path], directory: Path | None) -> Settings:
         mapping = _parse(file, faults)
         document = _merged(document, _Section({"mappings": _Items([mapping], mapping.place)}, str(file)))
     if directory is not None and not mapping_files and "mappings" not in document.entries:
-        faults.append(ConfigError("holds no *.yaml file with a mapping", where=str(directory)))
+        faults.append(ConfigError("contains no *.yaml file", where=str(directory)))
     if faults:
         raise ConfigFaults(faults)
     parts = list(_walk("", document))
@@ -81,7 +82,7 @@ def read_document(files: Sequence[Path], directory: Path | None) -> Settings:
 
 
 def _placed(fault: ConfigError, place: str) -> ConfigError:
-    """The fault with its place; of a key that is none, as in `password:secret`, only the beginning is told."""
+    """The fault with its place. Of a malformed key such as `password:secret`, only the first part is shown."""
     path = _KEYS.match(fault.where)[0]  # type: ignore[index]
     hint = fault.hint
     if path != fault.where:
@@ -152,7 +153,7 @@ def _mapping_files(directory: Path | None) -> list[Path]:
 
 
 def _parse(file: Path, faults: list[ConfigError]) -> _Section:
-    """The file's tree; an empty one, with the reason added to `faults`, when it cannot be parsed."""
+    """The file's tree; an empty tree when the file cannot be parsed, with the reason added to `faults`."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -185,7 +186,7 @@ def _syntax_fault(file: Path, text: str, error: yaml.YAMLError) -> ConfigError:
 
 
 class _Reader(yaml.SafeLoader):
-    """Nodes of one file into parts with their lines; faults are collected, not raised."""
+    """Turns the nodes of one file into parts with their lines. Faults are collected, not raised."""
 
     def __init__(self, file: Path, faults: list[ConfigError], text: str) -> None:
         super().__init__(text)
@@ -198,7 +199,7 @@ class _Reader(yaml.SafeLoader):
         if isinstance(root, yaml.MappingNode):
             return self._section(root, "", self._place(root))
         if not (isinstance(root, yaml.ScalarNode) and root.tag == "tag:yaml.org,2002:null"):
-            self._faults.append(ConfigError("must hold keys and values at the top", where=self._place(root)))
+            self._faults.append(ConfigError("must contain keys and values at the top level", where=self._place(root)))
         return _Section({}, str(self._file))
 
     def _place(self, node: yaml.Node) -> str:
@@ -211,7 +212,7 @@ class _Reader(yaml.SafeLoader):
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node, path, place)
         if node.tag not in _PLAIN_TAGS or id(node) in self._open:
-            self._fault("is no plain YAML: a special tag, or a part of itself", node, path)
+            self._fault("is not plain YAML: it has a custom tag or contains itself", node, path)
             return _Scalar(None, place)
         self._open.add(id(node))
         try:
@@ -241,26 +242,26 @@ class _Reader(yaml.SafeLoader):
                 if key.value in lines:
                     own = f"{path}.{key.value}" if path else key.value
                     self._fault(
-                        "the key is there twice", key, own, f"remove this one or that of line {lines[key.value]}"
+                        "is a duplicate key", key, own, f"remove this one or the one on line {lines[key.value]}"
                     )
                 lines[key.value] = key.start_mark.line + 1
 
     def _scalar(self, node: yaml.ScalarNode, path: str, place: str) -> _Scalar:
         try:
             value = self.construct_object(node)
-        except (*_NO_SCALAR, yaml.constructor.ConstructorError):
+        except _NOT_CONSTRUCTIBLE:
             kind = node.tag.removeprefix("tag:yaml.org,2002:")
             what = (
                 f"is not a valid {kind}"
                 if kind in ("int", "float", "bool", "timestamp", "binary")
                 else "has an unknown YAML tag"
             )
-            self._fault(what, node, path, "put text into quotes")
+            self._fault(what, node, path, "quote the value if it is text")
             return _Scalar(None, place)
         if not isinstance(value, str) or "${" not in value:
             return _Scalar(value, place)
         if _BROKEN_REFERENCE.search(_REFERENCE.sub("", value)):
-            self._fault("holds a broken reference", node, path, _REFERENCE_HINT)
+            self._fault("contains a malformed reference", node, path, _REFERENCE_HINT)
         filled = _REFERENCE.sub(lambda match: self._looked_up(match, node, path), value)
         return _Scalar(filled, place, referenced=filled != value)
 
@@ -269,12 +270,13 @@ class _Reader(yaml.SafeLoader):
         if kind == "ENV":
             found = os.environ.get(name, default)
             if found is None:
-                self._fault(f"the environment variable {name} is not set", node, path, "${ENV:NAME:-default}")
+                hint = f"set it, or write a default: ${{ENV:{name}:-default}}"
+                self._fault(f"the environment variable {name} is not set", node, path, hint)
             return found or ""
         try:
             return Path(name).read_text(encoding="utf-8").strip()
         except OSError as error:
             self._fault(f"{name} cannot be read: {error.strerror}", node, path)
-        except ValueError:  # not UTF-8, or no name of a file
+        except ValueError:  # not UTF-8, or a NUL in the name
             self._fault(f"{name} is not UTF-8 text", node, path)
         return ""

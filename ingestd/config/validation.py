@@ -1,11 +1,11 @@
-"""Checks the values of configuration files against options dataclasses, and says in sentences what is wrong.
+"""Validates configuration values against options dataclasses and words the faults.
 
-Options are plain dataclasses of the packages that use them (`ingestd.keys`); pydantic models are derived from them
-here, so that each key stands once.
+Each key is defined once: as a field of a plain dataclass in the package that uses it, with a type of `ingestd.keys`.
+This module derives pydantic models from those dataclasses.
 
 Invariant: an unknown key is refused with its path and the nearest known name; nothing is accepted and ignored. A value
 that may be secret never appears in an error: no value of `kafka`, `spark.conf` or `metastore.plain`, whatever its type,
-no list or section in place of a single value, and nothing that came out of a reference.
+no list or section in place of a single value, and no resolved reference.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ T = TypeVar("T")
 _SECRET = re.compile(r"(mappings\[\d+\]\.)?kafka\b|spark\.conf\b|metastore\.plain\b")
 _SENTENCES = {
     "missing": "is missing",
-    "model_type": "must be keys and values",
-    "dict_type": "must be keys and values",
+    "model_type": "must be a section with keys and values",
+    "dict_type": "must be a section with keys and values",
     "tuple_type": "must be a list",
     "frozen_set_type": "must be a list",
     "string_type": "must be text",
     "bool_type": "must be true or false",
     "bool_parsing": "must be true or false",
-    "path_type": "must be the path of a file",
+    "path_type": "must be a file path",
 }
 
 
 def validated(options: type[T], settings: Settings) -> T:
-    """The options that the files set. Raises ConfigFaults with every fault, its file, line and path."""
+    """The options that the files define. Raises ConfigFaults: every fault with its file, line and path."""
     try:
         return _made(options, _model(options).model_validate(settings.values))
     except ValidationError as error:
@@ -51,7 +51,7 @@ def validated(options: type[T], settings: Settings) -> T:
 
 
 def faults_in_files(found: list[ConfigError], settings: Settings) -> ConfigFaults:
-    """The faults with file and line, in the order of the files, each of them once."""
+    """The distinct faults, with file and line, in the order of the files."""
     located = {str(fault): fault for fault in map(settings.located, found)}
     return ConfigFaults(sorted(located.values(), key=settings.line_order))
 
@@ -87,7 +87,7 @@ def _is_required(field: Field[Any]) -> bool:
 
 
 def _made(options: type[T], model: BaseModel) -> T:
-    """The options with the keys that are set; what the dataclass itself refuses becomes a fault of the model."""
+    """The options with the keys that are set. A ConfigError of the dataclass itself becomes a validation error."""
     try:
         return options(**{name: getattr(model, name) for name in model.model_fields_set})
     except ConfigError as error:
@@ -103,7 +103,7 @@ class _Refused(ValueError):
 
 
 def _checked(hint: Any) -> Any:
-    """A type as pydantic takes it: options become models, the metadata of `ingestd.keys` becomes validators."""
+    """The type for pydantic: options become models, the metadata of `ingestd.keys` becomes validators."""
     if _is_options(hint):
         return Annotated[_model(hint), AfterValidator(partial(_made, hint))]
     origin, arguments = get_origin(hint), get_args(hint)
@@ -149,7 +149,7 @@ def _fault(fault: Any, options: type, settings: Settings) -> ConfigError:
         return error.fault
     given = fault["input"]
     if given is None:
-        return ConfigError("has no value", where=path, hint="give it one, or remove the key")
+        return ConfigError("has no value", where=path, hint="set a value or remove the key")
     what = _SENTENCES.get(fault["type"], "is not valid here")
     if fault["type"] == "literal_error":
         what = f"must be {fault['ctx']['expected']}"
@@ -167,7 +167,7 @@ def _path(location: tuple[str | int, ...]) -> str:
 
 
 def _unknown(options: type, location: tuple[str | int, ...]) -> str:
-    """The sentence for a key that does not exist here: the known key that it resembles most, or all."""
+    """The sentence for an unknown key: it names the most similar known key, or all of them."""
     at = options
     for part in location[:-1]:
         at = (_section(_hints(at)[part]) if isinstance(part, str) else None) or at

@@ -75,9 +75,9 @@ def _moment(value: object) -> datetime | None:
 
 @dataclass(frozen=True, slots=True)
 class CommitOptions:
-    """When a transaction is closed: at `rows` records, `bytes` of their values or `interval` seconds, at the first.
+    """A transaction ends at `rows` records, `bytes` of record values or `interval` seconds, whichever comes first.
 
-    One that would write more than `partitions` partitions, new or old, stops its mapping.
+    A transaction that would write more than `partitions` partitions, new or existing, stops its mapping.
     """
 
     rows: Count = 1_000_000
@@ -113,8 +113,8 @@ class ControlOptions:
 class MappingOptions:
     """One mapping: topics into one table.
 
-    `partition` holds static partition values by column, for all partition columns or none. `group` is the consumer
-    group that offsets are mirrored to, `ingestd-NAME` unless it is set. `kafka` holds librdkafka's own keys.
+    `partition` contains static partition values by column, for all partition columns or none. `group` is the consumer
+    group that offsets are mirrored to, by default `ingestd-NAME`. `kafka` contains librdkafka properties.
     `control_database` is that of `ControlOptions`.
     """
 

@@ -1,4 +1,4 @@
-"""The commands as a user meets them: exit codes, and never a stack trace for a user's mistake."""
+"""The commands as a user sees them: exit codes, and no stack trace for a user's mistake."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ NOWHERE = "127.0.0.1:1"
 
 
 @dataclass(frozen=True)
-class Said:
-    """What a command printed and its exit code."""
+class Result:
+    """Output and exit code of a command."""
 
     code: int
     out: str
@@ -35,22 +35,22 @@ class Said:
         return self.out + self.err
 
 
-Run = Callable[..., Said]
+Run = Callable[..., Result]
 
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The console script in this process: starting a new one for each line would take a second."""
+    """Runs the console script in this process; a new process takes seconds."""
 
-    def call(*arguments: object) -> Said:
+    def call(*arguments: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["ingestd", *map(str, arguments)])
         with pytest.raises(SystemExit) as ended:
             main()
         printed = capsys.readouterr()
         code = ended.value.code
-        said = Said(code if isinstance(code, int) else 0 if code is None else 1, printed.out, printed.err)
-        assert "Traceback" not in said.text
-        return said
+        result = Result(code if isinstance(code, int) else 0 if code is None else 1, printed.out, printed.err)
+        assert "Traceback" not in result.text
+        return result
 
     return call
 
@@ -66,34 +66,34 @@ def _config(directory: Path, mapping: dict[str, Any] | None = None, **sections: 
     return path
 
 
-def test_version_then_is_the_packages(run: Run) -> None:
-    said = run("--version")
-    assert (said.code, said.out.strip()) == (0, f"ingestd, version {__version__}")
+def test_version_then_is_that_of_the_package(run: Run) -> None:
+    result = run("--version")
+    assert (result.code, result.out.strip()) == (0, f"ingestd, version {__version__}")
 
 
 @pytest.mark.parametrize("arguments", [[], ["run"], ["check"], ["demo"], ["sandbox"], ["sandbox", "up"]])
-def test_help_then_says_what_the_command_does(run: Run, arguments: list[str]) -> None:
-    said = run(*arguments, "--help")
-    assert said.code == 0
-    assert f"Usage: {' '.join(['ingestd', *arguments])}" in said.out
+def test_help_then_shows_the_usage(run: Run, arguments: list[str]) -> None:
+    result = run(*arguments, "--help")
+    assert result.code == 0
+    assert f"Usage: {' '.join(['ingestd', *arguments])}" in result.out
 
 
 @pytest.mark.parametrize("arguments", [["fly"], ["run", "--configg", "x"], ["run", "--log-format", "xml"]])
-def test_usage_when_wrong_then_exit_is_2(run: Run, arguments: list[str]) -> None:
+def test_arguments_when_invalid_then_exit_code_is_2(run: Run, arguments: list[str]) -> None:
     assert run(*arguments).code == 2
 
 
-def test_check_when_all_is_well_then_exit_is_0(run: Run, tmp_path: Path) -> None:
-    said = run("check", "--config", _config(tmp_path))
-    assert (said.code, said.out.strip()) == (0, "✓ configuration: 1 mapping")
+def test_check_when_valid_then_exit_code_is_0(run: Run, tmp_path: Path) -> None:
+    result = run("check", "--config", _config(tmp_path))
+    assert (result.code, result.out.strip()) == (0, "✓ configuration: 1 mapping")
 
 
-def test_check_when_mappings_lie_in_a_folder_then_counts_them(run: Run, tmp_path: Path) -> None:
+def test_check_when_mappings_are_in_a_folder_then_counts_them(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "mappings.d"
     folder.mkdir()
     (folder / "clicks.yaml").write_text("{name: clicks, topics: [clicks], table: web.clicks}", encoding="utf-8")
-    said = run("check", "--config", _config(tmp_path), "--config-dir", folder)
-    assert (said.code, said.out.strip()) == (0, "✓ configuration: 2 mappings")
+    result = run("check", "--config", _config(tmp_path), "--config-dir", folder)
+    assert (result.code, result.out.strip()) == (0, "✓ configuration: 2 mappings")
 
 
 @pytest.mark.parametrize("command", ["check", "run"])
@@ -111,47 +111,49 @@ def test_check_when_mappings_lie_in_a_folder_then_counts_them(run: Run, tmp_path
     ],
     ids=["key", "unit", "refused", "no-kafka-key", "kafka-value", "uri", "port", "no-mapping"],
 )
-def test_configuration_when_wrong_then_one_sentence_and_exit_78(
+def test_configuration_when_invalid_then_prints_one_line_and_exit_code_is_78(
     run: Run, tmp_path: Path, command: str, mapping: dict[str, Any], sections: dict[str, Any], words: str
 ) -> None:
-    said = run(command, "--config", _config(tmp_path, mapping, **sections))
-    assert said.code == 78
-    assert words in said.err
-    assert re.match(rf"{tmp_path}/ingestd.yaml:\d+: ", said.err)
-    assert len(said.err.splitlines()) == 1
+    result = run(command, "--config", _config(tmp_path, mapping, **sections))
+    assert result.code == 78
+    assert words in result.err
+    assert re.match(rf"{tmp_path}/ingestd.yaml:\d+: ", result.err)
+    assert len(result.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("a: [1, 2\nb: 3\n", "broken.yaml:2:"), ("- a\n", "must hold keys"), ("a: ${ENV:NO_SUCH}", "NO_SUCH")],
+    [("a: [1, 2\nb: 3\n", "malformed.yaml:2:"), ("- a\n", "must contain keys"), ("a: ${ENV:NO_SUCH}", "NO_SUCH")],
 )
-def test_file_when_broken_then_names_it_and_exit_is_78(run: Run, tmp_path: Path, content: str, words: str) -> None:
-    file = tmp_path / "broken.yaml"
+def test_file_when_malformed_then_names_it_and_exit_code_is_78(
+    run: Run, tmp_path: Path, content: str, words: str
+) -> None:
+    file = tmp_path / "malformed.yaml"
     file.write_text(content, encoding="utf-8")
-    said = run("check", "--config", file)
-    assert said.code == 78
-    assert str(file) in said.err
-    assert words in said.err
+    result = run("check", "--config", file)
+    assert result.code == 78
+    assert str(file) in result.err
+    assert words in result.err
 
 
-def test_configuration_when_none_is_given_then_exit_is_78(run: Run) -> None:
+def test_configuration_when_none_is_given_then_exit_code_is_78(run: Run) -> None:
     assert run("check").code == 78
     assert run("run").code == 78
     assert run("check", "--config", "/no/such/file.yaml").code in (2, 78)
 
 
-def test_check_online_when_nothing_answers_then_says_so_for_each_and_exit_is_69(run: Run, tmp_path: Path) -> None:
-    said = run("check", "--online", "--config", _config(tmp_path))
-    assert said.code == 69
-    assert "✗ metastore: " in said.out
-    assert "is it running, and is metastore.uri right?" in said.out
-    assert "✗ mapping orders, topic orders: " in said.out
-    assert "check that the broker is running and that bootstrap.servers is correct" in said.out
-    assert said.err == ""
+def test_check_online_when_no_service_answers_then_names_each_and_exit_code_is_69(run: Run, tmp_path: Path) -> None:
+    result = run("check", "--online", "--config", _config(tmp_path))
+    assert result.code == 69
+    assert "✗ metastore: " in result.out
+    assert "is it running, and is metastore.uri right?" in result.out
+    assert "✗ mapping orders, topic orders: " in result.out
+    assert "check that the broker is running and that bootstrap.servers is correct" in result.out
+    assert result.err == ""
 
 
 class _Online:
-    """Topics and tables of every kind on the real stack, checked by one command."""
+    """Topics and tables of every kind on the real stack, all checked by one command."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -195,14 +197,14 @@ def online(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> It
         stack.close()
 
 
-def test_check_online_then_ticks_what_is_well_and_mends_what_is_not(run: Run, online: _Online) -> None:
-    said = run("check", "--online", "--config", online.config())
-    assert said.code == 65
-    lines = said.out.splitlines()
+def test_check_online_then_confirms_each_item_or_says_how_to_fix_it(run: Run, online: _Online) -> None:
+    result = run("check", "--online", "--config", online.config())
+    assert result.code == 65
+    lines = result.out.splitlines()
 
     def line(start: str) -> str:
         found = [text for text in lines if text[2:].startswith(start)]
-        assert len(found) == 1, (start, said.out)
+        assert len(found) == 1, (start, result.out)
         return found[0]
 
     name = online.stack.name
@@ -211,7 +213,7 @@ def test_check_online_then_ticks_what_is_well_and_mends_what_is_not(run: Run, on
     assert line(f"mapping fine, table default.{name}").endswith("full ACID ORC, 1 columns")
     assert "partition dt=2026-11-21" in line("mapping parts, table")
     assert line("mapping fine, storage").endswith("can be written")
-    for start, words, mend in (
+    for start, words, hint in (
         (f"mapping lost, topic {name}-none", "does not exist", "create the topic"),
         ("mapping nowhere, table", "does not exist", "create it first"),
         ("mapping bucketed, table", "is bucketed", "leave CLUSTERED BY out"),
@@ -223,17 +225,17 @@ def test_check_online_then_ticks_what_is_well_and_mends_what_is_not(run: Run, on
     ):
         assert line(start).startswith("✗ ")
         assert words in line(start)
-        assert mend in line(start)
+        assert hint in line(start)
 
 
-def test_check_online_then_leaves_nothing_behind(run: Run, online: _Online) -> None:
+def test_check_online_then_leaves_no_locks_or_files(run: Run, online: _Online) -> None:
     run("check", "--online", "--config", online.config())
     assert not [row for row in online.stack.sql("SHOW LOCKS") if "ingestd/check" in str(row)]
     warehouse = Path(online.stack.addresses.warehouse.removeprefix("file://"))
     assert not list(warehouse.glob(f"{online.stack.name}*/.ingestd-staging/*"))
 
 
-def test_run_when_the_table_is_missing_then_one_sentence_and_exit_65(online: _Online) -> None:
+def test_run_when_the_table_is_missing_then_prints_one_line_and_exit_code_is_65(online: _Online) -> None:
     config = online.stack.config(online.mapping("nowhere"))
     daemon = online.stack.drain(config, expect=65)
     assert "ingestd: " in daemon.text()
@@ -241,10 +243,10 @@ def test_run_when_the_table_is_missing_then_one_sentence_and_exit_65(online: _On
     assert "Traceback" not in daemon.text()
 
 
-def test_module_then_is_the_command() -> None:
-    said = subprocess.run([sys.executable, "-m", "ingestd", "check"], capture_output=True, text=True, check=False)
-    assert said.returncode == 78
-    assert said.stderr.startswith("ingestd: no configuration was given")
+def test_python_m_ingestd_then_runs_the_command() -> None:
+    result = subprocess.run([sys.executable, "-m", "ingestd", "check"], capture_output=True, text=True, check=False)
+    assert result.returncode == 78
+    assert result.stderr.startswith("ingestd: no configuration was given")
 
 
 _SAYS = """
@@ -256,14 +258,14 @@ for name in ("ingestd.publish.statistics", "py4j", "thrift"):
 """
 
 
-def test_modules_when_they_warn_then_the_daemon_logs_a_line_and_libraries_stay_silent() -> None:
-    said = subprocess.run([sys.executable, "-c", _SAYS], capture_output=True, text=True, check=True)
-    (line,) = map(json.loads, said.stderr.splitlines())
+def test_warning_when_from_our_modules_then_is_logged_and_from_libraries_is_not() -> None:
+    result = subprocess.run([sys.executable, "-c", _SAYS], capture_output=True, text=True, check=True)
+    (line,) = map(json.loads, result.stderr.splitlines())
     assert (line["level"], line["event"], line["text"]) == ("warning", "note", "said by ingestd.publish.statistics")
 
 
 @pytest.mark.parametrize("redirect", ["2>/dev/full", "2>&-", "2>&1 >/dev/null | true"])
-def test_stderr_when_it_cannot_be_written_then_the_exit_code_is_the_same(redirect: str, tmp_path: Path) -> None:
+def test_stderr_when_it_cannot_be_written_then_the_exit_code_is_unchanged(redirect: str, tmp_path: Path) -> None:
     wrong = tmp_path / "a.yaml"
     wrong.write_text("mappings: 3")
     command = f"{sys.executable} -m ingestd run --config {wrong} {redirect}"
@@ -279,9 +281,9 @@ for letter in "abcd":
 """
 
 
-def test_stderr_when_its_reader_is_stuck_then_lines_are_dropped_and_else_they_are_whole() -> None:
+def test_stderr_when_its_reader_is_stuck_then_drops_output_otherwise_is_complete() -> None:
     command = [sys.executable, "-c", _WRITES]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as stuck:
         assert stuck.wait(30) == 0  # the pipe is full after 64 KiB
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    assert said.split() == [letter * 100_000 for letter in "abcd"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert result.split() == [letter * 100_000 for letter in "abcd"]

@@ -1,4 +1,4 @@
-"""No value that may be a secret is printed, wherever it stands, whatever its type and whatever goes wrong with it."""
+"""No value that may be secret is ever printed, in any position and form, for any kind of error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingestd.errors import ConfigError
 from tests.support.stack import Stack
 
 CANARY = "hunter2canary"
-# @ is the secret. Each is YAML that may stand where a value belongs.
+# YAML in place of a value; @ stands for the secret.
 _FORMS = (
     "@", "[@]", "[[{a: @}]]", "{@: 1}", "{a: {b: [@]}}", "!@ x", "*@", "&@ *@", "!!int @", "!!timestamp @",
     "!!binary @!", "!!bool @", "!!set {@}", "!!python/name:@ x", "'${ENV:CANARY}'", "['${ENV:CANARY}']",
@@ -26,7 +26,7 @@ _BASE = {
     "kafka": "  bootstrap.servers: 127.0.0.1:1",
     "mappings": "  - name: orders\n    topics: [orders]\n    table: shop.orders",
 }
-# Section → what is put in addition to, or instead of, the base; # is where a form goes.
+# Section and its text instead of the base; # stands for a form.
 _POSITIONS: tuple[tuple[str, str], ...] = (
     ("kafka", "  bootstrap.servers: 127.0.0.1:1\n  sasl.password: #"),
     ("kafka", "  bootstrap.servers: 127.0.0.1:1\n  security.protocol: #"),
@@ -68,7 +68,7 @@ def _said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *
 
 
 @pytest.mark.parametrize(("section", "text"), _POSITIONS)
-def test_configuration_when_a_secret_has_any_form_then_is_not_printed(
+def test_configuration_when_it_contains_a_secret_then_is_not_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, section: str, text: str
 ) -> None:
     monkeypatch.setenv("CANARY", CANARY)
@@ -87,7 +87,7 @@ def test_configuration_when_a_secret_has_any_form_then_is_not_printed(
 
 
 @pytest.mark.parametrize("command", [("check", "--online"), ("run", "--until-caught-up")])
-def test_services_when_they_refuse_secrets_then_none_is_printed(
+def test_services_when_they_refuse_a_secret_then_is_not_printed(
     stack: Stack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     stack.topic(1)
@@ -109,7 +109,7 @@ def test_services_when_they_refuse_secrets_then_none_is_printed(
     assert CANARY not in said.lower()
 
 
-def test_spark_when_a_secret_breaks_its_start_then_is_not_printed(stack: Stack) -> None:
+def test_spark_when_a_secret_prevents_its_start_then_is_not_printed(stack: Stack) -> None:
     config = stack.config(spark={"master": "local[1]", "conf": {"spark.driver.maxResultSize": CANARY}})
     daemon = stack.start(config, "--until-caught-up")
     assert daemon.wait() == 70

@@ -1,4 +1,4 @@
-"""Keys, values and units: what is taken, and what is said about the rest."""
+"""Keys, values and units of the configuration: accepted forms, and the errors for all others."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _fault(mapping: dict[str, Any] | None = None, **sections: Any) -> str:
         ({"start": {"timestmp": "2026-11-01"}}, {}, "mappings[0].start"),
     ],
 )
-def test_unknown_key_then_is_named_with_its_path_and_the_nearest(
+def test_unknown_key_then_error_has_its_path_and_the_nearest_name(
     mapping: dict[str, Any], sections: dict[str, Any], expected: str
 ) -> None:
     assert expected in _fault(mapping, **sections)
@@ -62,34 +62,34 @@ def test_unknown_key_then_is_named_with_its_path_and_the_nearest(
 @pytest.mark.parametrize(
     "master", ["local", "local[2]", "local[*,3]", "spark://a:7077,b:7077", "yarn", "k8s://https://a"]
 )
-def test_spark_master_when_spark_knows_it_then_is_taken(master: str) -> None:
+def test_spark_master_when_valid_then_is_accepted(master: str) -> None:
     assert _options(spark={"master": master})
 
 
-def test_spark_master_when_spark_does_not_know_it_then_is_named() -> None:
+def test_spark_master_when_invalid_then_error_names_it() -> None:
     assert "spark.master: must be a Spark master URL" in _fault(spark={"master": "lokal"})
 
 
-def test_several_faults_then_each_is_one_line() -> None:
+def test_several_faults_then_each_has_one_line() -> None:
     text = _fault({"commit": {"rows": 0}, "table": "a.b.c", "start": []}, shutdown={"timeout": "soon"}, spark=None)
     assert sorted(text.splitlines()) == [
         "mappings[0].commit.rows: must be greater than 0, not 0",
         "mappings[0].start: must be earliest, latest or {timestamp: 2026-11-01T00:00:00Z}; without a zone it is UTC",
         "mappings[0].table: must be database.table, not 'a.b.c'",
         "shutdown.timeout: must be a duration such as 500ms, 30s or 5m, not 'soon'",
-        "spark: has no value → give it one, or remove the key",
+        "spark: has no value → set a value or remove the key",
     ]
 
 
 @pytest.mark.parametrize("key", ["name", "topics", "table"])
-def test_mapping_when_a_key_is_missing_then_names_it(key: str) -> None:
+def test_mapping_when_a_key_is_missing_then_error_names_it(key: str) -> None:
     document = _document()
     del document["mappings"][0][key]
     with pytest.raises(ConfigError, match=rf"mappings\[0\]\.{key}: is missing"):
         checked(Settings(document))
 
 
-def test_document_when_empty_then_names_what_is_missing() -> None:
+def test_document_when_empty_then_error_names_the_required_sections() -> None:
     with pytest.raises(ConfigError) as caught:
         checked(Settings({}))
     for key in ("metastore", "kafka", "mappings"):
@@ -122,17 +122,19 @@ def test_document_when_empty_then_names_what_is_missing() -> None:
         ({"on_offset_loss": "ignore"}, "mappings[0].on_offset_loss"),
         ({"format": {"type": "avro"}}, "mappings[0].format.type"),
         ({"partition": {"dt": []}}, "mappings[0].partition.dt"),
+        ({"control_database": "other"}, "mappings[0].control_database: unknown key"),
+        ({"commit": {"rows": None}}, "mappings[0].commit.rows: has no value"),
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_bad_value_then_is_named_with_its_path(mapping: dict[str, Any], path: str) -> None:
+def test_invalid_value_then_error_has_its_path(mapping: dict[str, Any], path: str) -> None:
     text = _fault(mapping)
     assert path in text
     assert "pydantic" not in text.lower()
 
 
 @pytest.mark.parametrize("uri", ["", "localhost:9083", "http://localhost", "thrift://", "thrift://host:port"])
-def test_metastore_uri_when_it_is_none_then_is_a_config_error(uri: str) -> None:
+def test_metastore_uri_when_invalid_then_is_a_config_error(uri: str) -> None:
     assert "metastore.uri" in _fault(metastore={"uri": uri})
 
 
@@ -149,12 +151,12 @@ def test_metastore_uri_when_it_is_none_then_is_a_config_error(uri: str) -> None:
         ),
     ],
 )
-def test_metastore_login_when_it_cannot_be_then_is_a_config_error(section: dict[str, Any], expected: str) -> None:
+def test_metastore_login_when_invalid_then_is_a_config_error(section: dict[str, Any], expected: str) -> None:
     assert expected in _fault(metastore={"uri": "thrift://localhost:9083"} | section)
 
 
-def test_metastore_login_when_given_then_reaches_the_connection_and_no_password_is_shown() -> None:
-    plain = {"username": "ann", "password": "geheim"}
+def test_metastore_login_then_reaches_the_connection_and_hides_the_password() -> None:
+    plain = {"username": "ann", "password": "secret-word"}
     section = {
         "uri": "thrift://localhost:9083",
         "plain": plain,
@@ -162,8 +164,10 @@ def test_metastore_login_when_given_then_reaches_the_connection_and_no_password_
     }
     document = checked(Settings(_document(metastore=section)))
 
-    assert document.metastore.security == Security(Plain("ann", "geheim"), Tls(Path("/ca.pem"), verify_hostname=False))
-    assert "geheim" not in f"{document!r} {document.metastore.security!r}"
+    assert document.metastore.security == Security(
+        Plain("ann", "secret-word"), Tls(Path("/ca.pem"), verify_hostname=False)
+    )
+    assert "secret-word" not in f"{document!r} {document.metastore.security!r}"
     kerberos = {"principal": "hive/_HOST@A", "user": "me@A", "keytab": "/k", "protection": ["auth-conf"]}
     document = checked(Settings(_document(metastore={"uri": "thrift://localhost:9083", "kerberos": kerberos})))
     login = Kerberos("hive/_HOST@A", "me@A", Path("/k"), frozenset({Protection.CONFIDENTIALITY}))
@@ -171,24 +175,24 @@ def test_metastore_login_when_given_then_reaches_the_connection_and_no_password_
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
-def test_kafka_key_when_it_would_break_exactly_once_then_is_refused(key: str) -> None:
+def test_kafka_key_when_it_breaks_exactly_once_then_is_refused(key: str) -> None:
     servers = {"bootstrap.servers": "localhost:9092"}
     assert f"kafka.{key}: {key} may not be set" in _fault(kafka=servers | {key: "x"})
     assert f"mappings[0].kafka.{key}" in _fault({"kafka": {key: "x"}})
 
 
-def test_kafka_when_it_names_no_broker_then_says_so() -> None:
+def test_kafka_when_no_broker_is_named_then_error_says_so() -> None:
     assert "bootstrap.servers is missing" in _fault(kafka={})
 
 
-def test_mappings_when_two_have_one_name_then_is_refused() -> None:
+def test_mappings_when_two_have_the_same_name_then_is_refused() -> None:
     document = _document()
     document["mappings"] *= 2
     with pytest.raises(ConfigError, match=r"mappings\[1\].name: another mapping is named orders"):
         checked(Settings(document))
 
 
-def test_mapping_when_it_says_nothing_then_takes_the_defaults() -> None:
+def test_mapping_when_optional_keys_are_missing_then_defaults_apply() -> None:
     options = _options()
     assert str(options.table) == "shop.orders"
     assert (options.commit.rows, options.commit.bytes, options.commit.interval) == (1_000_000, 256 << 20, 30.0)
@@ -197,28 +201,28 @@ def test_mapping_when_it_says_nothing_then_takes_the_defaults() -> None:
     assert str(options.control) == "ingestd.mapping_orders"
 
 
-def test_commit_when_defaults_and_mapping_say_something_then_are_joined_key_by_key() -> None:
+def test_commit_when_defaults_and_mapping_set_keys_then_merges_key_by_key() -> None:
     options = _options({"commit": {"rows": 5}}, defaults={"commit": {"rows": 7, "bytes": "1MiB", "interval": "500ms"}})
     assert (options.commit.rows, options.commit.bytes, options.commit.interval) == (5, 1 << 20, 0.5)
 
 
-def test_kafka_when_the_mapping_says_something_then_is_joined_key_by_key() -> None:
+def test_kafka_when_the_mapping_sets_keys_then_merges_key_by_key() -> None:
     options = _options({"kafka": {"client.id": "mine"}})
     assert dict(options.kafka) == {"bootstrap.servers": "localhost:9092", "client.id": "mine"}
 
 
-def test_start_when_a_time_is_given_then_is_utc_unless_it_says_a_zone() -> None:
+def test_start_when_a_time_has_no_zone_then_is_utc() -> None:
     wanted = 1793491200000  # 2026-11-01T00:00:00Z
     for text in ("2026-11-01T00:00:00Z", "2026-11-01T00:00:00", "2026-11-01T01:00:00+01:00"):
         start = _options({"start": {"timestamp": text}}).start
         assert (start.at, start.timestamp_ms) == ("timestamp", wanted)
 
 
-def test_topic_when_named_twice_then_counts_once() -> None:
+def test_topic_when_repeated_then_counts_once() -> None:
     assert _options({"topics": ["a", "b", "a"]}).topics == ("a", "b")
 
 
-def test_partition_values_when_yaml_makes_no_text_of_them_then_become_hives_text() -> None:
+def test_partition_value_when_yaml_reads_no_text_then_becomes_hives_text() -> None:
     given = yaml.safe_load("{n: 5, dt: 2026-11-21, at: 2026-11-21 10:00:00, b: true, nothing: ''}")
     assert _options({"partition": given}).partition == {
         "n": "5",
@@ -229,15 +233,20 @@ def test_partition_values_when_yaml_makes_no_text_of_them_then_become_hives_text
     }
 
 
+@pytest.mark.parametrize("rows", [5, "5", 5.0])
+def test_count_when_it_is_a_whole_number_in_any_form_then_is_accepted(rows: object) -> None:
+    assert _options({"commit": {"rows": rows}}).commit.rows == 5
+
+
 @pytest.mark.parametrize(
     ("text", "expected"), [("500ms", 0.5), ("30s", 30), ("5m", 300), ("1h", 3600), (7, 7), ("1.5 s", 1.5)]
 )
-def test_seconds_then_reads_units(text: object, expected: float) -> None:
+def test_seconds_then_units_are_read(text: object, expected: float) -> None:
     assert seconds(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "s", "5 weeks", "-1s", "1e3", "5M", True, None, "1s 2s"])
-def test_seconds_when_wrong_then_raises(text: object) -> None:
+def test_seconds_when_malformed_then_raises(text: object) -> None:
     with pytest.raises(ValueError, match="must be a duration"):
         seconds(text)
 
@@ -245,11 +254,11 @@ def test_seconds_when_wrong_then_raises(text: object) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"), [("64KiB", 65536), ("64 kib", 65536), ("1GB", 10**9), (5, 5), ("1.5MB", 1_500_000), ("3B", 3)]
 )
-def test_size_then_reads_units(text: object, expected: int) -> None:
+def test_size_then_units_are_read(text: object, expected: int) -> None:
     assert size(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "KiB", "1 parsec", "-1", "1TiBB", False])
-def test_size_when_wrong_then_raises(text: object) -> None:
+def test_size_when_malformed_then_raises(text: object) -> None:
     with pytest.raises(ValueError, match="must be a size"):
         size(text)

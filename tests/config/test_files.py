@@ -1,4 +1,4 @@
-"""Configuration files: merging, references, and what is said about a broken one."""
+"""Configuration files: merging, references, and the errors for malformed files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _written(directory: Path, text: str, name: str = "ingestd.yaml") -> Path:
     return path
 
 
-def test_two_files_when_both_say_something_then_the_later_wins_key_by_key(tmp_path: Path) -> None:
+def test_two_files_when_both_set_a_key_then_the_later_wins(tmp_path: Path) -> None:
     first = _written(tmp_path, "kafka: {a: 1, b: 2}\nspark: {master: one}\nmappings: [{name: x}]", "1.yaml")
     second = _written(tmp_path, "kafka: {b: 3}\nspark: {master: two}\nmappings: [{name: y}]", "2.yaml")
     assert read_document([first, second], None).values == {
@@ -38,17 +38,17 @@ def test_config_dir_when_it_holds_yaml_files_then_each_is_a_mapping(tmp_path: Pa
     assert [m["name"] for m in document.values["mappings"]] == ["x", "y", "z"]
 
 
-def test_config_dir_when_it_is_missing_then_says_so(tmp_path: Path) -> None:
+def test_config_dir_when_missing_then_error_says_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not a directory"):
         read_document([], tmp_path / "nowhere")
 
 
-def test_no_configuration_then_says_how_to_give_one() -> None:
+def test_no_configuration_then_error_names_the_option() -> None:
     with pytest.raises(ConfigError, match="--config"):
         read_document([], None)
 
 
-def test_references_when_set_then_are_filled_in_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_when_set_then_are_resolved_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = _written(tmp_path, "s3cret\n", "secret")
     monkeypatch.setenv("PLACE", "there")
     monkeypatch.delenv("UNSET", raising=False)
@@ -59,12 +59,10 @@ def test_references_when_set_then_are_filled_in_everywhere(tmp_path: Path, monke
     assert read_document([file], None).values == {"a": "there", "b": [{"c": "x-y-there"}], "d": "s3cret", "e": ""}
 
 
-def test_reference_when_its_value_looks_like_yaml_then_stays_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("EVIL", "x\nspark: {master: evil}")
-    file = _written(tmp_path, "control: {database: '${ENV:EVIL}'}")
-    assert read_document([file], None).values == {"control": {"database": "x\nspark: {master: evil}"}}
+def test_reference_when_its_value_is_yaml_then_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INJECTED", "x\nspark: {master: injected}")
+    file = _written(tmp_path, "control: {database: '${ENV:INJECTED}'}")
+    assert read_document([file], None).values == {"control": {"database": "x\nspark: {master: injected}"}}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +72,7 @@ def test_reference_when_its_value_looks_like_yaml_then_stays_text(
         ("kafka: {a: ['${FILE:/no/such/file}']}", "kafka.a[0]", "/no/such/file cannot be read: No such file"),
     ],
 )
-def test_reference_when_it_cannot_be_filled_then_names_file_and_key(
+def test_reference_when_it_cannot_be_resolved_then_names_file_and_key(
     tmp_path: Path, text: str, where: str, what: str
 ) -> None:
     file = _written(tmp_path, text)
@@ -84,7 +82,7 @@ def test_reference_when_it_cannot_be_filled_then_names_file_and_key(
     assert what in str(caught.value)
 
 
-def test_file_reference_when_the_file_is_not_text_then_is_a_config_error(tmp_path: Path) -> None:
+def test_file_reference_when_the_file_is_binary_then_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"\xff\xfe")
     file = _written(tmp_path, f"a: ${{FILE:{tmp_path}/secret}}")
     with pytest.raises(ConfigError, match="secret"):
@@ -96,33 +94,33 @@ def test_file_reference_when_the_file_is_not_text_then_is_a_config_error(tmp_pat
     [
         (b"a: 1\nb: [1, 2\nc: 3\n", ":3:2: ", "is not valid YAML: expected ',' or ']'"),
         (b"a: 1\n\tb: 2\n", ":2:1: ", "is not valid YAML"),
-        (b"- a\n- b\n", ":1: ", "must hold keys and values"),
+        (b"- a\n- b\n", ":1: ", "must contain keys and values"),
         (b"a: 1\nb: \xff\n", ":2: ", "is not UTF-8"),
         (b"a: 1\nb: \x01\n", ":2: ", r"is not valid YAML: the character U\+0001"),
-        (b"a: 1\nb: {a: 1,\n a: 2}\n", ":3: b.a: ", "the key is there twice → remove this one or that of line 2"),
-        (b"a: 1\nb: 2026-13-45\n", ":2: b: ", "is not a valid timestamp → put text into quotes"),
-        (b"a: &x [*x]\n", ":1: a", "a part of itself"),
-        (b"a: ${ENV:}\nb: ${FILE}\n", ":1: a: ", "holds a broken reference"),
+        (b"a: 1\nb: {a: 1,\n a: 2}\n", ":3: b.a: ", "is a duplicate key → remove this one or the one on line 2"),
+        (b"a: 1\nb: 2026-13-45\n", ":2: b: ", "is not a valid timestamp → quote the value if it is text"),
+        (b"a: &x [*x]\n", ":1: a", "contains itself"),
+        (b"a: ${ENV:}\nb: ${FILE}\n", ":1: a: ", "contains a malformed reference"),
         (b"a: 1\n? [b]\n: c\n", ":2: ", "a key must be text"),
     ],
     ids=["bracket", "tab", "list", "latin1", "control", "twice", "date", "itself", "reference", "key"],
 )
-def test_file_when_it_is_broken_then_names_file_and_line(tmp_path: Path, content: bytes, where: str, what: str) -> None:
-    file = tmp_path / "broken.yaml"
+def test_file_when_malformed_then_names_file_and_line(tmp_path: Path, content: bytes, where: str, what: str) -> None:
+    file = tmp_path / "malformed.yaml"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=what) as caught:
         read_document([file], None)
     assert str(caught.value).startswith(f"{file}{where}")
 
 
-def test_file_when_missing_or_a_directory_then_names_it(tmp_path: Path) -> None:
+def test_file_when_missing_or_a_directory_then_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(ConfigError, match="cannot be read") as caught:
             read_document([path], None)
         assert str(caught.value).startswith(f"{path}: ")
 
 
-def test_faults_of_several_files_then_each_has_its_file_and_line(tmp_path: Path) -> None:
+def test_faults_in_several_files_then_each_has_its_file_and_line(tmp_path: Path) -> None:
     base = _written(tmp_path, "# base\nmetastore: {uri: thrift://a}\nkafka:\n  bootstrap.servers: b\n  sasl.foo: 1\n")
     over = _written(tmp_path, "kafka:\n  group.id: x\nspark:\n  masterr: local\n", "over.yaml")
     folder = tmp_path / "mappings.d"
@@ -149,7 +147,7 @@ def test_faults_of_several_files_then_each_has_its_file_and_line(tmp_path: Path)
     ]
 
 
-def test_the_example_then_is_valid() -> None:
+def test_example_then_is_valid() -> None:
     example = Path(__file__).parents[2] / "config" / "ingestd.example.yaml"
     document = load([example])
     assert [m.name for m in document.mappings] == ["orders", "clicks"]
