@@ -5,7 +5,7 @@ Invariant: a `Document` is complete: every mapping has the defaults and the comm
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,9 +15,12 @@ from ingestd.config.validation import faults_in_files, validated
 from ingestd.errors import ConfigError
 from ingestd.hive.options import MetastoreOptions
 from ingestd.ingest.options import CommitOptions, ControlOptions, MappingOptions
-from ingestd.kafka.settings import setting_faults
+from ingestd.kafka.settings import client_faults, setting_faults
 from ingestd.keys import NOT_EMPTY, Seconds, Setting
 from ingestd.spark.options import SparkOptions
+
+# Yields the faults of Kafka settings, given the section of each key.
+FaultFinder = Callable[[Mapping[str, object], Callable[[str], str]], Iterator[ConfigError]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +51,31 @@ class Document:
 
 
 def load(files: Sequence[Path], directory: Path | None = None) -> Document:
-    """Read and validate configuration files. Raises ConfigFaults: every fault with its file, line and path."""
-    return checked(read_document(files, directory))
+    """The configuration of a command: read the files, validate them, and let librdkafka check the Kafka settings.
+
+    Raises ConfigFaults: every fault with its file, line and path.
+    """
+    settings = read_document(files, directory)
+    document = checked(settings)
+    # Only a client finds contradictions and certificates that cannot be read. It connects to nothing.
+    _raise_any(_kafka_faults(document, settings, client_faults), settings)
+    return document
 
 
 def checked(settings: Settings) -> Document:
-    """Validate the content of the files. Raises ConfigFaults."""
+    """Validate the content of the files without creating a client. Raises ConfigFaults."""
     document = validated(Document, settings)
     given: Sequence[Mapping[str, Any]] = settings.values["mappings"]
-    found = [*_repeated_names(document.mappings), *_kafka_faults(document)]
+    mappings = (_completed(document, own, keys) for own, keys in zip(document.mappings, given, strict=True))
+    document = replace(document, mappings=tuple(mappings))
+    _raise_any((*_repeated_names(document.mappings), *_kafka_faults(document, settings, setting_faults)), settings)
+    return document
+
+
+def _raise_any(faults: Iterable[ConfigError], settings: Settings) -> None:
+    found = list(faults)
     if found:
         raise faults_in_files(found, settings)
-    mappings = (_completed(document, own, keys) for own, keys in zip(document.mappings, given, strict=True))
-    return replace(document, mappings=tuple(mappings))
 
 
 def _repeated_names(mappings: Sequence[MappingOptions]) -> Iterator[ConfigError]:
@@ -70,13 +85,14 @@ def _repeated_names(mappings: Sequence[MappingOptions]) -> Iterator[ConfigError]
             yield ConfigError(f"another mapping is named {name}", where=f"mappings[{index}].name", hint="rename one")
 
 
-def _kafka_faults(document: Document) -> Iterator[ConfigError]:
+def _kafka_faults(document: Document, settings: Settings, find: FaultFinder) -> Iterator[ConfigError]:
     for index, mapping in enumerate(document.mappings):
+        own = settings.values["mappings"][index].get("kafka", {})
 
-        def section(key: str, own: Mapping[str, Setting] = mapping.kafka, path: str = f"mappings[{index}]") -> str:
-            return f"{path}.kafka" if key in own else "kafka"
+        def section(key: str, own: Mapping[str, Any] = own, path: str = f"mappings[{index}].kafka") -> str:
+            return path if key in own else "kafka"
 
-        yield from setting_faults({**document.kafka, **mapping.kafka}, section)
+        yield from find(mapping.kafka, section)
 
 
 def _completed(document: Document, own: MappingOptions, given: Mapping[str, Any]) -> MappingOptions:

@@ -105,11 +105,16 @@ def test_check_when_mappings_are_in_a_folder_then_counts_them(run: Run, tmp_path
         ({}, {"kafka": {"bootstrap.servers": NOWHERE, "group.id": "mine"}}, "kafka.group.id: group.id may not be set"),
         ({}, {"kafka": {"bootstrap.servers": NOWHERE, "sasl.foo": 1}}, "sasl.foo"),
         ({}, {"kafka": {"bootstrap.servers": NOWHERE, "fetch.wait.max.ms": "long"}}, "fetch.wait.max.ms"),
+        (
+            {"kafka": {"security.protocol": "ssl", "ssl.ca.location": "/no/such/file"}},
+            {},
+            "mappings[0].kafka.ssl.ca.location",
+        ),
         ({}, {"metastore": {"uri": "localhost:9083"}}, "metastore.uri"),
         ({}, {"metastore": {"uri": "thrift://host:port"}}, "metastore.uri"),
         ({}, {"mappings": []}, "mappings"),
     ],
-    ids=["key", "unit", "refused", "no-kafka-key", "kafka-value", "uri", "port", "no-mapping"],
+    ids=["key", "unit", "refused", "no-kafka-key", "kafka-value", "kafka-file", "uri", "port", "no-mapping"],
 )
 def test_configuration_when_invalid_then_prints_one_line_and_exit_code_is_78(
     run: Run, tmp_path: Path, command: str, mapping: dict[str, Any], sections: dict[str, Any], words: str
