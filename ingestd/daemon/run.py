@@ -1,6 +1,8 @@
-"""Configuration to a running daemon, and from signals to its end.
+"""From a validated configuration to running mappings, and from signals to their end.
 
-Invariant: a signal handler only sets a flag; the first lets what is open finish, the second aborts it.
+Invariant: a signal handler only sets a flag. The first signal lets open transactions finish, the second aborts them.
+Everything that concerns the whole process (signals, failpoints, Spark's JVM) is in `run_daemon`; `run_mappings` can run
+several times in one process, at the same time and over one engine.
 """
 
 from __future__ import annotations
@@ -10,47 +12,63 @@ import threading
 from types import FrameType
 
 from ingestd.config.document import Document
+from ingestd.daemon import failpoints
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
-from ingestd.ingest import failpoints
-from ingestd.ingest.mapping import Signals
+from ingestd.ingest.signals import Signals
+from ingestd.ingest.steps import Observe, ignore
 from ingestd.spark.engine import Engine, EngineLimits
 
 
 def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
-    """Run until stopped, or with `drain` until caught up; returns the errors that ended mappings.
+    """Run the daemon of this process until a signal stops it or, with `drain`, until it has caught up.
 
-    After a StillRunning among them only `os._exit` ends the process.
+    Returns the errors that ended mappings, the one that decides the exit code first. When StillRunning is among them,
+    threads still run and only `os._exit` ends the process. Raises ConfigError, EngineLost.
     """
-    failpoints.check()
-    metastore = document.metastore.connect()
+    observe = failpoints.from_environment()
     signals = install_signals()
     try:
-        engine = Engine(
-            document.spark.master,
-            document.spark.properties,
-            EngineLimits(job_seconds=document.spark.stage_timeout),
-            unwanted=signals.stop,
-        )
+        engine = _start_engine(document, signals.stop)
     except IngestdError:
-        if signals.stop.is_set():  # nothing has begun
+        if signals.stop.is_set():  # a signal during the start: no mapping has begun
             return []
         raise
     try:
-        supervisor = Supervisor(
-            metastore, engine, document.mappings, signals, drain=drain, shutdown_seconds=document.shutdown.timeout
-        )
-        return supervisor.run()
+        return run_mappings(document, engine, signals, drain=drain, observe=observe)
     finally:
         engine.stop()
-        # What Python does at its end would be cut short by a signal that comes late.
+        # A late signal must not interrupt the interpreter's own shutdown.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def run_mappings(
+    document: Document, engine: Engine, signals: Signals, *, drain: bool, observe: Observe = ignore
+) -> list[IngestdError]:
+    """Run the mappings of a configuration until `signals.stop` is set or, with `drain`, until they have caught up.
+
+    Uses the caller's `engine`: does not stop it, does not read the section `spark`. The Spark jobs of a mapping are
+    grouped by its name, so cancelling a mapping cancels those of another one with the same name. Installs no signal
+    handler, configures no logging and reads no environment variable. `observe` is told of each step of each
+    transaction, in the thread that took it.
+
+    Returns the errors that ended mappings (see `Supervisor.run`). Raises ConfigError.
+    """
+    supervisor = Supervisor(
+        document.metastore.connect(),
+        engine,
+        signals,
+        drain=drain,
+        shutdown_seconds=document.shutdown.timeout,
+        observe=observe,
+    )
+    return supervisor.run(document.mappings)
+
+
 def install_signals() -> Signals:
-    """SIGTERM and SIGINT: the first sets `stop`, the second `abort`."""
-    signals = Signals(threading.Event(), threading.Event())
+    """SIGTERM and SIGINT: the first sets `stop`, the second `abort`. Must be called in the main thread."""
+    signals = Signals()
 
     def handle(_number: int, _frame: FrameType | None) -> None:
         (signals.abort if signals.stop.is_set() else signals.stop).set()
@@ -58,3 +76,8 @@ def install_signals() -> Signals:
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
     return signals
+
+
+def _start_engine(document: Document, unwanted: threading.Event) -> Engine:
+    spark = document.spark
+    return Engine(spark.master, spark.properties, EngineLimits(job_seconds=spark.stage_timeout), unwanted)

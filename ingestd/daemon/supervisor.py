@@ -1,8 +1,8 @@
 """Runs every mapping in a thread of its own over one Spark session.
 
-Invariant: a mapping that ends, by error or not, leaves the others running; the exit code is that of the first error.
-Without its Spark engine no mapping can go on: when the engine is lost all of them end and give their leases up.
-Whatever hangs, `run` returns within `_END_SECONDS` of an abort.
+Invariant: a mapping that ends, by error or not, leaves the others running. When the Spark engine is lost, all mappings
+end and release their leases, because none can continue without it. `run` returns at most `_END_SECONDS` after an abort,
+even if a mapping hangs.
 """
 
 from __future__ import annotations
@@ -14,76 +14,95 @@ from ingestd.clock import Deadline, monotonic, pause
 from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.ingest import events
-from ingestd.ingest.mapping import MappingLoop, Signals
+from ingestd.ingest.mapping import MappingLoop
 from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.signals import Signals
+from ingestd.ingest.steps import Observe, ignore
 from ingestd.spark.engine import Engine, EngineLost
 
 
 class UnexpectedError(IngestdError):
-    """A fault of ingestd itself; the mapping stops, since nothing is known about what would be safe."""
+    """A defect of ingestd. The mapping stops, because it is unknown which reaction would be safe."""
 
     exit_code = 70
 
 
 class StillRunning(IngestdError):
-    """Mappings did not end when they were told to: threads of theirs hang, so only `os._exit` ends the process."""
+    """Mappings did not end after an abort. Their threads hang, so only `os._exit` ends the process."""
 
     exit_code = 69
 
 
-# After an abort the engine is killed, which unblocks all calls that wait for it; then the process ends in any case.
+_LOOK_SECONDS = 0.1
+# Seconds after an abort: first the engine is killed, which ends every call that waits for it; then `run` returns.
 _KILL_SECONDS = 5.0
 _END_SECONDS = 10.0
-# What is staged may still be committed without an engine, for so long.
+# After the engine is lost, transactions that are staged already get this long to commit.
 _WITHOUT_ENGINE_SECONDS = 10.0
 
 
 class Supervisor:
-    """`run` blocks until every mapping has ended; `drain` makes each end when it has caught up."""
+    """Runs mappings until they end by themselves or `signals` ends them.
+
+    With `drain` a mapping ends when it has caught up. `shutdown_seconds` after `signals.stop` is set, `signals.abort`
+    is set too.
+    """
 
     def __init__(
         self,
         metastore: Metastore,
         engine: Engine,
-        mappings: Sequence[MappingOptions],
         signals: Signals,
         *,
         drain: bool,
         shutdown_seconds: float,
+        observe: Observe = ignore,
     ) -> None:
+        self._metastore = metastore
         self._engine = engine
-        self._loops = [MappingLoop(metastore, engine, m, signals, drain=drain) for m in mappings]
         self._signals = signals
+        self._drain = drain
         self._shutdown_seconds = shutdown_seconds
+        self._observe = observe
         self._errors: list[IngestdError] = []
 
-    def run(self) -> list[IngestdError]:
-        """Run all mappings; returns the errors that ended some of them.
+    def run(self, mappings: Sequence[MappingOptions]) -> list[IngestdError]:
+        """Run all mappings and block until they have ended; returns the errors that ended some of them.
 
-        The last one is StillRunning when threads had to be left behind.
+        The first error decides the exit code: EngineLost if the engine was lost. The last one is StillRunning if
+        threads still run.
         """
-        threads = [threading.Thread(target=self._run_one, args=(loop,), name=loop.options.name) for loop in self._loops]
+        loops = [self._loop(mapping) for mapping in mappings]
+        threads = [threading.Thread(target=self._run_one, args=(loop,), name=loop.options.name) for loop in loops]
         for thread in threads:
             thread.start()
-        aborted_at: float | None = None
         limit: Deadline | None = None
+        aborted_at: float | None = None
         while running := [thread.name for thread in threads if thread.is_alive()]:
-            pause(0.1)
-            self._end_without_engine()
+            pause(_LOOK_SECONDS)
+            self._stop_without_engine()
             if self._signals.stop.is_set() and limit is None:
                 limit = Deadline.after(_WITHOUT_ENGINE_SECONDS if self._engine.lost else self._shutdown_seconds)
             if limit is not None and limit.passed:
                 self._signals.abort.set()
             if self._signals.abort.is_set():
                 aborted_at = aborted_at or monotonic()
-                if self._abort(monotonic() - aborted_at, running):
+                for loop in loops:
+                    loop.cancel()
+                if self._has_hung(monotonic() - aborted_at, running):
                     break
         return self._errors
 
-    def _end_without_engine(self) -> None:
-        """Tell all mappings to end once the engine is lost; those that stand by must not take over.
+    def _loop(self, mapping: MappingOptions) -> MappingLoop:
+        return MappingLoop(
+            self._metastore, self._engine, mapping, self._signals, drain=self._drain, observe=self._observe
+        )
 
-        A SIGTERM to all processes ends the JVM as well: then it matters only to a mapping that still needs it.
+    def _stop_without_engine(self) -> None:
+        """Stop all mappings once the engine is lost; standbys must not take over without one.
+
+        Not during a shutdown: a SIGTERM to the whole process group ends the JVM too, and only a mapping that still
+        needs it fails.
         """
         lost = self._engine.lost
         if lost is not None and not self._signals.stop.is_set():
@@ -92,37 +111,39 @@ class Supervisor:
             self._signals.stop.set()
 
     def _note(self, error: IngestdError) -> None:
-        """Keep an error; that the engine is lost is kept once and decides the exit code."""
+        """Keep an error. EngineLost reaches every mapping; it is kept once, as the first error."""
         if not isinstance(error, EngineLost):
             self._errors.append(error)
         elif not any(isinstance(known, EngineLost) for known in self._errors):
             self._errors.insert(0, error)
 
-    def _abort(self, seconds: float, running: list[str]) -> bool:
-        """Press on with an abort that began `seconds` ago; True when it has taken too long."""
-        for loop in self._loops:
-            loop.cancel()
+    def _has_hung(self, seconds: float, running: list[str]) -> bool:
+        """Kill the engine when `running` mappings still use it some `seconds` after an abort; True at the last limit.
+
+        Then StillRunning is among the errors.
+        """
         if seconds > _KILL_SECONDS and self._engine.is_busy and not self._engine.lost:
             self._engine.kill(f"it was killed because mappings did not end within {_KILL_SECONDS:.0f} s of an abort")
-        if seconds > _END_SECONDS:
-            names = ", ".join(running)
-            error = StillRunning(
-                f"the mapping did not end within {_END_SECONDS:.0f} s of an abort",
-                where=f"mapping {names}",
-                hint="its transactions and its lease end by time-outs; does the metastore or the storage hang?",
-            )
-            self._errors.append(error)
-            events.left_running(names, error)
-        return seconds > _END_SECONDS
+        if seconds <= _END_SECONDS:
+            return False
+        names = ", ".join(running)
+        error = StillRunning(
+            f"the mapping did not end within {_END_SECONDS:.0f} s of an abort",
+            where=f"mapping {names}",
+            hint="its transactions and its lease time out; check whether the metastore or the storage hangs",
+        )
+        self._errors.append(error)
+        events.left_running(names, error)
+        return True
 
     def _run_one(self, loop: MappingLoop) -> None:
         error: IngestdError | None = None
         try:
             loop.run()
         except IngestdError as known:
-            # Told to stop while it was waiting something out: what is not committed is read again by the next run.
+            # A retry that a stop interrupted is no failure: the next run reads the uncommitted records again.
             error = None if self._signals.stop.is_set() and known.is_retriable else known
-        except Exception as unknown:  # noqa: BLE001 - the edge of a thread: nothing may vanish here
+        except Exception as unknown:  # noqa: BLE001 - the last frame of the thread: no error may be lost here
             error = UnexpectedError(f"{type(unknown).__name__}: {unknown}", where=f"mapping {loop.options.name}")
             error.__cause__ = unknown
         if error is None:

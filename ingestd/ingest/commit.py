@@ -19,7 +19,6 @@ from ingestd.hive.control import ControlTable, read_state
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table, load_acid_table
 from ingestd.hive.transactions import Transaction, Wait, WriteLock
-from ingestd.ingest import failpoints
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.plan import Plan
 from ingestd.ingest.state import MappingState
@@ -207,4 +206,3 @@ class Committer:
     @staticmethod
     def _done(work: Work, step: str) -> None:
         work.watch.lap(step)
-        failpoints.reach(step)

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 
 from ingestd import retry
-from ingestd.clock import Deadline, Stopwatch, pause
+from ingestd.clock import Deadline, pause
 from ingestd.errors import (
     IngestdError,
     InvalidTable,
@@ -29,13 +29,15 @@ from ingestd.hive import partitions, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ensure_control_table, read_state
 from ingestd.hive.tables import Table
-from ingestd.ingest import events, failpoints, stage
+from ingestd.ingest import events, stage
 from ingestd.ingest.commit import Committer, Work
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
 from ingestd.ingest.plan import Plan, Planner
+from ingestd.ingest.signals import Signals
 from ingestd.ingest.stage import Staged, StageTask
 from ingestd.ingest.state import MappingState
+from ingestd.ingest.steps import Observe, StepWatch, ignore
 from ingestd.ingest.target import load_target, static_values
 from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import Offsets, Position, split
@@ -67,25 +69,25 @@ _SURVEY_SECONDS = 3.0
 _COUNTS_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Signals:
-    """`stop`: finish what is open, then end. `abort`: drop what is open and end."""
-
-    stop: threading.Event
-    abort: threading.Event
-
-
 class MappingLoop:
     """Runs one mapping; `run` returns when it was stopped or has caught up, or raises what stopped it."""
 
     def __init__(
-        self, metastore: Metastore, engine: Engine, options: MappingOptions, signals: Signals, *, drain: bool
+        self,
+        metastore: Metastore,
+        engine: Engine,
+        options: MappingOptions,
+        signals: Signals,
+        *,
+        drain: bool,
+        observe: Observe = ignore,
     ) -> None:
         self.options = options
         self._metastore = metastore
         self._engine = engine
         self._signals = signals
         self._drain = drain
+        self._observe = observe
         self._broker = Broker(options.kafka)
         self._planner = Planner(self._broker, options)
         self._ownership = Ownership(metastore, options, on_lost=partial(events.lease_lost, options.name))
@@ -107,12 +109,7 @@ class MappingLoop:
     def run(self) -> None:
         """Work until stopped. Raises the IngestdError that ends this mapping; others are waited out."""
         try:
-            retry.call(
-                self._attempt,
-                stop=self._signals.stop,
-                on_wait=self._tell_wait,
-                backoff=self._backoff,
-            )
+            retry.call(self._attempt, stop=self._signals.stop, on_wait=self._tell_wait, backoff=self._backoff)
         finally:
             self._give_up()
 
@@ -240,17 +237,20 @@ class MappingLoop:
         self._wake.clear()
         name = self.options.name
         with ThreadPoolExecutor(2, f"stage-{name}") as stages, ThreadPoolExecutor(1, f"commit-{name}") as commits:
-            while (plan := self._planner.next(position, self._until, partial(self._turn, table))) is not None:
-                failpoints.reach("planned")
-                # Columns that a user added take part from the next transaction on.
-                table = load_target(self._metastore, self.options)
-                staged = stages.submit(self._stage, self._open(plan, table))
-                pending.append(commits.submit(self._commit_staged, committer, staged))
-                position = plan.after
-                if len(pending) > _STAGES_AHEAD:
-                    pending.popleft().result()
-            for done in pending:
-                done.result()
+            try:
+                while (plan := self._planner.next(position, self._until, partial(self._turn, table))) is not None:
+                    self._observe("planned")
+                    # Columns that a user added take part from the next transaction on.
+                    table = load_target(self._metastore, self.options)
+                    staged = stages.submit(self._stage, self._open(plan, table))
+                    pending.append(commits.submit(self._commit_staged, committer, staged))
+                    position = plan.after
+                    if len(pending) > _STAGES_AHEAD:
+                        pending.popleft().result()
+                for done in pending:
+                    done.result()
+            finally:
+                commits.submit(self._metastore.close)  # the connection of the thread that ends now
 
     def _commit_staged(self, committer: Committer, staged: Future[Work]) -> None:
         """Commit what a stage made, in the order of the plans; after a failure nothing that follows is tried."""
@@ -295,13 +295,12 @@ class MappingLoop:
     def _open(self, plan: Plan, table: Table) -> Work:
         """Open the transaction: its write id goes into every row."""
         self._ownership.check()
-        watch = Stopwatch()
+        watch = StepWatch(self._observe)
         # Before anything is begun: a table whose directory is missing cannot be written.
         location = Location.of(table.location)
         txn, write_id = transactions.begin_writing(self._metastore, table.name, self._ownership.agent)
         self._ownership.track(txn.id)
         watch.lap("opened")
-        failpoints.reach("opened")
         staged = Staging(location, staging.DAEMON, str(txn.id))
         return Work(plan, table, txn, write_id, (), staged, 0, 0, 0, watch)
 
@@ -328,7 +327,6 @@ class MappingLoop:
         records, size = sum(p.records for p in parts), sum(p.bytes for p in parts)
         self._planner.observe(records, size)
         work.watch.lap("staged")
-        failpoints.reach("staged")
         files = tuple(f for p in parts for f in p.files)
         return replace(work, files=files, records=records, skipped=sum(p.skipped for p in parts), bytes=size)
 
@@ -374,7 +372,6 @@ class MappingLoop:
         self._failed_stages = 0
         self._mirror_offsets(after)
         work.watch.lap("mirrored")
-        failpoints.reach("mirrored")
         events.committed(self.options.name, done)
         if done.hidden:
             events.commit_hidden(self.options.name, done)

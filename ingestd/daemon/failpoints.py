@@ -1,0 +1,65 @@
+"""Failpoints: the observer that kills, holds or fails a daemon process after a chosen step, for tests.
+
+Invariant: a daemon in production has no failpoint: INGESTD_FAILPOINT is refused unless INGESTD_TESTING=1 is set too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+
+from ingestd.clock import pause
+from ingestd.errors import ConfigError, TransactionAborted
+from ingestd.ingest.steps import STEPS, Observe, ignore
+
+_FORM = re.compile(rf"({'|'.join(STEPS)})(?:@(\d+))?=(kill|abort|hold:.+)")
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> Observe:
+    """The observer that INGESTD_FAILPOINT asks for. Raises ConfigError outside a test, or for a wrong value."""
+    text = environment.get("INGESTD_FAILPOINT")
+    if text is None:
+        return ignore
+    if environment.get("INGESTD_TESTING") != "1":
+        raise ConfigError("failpoints are for tests only", where="INGESTD_FAILPOINT", hint="unset it")
+    return Failpoint(text)
+
+
+class Failpoint:
+    """An observer that acts once. `text` is `STEP[@N]=ACTION`: act when STEP completes for the N-th time (default 1).
+
+    Actions: `kill` sends SIGKILL to the own process; `abort` raises TransactionAborted; `hold:FILE` creates FILE.held
+    and blocks until FILE exists. Raises ConfigError when `text` has another form.
+    """
+
+    def __init__(self, text: str) -> None:
+        match = _FORM.fullmatch(text)
+        if match is None:
+            raise ConfigError(f"{text!r} is not STEP[@N]=ACTION", where="INGESTD_FAILPOINT", hint=", ".join(STEPS))
+        self._step, self._action = match[1], match[3]
+        self._before = int(match[2] or 1)
+        self._guard = threading.Lock()
+
+    def __call__(self, step: str) -> None:
+        """Count the step and act when it is the chosen one."""
+        if step != self._step:
+            return
+        with self._guard:
+            self._before -= 1
+            is_chosen = self._before == 0
+        if is_chosen:
+            self._act()
+
+    def _act(self) -> None:
+        if self._action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._action == "abort":
+            raise TransactionAborted("aborted by a failpoint", where=self._step)
+        gate = Path(self._action.removeprefix("hold:"))
+        Path(f"{gate}.held").touch()
+        while not gate.exists():
+            pause(0.02)

@@ -1,0 +1,49 @@
+"""Failpoints: which observer the environment asks for, and when it acts."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from ingestd.daemon.failpoints import Failpoint, from_environment
+from ingestd.errors import ConfigError, TransactionAborted
+from ingestd.ingest.steps import STEPS, ignore
+from tests.support.stack import eventually
+
+
+def test_environment_without_failpoint_then_steps_are_ignored() -> None:
+    assert from_environment({}) is ignore
+    assert from_environment({"INGESTD_TESTING": "1"}) is ignore
+
+
+def test_environment_without_testing_then_the_failpoint_is_refused() -> None:
+    with pytest.raises(ConfigError, match="for tests only"):
+        from_environment({"INGESTD_FAILPOINT": "opened=kill"})
+
+
+@pytest.mark.parametrize("text", ["", "opened", "opend=kill", "opened=stop", "opened@x=kill", "opened=hold:"])
+def test_failpoint_when_its_text_is_malformed_then_the_error_names_the_steps(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"not STEP\[@N\]=ACTION → planned, opened"):
+        from_environment({"INGESTD_TESTING": "1", "INGESTD_FAILPOINT": text})
+
+
+def test_failpoint_with_a_count_then_acts_at_that_completion_only() -> None:
+    failpoint = Failpoint("staged@2=abort")
+    for step in STEPS:
+        failpoint(step)
+    with pytest.raises(TransactionAborted, match="staged: aborted by a failpoint"):
+        failpoint("staged")
+    failpoint("staged")
+
+
+def test_failpoint_with_hold_then_blocks_until_the_file_exists(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    thread = threading.Thread(target=Failpoint(f"opened=hold:{gate}"), args=("opened",))
+    thread.start()
+    eventually("the thread is held", Path(f"{gate}.held").exists, 10)
+    assert thread.is_alive()
+    gate.touch()
+    thread.join(10)
+    assert not thread.is_alive()

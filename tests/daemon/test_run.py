@@ -1,0 +1,75 @@
+"""Mappings assembled in this process: over the caller's engine, ended by the caller, with the caller's observer."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from ingestd.config.document import Document, load
+from ingestd.daemon.run import run_mappings
+from ingestd.errors import TransactionAborted
+from ingestd.ingest.signals import Signals
+from ingestd.ingest.steps import STEPS
+from ingestd.spark.engine import Engine
+from tests.support.stack import Stack
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    engine = Engine("local[2]", {})
+    yield engine
+    engine.stop()
+
+
+def _document(stack: Stack, case: str) -> Document:
+    """A mapping of a topic with 300 records into a table of its own."""
+    name = f"{stack.name}_{case}"
+    stack.topic(1, name)
+    stack.table("id bigint", name=f"default.{name}")
+    stack.produce(({"id": n} for n in range(300)), name)
+    mapping = {"name": name[-40:], "topics": [name], "table": f"default.{name}", "commit": {"rows": 100}}
+    return load([stack.config(mapping)])
+
+
+def test_mappings_of_two_configurations_over_one_engine_then_each_observer_sees_the_steps(
+    stack: Stack, engine: Engine
+) -> None:
+    documents = {case: _document(stack, case) for case in ("one", "two")}
+    steps: dict[str, list[str]] = {case: [] for case in documents}
+    handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    with ThreadPoolExecutor(2) as threads:
+        runs = [
+            threads.submit(run_mappings, document, engine, Signals(), drain=True, observe=steps[case].append)
+            for case, document in documents.items()
+        ]
+        assert [run.result(120) for run in runs] == [[], []]
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
+    assert engine.lost is None
+    for case, seen in steps.items():
+        assert set(seen) == set(STEPS)
+        assert seen.count("committed") >= 4  # the start position, then three transactions of 100 rows or less
+        assert stack.ids(f"{stack.name}_{case}") == list(range(300))
+
+
+def test_observer_when_it_aborts_a_transaction_then_the_range_is_ingested_again(stack: Stack, engine: Engine) -> None:
+    document = _document(stack, "one")
+    seen: list[str] = []
+
+    def observe(step: str) -> None:
+        seen.append(step)
+        if seen.count("placed") == 2 and step == "placed":
+            raise TransactionAborted("aborted by the test")
+
+    assert run_mappings(document, engine, Signals(), drain=True, observe=observe) == []
+    assert stack.ids(f"{stack.name}_one") == list(range(300))
+    assert seen.count("placed") == seen.count("committed") + 1
+
+
+def test_stop_when_it_is_set_before_the_start_then_nothing_is_ingested(stack: Stack, engine: Engine) -> None:
+    signals = Signals()
+    signals.stop.set()
+    assert run_mappings(_document(stack, "one"), engine, signals, drain=True) == []
+    assert stack.ids(f"{stack.name}_one") == []
