@@ -1,42 +1,113 @@
-"""The real stack, started once per run, and what every test of it needs."""
+"""The services that tests use, the `unit` marker, and how a run is divided among processes."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from tests.support.postgres import postgres
 from tests.support.stack import Stack
 
+# The folder of one run, which its worker processes share.
+_RUN_FOLDER = "INGESTD_TEST_RUN"
+_MOST_WORKERS = 4
+# A worker's own daemons, and the services that its tests start beside the shared ones.
+_MEMORY_PER_WORKER = 5 << 30
+# Program names that a unit test may not start.
+_SERVICE_PROGRAMS = ("java", "postgres", "krb5kdc")
+_run_folder = pytest.StashKey[Path]()
+_running_unit_test = ""
 
-@pytest.fixture(scope="session")
-def sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """A sandbox with HiveServer2; a stack that cannot start fails the run, it never skips a test."""
-    state_dir = tmp_path_factory.mktemp("sandbox")
-    box = Sandbox(SandboxOptions(state_dir=state_dir, hiveserver2=True, hiveserver2_heap_mb=1536))
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Create the folder of the run; workers find it in their environment."""
+    if _is_main_process(config):
+        config.stash[_run_folder] = Path(tempfile.mkdtemp(prefix="ingestd-tests-"))
+        os.environ[_RUN_FOLDER] = str(config.stash[_run_folder])
+    sys.addaudithook(_refuse_services_in_unit_tests)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Stop the shared services after the last worker has ended."""
+    folder = config.stash.get(_run_folder, None)
+    if folder is not None:
+        Sandbox(_shared_options(folder)).down()
+        shutil.rmtree(folder)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many processes `-n auto` starts; none when only files or tests are named, so that output appears directly."""
+    if all(".py" in argument for argument in config.args):
+        return 0
+    fitting = int(psutil.virtual_memory().available // _MEMORY_PER_WORKER)
+    return max(1, min(_MOST_WORKERS, os.cpu_count() or 1, fitting))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test without services as `unit`, and run those last: they are short, so all workers end together."""
+    for item in items:
+        if "processes" not in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.unit)
+    items.sort(key=lambda item: item.get_closest_marker("unit") is not None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Enforce that unit tests start no service."""
+    global _running_unit_test  # noqa: PLW0603  # audit hooks cannot be removed, so there is one, and it needs a state
+    _running_unit_test = item.nodeid if item.get_closest_marker("unit") else ""
     try:
-        yield box
+        return (yield)
     finally:
-        box.down()
+        _running_unit_test = ""
+
+
+def _refuse_services_in_unit_tests(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "subprocess.Popen" and _running_unit_test:
+        program, words = arguments[0], arguments[1]
+        named = [program, *(words if isinstance(words, list | tuple) else [words])]
+        if any(Path(os.fsdecode(name)).name in _SERVICE_PROGRAMS for name in named if isinstance(name, str | bytes)):
+            raise RuntimeError(f"{_running_unit_test} starts a service: let it request the fixture `processes`")
+
+
+def _is_main_process(config: pytest.Config) -> bool:
+    return not hasattr(config, "workerinput")
+
+
+def _shared_options(folder: Path) -> SandboxOptions:
+    return SandboxOptions(state_dir=folder / "sandbox", hiveserver2=True, hiveserver2_heap_mb=1536)
 
 
 @pytest.fixture(scope="session")
-def addresses(sandbox: Sandbox) -> Addresses:
-    """Where the services listen. INGESTD_TEST_STACK names a file with the JSON of a running sandbox, to save time."""
+def processes() -> None:
+    """Requested by every test and fixture that starts services or uses running ones; a test without it is a `unit`."""
+
+
+@pytest.fixture(scope="session")
+def addresses(processes: None) -> Addresses:
+    """Where the services listen that all tests share. A stack that cannot start fails the run; no test is skipped.
+
+    INGESTD_TEST_STACK names a file with the JSON of a running sandbox, which saves the start.
+    """
     running = os.environ.get("INGESTD_TEST_STACK")
     if running:
         return Addresses(**json.loads(Path(running).read_text(encoding="utf-8")))
-    return sandbox.up()
+    # Workers exclude each other in `up`: the first one starts the services, the others find them running.
+    return Sandbox(_shared_options(Path(os.environ[_RUN_FOLDER]))).up()
 
 
 @pytest.fixture
 def stack(addresses: Addresses, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    """Topics, tables and daemons of one test, under names of its own; daemons that it started are ended."""
+    """Topics, tables and daemons of one test, under names of its own; its daemons end with the test."""
     made = Stack(addresses, request.node.name, tmp_path)
     try:
         yield made
@@ -44,8 +115,8 @@ def stack(addresses: Addresses, request: pytest.FixtureRequest, tmp_path: Path) 
         made.close()
 
 
-@pytest.fixture(scope="module")
-def postgres_box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+@pytest.fixture(scope="session")
+def postgres_box(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """A sandbox whose metastore is on PostgreSQL."""
     state_dir = tmp_path_factory.mktemp("postgres-sandbox")
     with postgres() as url:
