@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
+from tests.support.daemon import stop_engine
 from tests.support.postgres import postgres
 from tests.support.stack import Stack
 
@@ -88,8 +89,10 @@ def _shared_options(folder: Path) -> SandboxOptions:
 
 
 @pytest.fixture(scope="session")
-def processes() -> None:
+def processes() -> Iterator[None]:
     """Requested by every test and fixture that starts services or uses running ones; a test without it is a `unit`."""
+    yield
+    stop_engine()
 
 
 @pytest.fixture(scope="session")

@@ -94,6 +94,10 @@ class _Connection(ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
         """False when the other side has closed a plain connection: Thrift looks at the socket, and sends nothing."""
         return bool(self._oprot.trans.isOpen())
 
+    def __del__(self) -> None:
+        """A connection belongs to a thread: when the thread ends without a call of `close`, the socket is closed."""
+        self.close()
+
 
 class Metastore:
     """The calls of one metastore, by any of its addresses, from any thread.

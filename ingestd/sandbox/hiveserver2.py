@@ -5,6 +5,7 @@ Invariant: a connection uses the server's default settings, since those are the 
 
 from __future__ import annotations
 
+from contextlib import closing, suppress
 from typing import Any
 
 from ingestd.errors import SandboxError
@@ -29,25 +30,40 @@ def connect(address: str) -> Any:
         raise SandboxError(f"HiveServer2 opened no session ({type(error).__name__})", where=address) from error
 
 
+class Session:
+    """A session for statements one after the other; not thread-safe. Raises SandboxError when it cannot be opened."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._connection = connect(address)
+
+    def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Run one statement: column names and all rows, both empty when it has no result.
+
+        Raises SandboxError with Hive's message when the statement fails.
+        """
+        try:
+            with closing(self._connection.cursor()) as cursor:
+                cursor.execute(sql)
+                if cursor.description is None:
+                    return [], []
+                return [column[0] for column in cursor.description], cursor.fetchall()
+        except Exception as error:
+            raise SandboxError(_message(error), where=f"HiveServer2 {self._address}") from error
+
+    def close(self) -> None:
+        """End the session; a server that does not answer any more ends it by itself."""
+        with suppress(Exception):
+            self._connection.close()
+
+
 def query(address: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Run one statement: column names and all rows, both empty when it has no result.
-
-    Raises SandboxError with Hive's own words when the statement fails.
-    """
-    connection = connect(address)
-    try:
-        cursor = connection.cursor()
-        cursor.execute(sql)
-        if cursor.description is None:
-            return [], []
-        return [column[0] for column in cursor.description], cursor.fetchall()
-    except Exception as error:
-        raise SandboxError(_words(error), where=f"HiveServer2 {address}") from error
-    finally:
-        connection.close()
+    """Run one statement in a session of its own; otherwise as `Session.query`."""
+    with closing(Session(address)) as session:
+        return session.query(sql)
 
 
-def _words(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """Hive's message out of PyHive's OperationalError, whose only argument is the whole Thrift response."""
     status = getattr(error.args[0], "status", None) if error.args else None
     return str(getattr(status, "errorMessage", None) or error or type(error).__name__)

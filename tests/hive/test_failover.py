@@ -17,7 +17,7 @@ from tests.support.postgres import postgres
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
+def pair(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
     with postgres() as url:
         home = Home(tmp_path_factory.mktemp("pair"), coordinates(url))
         made = [Process(home, name, {}) for name in ("first", "second")]

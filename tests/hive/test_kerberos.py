@@ -24,7 +24,7 @@ LONG = "p=" + "long" * 250_000
 
 
 @pytest.fixture(scope="module")
-def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
+def kdc(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
     with realm(tmp_path_factory.mktemp("realm")) as made:
         made.add("other/localhost")
         yield made

@@ -121,7 +121,7 @@ def test_password_then_it_is_in_no_repr() -> None:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+def home(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Home:
     return Home(tmp_path_factory.mktemp("security"))
 
 
@@ -131,7 +131,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
+def kdc(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
     with realm(tmp_path_factory.mktemp("realm")) as made:
         yield made
 

@@ -18,7 +18,8 @@ import pytest
 from ingestd.clock import Deadline, pause
 from ingestd.errors import SandboxError
 from tests.support.counters import number
-from tests.support.stack import Daemon, Stack, eventually
+from tests.support.daemon import Daemon
+from tests.support.stack import Stack, eventually
 
 _VALUES = ("a", "b", "c", "d", "e")
 _BUSY = {"initiated", "working"}
@@ -71,7 +72,7 @@ class _Traffic:
         return int(self.stack.sql(f"SELECT {what} AS n{next(_unique)} FROM {table} {where}")[0][0])
 
     def _committed(self) -> int:
-        assert self.daemon.process.poll() is None, self.daemon.text()
+        assert self.daemon.is_running, self.daemon.text()
         return sum(int(event["rows"]) for event in self.daemon.events("committed"))
 
     def _compacting(self) -> bool:

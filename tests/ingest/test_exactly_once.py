@@ -40,7 +40,9 @@ def test_kill_after_each_step_when_restarted_then_every_id_once(stack: Stack, st
     config = stack.config({"commit": {"rows": 1000, "interval": "1s"}})
     # The third time: the first transaction stores the start position, the second commits rows.
     times = 3 if step not in ("planned", "staged") else 2
-    killed = stack.start(config, "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}@{times}=kill")
+    killed = stack.start_process(
+        config, "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}@{times}=kill"
+    )
     assert killed.wait() == -9, killed.text()
     killed.kill()
     visible = stack.ids()
@@ -68,6 +70,6 @@ def test_kill_at_random_moments_when_restarted_each_time_then_every_id_once(stac
 
 
 def test_failpoint_without_testing_is_refused(stack: Stack) -> None:
-    daemon = stack.start(stack.config(), INGESTD_FAILPOINT="opened=kill")
+    daemon = stack.start_process(stack.config(), INGESTD_FAILPOINT="opened=kill")
     assert daemon.wait() == 78
     assert "failpoints are for tests only" in daemon.text()

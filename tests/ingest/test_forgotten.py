@@ -19,8 +19,9 @@ from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
 from ingestd.streaming import TransactionError
 from tests.streaming.support import connect, rows
+from tests.support.daemon import DaemonProcess
 from tests.support.metastore import Home, Process, metastore
-from tests.support.stack import Daemon, Stack, eventually
+from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table, visible_ids
 
 _SOON = {
@@ -35,7 +36,7 @@ _SOON = {
 
 
 @pytest.fixture(scope="module")
-def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+def forgetful(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     with metastore(Home(tmp_path_factory.mktemp("forgetful")), "forgetful", _SOON) as process:
         yield process
 
@@ -65,10 +66,10 @@ def _is_forgotten(stack: Stack, txn_id: int) -> bool:
     return txn_id not in stack.metastore.call("get_open_txns").open_txns
 
 
-def _held(stack: Stack, step: str) -> tuple[Daemon, Path, int]:
+def _held(stack: Stack, step: str) -> tuple[DaemonProcess, Path, int]:
     """A daemon that is held in the middle of its first commit of rows, and its transaction."""
     gate = stack.directory / "gate"
-    daemon = stack.start(
+    daemon = stack.start_process(
         stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}@2=hold:{gate}"
     )
     eventually(f"held after {step}", lambda: os.path.exists(f"{gate}.held"))

@@ -15,8 +15,9 @@ import psutil
 from ingestd.hive import leases
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import open_transactions
+from tests.support.daemon import DaemonProcess
 from tests.support.proxy import proxy
-from tests.support.stack import Daemon, Stack, eventually
+from tests.support.stack import Stack, eventually
 
 
 def _mapping(stack: Stack, case: str) -> dict[str, Any]:
@@ -26,26 +27,26 @@ def _mapping(stack: Stack, case: str) -> dict[str, Any]:
     return {"name": name, "topics": [name], "table": f"default.{name}"}
 
 
-def _start(stack: Stack, config: Path) -> Daemon:
+def _start(stack: Stack, config: Path) -> DaemonProcess:
     """A daemon with a temporary directory of its own."""
     place = stack.directory / "tmp"
     place.mkdir(exist_ok=True)
-    return stack.start(config, TMPDIR=str(place))
+    return stack.start_process(config, TMPDIR=str(place))
 
 
 def _ids(first: int, last: int) -> list[dict[str, int]]:
     return [{"id": n} for n in range(first, last)]
 
 
-def _family(daemon: Daemon) -> list[psutil.Process]:
+def _family(daemon: DaemonProcess) -> list[psutil.Process]:
     return psutil.Process(daemon.process.pid).children(recursive=True)
 
 
-def _jvm(daemon: Daemon) -> psutil.Process:
+def _jvm(daemon: DaemonProcess) -> psutil.Process:
     return next(p for p in _family(daemon) if "java" in p.name())
 
 
-def _workers(daemon: Daemon) -> list[psutil.Process]:
+def _workers(daemon: DaemonProcess) -> list[psutil.Process]:
     """Processes that run tasks: the children of `pyspark.daemon`."""
     try:
         return [child for p in _jvm(daemon).children() for child in p.children()]
@@ -53,7 +54,7 @@ def _workers(daemon: Daemon) -> list[psutil.Process]:
         return []
 
 
-def _freeze_workers(daemon: Daemon) -> list[psutil.Process]:
+def _freeze_workers(daemon: DaemonProcess) -> list[psutil.Process]:
     """Stop the workers, which are idle: the next tasks are theirs."""
     workers = _workers(daemon)
     assert workers
@@ -69,7 +70,7 @@ def _has_task(frozen: psutil.Process) -> bool:
     return any(f"socket:[{line[9]}]" in sockets and line[4].rpartition(":")[2] != "00000000" for line in lines)
 
 
-def _committed(daemon: Daemon, mapping: str, rows: int) -> None:
+def _committed(daemon: DaemonProcess, mapping: str, rows: int) -> None:
     def done() -> bool:
         return bool(rows <= sum(e["rows"] for e in daemon.events("committed") if e["mapping"] == mapping))
 
@@ -91,7 +92,7 @@ def _assert_nothing_left(stack: Stack, family: list[psutil.Process]) -> None:
 
 def test_jvm_when_killed_then_leases_are_free_nothing_is_taken_over_and_exit_is_70(stack: Stack) -> None:
     idle, watched = _mapping(stack, "i"), _mapping(stack, "w")
-    owner = stack.start(stack.config(watched))
+    owner = stack.start_process(stack.config(watched))
     eventually("the first daemon to own", lambda: owner.events("owner"))
     daemon = _start(stack, stack.config(idle, watched))
     eventually("both", lambda: daemon.events("owner") and daemon.events("standby"))
@@ -129,7 +130,7 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_and_exit_is_70(stack: St
     config = stack.config()
     frozen = _start(stack, config)
     _committed(frozen, stack.name[-40:], 10)
-    other = stack.start(config)
+    other = stack.start_process(config)
     eventually("the other to stand by", lambda: other.events("standby"))
     family = _family(frozen)
     _jvm(frozen).suspend()
@@ -156,7 +157,7 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_and_exit_is_70(stack: St
     assert stack.ids() == list(range(30))
 
 
-def _pending(daemon: Daemon) -> set[int]:
+def _pending(daemon: DaemonProcess) -> set[int]:
     """Signals that were sent to the process and not taken yet."""
     status = Path(f"/proc/{daemon.process.pid}/status").read_text(encoding="ascii")
     masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
@@ -240,7 +241,7 @@ def test_worker_when_killed_then_is_replayed_and_when_killed_each_time_then_its_
     stack.topic(1)
     stack.table("id bigint")
     stack.produce(_ids(0, 10))
-    daemon = stack.start(stack.config())
+    daemon = stack.start_process(stack.config())
     _committed(daemon, stack.name[-40:], 10)
     workers = _freeze_workers(daemon)
     stack.produce(_ids(10, 20))
@@ -275,7 +276,7 @@ def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_ove
     config = stack.config(spark={"master": "local[2]", "stage_timeout": "20s"})
     daemon = _start(stack, config)
     _committed(daemon, stack.name[-40:], 10)
-    other = stack.start(config)
+    other = stack.start_process(config)
     eventually("the other to stand by", lambda: other.events("standby"))
     family = _family(daemon)
     _freeze_workers(daemon)

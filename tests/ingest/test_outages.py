@@ -15,13 +15,14 @@ from ingestd.errors import BrokerUnavailable, SandboxError
 from ingestd.hive.transactions import open_transactions
 from ingestd.kafka.admin import Broker
 from ingestd.sandbox import Sandbox, SandboxOptions
-from tests.support.stack import Daemon, Stack, eventually
+from tests.support.daemon import DaemonProcess
+from tests.support.stack import Stack, eventually
 
 RECORDS = 800
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+def own(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """A sandbox of this module's own: what it pauses and kills must be nobody else's."""
     options = SandboxOptions(tmp_path_factory.mktemp("own-sandbox"), hiveserver2=True)
     box = Sandbox(replace(options, kafka_heap_mb=256, metastore_heap_mb=384, hiveserver2_heap_mb=768))
@@ -41,16 +42,16 @@ def stack(own: Sandbox, request: pytest.FixtureRequest, tmp_path_factory: pytest
         made.close()
 
 
-def _start(stack: Stack, **environment: str) -> Daemon:
+def _start(stack: Stack, **environment: str) -> DaemonProcess:
     """A daemon that commits a hundred rows at a time; a metastore that is silent for 3 s counts as away."""
     config = stack.config(
         {"commit": {"rows": 100, "interval": "300ms"}},
         metastore={"uri": stack.addresses.metastore, "timeout": "3s"},
     )
-    return stack.start(config, **environment)
+    return stack.start_process(config, **environment)
 
 
-def _commits(daemon: Daemon) -> int:
+def _commits(daemon: DaemonProcess) -> int:
     return sum(e["rows"] > 0 for e in daemon.events("committed"))
 
 
@@ -70,7 +71,7 @@ def _produce(stack: Stack, ids: range) -> None:
     assert producer.flush(60) == 0
 
 
-def _prepare(stack: Stack) -> Daemon:
+def _prepare(stack: Stack) -> DaemonProcess:
     """A daemon in mid-stream."""
     stack.topic(2)
     _produce(stack, range(RECORDS))
@@ -80,18 +81,18 @@ def _prepare(stack: Stack) -> Daemon:
     return daemon
 
 
-def _more_commits(daemon: Daemon) -> None:
+def _more_commits(daemon: DaemonProcess) -> None:
     wanted = _commits(daemon) + 2
     eventually("two commits more", lambda: _commits(daemon) >= wanted)
 
 
-def _says_so(daemon: Daemon, reason: str, waits: int) -> None:
+def _says_so(daemon: DaemonProcess, reason: str, waits: int) -> None:
     told = eventually("the daemon to say so", lambda: daemon.events("waiting")[waits:], 60)
     assert told[0]["reason"] == reason
     assert _commits(daemon) < RECORDS // 100, "the outage came too late to be one"
 
 
-def _assert_every_id_once(stack: Stack, daemon: Daemon) -> None:
+def _assert_every_id_once(stack: Stack, daemon: DaemonProcess) -> None:
     """All that was produced before, and what is produced now."""
     _produce(stack, range(RECORDS, RECORDS + 100))
     eventually("all rows", lambda: _rows(stack) == RECORDS + 100, 90)

@@ -18,7 +18,9 @@ def test_overwrite_between_open_and_lock_then_our_rows_come_after_it(stack: Stac
     stack.drain(config)
     stack.produce({"id": number, "note": "after", "dt": "a"} for number in range(10, 30))
     gate = stack.directory / "gate"
-    daemon = stack.start(config, "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}")
+    daemon = stack.start_process(
+        config, "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}"
+    )
     eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
 
     part = " PARTITION (dt='a')" if partitioned else ""

@@ -31,9 +31,9 @@ def test_second_daemon_when_first_lives_then_stands_by_and_takes_over(stack: Sta
     stack.topic(2)
     stack.table("id bigint")
     config = stack.config()
-    first = stack.start(config)
+    first = stack.start_process(config)
     eventually("the first to own", lambda: first.events("owner"))
-    second = stack.start(config)
+    second = stack.start_process(config)
     eventually("the second to stand by", lambda: second.events("standby"))
     assert second.events("standby")[0]["owner"] == _claims(stack)[0].agent
     # A standby that died between asking for the lock and giving it back.
@@ -102,10 +102,10 @@ def test_owner_killed_with_its_transaction_locked_when_restarted_then_commits_at
     stack.produce(_rows(0, 100))
     stack.table("id bigint")
     config = stack.config()
-    killed = stack.start(config, INGESTD_TESTING="1", INGESTD_FAILPOINT="placed@2=kill")
+    killed = stack.start_process(config, INGESTD_TESTING="1", INGESTD_FAILPOINT="placed@2=kill")
     assert killed.wait() == -9
     killed.kill()
-    daemon = stack.start(config)
+    daemon = stack.start_process(config)
     eventually("take-over", lambda: daemon.events("owner"), 10 + 15)
     assert daemon.events("owner")[0]["aborted_transactions"]
     # Counted first: on a local file system Hive lists a table that nobody has written yet with its hidden directories,
@@ -121,14 +121,14 @@ def test_two_that_both_believe_when_the_first_wakes_up_then_nothing_is_doubled(s
     stack.table("id bigint")
     config = stack.config()
     gate = stack.directory / "gate"
-    sleeper = stack.start(config, INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged@1=hold:{gate}")
+    sleeper = stack.start_process(config, INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged@1=hold:{gate}")
     eventually("the first to own", lambda: sleeper.events("owner"))
     stack.produce(_rows(0, 100))
     eventually("the stage to be held", lambda: os.path.exists(f"{gate}.held"))
     # Frozen between stage and lock, heartbeats included: exactly what a long pause of a machine looks like.
     os.kill(sleeper.process.pid, signal.SIGSTOP)
     (staged,) = _staged(stack)
-    rival = stack.start(config)
+    rival = stack.start_process(config)
     eventually("the rival to take over", lambda: rival.events("owner"), 30)
     assert not staged.exists()
     eventually("the rival's rows", lambda: stack.count() == 100)

@@ -24,8 +24,9 @@ from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import OffsetRange, TopicPartition
 from ingestd.kafka.reader import ReadLimits, read
 from ingestd.sandbox import Addresses
+from tests.support.daemon import Daemon
 from tests.support.kafka import KafkaBroker, kafka_broker
-from tests.support.stack import Daemon, Stack, eventually
+from tests.support.stack import Stack, eventually
 
 FIRST, NEW, MORE = range(10), range(100, 115), range(200, 205)
 
@@ -151,7 +152,7 @@ def _third_run(topics: _Topics) -> None:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+def broker(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     with kafka_broker(tmp_path_factory.mktemp("kafka")) as started:
         yield started
 
@@ -255,7 +256,7 @@ def test_range_when_lost_between_plan_and_read_then_the_policy_holds(own: Stack,
         own.produce(({"id": n} for n in FIRST), name)
         mapping = {"name": name, "topics": [name], "table": f"default.{name}", "on_offset_loss": "earliest"}
         gate = f"planned@2=hold:{own.directory / name}"
-        daemons.append(own.start(own.config(mapping), INGESTD_TESTING="1", INGESTD_FAILPOINT=gate))
+        daemons.append(own.start_process(own.config(mapping), INGESTD_TESTING="1", INGESTD_FAILPOINT=gate))
     for name in names:
         _arrive(own, name, FIRST[-1])
         own.produce(({"id": n} for n in range(10, 20)), name)

@@ -15,13 +15,14 @@ from ingestd.hive.write_ids import read_snapshot
 from tests.streaming.support import connect, rows
 from tests.support.compaction import compact
 from tests.support.counters import end_analyze, number, read_parameters, write_parameters
-from tests.support.stack import Daemon, Stack, eventually
+from tests.support.daemon import Daemon
+from tests.support.stack import Stack, eventually
 
 PARTITIONED = pytest.mark.parametrize("partition", ["", "dt=a"], ids=["table", "partition"])
 
 
 def _rows(daemon: Daemon) -> int:
-    assert daemon.process.poll() is None, daemon.text()
+    assert daemon.is_running, daemon.text()
     return sum(int(event["rows"]) for event in daemon.events("committed"))
 
 

@@ -16,7 +16,8 @@ import pytest
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import open_transactions
 from ingestd.storage.local import local_path
-from tests.support.stack import Daemon, Stack, eventually
+from tests.support.daemon import Daemon
+from tests.support.stack import Stack, eventually
 
 KIB = "x" * 1_000
 
@@ -96,7 +97,7 @@ def test_sigterm_when_a_transaction_is_open_then_it_is_finished_and_exit_is_0(st
     stack.table("id bigint")
     gate = stack.directory / "gate"
     # The first transaction stores where the run begins; the second has the records.
-    daemon = stack.start(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"opened@2=hold:{gate}")
+    daemon = stack.start_process(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"opened@2=hold:{gate}")
     eventually("the mapping to be owned", lambda: daemon.events("owner"))
     stack.produce({"id": n} for n in range(100))
     eventually("the stage to be held", lambda: os.path.exists(f"{gate}.held"))

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.compaction import compact
-from tests.support.stack import Daemon, Stack, eventually
+from tests.support.daemon import Daemon
+from tests.support.stack import Stack, eventually
 
 PARTITIONED = pytest.mark.parametrize("partitioned", ["", "dt string"], ids=["table", "partition"])
 
@@ -36,7 +37,7 @@ class _Table:
     @staticmethod
     def _committed(daemon: Daemon | None) -> int:
         assert daemon is not None
-        assert daemon.process.poll() is None, daemon.text()
+        assert daemon.is_running, daemon.text()
         return sum(event["rows"] for event in daemon.events("committed"))
 
     def stop(self) -> None:
@@ -57,7 +58,7 @@ class _Table:
         self.stop()
         gate = self.stack.directory / f"gate-{len(self.ids)}"
         self._produce(count)
-        daemon = self.stack.start(
+        daemon = self.stack.start_process(
             self.config, "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}=hold:{gate}"
         )
         eventually(f"held after {step}", lambda: os.path.exists(f"{gate}.held"))
@@ -144,7 +145,7 @@ def test_count_when_we_crash_between_count_and_commit_then_right_also_after_comp
     table.ours(5)
     table.stop()
     stack.produce({"id": i, "note": "ours", "dt": "a"} for i in range(100, 107))
-    killed = stack.start(table.config, INGESTD_TESTING="1", INGESTD_FAILPOINT="counted=kill")
+    killed = stack.start_process(table.config, INGESTD_TESTING="1", INGESTD_FAILPOINT="counted=kill")
     assert killed.wait() == -9
     killed.kill()
     table.check()

@@ -33,7 +33,7 @@ def test_table_directory_when_not_mounted_then_waits_and_writes_nothing_elsewher
     place = _place(stack)
     unmounted = place.with_name(f"{place.name}.unmounted")
     gate = stack.directory / "gate"
-    daemon = stack.start(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}")
+    daemon = stack.start_process(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}")
     eventually("the mapping to be owned", lambda: daemon.events("owner"))
 
     stack.produce({"id": number, "dt": "a"} for number in range(10))
@@ -104,7 +104,7 @@ def test_table_that_moves_while_a_transaction_is_staged_then_nothing_is_left_whe
     new = old.with_name(f"{old.name}_moved")
     gate = stack.directory / "gate"
     stack.produce({"id": number} for number in range(10))
-    daemon = stack.start(
+    daemon = stack.start_process(
         stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}"
     )
     eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
@@ -127,7 +127,7 @@ def test_table_that_is_swapped_while_a_transaction_is_staged_then_nothing_is_lef
     place = _place(stack)
     gate = stack.directory / "gate"
     stack.produce({"id": number} for number in range(10))
-    daemon = stack.start(
+    daemon = stack.start_process(
         stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}"
     )
     eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
@@ -149,7 +149,7 @@ def test_two_deployments_with_one_mapping_name_and_one_table_then_neither_touche
     stack.table("id int")
     stack.produce({"id": number} for number in range(10))
     gate = stack.directory / "gate"
-    first = stack.start(
+    first = stack.start_process(
         stack.config(control={"database": f"{stack.name}_a"}),
         "--until-caught-up",
         INGESTD_TESTING="1",

@@ -19,7 +19,8 @@ from ingestd.clock import Deadline, now
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import read
 from ingestd.sandbox import Addresses
-from tests.support.stack import Daemon, Stack, eventually
+from tests.support.daemon import Daemon
+from tests.support.stack import Stack, eventually
 
 HOT = 60_000
 

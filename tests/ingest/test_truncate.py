@@ -15,7 +15,8 @@ from ingestd.hive.control import ensure_control_table, read_state
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.ingest.state import MappingState
 from ingestd.storage.local import local_path
-from tests.support.stack import Daemon, Stack, eventually
+from tests.support.daemon import Daemon, DaemonProcess
+from tests.support.stack import Stack, eventually
 from tests.support.truncate import Truncation, waits_for_lock
 
 each_kind = pytest.mark.parametrize("partitioned", [False, True], ids=["table", "partition"])
@@ -35,9 +36,9 @@ def _prepare(stack: Stack, *, partitioned: bool) -> TableName:
     return TableName("default", stack.name)
 
 
-def _held(stack: Stack, step: str) -> tuple[Daemon, Any]:
+def _held(stack: Stack, step: str) -> tuple[DaemonProcess, Any]:
     gate = stack.directory / "gate"
-    daemon = stack.start(
+    daemon = stack.start_process(
         stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}=hold:{gate}"
     )
     eventually(f"held after {step}", lambda: os.path.exists(f"{gate}.held"))
@@ -54,7 +55,7 @@ def test_truncate_when_a_commit_is_on_its_way_then_it_waits_and_comes_after_it(s
     stack.produce(_rows(0, 30))
     gate = stack.directory / "gate"
     # The first transaction stores where the mapping begins.
-    daemon = stack.start(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"placed@2=hold:{gate}")
+    daemon = stack.start_process(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"placed@2=hold:{gate}")
     eventually("held after placed", lambda: os.path.exists(f"{gate}.held"))
 
     truncating = threading.Thread(target=lambda: stack.sql(f"TRUNCATE TABLE {stack.name}{part}"))

@@ -76,7 +76,7 @@ def _command_line(found: psutil.Process) -> str:
 
 
 @pytest.fixture
-def cli(tmp_path: Path) -> Iterator[Cli]:
+def cli(processes: None, tmp_path: Path) -> Iterator[Cli]:
     """A fresh state folder; whatever a test leaves running there is ended."""
     made = Cli(tmp_path / "state")
     yield made
@@ -84,7 +84,7 @@ def cli(tmp_path: Path) -> Iterator[Cli]:
 
 
 @pytest.fixture
-def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def private_cache(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The jar cache, filled, as hard links: a file may be replaced here, but never written in place."""
     with locked(tmp_path / "fill", "the test") as handle, Guard(handle) as guard:
         jars.ensure(jars.groups_for((KAFKA, METASTORE)), java.find_java(), guard, no_progress)

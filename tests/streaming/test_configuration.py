@@ -135,7 +135,9 @@ def test_optimizations_are_switched_off_in_the_configuration_then_the_option_cou
 # --- what a session has
 
 
-def test_transaction_timeout_then_it_is_the_metastores_and_beats_come_at_its_half(tmp_path: Path) -> None:
+def test_transaction_timeout_then_it_is_the_metastores_and_beats_come_at_its_half(
+    processes: None, tmp_path: Path
+) -> None:
     """A metastore of its own, as the stack's value is Hive's default."""
     names = dict.fromkeys(("hive.txn.timeout", "metastore.txn.timeout"), "3s")
     with metastore(Home(tmp_path / "home"), "brief", names) as server, proxy(server.uri) as door:

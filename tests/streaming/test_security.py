@@ -36,12 +36,12 @@ PASSWORD = "geheim-9"
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+def home(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Home:
     return Home(tmp_path_factory.mktemp("streaming-security"))
 
 
 @pytest.fixture(scope="module")
-def kdc(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
+def kdc(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Realm]:
     with realm(tmp_path_factory.mktemp("realm")) as made:
         yield made
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
+import threading
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +17,14 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from ingestd.clock import Deadline, pause
 from ingestd.hive.client import Metastore
 from ingestd.sandbox import Addresses
-from ingestd.sandbox.hiveserver2 import query
+from ingestd.sandbox.hiveserver2 import Session
+from tests.support.daemon import SPARK_MASTER, Daemon, DaemonProcess, DaemonThread
 
 Row = tuple[Any, ...]
 
 
 def eventually(what: str, check: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The first true answer of `check`; fails naming `what` when none comes in time."""
+    """The first true answer of `check`. Fails with `what` when there is none within `seconds`."""
     limit = Deadline.after(seconds)
     while True:
         answer = check()
@@ -37,53 +35,8 @@ def eventually(what: str, check: Callable[[], Any], seconds: float = 60.0) -> An
         pause(0.1)
 
 
-class Daemon:
-    """One `ingestd run` process, its log lines in a file."""
-
-    def __init__(self, config: Path, log: Path, arguments: Sequence[str], environment: dict[str, str]) -> None:
-        self.log = log
-        with log.open("ab") as sink:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "ingestd", "run", "--config", str(config), "--log-format", "json", *arguments],
-                stdout=sink,
-                stderr=sink,
-                env=os.environ | environment,
-                # A group of its own: kill() below ends the Spark workers with it.
-                start_new_session=True,
-            )
-
-    def events(self, name: str | None = None) -> list[dict[str, Any]]:
-        """The log lines so far, those of one event when named."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        parsed = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
-        return [e for e in parsed if name is None or e["event"] == name]
-
-    def text(self) -> str:
-        """All that it printed."""
-        return self.log.read_text(encoding="utf-8", errors="replace")
-
-    def wait(self, seconds: float = 120.0) -> int:
-        """The exit code."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired as error:
-            raise AssertionError(f"the daemon runs still after {seconds:.0f} s:\n{self.text()[-3000:]}") from error
-
-    def terminate(self) -> None:
-        """SIGTERM, as systemd sends it to the main process."""
-        self.process.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """kill -9 of the whole daemon."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        self.process.wait(30)
-
-
 class Stack:
-    """Names of its own for each test; `name` makes topic, table and mapping."""
+    """Names of its own for each test: `name` is the default of topic, table and mapping."""
 
     def __init__(self, addresses: Addresses, test: str, directory: Path) -> None:
         self.addresses = addresses
@@ -92,20 +45,22 @@ class Stack:
         self.directory = directory
         self.metastore = Metastore(addresses.metastore)
         self._daemons: list[Daemon] = []
+        # One for each thread: a session runs one statement at a time.
+        self._sessions: dict[int, Session] = {}
         self._admin = AdminClient({"bootstrap.servers": addresses.kafka})
 
     # --- Kafka
 
     def topic(self, partitions: int = 4, name: str | None = None, **settings: str) -> str:
-        """Make a topic."""
+        """Create a topic."""
         name = name or self.name
-        made = self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)])
-        for answer in made.values():
+        created = self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)])
+        for answer in created.values():
             answer.result(30)
         return name
 
     def produce(self, records: Iterable[Any], topic: str | None = None, partition: int | None = None) -> int:
-        """Send records (bytes as they are, None as tombstone, else as JSON) and wait until all are stored."""
+        """Send records (bytes unchanged, None as a tombstone, anything else as JSON) and wait until all are stored."""
         producer = Producer({"bootstrap.servers": self.addresses.kafka, "linger.ms": 5, "compression.type": "lz4"})
         count = 0
         where = {} if partition is None else {"partition": partition}
@@ -132,12 +87,19 @@ class Stack:
     # --- Hive
 
     def sql(self, statement: str) -> list[Row]:
-        """Run a statement in HiveServer2 with its default settings."""
+        """Run a statement in HiveServer2 with its default settings, in a session that lasts until a statement fails."""
         assert self.addresses.hiveserver2
-        return query(self.addresses.hiveserver2, statement)[1]
+        thread = threading.get_ident()
+        if thread not in self._sessions:
+            self._sessions[thread] = Session(self.addresses.hiveserver2)
+        try:
+            return self._sessions[thread].query(statement)[1]
+        except BaseException:
+            self._sessions.pop(thread).close()
+            raise
 
     def table(self, columns: str, partitioned: str = "", name: str | None = None, **properties: str) -> str:
-        """Make a full ACID table through HiveServer2; automatic compaction is off unless asked for."""
+        """Create a full ACID table through HiveServer2; automatic compaction is off unless asked for."""
         wanted = {"transactional": "true", "no_auto_compaction": "true"} | properties
         text = ", ".join(f"'{k}'='{v}'" for k, v in wanted.items())
         by = f" PARTITIONED BY ({partitioned})" if partitioned else ""
@@ -156,7 +118,7 @@ class Stack:
     # --- daemons
 
     def config(self, *mappings: dict[str, Any], **sections: Any) -> Path:
-        """Write a configuration; a mapping that says nothing takes the test's topic and table."""
+        """Write a configuration; a mapping without topics or table gets the test's own."""
         wanted = [
             {"name": self.name[-40:], "topics": [self.name], "table": f"default.{self.name}"} | mapping
             for mapping in (mappings or ({},))
@@ -164,7 +126,7 @@ class Stack:
         document: dict[str, Any] = {
             "metastore": {"uri": self.addresses.metastore},
             "kafka": {"bootstrap.servers": self.addresses.kafka},
-            "spark": {"master": "local[2]"},
+            "spark": {"master": SPARK_MASTER},
             "defaults": {"commit": {"interval": "1s"}},
             "mappings": wanted,
         } | sections
@@ -172,16 +134,22 @@ class Stack:
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
         return path
 
-    def start(self, config: Path, *arguments: str, **environment: str) -> Daemon:
-        """Start a daemon."""
-        log = self.directory / f"daemon-{len(self._daemons)}.log"
-        daemon = Daemon(config, log, arguments, environment)
+    def start(self, config: Path, *arguments: str) -> DaemonThread:
+        """Start a daemon in threads of this process, over the Spark session that all tests share."""
+        daemon = DaemonThread(config, arguments)
         self._daemons.append(daemon)
         return daemon
 
-    def drain(self, config: Path | None = None, expect: int = 0, **environment: str) -> Daemon:
-        """Run a daemon until it has caught up and see its exit code."""
-        daemon = self.start(config or self.config(), "--until-caught-up", **environment)
+    def start_process(self, config: Path, *arguments: str, **environment: str) -> DaemonProcess:
+        """Start a daemon that may be killed, frozen and signalled, or that has a failpoint."""
+        log = self.directory / f"daemon-{len(self._daemons)}.log"
+        daemon = DaemonProcess(config, log, arguments, environment)
+        self._daemons.append(daemon)
+        return daemon
+
+    def drain(self, config: Path | None = None, expect: int = 0) -> DaemonThread:
+        """Run a daemon until it has caught up; fails unless it ends with the exit code `expect`."""
+        daemon = self.start(config or self.config(), "--until-caught-up")
         code = daemon.wait()
         assert code == expect, f"exit {code}, expected {expect}:\n{daemon.text()[-3000:]}"
         return daemon
@@ -190,4 +158,6 @@ class Stack:
         """End what the test started."""
         for daemon in self._daemons:
             daemon.kill()
+        for session in self._sessions.values():
+            session.close()
         self.metastore.close()

@@ -1,0 +1,184 @@
+"""Daemons of tests: a process of its own for tests that kill and signal it, threads of this process for the others."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from ingestd.config.files import read_document
+from ingestd.config.shape import SparkSection, validated
+from ingestd.daemon import log
+from ingestd.daemon.supervisor import Supervisor
+from ingestd.errors import IngestdError
+from ingestd.ingest.mapping import Signals
+from ingestd.spark.engine import Engine
+
+Event = dict[str, Any]
+# What `Stack.config` writes, so that all daemons in threads can share one Spark session.
+SPARK_MASTER = "local[2]"
+
+
+def _events(lines: str, name: str | None) -> list[Event]:
+    parsed = [json.loads(line) for line in lines.splitlines() if line.startswith("{") and line.endswith("}")]
+    return [event for event in parsed if name is None or event["event"] == name]
+
+
+class DaemonProcess:
+    """One `ingestd run` process, its log lines in a file."""
+
+    def __init__(self, config: Path, log: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._log = log
+        with log.open("ab") as sink:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ingestd", "run", "--config", str(config), "--log-format", "json", *arguments],
+                stdout=sink,
+                stderr=sink,
+                env={**os.environ, **environment},
+                # A process group of its own: `kill` ends the Spark workers as well.
+                start_new_session=True,
+            )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self.process.poll() is None
+
+    def events(self, name: str | None = None) -> list[Event]:
+        """The log lines so far, or only those of one event."""
+        return _events(self.text(), name)
+
+    def text(self) -> str:
+        """Everything that it printed."""
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    def wait(self, seconds: float = 120.0) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired as error:
+            raise AssertionError(f"the daemon still runs after {seconds:.0f} s:\n{self.text()[-3000:]}") from error
+
+    def terminate(self) -> None:
+        """SIGTERM to the main process, as systemd sends it."""
+        self.process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to the whole process group."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            return
+        self.process.wait(30)
+
+
+class DaemonThread:
+    """The mappings of one configuration in threads of this process, over the Spark session that all tests share.
+
+    It runs what `ingestd run` runs between the reading of the configuration and the exit code.
+    """
+
+    def __init__(self, config: Path, arguments: Sequence[str]) -> None:
+        document = validated(read_document((config,), None))
+        assert document.spark == SparkSection(master=SPARK_MASTER), (
+            "a Spark session of its own needs a process of its own"
+        )
+        self._lines: list[str] = []
+        self._signals = Signals(threading.Event(), threading.Event())
+        self._errors: list[IngestdError] | None = None
+        mappings = document.options()
+        _capture_log_lines()
+        for mapping in mappings:
+            _sinks[mapping.name] = self
+        supervisor = Supervisor(
+            document.metastore.connect(),
+            _engine(),
+            mappings,
+            self._signals,
+            drain="--until-caught-up" in arguments,
+            shutdown_seconds=document.shutdown.timeout,
+        )
+        self._thread = threading.Thread(target=self._run, args=(supervisor,), name=f"daemon {config.stem}")
+        self._thread.start()
+
+    def _run(self, supervisor: Supervisor) -> None:
+        self._errors = supervisor.run()
+
+    def write(self, line: str) -> None:
+        """Take a log line."""
+        self._lines.append(line)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a mapping has not ended."""
+        return self._thread.is_alive()
+
+    def events(self, name: str | None = None) -> list[Event]:
+        """The log lines so far, or only those of one event."""
+        return _events(self.text(), name)
+
+    def text(self) -> str:
+        """All log lines, and after the end the errors as the command prints them."""
+        return "\n".join([*self._lines, *(f"ingestd: {log.shortened(str(error))}" for error in self._errors or ())])
+
+    def wait(self, seconds: float = 120.0) -> int:
+        """The exit code that the command would have."""
+        self._thread.join(seconds)
+        assert not self.is_running, f"the daemon still runs after {seconds:.0f} s:\n{self.text()[-3000:]}"
+        assert self._errors is not None, "the supervisor raised"
+        return self._errors[0].exit_code if self._errors else 0
+
+    def terminate(self) -> None:
+        """What the first SIGTERM does, and from the second call on what the second does."""
+        (self._signals.abort if self._signals.stop.is_set() else self._signals.stop).set()
+
+    def kill(self) -> None:
+        """Abort and wait for the end. Unlike a process it gives its leases up."""
+        self._signals.stop.set()
+        self._signals.abort.set()
+        self._thread.join(30)
+        assert not self.is_running, f"the daemon does not end:\n{self.text()[-3000:]}"
+
+
+Daemon = DaemonProcess | DaemonThread
+
+# The daemon that runs a mapping in a thread, by the mapping's name.
+_sinks: dict[str, DaemonThread] = {}
+
+
+class _Router:
+    """A logger that hands each line to the daemon of its mapping."""
+
+    def msg(self, line: str) -> None:
+        daemon = _sinks.get(json.loads(line).get("mapping", ""))
+        if daemon is not None:
+            daemon.write(line)
+
+    log = debug = info = warning = error = critical = msg
+
+
+def _capture_log_lines() -> None:
+    """Route the lines of `ingestd`, rendered as JSON, to daemons instead of stderr."""
+    log.configure("json", "debug")
+    structlog.configure(logger_factory=lambda *_: _Router())
+
+
+@cache
+def _engine() -> Engine:
+    return Engine(SPARK_MASTER, {})
+
+
+def stop_engine() -> None:
+    """End the shared Spark session if there is one."""
+    if _engine.cache_info().currsize:
+        _engine().stop()
+        _engine.cache_clear()
