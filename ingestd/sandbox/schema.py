@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingestd.errors import SandboxError
+from ingestd.sandbox import templates
 from ingestd.sandbox.database import Database
 from ingestd.sandbox.guard import Guard
 from ingestd.sandbox.jars import SCHEMA
@@ -23,6 +24,7 @@ _VERSION = "4.0.0"  # of the schema; Hive 4.0.1 kept it
 _ASK = 'select "SCHEMA_VERSION" from "VERSION";\n'  # the row is the script's last statement
 _FOUND = re.compile(rf"^{re.escape(_VERSION)}\s*$", re.MULTILINE)
 _SECONDS = 120.0
+_TEMPLATE = "derby"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,16 @@ class SchemaTool:
             return
         fresh = self.layout.data / "derby.new"
         shutil.rmtree(fresh, ignore_errors=True)
+        template = templates.find(self.jars, _TEMPLATE)
+        if template:
+            shutil.copytree(template, fresh)
+            fresh.rename(final)
+            return
         said = self._run(database, f"jdbc:derby:{fresh};create=true", f"run '{self._script(database)}';\n{_ASK}")
         if re.search(r"^ERROR", said, re.MULTILINE) or not _FOUND.search(said):
             raise SandboxError("the metastore's schema could not be laid out", where=str(self._log))
         fresh.rename(final)
+        templates.keep(self.jars, _TEMPLATE, final)
 
     def _is_there(self, database: Database) -> bool:
         """True for our version, False for none."""

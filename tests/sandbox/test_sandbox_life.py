@@ -50,12 +50,17 @@ def test_two_state_folders_at_once_then_each_service_broken_and_mended(cli: Cli,
         texts = [up.communicate(timeout=120)[0] for up in started]
         mine, theirs = (json.loads(text) for text in texts)
         assert not set(mine.values()) & set(theirs.values()) - {None}
+        assert len({_cluster_id(up["kafka"]) for up in (mine, theirs)}) == 2
         assert "stopped metastore, kafka" in cli.run("down").stdout
         assert len(other.processes()) == 2
         _break_and_mend(Sandbox(SandboxOptions(other.state_dir)))
     finally:
         other.run("down")
     assert not other.processes()
+
+
+def _cluster_id(kafka: str) -> str:
+    return str(AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=30).cluster_id)
 
 
 def _break_and_mend(box: Sandbox) -> None:
