@@ -123,7 +123,7 @@ def _run(stack: Stack, seconds: float, rounds: int, properties: Mapping[str, str
 
 
 def test_count_when_hive_compacts_and_analyzes_all_the_while_then_is_what_a_scan_finds(stack: Stack) -> None:
-    _run(stack, seconds=60, rounds=1)
+    _run(stack, seconds=20, rounds=1)
 
 
 @pytest.mark.soak

@@ -15,7 +15,7 @@ from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.storage.local import local_path
 from ingestd.streaming import SerializationError, StrictDelimitedInputWriter
 from tests.streaming.support import connect
-from tests.support.compaction import compact
+from tests.support.compaction import request_compaction
 from tests.support.stack import Stack, eventually
 
 PROPERTIES = {
@@ -82,7 +82,9 @@ def test_properties_when_set_then_files_follow_them_and_hive_reads_and_compacts_
             assert filters == set(range(first, first + 5))
         _sees_rows(stack, name)
         stack.sql(f"DELETE FROM {name} WHERE id = 5")
-        compact(stack, f"default.{name}", "major")
+    for wait in [request_compaction(stack, f"default.{name}", "major") for name in (flat, nested)]:
+        wait()
+    for name in (flat, nested):
         assert stack.count("", name) == ROWS - 1
         assert stack.sql(f"SELECT id FROM {name} WHERE word = 'word 7'") == [(7,)]
 

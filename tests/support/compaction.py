@@ -1,6 +1,8 @@
-"""Compactions that a test asks for."""
+"""Compactions that a test requests."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from ingestd.errors import SandboxError
 from tests.support.stack import Stack, eventually
@@ -8,10 +10,22 @@ from tests.support.stack import Stack, eventually
 
 def compact(stack: Stack, table: str, kind: str, partition: str = "") -> None:
     """Run one compaction of `db.table` and wait until readers see its result."""
+    request_compaction(stack, table, kind, partition)()
+
+
+def request_compaction(stack: Stack, table: str, kind: str, partition: str = "") -> Callable[[], None]:
+    """Request one compaction of `db.table`; what it returns waits until readers see the result.
+
+    Hive looks for requests at intervals, so compactions that are requested together end sooner than one by one.
+    """
     part = f" PARTITION ({partition})" if partition else ""
     before = len(_done(stack, table))
     eventually("the request", lambda: _accepted(stack, f"ALTER TABLE {table}{part} COMPACT '{kind}'"), 60)
-    eventually(f"the {kind} compaction of {table}", lambda: len(_done(stack, table)) > before, 120)
+
+    def wait() -> None:
+        eventually(f"the {kind} compaction of {table}", lambda: len(_done(stack, table)) > before, 120)
+
+    return wait
 
 
 def _accepted(stack: Stack, request: str) -> bool:
