@@ -1,7 +1,7 @@
-"""A real Kafka, Hive Metastore and HiveServer2 on loopback, for trying ingestd out and for its tests.
+"""A real Kafka, Hive Metastore and HiveServer2 on the loopback interface, for trying ingestd out and for its tests.
 
-Invariant: nothing outside the state folder and the user's cache folder is written, and nothing listens beyond
-127.0.0.1. HiveServer2 keeps its default settings where it judges results, its query result cache included.
+Invariant: only the state folder and the user's cache folder are written, and services listen on 127.0.0.1 only.
+HiveServer2 keeps its default settings wherever they affect query results, including its query result cache.
 """
 
 from ingestd.sandbox.options import HIVESERVER2, KAFKA, METASTORE, SERVICES, Addresses, SandboxOptions, ServiceState

@@ -1,4 +1,4 @@
-"""Formats the folder of Kafka's log, once.
+"""Formats Kafka's log folder, once.
 
 Invariant: a formatted folder is never formatted again, so its cluster id and its records stay. No two sandboxes have
 the same cluster id.
@@ -23,7 +23,7 @@ _IDENTITY, _FEATURES = "meta.properties", "bootstrap.checkpoint"
 
 
 def format_storage(plan: Plan, guard: Guard) -> None:
-    """Give the log folder a cluster id, unless it has one. Raises SandboxError when the tool fails."""
+    """Format the log folder unless it is formatted. Raises SandboxError when Kafka's tool fails."""
     folder = plan.layout.data / "kafka"
     if (folder / _IDENTITY).exists() and (folder / _FEATURES).exists():
         return
@@ -36,7 +36,7 @@ def format_storage(plan: Plan, guard: Guard) -> None:
 
 
 def _copy(template: Path, folder: Path) -> None:
-    """Copy a formatted folder with ids of its own. The identity comes last: with it the folder counts as formatted."""
+    """Copy a formatted folder with new ids. The identity file is written last, as it marks the folder as formatted."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(template / _FEATURES, folder / _FEATURES)
     text = (template / _IDENTITY).read_text()
@@ -60,5 +60,5 @@ def _run_tool(plan: Plan, guard: Guard) -> None:
 
 
 def _new_id() -> str:
-    """A random UUID as Kafka writes it; the first byte keeps it from beginning with a dash."""
+    """A random UUID in Kafka's notation; its first byte is fixed so that it does not start with a dash."""
     return base64.urlsafe_b64encode(b"\1" + uuid.uuid4().bytes[1:]).decode().rstrip("=")

@@ -1,7 +1,4 @@
-"""The metastore's database: embedded Derby, or PostgreSQL when its address is given; and its schema.
-
-Invariant: a schema is either complete, with Hive's version row as the last statement, or `prepare` raises.
-"""
+"""JDBC coordinates of the metastore's database: embedded Derby, or PostgreSQL when its address is given."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ _SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """JDBC coordinates, as the metastore and as another process (HiveServer2) use them."""
+    """JDBC coordinates for the metastore, and for another process (HiveServer2). `script` creates Hive's schema."""
 
     url: str
     other_process_url: str
@@ -34,23 +31,25 @@ class Database:
 
 
 def derby(data: Path, port: int) -> Database:
-    """Embedded in the metastore, which also serves it on `port` (HiveServer2 4.0.1 writes compactions by JDBC)."""
+    """Derby in the metastore's process, served on `port` as well: HiveServer2 4.0.1 writes compactions over JDBC."""
     return Database(
         url=f"jdbc:derby:;databaseName={data}/derby;create=false",
         other_process_url=f"jdbc:derby://127.0.0.1:{port}/{data}/derby",
         driver="org.apache.derby.jdbc.EmbeddedDriver",
         other_process_driver="org.apache.derby.jdbc.ClientDriver",
         user="APP",
-        password="mine",  # noqa: S106  # of a database that only this user's files and the loopback address reach
+        password="mine",  # noqa: S106  # the database is only reachable through this user's files and the loopback address
         script="hive-schema-4.0.0.derby.sql",
     )
 
 
 def postgres(address: str) -> Database:
-    """PostgreSQL at a `postgresql://` or `jdbc:postgresql://` address; raises SandboxError when it is neither."""
+    """PostgreSQL at a `postgresql://` or `jdbc:postgresql://` address. Raises SandboxError for any other address."""
     parts = urlsplit(address.removeprefix("jdbc:"))
     if parts.scheme not in ("postgresql", "postgres") or not parts.hostname or not parts.path.strip("/"):
-        raise SandboxError("--metastore-db is no PostgreSQL address", where=_hidden(address), hint=f"write {_SHAPE}")
+        raise SandboxError(
+            "--metastore-db is not a PostgreSQL address", where=_hidden(address), hint=f"the form is {_SHAPE}"
+        )
     query = dict(parse_qsl(parts.query))
     user = query.pop("user", None) or unquote(parts.username or "")
     password = query.pop("password", None) or unquote(parts.password or "")
@@ -63,5 +62,5 @@ def postgres(address: str) -> Database:
 
 
 def _hidden(address: str) -> str:
-    """The address without its password."""
+    """The address with its password masked."""
     return re.sub(r"(:[^:@/]+)(?=@)|(?<=password=)[^&]*", "***", address)

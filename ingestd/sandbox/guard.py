@@ -1,13 +1,13 @@
-"""Starts processes so that none outlives an `up` that did not finish, however that `up` ended.
+"""Starts processes so that none survives an `up` that fails or is killed.
 
-Invariant: a process runs its program only after the guard knows it, and the guard ends every one that it knows
-unless it was told `release`.
+Invariant: a process runs its program only after the guard knows its pid, and the guard ends every process that it
+knows unless it received `release`.
 
-The guard is one small process in a session of its own that reads a pipe. Each program is started as a shell that
-blocks on reading one word and then becomes the program (same pid). `up` records that pid, tells the guard, and only
-then says the word. When `up` dies, even by SIGKILL, the kernel closes both pipes: a shell that was not told ends by
-itself, and the guard ends what it was told about. The guard also holds the lock of the state folder, so the next
-command waits until it is done.
+The guard is one small process in its own session that reads a pipe. Each program is started as a shell that blocks
+until it reads one word and then executes the program, with the same pid. `up` records that pid, sends it to the guard,
+and only then sends the word. When `up` dies, even by SIGKILL, the kernel closes both pipes: a shell that did not
+receive the word exits, and the guard ends the processes that it knows. The guard also holds the lock of the state
+folder, so the next command waits until the guard has finished.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import IO
 from ingestd.sandbox import process
 from ingestd.sandbox.state import Child
 
-_WAIT_FOR_THE_WORD = 'read -r word && [ "$word" = go ] && exec "$@" </dev/null'
+_WAIT_FOR_WORD = 'read -r word && [ "$word" = go ] && exec "$@" </dev/null'
 _GUARD = "import sys; from ingestd.sandbox.guard import watch; watch(sys.stdin)"
 _GRACE_SECONDS = 10.0
 
 
 class Guard:
-    """Use as a context manager; what was started inside lives on only after `release`."""
+    """A context manager. Processes started inside it end with it, unless `release` was called."""
 
     def __init__(self, lock: int) -> None:
         self._guard = subprocess.Popen(
@@ -56,16 +56,16 @@ class Guard:
         return self._guard.stdin
 
     def release(self) -> None:
-        """Everything started so far may outlive this process."""
+        """Let all processes started so far outlive this one."""
         self._say("release")
 
     def start(
         self, argv: Sequence[str], *, log: Path, cwd: Path, record: Callable[[Child], None] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start `argv` (a java command) with its output in `log`; `record` is told the process before it runs."""
+        """Start `argv` (a java command) with its output in `log`. `record` is called before the program runs."""
         token = f"-Dingestd.sandbox={uuid.uuid4().hex}"
-        shell = ["/bin/sh", "-c", _WAIT_FOR_THE_WORD, "ingestd-sandbox", argv[0], token, *argv[1:]]
-        _set_aside(log)
+        shell = ["/bin/sh", "-c", _WAIT_FOR_WORD, "ingestd-sandbox", argv[0], token, *argv[1:]]
+        _rotate(log)
         cwd.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
             started = subprocess.Popen(
@@ -86,16 +86,16 @@ class Guard:
         self._pipe.flush()
 
 
-def _set_aside(log: Path) -> None:
+def _rotate(log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     if log.exists():
         log.replace(log.with_name(log.name + ".1"))
 
 
-def watch(orders: IO[str]) -> None:
-    """The guard's whole life: collect processes until the pipe closes; end them unless `release` came."""
+def watch(messages: IO[str]) -> None:
+    """The guard's main function: collect processes until the pipe closes, then end them, or return on `release`."""
     known: list[Child] = []
-    for line in orders:
+    for line in messages:
         if line.strip() == "release":
             return
         pid, token = line.split()

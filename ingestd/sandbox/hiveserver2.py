@@ -1,6 +1,6 @@
-"""The only door to PyHive: SQL against a HiveServer2 without authentication.
+"""SQL against a HiveServer2 without authentication. No other module uses PyHive.
 
-Invariant: a connection uses the server's default settings, since those are the judge of what we wrote.
+Invariant: sessions use the server's default settings, because tests check with them what ingestd wrote.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ingestd.errors import SandboxError
 
 
 def client() -> Any:
-    """PyHive's module; raises SandboxError when the extra `sandbox` is not installed."""
+    """PyHive's module. Raises SandboxError when the extra `sandbox` is not installed."""
     try:
         from pyhive import hive  # noqa: PLC0415  # an optional dependency
     except ImportError as error:
@@ -21,17 +21,19 @@ def client() -> Any:
 
 
 def connect(address: str) -> Any:
-    """An open PyHive connection to "HOST:PORT"; raises SandboxError when it cannot be opened."""
+    """An open PyHive connection to "HOST:PORT". Raises SandboxError when it cannot be opened."""
     host, _, port = address.rpartition(":")
     hive = client()
     try:
         return hive.connect(host=host, port=int(port), auth="NOSASL")
     except Exception as error:  # thrift, socket and PyHive have no common base
-        raise SandboxError(f"HiveServer2 opened no session ({type(error).__name__})", where=address) from error
+        raise SandboxError(
+            f"no session could be opened in HiveServer2 ({type(error).__name__})", where=address
+        ) from error
 
 
 class Session:
-    """A session for statements one after the other; not thread-safe. Raises SandboxError when it cannot be opened."""
+    """A session that runs one statement at a time; not thread-safe. Raises SandboxError when it cannot be opened."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -52,18 +54,18 @@ class Session:
             raise SandboxError(_message(error), where=f"HiveServer2 {self._address}") from error
 
     def close(self) -> None:
-        """End the session; a server that does not answer any more ends it by itself."""
+        """End the session. Errors are ignored: a server that lost the connection ends the session itself."""
         with suppress(Exception):
             self._connection.close()
 
 
 def query(address: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Run one statement in a session of its own; otherwise as `Session.query`."""
+    """Run one statement in a new session; see `Session.query`."""
     with closing(Session(address)) as session:
         return session.query(sql)
 
 
 def _message(error: Exception) -> str:
-    """Hive's message out of PyHive's OperationalError, whose only argument is the whole Thrift response."""
+    """Hive's message in PyHive's OperationalError, whose only argument is the whole Thrift response."""
     status = getattr(error.args[0], "status", None) if error.args else None
     return str(getattr(status, "errorMessage", None) or error or type(error).__name__)

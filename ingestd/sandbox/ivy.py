@@ -1,6 +1,6 @@
-"""Runs the Ivy that PySpark brings in its own jar folder.
+"""Runs the Ivy in PySpark's jar folder.
 
-Invariant: Ivy writes only into the two folders it is given, and its failure becomes one sentence.
+Invariant: Ivy writes only to the two folders that it is given, and its failure is reported in one sentence.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ _NO_ANSWER = re.compile(r"Server access error.*?\((.*)\)|Host \S+ not found", re
 
 
 def ivy_jar() -> Path:
-    """Ivy's jar; found without importing PySpark, which takes a second."""
+    """Ivy's jar, found without importing PySpark, which would take a second. Raises SandboxError when it is missing."""
     package = importlib.util.find_spec("pyspark")
     jars = Path(package.origin).parent / "jars" if package and package.origin else Path()
     found = sorted(jars.glob("ivy-*.jar"))
     if not found:
         raise SandboxError(
-            "PySpark's jar folder holds no Ivy", where=str(jars), hint="run: pip install 'ingestd[sandbox]'"
+            "PySpark's jar folder does not contain Ivy", where=str(jars), hint="run: pip install 'ingestd[sandbox]'"
         )
     return found[-1]
 
 
 @dataclass(frozen=True, slots=True)
 class Ivy:
-    """One run of Ivy. Unless `final`, a failure is left to the caller's next look at the files."""
+    """One run of Ivy. Only a `final` run raises when Ivy fails; after any other the caller checks the files."""
 
     java: Path
     guard: Guard
@@ -46,7 +46,7 @@ class Ivy:
     def retrieve(
         self, confs: Sequence[str], cache: Path, into: Path, wanted: Sequence[Locked], progress: Progress
     ) -> None:
-        """Fetch `confs` through `cache` into `into`/CONF/; `progress` counts bytes. Raises SandboxError when final."""
+        """Fetch `confs` through `cache` into `into`/CONF/; `progress` counts bytes. Raises SandboxError if `final`."""
         into.mkdir(parents=True)
         log = into.parent / "ivy.log"
         run = self.guard.start(self._command(confs, cache, into), log=log, cwd=into)
@@ -70,14 +70,14 @@ class Ivy:
 
 
 def _arrived(sizes: dict[str, int], cache: Path) -> int:
-    """The bytes of the wanted files that lie in Ivy's cache, half ones included."""
+    """The bytes of the wanted files in Ivy's cache, including incomplete files."""
     return sum(_size(file) for file in cache.glob("*/*/*/*") if file.name.removesuffix(".part") in sizes)
 
 
 def _size(file: Path) -> int:
     try:
         return file.stat().st_size
-    except OSError:  # Ivy renamed it between the look and this
+    except OSError:  # Ivy has renamed it since the listing
         return 0
 
 
@@ -88,8 +88,8 @@ def _failure(log: Path) -> SandboxError:
         cause = no_answer[1] or "host not found"
         return SandboxError(
             f"Kafka and Hive could not be fetched: no network ({cause})",
-            hint="connect once; later starts need no network",
+            hint="connect to the internet for the first start; later starts need no network",
         )
     last: Iterable[str] = (line.strip(" \t:") for line in reversed(text.splitlines()))
-    words = next((line for line in last if line), "it said nothing")
+    words = next((line for line in last if line), "it printed nothing")
     return SandboxError(f"Ivy failed: {words}", where=str(log))

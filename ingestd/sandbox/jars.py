@@ -1,7 +1,8 @@
-"""Brings the jars of Kafka and Hive into the user's cache and keeps them whole.
+"""Fetches the jars of Kafka and Hive into the user's cache and verifies them.
 
-Invariant: `ensure` returns only when every file of the wanted groups has the locked bytes, and a file that had them
-is not replaced (a running JVM may have it open). All state folders share the jars; one `ensure` works at a time.
+Invariant: `ensure` returns only when every file of the wanted groups has the locked content. A file with the locked
+content is not replaced, because a running JVM may have it open. All state folders share the jars; calls of `ensure`
+exclude each other.
 """
 
 from __future__ import annotations
@@ -20,26 +21,26 @@ from ingestd.sandbox.options import HIVESERVER2, KAFKA, METASTORE, Progress
 from ingestd.sandbox.state import locked
 
 SCHEMA = "schema"
-_TARBALL = "tarball"  # the metastore's release archive: 78 MB, of which only the schema scripts are kept
+_TARBALL = "tarball"  # the metastore's release archive, 78 MB; only its schema scripts are kept
 _ATTEMPTS = 2
-_FETCH_SECONDS = 1800.0  # how long another command may fetch over a slow line
+_FETCH_SECONDS = 1800.0  # how long another command may take to fetch over a slow connection
 
 
 def groups_for(services: Iterable[str]) -> tuple[str, ...]:
-    """The groups that `services` run from; the metastore's also hold the schema tool."""
+    """The groups of files that `services` need; the schema tool is in the metastore's group."""
     wanted = [name for name in (KAFKA, METASTORE, HIVESERVER2) if name in services]
     return (*wanted, SCHEMA)
 
 
 def folder(listing: Listing = SANDBOX) -> Path:
-    """Where the groups lie."""
+    """The folder of the groups."""
     return cache_folder() / "sandbox" / f"jars-{lock_name(listing)}"
 
 
 def ensure(groups: Sequence[str], java: Path, guard: Guard, progress: Progress, listing: Listing = SANDBOX) -> Path:
-    """The folder of the jars, complete and verified; fetches what is missing or broken.
+    """The folder of the jars, complete and verified. Fetches missing and broken files.
 
-    Raises SandboxError when there is no network or a fetched file is not the locked one.
+    Raises SandboxError when there is no network or a fetched file differs from the lock.
     """
     home = folder(listing)
     with locked(home / "lock", "the cache of jars", _FETCH_SECONDS):
@@ -49,19 +50,19 @@ def ensure(groups: Sequence[str], java: Path, guard: Guard, progress: Progress, 
             if not bad:
                 return home
             last = attempt == _ATTEMPTS
-            _mend(bad, home, ivy.Ivy(java, guard, last, listing), progress)
+            _replace(bad, home, ivy.Ivy(java, guard, last, listing), progress)
         bad = broken(groups, home, listing)
     if bad:
         raise SandboxError(
-            f"{len(bad)} fetched files differ from the lock, first {bad[0].path}",
+            f"{len(bad)} fetched files differ from the lock, for example {bad[0].path}",
             where=str(home),
-            hint="is a proxy or mirror changing them?",
+            hint="check whether a proxy or mirror changes them",
         )
     return home
 
 
-def _mend(bad: Sequence[Locked], home: Path, fetcher: ivy.Ivy, progress: Progress) -> None:
-    """Fetch the groups of `bad` aside and move what has the locked bytes into its place."""
+def _replace(bad: Sequence[Locked], home: Path, fetcher: ivy.Ivy, progress: Progress) -> None:
+    """Fetch the groups of `bad` into a temporary folder and move files with the locked content into place."""
     asked = {_TARBALL if item.group == SCHEMA else item.group for item in bad}
     confs = [name for name in (KAFKA, METASTORE, HIVESERVER2, _TARBALL) if name in asked]
     wanted = [item for item in lock(fetcher.listing) if item.group in confs]
@@ -82,7 +83,7 @@ def _mend(bad: Sequence[Locked], home: Path, fetcher: ivy.Ivy, progress: Progres
 
 
 def _drop_broken(bad: Iterable[Locked], cache: Path) -> None:
-    """Ivy copies a truncated jar out of its own cache without a look: remove those, keep the good ones."""
+    """Remove truncated jars from Ivy's own cache, which it would copy without verification; keep the good ones."""
     for item in bad:
         for kept in cache.glob(f"*/*/*/{item.name}"):
             if not item.is_at(kept):

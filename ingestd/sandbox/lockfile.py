@@ -1,6 +1,6 @@
 """The lock: every file that is fetched, with its size and SHA-256.
 
-Invariant: a file counts as present only when its bytes are the ones of the lock.
+Invariant: a file counts as present only when its content matches the lock.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """One file of the lock; `path` is "group/name", and a group is a class path (or the schema scripts)."""
+    """One file of the lock. `path` is "group/name"; a group is a class path or the schema scripts."""
 
     sha256: str
     size: int
@@ -25,16 +25,16 @@ class Locked:
 
     @property
     def group(self) -> str:
-        """The folder it lies in."""
+        """The folder of the file."""
         return self.path.partition("/")[0]
 
     @property
     def name(self) -> str:
-        """The file's name; within the lock one name is one content."""
+        """The file's name; within the lock, files of one name have the same content."""
         return self.path.partition("/")[2]
 
     def is_at(self, file: Path) -> bool:
-        """True when `file` exists with exactly the locked bytes."""
+        """True when `file` exists with the locked content."""
         try:
             if file.stat().st_size != self.size:
                 return False
@@ -54,7 +54,7 @@ def data_file(name: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What to fetch: the lock, and Ivy's file, which says from where."""
+    """What to fetch: the lock, and Ivy's file with the coordinates."""
 
     lock: Path
     ivy: Path
@@ -72,11 +72,11 @@ def lock(listing: Listing = SANDBOX) -> tuple[Locked, ...]:
 
 @cache
 def lock_name(listing: Listing = SANDBOX) -> str:
-    """A short name of this lock's content: another version of ingestd keeps its files in another folder."""
+    """A short hash of the lock; versions of ingestd with different locks use different folders."""
     return hashlib.sha256(listing.lock.read_bytes()).hexdigest()[:12]
 
 
 def broken(groups: Iterable[str], folder: Path, listing: Listing = SANDBOX) -> list[Locked]:
-    """The locked files of `groups` that are missing in `folder` or have other bytes; reads all of them (1 s)."""
+    """The locked files of `groups` that are missing in `folder` or have other content. Reads all files, about 1 s."""
     wanted = frozenset(groups)
     return [item for item in lock(listing) if item.group in wanted and not item.is_at(folder / item.path)]
