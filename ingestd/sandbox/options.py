@@ -1,7 +1,4 @@
-"""What a caller asks of the sandbox and what it answers, as plain values.
-
-Invariant: nothing here touches a file, a port or a process.
-"""
+"""The options and answers of the sandbox, as plain values. No file, port or process is accessed here."""
 
 from __future__ import annotations
 
@@ -15,19 +12,19 @@ from ingestd.java import cache_folder
 KAFKA = "kafka"
 METASTORE = "metastore"
 HIVESERVER2 = "hiveserver2"
-SERVICES = (KAFKA, METASTORE, HIVESERVER2)  # the order of starting; they stop in the reverse order
+SERVICES = (KAFKA, METASTORE, HIVESERVER2)  # in start order; they stop in reverse order
 
 Progress = Callable[[str, int, int], None]
-"""Told `(step, done, total)`; bytes while jars come, and 0 of 0 for a step without a measure."""
+"""Called with `(step, done, total)`: bytes while jars are fetched, 0 of 0 for a step without a measure."""
 
 
 def no_progress(step: str, done: int, total: int) -> None:
-    """The Progress of callers that do not want to know."""
+    """A Progress that does nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxOptions:
-    """How to start. Heaps are in MiB; a port of None is chosen once and then remembered in the state folder."""
+    """How to start. Heaps are in MiB. A port of None is chosen once and then kept in the state folder."""
 
     state_dir: Path | None = None
     hiveserver2: bool = False
@@ -57,13 +54,13 @@ class SandboxOptions:
         return {KAFKA: self.kafka_heap_mb, METASTORE: self.metastore_heap_mb}.get(service, self.hiveserver2_heap_mb)
 
     def asked_port(self, service: str) -> int | None:
-        """The port the caller fixed for `service`, if any."""
+        """The port that the caller chose for `service`, if any."""
         return {KAFKA: self.kafka_port, METASTORE: self.metastore_port}.get(service, self.hiveserver2_port)
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a running sandbox answers; `hiveserver2` is None when it was not started."""
+    """Addresses of a running sandbox. `hiveserver2` is None when it was not started."""
 
     kafka: str
     metastore: str
@@ -78,7 +75,7 @@ class Addresses:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """One service as `status` sees it: `answers` is a real request, `memory_mb` is resident memory in MiB."""
+    """The state of one service: `answers` is the result of a request, `memory_mb` is resident memory in MiB."""
 
     name: str
     address: str
@@ -89,7 +86,7 @@ class ServiceState:
 
     @property
     def word(self) -> str:
-        """running, silent (alive, but does not answer) or stopped."""
+        """`running`, `silent` (alive but not answering) or `stopped`."""
         if self.pid is None:
             return "stopped"
         return "running" if self.answers else "silent"

@@ -1,6 +1,6 @@
-"""Loopback ports: chosen once, remembered in the state, checked before a service is started on them.
+"""Loopback ports: chosen once, kept in the state, checked before a service is started on them.
 
-Invariant: a port that a caller may have written down never changes by itself; only internal ports do.
+Invariant: a port that users connect to never changes by itself; internal ports may.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from ingestd.errors import SandboxError
 from ingestd.sandbox.options import SERVICES, SandboxOptions
 
 HOST = "127.0.0.1"
-CONTROLLER = "controller"  # Kafka's own quorum
+CONTROLLER = "controller"  # Kafka's controller quorum
 DERBY = "derby"  # the network server inside the metastore's process, for HiveServer2's JDBC
 _INTERNAL = (CONTROLLER, DERBY)
-_RANGE = (20_000, 32_000)  # below what systems hand out to outgoing connections
+_RANGE = (20_000, 32_000)  # below the ephemeral ports of outgoing connections
 
 
 def is_free(port: int) -> bool:
-    """True when a server could listen on `port` of the loopback address now."""
+    """Whether a server can listen on `port` of the loopback address now."""
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do: waiting closed ones do not count
+        probe.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as servers do: closed connections in TIME_WAIT do not count
         try:
             probe.bind((HOST, port))
         except OSError:
@@ -33,33 +35,34 @@ def is_free(port: int) -> bool:
 def settle(
     options: SandboxOptions, remembered: dict[str, int], starting: Collection[str], running: frozenset[str]
 ) -> dict[str, int]:
-    """The ports of all services, `running` ones unchanged.
+    """The ports of all services; those of `running` services are unchanged.
 
-    Raises SandboxError when the port of a `starting` service is in use, or when a running one has another than asked.
+    Raises SandboxError when the port of a `starting` service is in use, or when a running service has another port than
+    requested.
     """
     ports = dict(remembered)
     for service in SERVICES:
         asked = options.asked_port(service)
         if service in running:
-            _refuse_moving(service, asked, ports[service])
+            _reject_move(service, asked, ports[service])
         elif asked is not None:
             ports[service] = asked
         elif service not in ports:
             ports[service] = _choose(ports)
         if service in starting:
-            _refuse_taken(service, ports[service])
+            _reject_taken(service, ports[service])
     for name, service in zip(_INTERNAL, SERVICES, strict=False):
         if service not in running and not (name in ports and is_free(ports[name])):
             ports[name] = _choose(ports)
     return ports
 
 
-def _refuse_moving(service: str, asked: int | None, port: int) -> None:
+def _reject_move(service: str, asked: int | None, port: int) -> None:
     if asked not in (None, port):
         raise SandboxError(f"{service} already runs on port {port}", hint="run `ingestd sandbox down` first")
 
 
-def _refuse_taken(service: str, port: int) -> None:
+def _reject_taken(service: str, port: int) -> None:
     if not is_free(port):
         raise SandboxError(
             f"port {port} for {service} is in use by another program",

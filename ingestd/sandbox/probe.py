@@ -1,6 +1,6 @@
-"""Asks a service one small question in its own protocol, because an open port is not yet a service.
+"""Sends a service a small request in its own protocol, because an open port does not mean that it works.
 
-Invariant: a probe answers within its time-out and raises nothing.
+Invariant: a probe returns within its timeout and raises nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GET_NAME = struct.pack(">II7sIB", 0x80010001, 7, b"getName", 0, 0)
 _REPLY = bytes.fromhex("80010002")
 # TOpenSessionReq with client_protocol 9 (Hive 3 and 4); the session ends with its connection
 _OPEN_SESSION = struct.pack(">II11sI", 0x80010001, 11, b"OpenSession", 0) + bytes.fromhex("0c0001080001000000090000")
-# the answer's beginning, up to status.statusCode = SUCCESS
+# the first bytes of the answer, up to status.statusCode = SUCCESS
 _SESSION_OPENED = struct.pack(">II11sI", 0x80010002, 11, b"OpenSession", 0) + bytes.fromhex(
     "0c00000c000108000100000000"
 )
@@ -33,24 +33,24 @@ def kafka_answers(port: int) -> bool:
 
 
 def metastore_answers(port: int) -> bool:
-    """True when the Thrift call `getName` (fb303) gets a reply."""
+    """True when the Thrift call `getName` (fb303) is answered."""
     return _ask(port, _GET_NAME, len(_REPLY)) == _REPLY
 
 
 def hiveserver2_answers(port: int) -> bool:
-    """True when a session opens (Thrift call `OpenSession` without SASL) with the status SUCCESS."""
+    """True when the Thrift call `OpenSession` without SASL returns the status SUCCESS."""
     return _ask(port, _OPEN_SESSION, len(_SESSION_OPENED)) == _SESSION_OPENED
 
 
 def _ask(port: int, request: bytes, size: int) -> bytes:
-    """Send `request`; the first `size` bytes of the answer, or nothing when fewer came."""
+    """Send `request`. The first `size` bytes of the answer, or nothing when it is shorter."""
     answer = b""
     try:
         with socket.create_connection((HOST, port), timeout=_TIMEOUT_SECONDS) as connection:
             connection.sendall(request)
             while len(answer) < size and (piece := connection.recv(_PIECE_BYTES)):
                 answer += piece
-            connection.shutdown(socket.SHUT_WR)  # a reset instead would put a stack trace into the service's log
+            connection.shutdown(socket.SHUT_WR)  # a reset would put a stack trace into the service's log
             while connection.recv(_PIECE_BYTES):
                 pass
     except OSError:

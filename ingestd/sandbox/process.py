@@ -1,7 +1,7 @@
-"""Looks at and ends processes of ours.
+"""Finds and ends the sandbox's processes.
 
-Invariant: a signal goes only to a process whose command line holds the token it was started with, so a pid that was
-given to another program since is never touched.
+Invariant: a signal is sent only to a process whose command line contains the token it was started with, so a program
+that reuses a pid is never affected.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _adopted: list[subprocess.Popen[bytes]] = []
 
 
 def adopt(started: subprocess.Popen[bytes]) -> None:
-    """Remember a direct child, so that it is reaped when it ends while this program lives on."""
+    """Register a direct child, so that it is reaped when it ends before this program."""
     _adopted.append(started)
 
 
 def find(child: Child) -> psutil.Process | None:
-    """The live process of `child`, or None when it ended, is a zombie, or its pid belongs to another program now."""
+    """The running process of `child`; None when it ended, is a zombie, or its pid now belongs to another program."""
     _reap()
     try:
         found = psutil.Process(child.pid)
         words = found.cmdline()
         limit = Deadline.after(_EXEC_SECONDS)
         while not words and not limit.passed:
-            # Empty for a moment while the process becomes another program; a zombie's raises.
+            # Empty for a moment during exec. A zombie's command line raises.
             pause(0.005)
             words = found.cmdline()
         return found if child.token in words else None
@@ -41,7 +41,7 @@ def find(child: Child) -> psutil.Process | None:
 
 
 def resident_mb(child: Child) -> int:
-    """Resident memory in MiB; 0 when the process is gone."""
+    """Resident memory in MiB; 0 when the process has ended."""
     found = find(child)
     try:
         return int(found.memory_info().rss) >> 20 if found else 0
@@ -62,7 +62,7 @@ def resume(child: Child) -> bool:
 
 
 def end(children: Iterable[Child], *, grace_seconds: float) -> None:
-    """SIGTERM to all, and SIGKILL to those still there after `grace_seconds`; a suspended one is woken to hear it."""
+    """SIGTERM to all, and SIGKILL after `grace_seconds`. Suspended processes are resumed so that they receive it."""
     ours = [found for found in map(find, children) if found]
     for found in ours:
         _send(found, psutil.Process.terminate)
@@ -71,7 +71,7 @@ def end(children: Iterable[Child], *, grace_seconds: float) -> None:
 
 
 def crash(child: Child) -> None:
-    """SIGKILL, and wait until it is gone."""
+    """SIGKILL, and wait for the end of the process."""
     found = find(child)
     _kill([found] if found else [])
 
@@ -83,15 +83,15 @@ def _kill(ours: list[psutil.Process]) -> None:
 
 
 def _wait(ours: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those not yet gone when the time is over."""
+    """Wait at most `seconds`; returns the processes that have not ended."""
     deadline = Deadline.after(seconds)
-    while (ours := [found for found in ours if not _is_gone(found)]) and not deadline.passed:
+    while (ours := [found for found in ours if not _has_ended(found)]) and not deadline.passed:
         pause(0.05)
     return ours
 
 
-def _is_gone(found: psutil.Process) -> bool:
-    """True when its ports and files are closed: an ending process loses its command line earlier than those."""
+def _has_ended(found: psutil.Process) -> bool:
+    """Whether its ports and files are closed: an ending process loses its command line before them."""
     _reap()
     try:
         if not found.is_running():
@@ -102,7 +102,7 @@ def _is_gone(found: psutil.Process) -> bool:
 
 
 def _send(found: psutil.Process, signal: Callable[[psutil.Process], None]) -> bool:
-    """Send unless it is gone; psutil checks first that the pid is still the same process."""
+    """Send a signal; False when the process has ended. psutil first checks that the pid is still the same process."""
     try:
         signal(found)
     except psutil.NoSuchProcess:

@@ -1,6 +1,6 @@
 """Waits until a started service answers.
 
-Invariant: the wait ends early when the service ended or logged that it will never work.
+Invariant: the wait fails at once when the service ends or logs a fatal error.
 """
 
 from __future__ import annotations
@@ -29,36 +29,38 @@ class Started:
     log: Path
 
     def wait_until_it_answers(self) -> None:
-        """Return when its port answers. Raises SandboxError when it ends, fails, or two minutes pass."""
+        """Return when its port answers. Raises SandboxError when the service ends or fails, and after two minutes."""
         self._wait(lambda: PROBES[self.name](self.port), "answer")
 
     def wait_until_it_works(self) -> None:
-        """Return when its background threads run too. Raises as `wait_until_it_answers`."""
+        """Return when its background threads run as well. Raises as `wait_until_it_answers`."""
         self.wait_until_it_answers()
-        self._wait(lambda: all(mark in self._said() for mark in COMPLETE[self.name]), "start its background threads")
+        self._wait(lambda: all(mark in self._output() for mark in COMPLETE[self.name]), "start its background threads")
 
-    def _wait(self, condition: Callable[[], bool], deed: str) -> None:
+    def _wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline = Deadline.after(_SECONDS)
         while True:
             self._raise_if_failed()
             if condition():
                 return
             if deadline.passed:
-                raise SandboxError(f"{self.name} did not {deed} within {_SECONDS:.0f} s", where=str(self.log))
+                raise SandboxError(f"{self.name} did not {what} within {_SECONDS:.0f} s", where=str(self.log))
             pause(_LOOK_SECONDS)
 
     def _raise_if_failed(self) -> None:
         if not process.find(self.child):
-            raise SandboxError(f"{self.name} ended while it started: {_last_words(self._said())}", where=str(self.log))
-        if FATAL[self.name].search(self._said()):
-            raise SandboxError(f"{self.name} could not start: {_last_words(self._said())}", where=str(self.log))
+            raise SandboxError(
+                f"{self.name} ended during its start: {_first_error(self._output())}", where=str(self.log)
+            )
+        if FATAL[self.name].search(self._output()):
+            raise SandboxError(f"{self.name} could not start: {_first_error(self._output())}", where=str(self.log))
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         return self.log.read_text(errors="replace")
 
 
-def _last_words(said: str) -> str:
+def _first_error(output: str) -> str:
     """The first line that names an error, else the last line."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "ERROR" in line or "Exception" in line or "Error:" in line]
-    return next(iter(errors or lines[-1:]), "it said nothing")[:300]
+    return next(iter(errors or lines[-1:]), "it printed nothing")[:300]

@@ -1,7 +1,7 @@
-"""The sandbox: real Kafka, Hive Metastore and HiveServer2 as processes of this machine that outlive the command.
+"""The sandbox: Kafka, Hive Metastore and HiveServer2 as processes of this machine that keep running after the command.
 
-Invariant: `up` either returns with every asked service answering, or leaves nothing running that it started; `down`
-ends what the state file lists and nothing else. Commands on one state folder exclude each other.
+Invariant: `up` either returns with every requested service answering, or leaves no process that it started. `down`
+ends the processes in the state file and no others. Commands on one state folder exclude each other.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _LEAST_FREE_BYTES = 16 << 20
 
 
 class Sandbox:
-    """One state folder. Methods raise SandboxError (ConfigError without a Java), each in one sentence."""
+    """The services of one state folder. Methods raise SandboxError, or ConfigError when there is no suitable Java."""
 
     def __init__(self, options: SandboxOptions | None = None) -> None:
         self.options = options or SandboxOptions()
         self._layout = Layout(self.options.folder)
 
     def up(self, progress: Progress = no_progress) -> Addresses:
-        """Start what does not run yet and return when all of it answers."""
+        """Start the services that do not run and return when all answer."""
         with self._disk_watched(), self._locked() as lock:
-            state = self._without_the_dead()
+            state = self._responsive()
             missing = [name for name in self.options.services if name not in state.children]
             state = self._settle(state, missing)
             if missing:
@@ -56,7 +56,7 @@ class Sandbox:
             return self._addresses(load(self._layout.root))
 
     def down(self, progress: Progress = no_progress) -> list[str]:
-        """End the processes of this state folder, HiveServer2 first; the names of those that ran."""
+        """End the processes of this state folder, HiveServer2 first. Returns the names of those that ran."""
         if not (self._layout.root / "state.json").exists():
             return []
         with self._locked():
@@ -70,15 +70,15 @@ class Sandbox:
             return ended
 
     def status(self) -> list[ServiceState]:
-        """All services, running or not; asks each live one a real question. Takes no lock."""
+        """All services, running or not; sends each running one a request. Takes no lock."""
         state = load(self._layout.root)
         return [self._look(name, state) for name in SERVICES]
 
     def addresses(self) -> Addresses:
-        """The addresses of the last `up`; raises SandboxError when this folder was never up."""
+        """The addresses of the last `up`. Raises SandboxError when there was none in this folder."""
         state = load(self._layout.root)
         if METASTORE not in state.ports:
-            raise SandboxError("there is no sandbox yet", where=str(self._layout.root), hint="run `ingestd sandbox up`")
+            raise SandboxError("there is no sandbox", where=str(self._layout.root), hint="run `ingestd sandbox up`")
         return self._addresses(state)
 
     def log_path(self, service: str) -> Path:
@@ -86,7 +86,7 @@ class Sandbox:
         return self._layout.log(service)
 
     def stop_service(self, name: str, *, kill: bool = False) -> None:
-        """End one service: politely, or by SIGKILL as a crash would."""
+        """End one service by SIGTERM, or with `kill` by SIGKILL as in a crash."""
         child = self._running(name)
         with self._locked():
             if kill:
@@ -96,15 +96,15 @@ class Sandbox:
             save(self._layout.root, load(self._layout.root).without_child(name))
 
     def start_service(self, name: str) -> None:
-        """Start one stopped service at its remembered port and return when it answers."""
+        """Start one stopped service on its previous port and return when it answers."""
         with self._disk_watched(), self._locked() as lock:
-            self._settle(self._without_the_dead(), [name])
+            self._settle(self._responsive(), [name])
             with Guard(lock) as guard:
                 Starter(self.options, self._layout, guard, no_progress).start([name])
                 guard.release()
 
     def pause_service(self, name: str) -> None:
-        """SIGSTOP: the service holds its connections and answers nothing."""
+        """SIGSTOP: the service keeps its connections and answers nothing."""
         process.suspend(self._running(name))
 
     def resume_service(self, name: str) -> None:
@@ -113,13 +113,13 @@ class Sandbox:
 
     @contextmanager
     def _disk_watched(self) -> Iterator[None]:
-        """Errors of files become SandboxError, and whatever fails on a full disk says that the disk is full."""
+        """Turn file errors into SandboxError. On a full disk every failure is reported as a full disk."""
         try:
             yield
         except (OSError, SandboxError) as error:
             for folder in (self._layout.root, cache_folder()):
                 if folder.is_dir() and shutil.disk_usage(folder).free < _LEAST_FREE_BYTES:
-                    hint = "free 1 GB, or move it: --state-dir and INGESTD_CACHE"
+                    hint = "free 1 GB, or use another disk: --state-dir and INGESTD_CACHE"
                     raise SandboxError("the disk is full", where=str(folder), hint=hint) from error
             if isinstance(error, OSError):
                 where = str(error.filename or self._layout.root)
@@ -131,8 +131,8 @@ class Sandbox:
         with locked(self._layout.root / "lock", "the state folder") as lock:
             yield lock
 
-    def _without_the_dead(self) -> State:
-        """The remembered state, with only the services that live and answer; a silent rest is ended first."""
+    def _responsive(self) -> State:
+        """The state with only the services that answer; running services that do not are ended."""
         state = load(self._layout.root)
         for name, child in state.children.items():
             if not (process.find(child) and PROBES[name](state.ports[name])):
@@ -141,11 +141,11 @@ class Sandbox:
         return state
 
     def _settle(self, state: State, starting: list[str]) -> State:
-        """Ports and database for this start, saved."""
+        """Settle the ports and the database of this start and save them."""
         asked = self.options.metastore_db
         if asked and state.schema_ready and asked != state.metastore_db:
             raise SandboxError(
-                "this state folder keeps its metastore in another database",
+                "the metastore of this state folder is in another database",
                 where=str(self._layout.root),
                 hint="use another --state-dir",
             )
@@ -158,7 +158,7 @@ class Sandbox:
     def _running(self, name: str) -> Child:
         child = load(self._layout.root).children.get(name)
         if not child or not process.find(child):
-            raise SandboxError(f"{name} does not run", where=str(self._layout.root))
+            raise SandboxError(f"{name} is not running", where=str(self._layout.root))
         return child
 
     def _look(self, name: str, state: State) -> ServiceState:

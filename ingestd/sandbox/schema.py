@@ -1,7 +1,7 @@
-"""Lays Hive's schema into the metastore's database with `ij`, Derby's SQL tool, which speaks to any JDBC driver.
+"""Creates Hive's schema in the metastore's database with `ij`, Derby's SQL tool, which works with any JDBC driver.
 
-Invariant: the schema appears whole or not at all: Derby's folder is renamed into place when it is complete, and
-PostgreSQL gets it in one transaction.
+Invariant: the schema is created completely or not at all. Derby's folder is renamed into place when it is complete;
+PostgreSQL gets the schema in one transaction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ingestd.sandbox.guard import Guard
 from ingestd.sandbox.jars import SCHEMA
 from ingestd.sandbox.state import Layout
 
-_VERSION = "4.0.0"  # of the schema; Hive 4.0.1 kept it
+_VERSION = "4.0.0"  # of the schema, which Hive 4.0.1 did not change
 _ASK = 'select "SCHEMA_VERSION" from "VERSION";\n'  # the row is the script's last statement
 _FOUND = re.compile(rf"^{re.escape(_VERSION)}\s*$", re.MULTILINE)
 _SECONDS = 120.0
@@ -37,7 +37,7 @@ class SchemaTool:
     guard: Guard
 
     def prepare(self, database: Database) -> None:
-        """Make sure the schema is there. Raises SandboxError when the database refuses or holds another version."""
+        """Create the schema unless it exists. Raises SandboxError when the database fails or has another version."""
         if database.is_derby:
             self._prepare_derby(database)
         elif not self._is_there(database):
@@ -63,31 +63,31 @@ class SchemaTool:
             shutil.copytree(template, fresh)
             fresh.rename(final)
             return
-        said = self._run(database, f"jdbc:derby:{fresh};create=true", f"run '{self._script(database)}';\n{_ASK}")
-        if re.search(r"^ERROR", said, re.MULTILINE) or not _FOUND.search(said):
-            raise SandboxError("the metastore's schema could not be laid out", where=str(self._log))
+        output = self._run(database, f"jdbc:derby:{fresh};create=true", f"run '{self._script(database)}';\n{_ASK}")
+        if re.search(r"^ERROR", output, re.MULTILINE) or not _FOUND.search(output):
+            raise SandboxError("the metastore's schema could not be created", where=str(self._log))
         fresh.rename(final)
         templates.keep(self.jars, _TEMPLATE, final)
 
     def _is_there(self, database: Database) -> bool:
-        """True for our version, False for none."""
-        said = self._run(database, database.url, _ASK)
-        if _FOUND.search(said):
+        """True for the expected version, False when there is no schema. Raises SandboxError otherwise."""
+        output = self._run(database, database.url, _ASK)
+        if _FOUND.search(output):
             return True
-        if 'relation "VERSION" does not exist' in said:
+        if 'relation "VERSION" does not exist' in output:
             return False
-        errors = re.findall(r"^ERROR[^:]*: (.*)", said, re.MULTILINE)
-        words = errors[0] if errors else f"it holds no schema of version {_VERSION}"
-        raise SandboxError(f"the metastore's database cannot be used: {words}", where=database.url)
+        errors = re.findall(r"^ERROR[^:]*: (.*)", output, re.MULTILINE)
+        problem = errors[0] if errors else f"its schema is not of version {_VERSION}"
+        raise SandboxError(f"the metastore's database cannot be used: {problem}", where=database.url)
 
     def _run(self, database: Database, url: str, sql: str) -> str:
-        """What ij said; its exit status is 0 even after errors."""
+        """The output of ij, whose exit status is 0 even after errors."""
         work = self.layout.work("schema")
         work.mkdir(parents=True, exist_ok=True)
         script, access = work / "run.sql", work / "access.properties"
         script.write_text(sql)
         with os.fdopen(os.open(access, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-            # in a file, because a command line is readable by every user of the machine
+            # in a file, because every user of the machine can read a command line
             out.write(f"ij.driver={database.driver}\nij.database={url}\n")
             out.write(f"ij.user={database.user}\nij.password={database.password}\n")
         command = [

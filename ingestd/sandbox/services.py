@@ -1,6 +1,6 @@
-"""What each service runs: its configuration, its command line and how it shows that it works.
+"""Configuration, command line and readiness criteria of each service.
 
-Invariant: configuration is written anew from the package's templates at each start; nothing is edited in place.
+Invariant: the configuration is written from the package's templates at each start and never edited in place.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ PROBES: dict[str, Callable[[int], bool]] = {
     METASTORE: probe.metastore_answers,
     HIVESERVER2: probe.hiveserver2_answers,
 }
-# lines after which a service looks alive but never works
+# a service that logs one of these runs but never works
 FATAL = {
     KAFKA: re.compile(r"Exiting Kafka due to fatal exception"),
     METASTORE: re.compile(r"Failure when starting the leader tasks"),
     HIVESERVER2: re.compile(r"Error starting HiveServer2 on attempt"),
 }
-# lines without which a service answers but does not do all of its work: the metastore opens its port although its
-# background threads failed, and those start one to three seconds later
+# a service works completely when it has logged all of these: the metastore opens its port one to three seconds before
+# its background threads start, and also when they fail
 COMPLETE = {
     KAFKA: (),
     METASTORE: ("compactor.Initiator", "compactor.Cleaner", "AcidHouseKeeperService", "HiveProtoEventsCleanerTask"),
@@ -55,7 +55,7 @@ COMPLETE = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that the services' command lines and configurations are made of."""
+    """Everything that determines the command lines and configurations of the services."""
 
     options: SandboxOptions
     layout: Layout
@@ -68,7 +68,7 @@ class Plan:
         """Write the configuration folder of `service`."""
         folder = self.layout.conf(service)
         folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # a database password may be in it
+        folder.chmod(0o700)  # it may contain a database password
         values = self._values(service)
         for name, template in {**_TEMPLATES[service], "log4j2.properties": "log4j2.properties"}.items():
             (folder / name).write_text(fill(data_file(template).read_text(), values, xml=name.endswith(".xml")))
@@ -83,13 +83,13 @@ class Plan:
         jvm.append("--add-opens=java.sql/java.sql=ALL-UNNAMED")
         if service == HIVESERVER2:
             return self.java_command(service, jvm)
-        # A metastore runs too little code too seldom to be worth what optimizing it costs the machine.
+        # C2 compilation costs more than it saves: the metastore executes little code, and rarely.
         jvm.append("-XX:TieredStopAtLevel=1")
         if self.database.is_derby:
             derby = {"startNetworkServer": "true", "host": "127.0.0.1", "portNumber": self.ports[port_names.DERBY]}
             jvm += [f"-Dderby.drda.{key}={value}" for key, value in derby.items()]
-            # Concurrent commits deadlock in Derby now and then. It looks for deadlocks after 20 s by default, and
-            # until then all transactions stand still; the metastore repeats the statement that Derby rolls back.
+            # Concurrent commits sometimes deadlock in Derby, which blocks all transactions until it looks for deadlocks,
+            # by default after 20 s. The metastore repeats the statement that Derby rolls back.
             jvm.append("-Dderby.locks.deadlockTimeout=2")
         return self.java_command(service, jvm, "-p", str(self.ports[METASTORE]))
 
@@ -117,7 +117,7 @@ class Plan:
 
 
 def fill(template: str, values: dict[str, object], *, xml: bool) -> str:
-    """The template with each @NAME@ replaced; KeyError for a name without a value, so none is left over."""
+    """The template with each @NAME@ replaced. Raises KeyError for a name without a value."""
 
     def value(match: re.Match[str]) -> str:
         text = str(values[match[1]])

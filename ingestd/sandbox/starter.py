@@ -1,7 +1,7 @@
-"""Starts services in their order and waits until they work.
+"""Starts services in order and waits until they work.
 
-Invariant: each process is in the state file before its program runs, and nothing here ends a process: that is the
-guard's work when a start fails.
+Invariant: each process is in the state file before its program runs. When a start fails, the guard ends the processes;
+this module never does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ingestd.sandbox.state import Child, Layout, load, save
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """One start of some services of a state folder."""
+    """Starts some services of one state folder."""
 
     options: SandboxOptions
     layout: Layout
@@ -30,7 +30,7 @@ class Starter:
     progress: Progress
 
     def start(self, names: Sequence[str]) -> None:
-        """Start `names`: Kafka and the metastore side by side, then HiveServer2, which needs the metastore."""
+        """Start `names`: Kafka and the metastore concurrently, then HiveServer2, which needs the metastore."""
         plan = self._plan(names)
         for name in names:
             plan.configure(name)

@@ -1,6 +1,7 @@
-"""The state folder: where everything of one sandbox lies, and the file that remembers ports and processes.
+"""The state folder: the layout of one sandbox's files, and the state file with its ports and processes.
 
-Invariant: the state file is replaced whole, so a reader sees the old or the new one; a process is in it before it runs.
+Invariant: the state file is replaced atomically, so a reader sees the old or the new one. A process is recorded before
+it runs.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from pathlib import Path
 from ingestd.clock import Deadline, pause
 from ingestd.errors import SandboxError
 
-_LOCK_WAIT_SECONDS = 180.0  # longer than any `up` or `down` that has its jars
+_LOCK_WAIT_SECONDS = 180.0  # longer than any `up` or `down` whose jars are present
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The places inside one state folder."""
+    """The folders and files inside one state folder."""
 
     root: Path
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w./+-]+", str(self.root), re.ASCII):
             raise SandboxError(
-                "the name of the state folder does not fit Hive's configuration",
+                "the path of the state folder has characters that Hive's configuration does not allow",
                 where=str(self.root),
-                hint="use letters, digits and . _ + - / only",
+                hint="use only letters, digits and . _ + - /",
             )
 
     @property
     def data(self) -> Path:
-        """What outlives down and up: Kafka's log, the metastore's database, the warehouse."""
+        """Kept over `down` and `up`: Kafka's log, the metastore's database, the warehouse."""
         return self.root / "data"
 
     @property
@@ -45,7 +46,7 @@ class Layout:
         return self.data / "warehouse"
 
     def conf(self, service: str) -> Path:
-        """The configuration folder of `service`; it is first on its class path."""
+        """The configuration folder of `service`, which is first on its class path."""
         return self.root / "conf" / service
 
     def work(self, service: str) -> Path:
@@ -53,13 +54,13 @@ class Layout:
         return self.root / "run" / service
 
     def log(self, name: str) -> Path:
-        """The log of a service or of a preparing step; the one of the start before it ends in `.1`."""
+        """The log of a service or a preparation step; the one of the previous start ends in `.1`."""
         return self.root / "logs" / f"{name}.log"
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process of ours: a pid is ours only while its command line holds the token."""
+    """A process of the sandbox. A pid is only valid while its command line contains the token."""
 
     pid: int
     token: str
@@ -67,9 +68,9 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is remembered between commands.
+    """What is kept between commands.
 
-    `metastore_db` is empty for embedded Derby, and binding once `schema_ready`.
+    `metastore_db` is empty for embedded Derby and cannot change after `schema_ready`.
     """
 
     ports: dict[str, int] = field(default_factory=dict)
@@ -87,7 +88,7 @@ class State:
 
 
 def load(root: Path) -> State:
-    """The state of the folder, or an empty one when there is none; raises SandboxError when it cannot be read."""
+    """The state of the folder, empty when there is none. Raises SandboxError when it cannot be read."""
     file = root / "state.json"
     try:
         raw = json.loads(file.read_text())
@@ -102,7 +103,7 @@ def load(root: Path) -> State:
 
 
 def save(root: Path, state: State) -> None:
-    """Replace the state file; it may hold a database password, so only the user can read it."""
+    """Replace the state file. Only the user can read it, because it may contain a database password."""
     fresh = root / "state.json.new"
     handle = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(handle, "w") as out:
@@ -114,7 +115,7 @@ def save(root: Path, state: State) -> None:
 
 @contextmanager
 def locked(file: Path, what: str, wait_seconds: float = _LOCK_WAIT_SECONDS) -> Iterator[int]:
-    """Hold `file` locked against other commands; yields its descriptor.
+    """Hold an exclusive lock on `file`; yields its descriptor.
 
     Raises SandboxError when another command holds it for `wait_seconds`, or when the folder cannot be written.
     """
@@ -133,7 +134,7 @@ def locked(file: Path, what: str, wait_seconds: float = _LOCK_WAIT_SECONDS) -> I
 def _acquire(handle: int, file: Path, what: str, deadline: Deadline) -> None:
     while not _try_lock(handle):
         if deadline.passed:
-            raise SandboxError(f"another command still works on {what}", where=str(file.parent))
+            raise SandboxError(f"another command is still using {what}", where=str(file.parent))
         pause(0.1)
 
 
