@@ -22,9 +22,8 @@ _RANGE = (20_000, 32_000)  # below the ephemeral ports of outgoing connections
 def is_free(port: int) -> bool:
     """Whether a server can listen on `port` of the loopback address now."""
     with socket.socket() as probe:
-        probe.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as servers do: closed connections in TIME_WAIT do not count
+        # As servers do: connections in TIME_WAIT do not occupy the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
         except OSError:

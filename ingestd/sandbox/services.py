@@ -88,8 +88,8 @@ class Plan:
         if self.database.is_derby:
             derby = {"startNetworkServer": "true", "host": "127.0.0.1", "portNumber": self.ports[port_names.DERBY]}
             jvm += [f"-Dderby.drda.{key}={value}" for key, value in derby.items()]
-            # Concurrent commits sometimes deadlock in Derby, which blocks all transactions until it looks for deadlocks,
-            # by default after 20 s. The metastore repeats the statement that Derby rolls back.
+            # Concurrent commits sometimes deadlock in Derby, which blocks all transactions until it checks for
+            # deadlocks, by default after 20 s. The metastore repeats the statement that Derby rolls back.
             jvm.append("-Dderby.locks.deadlockTimeout=2")
         return self.java_command(service, jvm, "-p", str(self.ports[METASTORE]))
 

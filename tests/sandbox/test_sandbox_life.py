@@ -149,7 +149,7 @@ def test_a_service_that_ends_at_once(cli: Cli) -> None:
 
 
 def test_a_database_that_is_not_there(cli: Cli) -> None:
-    _assert_one_sentence(cli.run("up", "--metastore-db", "mysql://u:secret@h/d"), "no PostgreSQL address")
+    _assert_one_sentence(cli.run("up", "--metastore-db", "mysql://u:secret@h/d"), "not a PostgreSQL address")
     answer = cli.run("up", "--metastore-db", "postgresql://u:secret@127.0.0.1:9/d")
     _assert_one_sentence(answer, "database cannot be used")
     assert "secret" not in answer.stderr
