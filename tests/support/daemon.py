@@ -15,13 +15,13 @@ from typing import Any
 
 import structlog
 
-from ingestd.config.files import read_document
-from ingestd.config.shape import SparkSection, validated
+from ingestd.config.document import load
 from ingestd.daemon import log
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
 from ingestd.ingest.mapping import Signals
 from ingestd.spark.engine import Engine
+from ingestd.spark.options import SparkOptions
 
 Event = dict[str, Any]
 # What `Stack.config` writes, so that all daemons in threads can share one Spark session.
@@ -88,14 +88,14 @@ class DaemonThread:
     """
 
     def __init__(self, config: Path, arguments: Sequence[str]) -> None:
-        document = validated(read_document((config,), None))
-        assert document.spark == SparkSection(master=SPARK_MASTER), (
+        document = load([config])
+        assert document.spark == SparkOptions(master=SPARK_MASTER), (
             "a Spark session of its own needs a process of its own"
         )
         self._lines: list[str] = []
         self._signals = Signals(threading.Event(), threading.Event())
         self._errors: list[IngestdError] | None = None
-        mappings = document.options()
+        mappings = document.mappings
         _capture_log_lines()
         for mapping in mappings:
             _sinks[mapping.name] = self
