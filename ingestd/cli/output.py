@@ -37,7 +37,7 @@ class _LossyFile(io.FileIO):
 
 
 def protect_stderr() -> None:
-    """Replace `sys.stderr` by such a stream, and open standard descriptors that are closed on /dev/null."""
+    """Make `sys.stderr` a stream that never fails; standard descriptors that are closed become /dev/null."""
     free = os.open(os.devnull, os.O_RDWR)
     while free <= _STDERR:  # otherwise a socket could get descriptor 2 and receive the log
         free = os.open(os.devnull, os.O_RDWR)

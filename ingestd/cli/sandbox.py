@@ -34,7 +34,7 @@ _state_dir = click.option(
 
 @click.group()
 def sandbox() -> None:
-    """A real Kafka and Hive 4 on this machine, to try ingestd out."""
+    """Run a real Kafka and Hive 4 on this machine."""
 
 
 @sandbox.command()
