@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,14 +13,13 @@ from ingestd.errors import TransactionAborted
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS
 from ingestd.spark.engine import Engine
+from tests.support.daemon import shared_engine
 from tests.support.stack import Stack
 
 
-@pytest.fixture(scope="module")
-def engine() -> Iterator[Engine]:
-    engine = Engine("local[2]", {})
-    yield engine
-    engine.stop()
+@pytest.fixture
+def engine(processes: None) -> Engine:
+    return shared_engine()
 
 
 def _document(stack: Stack, case: str) -> Document:

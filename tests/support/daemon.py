@@ -8,8 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import structlog
 
 from ingestd.config.document import load
 from ingestd.daemon import log
-from ingestd.daemon.supervisor import Supervisor
+from ingestd.daemon.run import run_mappings
 from ingestd.errors import IngestdError
-from ingestd.ingest.mapping import Signals
+from ingestd.ingest.signals import Signals
+from ingestd.ingest.steps import STEPS, ignore
 from ingestd.spark.engine import Engine
 from ingestd.spark.options import SparkOptions
 
@@ -81,37 +83,66 @@ class DaemonProcess:
         self.process.wait(30)
 
 
+class Hold:
+    """An observer that blocks a mapping after it has completed `step` for the `times`-th time, until `release`."""
+
+    def __init__(self, step: str, times: int = 1) -> None:
+        assert step in STEPS
+        self._step = step
+        self._left = times
+        self._guard = threading.Lock()
+        self._reached, self._released = threading.Event(), threading.Event()
+
+    def __call__(self, step: str) -> None:
+        """See `ingestd.ingest.steps.Observe`."""
+        with self._guard:
+            self._left -= step == self._step
+            is_chosen = step == self._step and self._left == 0
+        if is_chosen:
+            self._reached.set()
+            self._released.wait()
+
+    def wait(self, seconds: float = 60.0) -> None:
+        """Return when the mapping is blocked."""
+        assert self._reached.wait(seconds), f"not within {seconds:.0f} s: {self._step}"
+
+    def release(self) -> None:
+        """Let the mapping go on."""
+        self._released.set()
+
+
 class DaemonThread:
     """The mappings of one configuration in threads of this process, over the Spark session that all tests share.
 
     It runs what `ingestd run` runs between the reading of the configuration and the exit code.
     """
 
-    def __init__(self, config: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, config: Path, arguments: Sequence[str], hold: Hold | None) -> None:
         document = load([config])
-        assert document.spark == SparkOptions(master=SPARK_MASTER), (
-            "a Spark session of its own needs a process of its own"
-        )
+        assert document.spark == SparkOptions(master=SPARK_MASTER), "another Spark session needs another process"
         self._lines: list[str] = []
-        self._signals = Signals(threading.Event(), threading.Event())
-        self._errors: list[IngestdError] | None = None
-        mappings = document.mappings
+        self._hold = hold
+        self._signals = Signals()
         _capture_log_lines()
-        for mapping in mappings:
+        for mapping in document.mappings:
             _sinks[mapping.name] = self
-        supervisor = Supervisor(
-            document.metastore.connect(),
-            _engine(),
-            mappings,
+        run = partial(
+            run_mappings,
+            document,
+            shared_engine(),
             self._signals,
             drain="--until-caught-up" in arguments,
-            shutdown_seconds=document.shutdown.timeout,
+            observe=hold or ignore,
         )
-        self._thread = threading.Thread(target=self._run, args=(supervisor,), name=f"daemon {config.stem}")
+        self._errors: Future[list[IngestdError]] = Future()
+        self._thread = threading.Thread(target=self._run, args=(run,), name=f"daemon {config.stem}")
         self._thread.start()
 
-    def _run(self, supervisor: Supervisor) -> None:
-        self._errors = supervisor.run()
+    def _run(self, run: Callable[[], list[IngestdError]]) -> None:
+        try:
+            self._errors.set_result(run())
+        except BaseException as error:  # noqa: BLE001  # `wait` raises it
+            self._errors.set_exception(error)
 
     def write(self, line: str) -> None:
         """Take a log line."""
@@ -128,23 +159,26 @@ class DaemonThread:
 
     def text(self) -> str:
         """All log lines, and after the end the errors as the command prints them."""
-        return "\n".join([*self._lines, *(f"ingestd: {log.shortened(str(error))}" for error in self._errors or ())])
+        errors = self._errors.result() if self._errors.done() else []
+        return "\n".join([*self._lines, *(f"ingestd: {log.shortened(str(error))}" for error in errors)])
 
     def wait(self, seconds: float = 120.0) -> int:
         """The exit code that the command would have."""
         self._thread.join(seconds)
         assert not self.is_running, f"the daemon still runs after {seconds:.0f} s:\n{self.text()[-3000:]}"
-        assert self._errors is not None, "the supervisor raised"
-        return self._errors[0].exit_code if self._errors else 0
+        errors = self._errors.result()
+        return errors[0].exit_code if errors else 0
 
     def terminate(self) -> None:
-        """What the first SIGTERM does, and from the second call on what the second does."""
+        """Do what the first SIGTERM does, and from the second call on what the second one does."""
         (self._signals.abort if self._signals.stop.is_set() else self._signals.stop).set()
 
     def kill(self) -> None:
-        """Abort and wait for the end. Unlike a process it gives its leases up."""
+        """Abort and wait for the end. Unlike a killed process, the mappings release their leases."""
         self._signals.stop.set()
         self._signals.abort.set()
+        if self._hold is not None:
+            self._hold.release()
         self._thread.join(30)
         assert not self.is_running, f"the daemon does not end:\n{self.text()[-3000:]}"
 
@@ -173,12 +207,13 @@ def _capture_log_lines() -> None:
 
 
 @cache
-def _engine() -> Engine:
+def shared_engine() -> Engine:
+    """The Spark session of this process, started at the first call: a process can have only one."""
     return Engine(SPARK_MASTER, {})
 
 
 def stop_engine() -> None:
-    """End the shared Spark session if there is one."""
-    if _engine.cache_info().currsize:
-        _engine().stop()
-        _engine.cache_clear()
+    """End the shared Spark session if it was started."""
+    if shared_engine.cache_info().currsize:
+        shared_engine().stop()
+        shared_engine.cache_clear()

@@ -18,7 +18,7 @@ from ingestd.clock import Deadline, pause
 from ingestd.hive.client import Metastore
 from ingestd.sandbox import Addresses
 from ingestd.sandbox.hiveserver2 import Session
-from tests.support.daemon import SPARK_MASTER, Daemon, DaemonProcess, DaemonThread
+from tests.support.daemon import SPARK_MASTER, Daemon, DaemonProcess, DaemonThread, Hold
 
 Row = tuple[Any, ...]
 
@@ -134,14 +134,14 @@ class Stack:
         path.write_text(yaml.safe_dump(document), encoding="utf-8")
         return path
 
-    def start(self, config: Path, *arguments: str) -> DaemonThread:
+    def start(self, config: Path, *arguments: str, hold: Hold | None = None) -> DaemonThread:
         """Start a daemon in threads of this process, over the Spark session that all tests share."""
-        daemon = DaemonThread(config, arguments)
+        daemon = DaemonThread(config, arguments, hold)
         self._daemons.append(daemon)
         return daemon
 
     def start_process(self, config: Path, *arguments: str, **environment: str) -> DaemonProcess:
-        """Start a daemon that may be killed, frozen and signalled, or that has a failpoint."""
+        """Start a daemon that the test may kill, freeze and signal, or whose death is a failpoint's."""
         log = self.directory / f"daemon-{len(self._daemons)}.log"
         daemon = DaemonProcess(config, log, arguments, environment)
         self._daemons.append(daemon)
