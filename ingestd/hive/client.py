@@ -1,10 +1,9 @@
-"""A metastore connection per thread, with fail-over on use and every Thrift error translated.
+"""The metastore client: one connection per thread, failover between addresses, and translation of Thrift errors.
 
-Invariant: a call that may have reached a metastore is repeated only if it is in `_REPEATABLE`; for any other a broken
-connection raises MetastoreUnavailable, and what that means is known only to the caller. What a metastore has answered,
-errors included, is never asked again. After a broken connection the next address of the list is dialled first. The
-login is part of dialling, so it is made anew each time and an address that cannot be logged in to counts as one that
-fails.
+Invariant: a call that may have reached a metastore is sent again only if it is in `_REPEATABLE`. For every other call a
+broken connection raises MetastoreUnavailable, and the caller must find out whether the call took effect. A call that
+was answered, even with an error, is never sent again. After a broken connection the next address of the list is tried
+first. Every connect logs in again; an address that rejects the login counts as one that failed.
 """
 
 from __future__ import annotations
@@ -33,23 +32,23 @@ from ingestd.errors import (
 )
 from ingestd.hive.kerberos import ticket_owner
 from ingestd.hive.security import Kerberos, Security
-from ingestd.hive.transport import AWAY, mismatch, wire
+from ingestd.hive.transport import ADDRESS_HINT, create_transport, diagnose
 
 _DEFAULT_PORT = 9083
-# Partitions named in one call. On Derby a metastore overflows its stack at some 380 to 600 names; PostgreSQL takes
-# thousands, and a call of 200 costs nothing much more than one of all.
+# Partition names per call. A metastore on Derby overflows its stack at 380 to 600 names; one on PostgreSQL accepts
+# thousands, but larger calls are hardly faster.
 PARTITIONS_PER_CALL = 200
-# Characters of a metastore's own text that go into an error; the statements that it quotes can have many thousands.
+# Characters of the metastore's message that an error keeps; the SQL statements that it quotes can be very long.
 _TEXT_HEAD, _TEXT_TAIL = 350, 150
-# Causes that no repetition cures, as the metastore's file system and its databases word them.
-_NEVER_PASSES = re.compile(
+# Messages of the metastore's file system and databases for permanent failures: a retry cannot succeed.
+_PERMANENT = re.compile(
     "File name too long|PathComponentTooLong|path component name limit|Pathname too long"
     "|Invalid partition key|InvalidObjectException|StackOverflowError"
     "|value too long for type|truncation error was encountered|Data too long for column|ORA-12899"
     "|invalid byte sequence for encoding"
 )
 _TIMED_OUT = TTransportException.TIMED_OUT
-# HMS answers and accepts ACID tables only for a client that names what it can do (MetastoreDefaultTransformer).
+# HMS returns and accepts ACID tables only for clients that declare these capabilities (MetastoreDefaultTransformer).
 CAPABILITIES = [
     "EXTWRITE", "EXTREAD", "HIVEBUCKET2", "HIVEFULLACIDREAD", "HIVEFULLACIDWRITE", "HIVEMANAGESTATS",
     "HIVEMANAGEDINSERTWRITE", "HIVEMANAGEDINSERTREAD", "HIVESQL", "ACCEPTS_UNMODIFIED_METADATA",
@@ -60,38 +59,38 @@ _READS = (
     "get_not_null_constraints", "get_open_txns_info", "get_partition_names", "get_partitions_by_names_req",
     "get_table_req", "get_valid_write_ids", "partition_name_to_vals", "show_locks",
 )  # fmt: skip
-# Calls that leave the same behind whether the metastore carries them out once or twice, and why:
+# Calls that have the same effect whether the metastore executes them once or twice, and why:
 _REPEATABLE = {
-    **dict.fromkeys(_READS, "changes nothing"),
-    "heartbeat": "sets a time",
-    "heartbeat_txn_range": "sets a time",
-    "check_lock": "asks for a lock's state, and sets a time",
-    "allocate_table_write_ids": "a transaction has one write id for a table: the second time it is told again",
-    "lock": "in a transaction: its locks do not stop each other, and end with it (see `_is_repeatable`)",
-    "unlock": "the second time there is no such lock, which is what was wanted (`leases.release`)",
+    **dict.fromkeys(_READS, "read only"),
+    "heartbeat": "updates a timestamp",
+    "heartbeat_txn_range": "updates a timestamp",
+    "check_lock": "reads a lock's state and updates a timestamp",
+    "allocate_table_write_ids": "a transaction has one write id per table: the second call returns the same one",
+    "lock": "in a transaction only: its locks do not block each other and end with it (see `_is_repeatable`)",
+    "unlock": "the second call finds no lock, which is the desired state (`leases.release`)",
     **dict.fromkeys(("abort_txn", "abort_txns"), "an aborted transaction may be aborted again"),
-    "add_partitions_req": "with ifNotExists: the second time they are there",
-    "add_dynamic_partitions": "registers the names again: more rows in TXN_COMPONENTS that say the same",
-    "add_write_notification_log": "the event log keeps a file once",
-    "add_write_notification_log_in_batch": "the event log keeps a file once",
+    "add_partitions_req": "sent with ifNotExists",
+    "add_dynamic_partitions": "registers the same names again: duplicate rows in TXN_COMPONENTS",
+    "add_write_notification_log": "the event log keeps each file once",
+    "add_write_notification_log_in_batch": "the event log keeps each file once",
 }
-# Not among them, though some would do little harm:
-# commit_txn            who asks must know whether it happened, and has better ways to find out (ending.py)
-# open_txns             each makes new transactions; those of a lost answer stay open, until they time out
-# alter_table_req, alter_partitions_req   write back what was read: they would undo what others changed in between, and
-#                       where HMS compares first, the second is refused though the first has happened
-# create_table_req, create_database   the second is refused, though the first has happened
-# lock outside a transaction   the second waits for the first, whose id nobody has
+# Deliberately absent:
+# commit_txn            the caller must know whether it took effect, and has safer ways to find out (publish/outcome.py)
+# open_txns             each call opens new transactions; those of a lost answer stay open until they time out
+# alter_table_req, alter_partitions_req   overwrite the whole object: a second call would revert concurrent changes, and
+#                       where HMS compares first, it is rejected although the first one succeeded
+# create_table_req, create_database   the second call is rejected although the first one succeeded
+# lock outside a transaction   the second request waits for the first, whose lock id was lost
 
 
 class _Connection(ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
-    """hmsclient's handling of a connection with the calls of Hive 4 (its own stubs are Hive 2.3)."""
+    """hmsclient's connection handling with the calls of Hive 4; hmsclient's own stubs are those of Hive 2.3."""
 
     def __init__(self, protocol: TBinaryProtocol) -> None:
         HMSClient.__init__(self, protocol)
 
     def is_open(self) -> bool:
-        """False when the other side has closed a plain connection: Thrift looks at the socket, and sends nothing."""
+        """False when the peer has closed a connection without TLS. Thrift checks the socket and sends nothing."""
         return bool(self._oprot.trans.isOpen())
 
     def __del__(self) -> None:
@@ -100,143 +99,143 @@ class _Connection(ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
 
 
 class Metastore:
-    """The calls of one metastore, by any of its addresses, from any thread.
+    """A client of one metastore service that may have several addresses; safe for use from any thread.
 
-    `uris`: `thrift://host:port`, comma-separated; `timeout_seconds` bounds each call; `security` is how each
-    connection is protected and logged in.
+    `uris`: `thrift://host:port`, comma-separated. `timeout_seconds` bounds each call to one address. `security`: login
+    and encryption of each connection. The constructor connects to nothing. Raises ConfigError for an invalid address.
     """
 
     def __init__(self, uris: str, *, timeout_seconds: float = 60.0, security: Security | None = None) -> None:
         self.addresses = addresses(uris)
         self.timeout_seconds = timeout_seconds
         self.security = security or Security()
-        # Whether its database can compare a table parameter, found out at the first try (`statistics.py`).
+        # Whether its database can compare a table parameter; the first attempt decides (publish/statistics.py).
         self.compares_parameters = True
-        # Calls so far, over all threads (Hive Streaming's statistics tell it).
+        # Calls that were sent, over all threads; Hive Streaming reports it in its statistics.
         self.calls = 0
         self.host = socket.gethostname()[:128]
         self._owner: str | None = None
         self._local = threading.local()
-        self._first = 0
+        self._preferred = 0  # index of the address to try first
 
     @property
     def user(self) -> str:
-        """Who we are to the metastore: of the login, else the name that it is told."""
+        """The user name that the metastore sees: that of the login, else the one sent with `set_ugi`."""
         if self._owner is None and isinstance(self.security.login, Kerberos) and not self.security.user:
             self._owner = ticket_owner()
         return self.security.user or self._owner or getpass.getuser()
 
+    @property
+    def connected_address(self) -> tuple[str, int] | None:
+        """Host and port of this thread's connection; None without one."""
+        return self.addresses[self._local.index] if getattr(self._local, "connection", None) else None
+
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a metastore method; the answer is a Thrift value, so only this package may use it.
+        """Call a metastore method and return its Thrift value. Only hive/ and publish/ use Thrift values.
 
-        When the connection breaks, a call that may be repeated is, each time at the next address that can be dialled;
-        there is one try more than there are addresses, and one less after a silence.
+        When the connection breaks, a repeatable call is sent again to the next address that accepts a connection: once
+        more than there are addresses, or once less after a time-out.
 
-        Raises MetastoreUnavailable when nobody answered or the server failed, LoginFailed or ConfigError when every
-        address refuses us for good, TransactionAborted when the transaction is gone, InvalidTable when an object is
-        missing, `MetastoreRefusal` for every other declared exception and for failures whose cause never passes.
+        Raises MetastoreUnavailable when no address answered or the server failed; LoginFailed or ConfigError when every
+        address rejects the connection permanently; TransactionAborted when the transaction has ended; InvalidTable when
+        an object is missing; MetastoreRefusal for every other declared exception and for permanent failures.
         """
         repeatable = _is_repeatable(method, arguments)
-        connection = self._connection(surely=not repeatable)
+        connection = self._connection(verified=not repeatable)
         failures = 0
         while True:
             self.calls += 1
             try:
                 return getattr(connection, method)(*arguments)
             except (TTransportException, OSError, EOFError) as error:
-                where = self._where()
-                self._leave_address()
+                where = _where(*self.addresses[self._local.index])
+                self._fail_over()
                 failures += 1
-                if not repeatable or failures + _is_silence(error) > len(self.addresses):
-                    raise MetastoreUnavailable(f"{method}: {_words(error)}", where=where) from error
+                if not repeatable or failures + _is_timeout(error) > len(self.addresses):
+                    raise MetastoreUnavailable(f"{method}: {_message(error)}", where=where) from error
             except TException as error:
-                raise _translated(method, error, self._where()) from error
+                raise _translated(method, error, _where(*self.addresses[self._local.index])) from error
             except BaseException:
-                self.close()  # Ctrl-C, or a signal handler that raises: the next call would read this one's answer
+                self.close()  # Ctrl-C, or a signal handler that raises: the next call would read this call's answer
                 raise
-            connection = self._dial()
+            connection = self._connect()
 
     def close(self) -> None:
-        """Drop this thread's connection; the next call dials anew."""
+        """Close this thread's connection; the next call reconnects."""
         connection = getattr(self._local, "connection", None)
         self._local.connection = None
         if connection is not None:
             connection.close()
 
-    def _connection(self, *, surely: bool) -> _Connection:
-        """This thread's connection; with `surely`, one of which we know that it was not cut while it was idle."""
+    def _connection(self, *, verified: bool) -> _Connection:
+        """This thread's connection; with `verified`, one that was not closed while it was idle."""
         connection: _Connection | None = getattr(self._local, "connection", None)
         if connection is None:
-            return self._dial()
+            return self._connect()
         if self.security.tls is None and not connection.is_open():
-            self._leave_address()
-            return self._dial()
-        if surely and self.security.tls is not None:
-            # Through TLS the end of a connection cannot be seen without reading: something harmless is asked.
+            self._fail_over()
+            return self._connect()
+        if verified and self.security.tls is not None:
+            # A closed TLS connection is detected only by reading from it, so send a harmless call first.
             self.call("getName")
-            return self._connection(surely=False)
+            return self._connection(verified=False)
         return connection
 
-    def _dial(self) -> _Connection:
-        """Log in at the first address that takes us, beginning with the one that did so last.
+    def _connect(self) -> _Connection:
+        """Connect and log in to the first address that accepts, starting with the one that did so last.
 
-        A refusal is final only when every address refuses: one that is away now may take us when it is back.
+        A rejection is permanent only when every address rejects: an address that is unavailable now may accept later.
         """
         failures: list[IngestdError] = []
         for step in range(len(self.addresses)):
-            index = (self._first + step) % len(self.addresses)
+            index = (self._preferred + step) % len(self.addresses)
             try:
                 connection = self._open(*self.addresses[index])
             except IngestdError as error:
                 failures.append(error)
                 continue
-            self._local.index = self._first = index
+            self._local.index = self._preferred = index
             self._local.connection = connection
             return connection
-        final = all(not isinstance(failure, Unavailable) for failure in failures)
-        if final or len(failures) == 1:
+        is_permanent = all(not isinstance(failure, Unavailable) for failure in failures)
+        if is_permanent or len(failures) == 1:
             raise failures[0]
-        raise MetastoreUnavailable("no metastore answers", where="; ".join(map(str, failures)), hint=AWAY)
+        raise MetastoreUnavailable("no metastore answers", where="; ".join(map(str, failures)), hint=ADDRESS_HINT)
 
     def _open(self, host: str, port: int) -> _Connection:
-        """A connection to one address, logged in. Raises MetastoreUnavailable, LoginFailed, ConfigError."""
-        connection = _Connection(TBinaryProtocol(wire(host, port, self.security, self.timeout_seconds)))
+        """A connection to one address, after the login. Raises MetastoreUnavailable, LoginFailed, ConfigError."""
+        connection = _Connection(TBinaryProtocol(create_transport(host, port, self.security, self.timeout_seconds)))
         try:
             connection.open()
             if self.security.login is None:
-                # HMS makes partition directories as this user when metastore.execute.setugi is on
-                # (TUGIBasedProcessor); after a login it knows who we are.
+                # HMS creates partition directories as this user when metastore.execute.setugi is on
+                # (TUGIBasedProcessor). With a login it uses the authenticated user.
                 connection.set_ugi(self.user, [self.user])
         except (TException, OSError, EOFError) as error:
             connection.close()
-            where = f"metastore {host}:{port}"
-            known = mismatch(host, port, self.security, self.timeout_seconds)
-            raise known or MetastoreUnavailable(_words(error), where=where, hint=AWAY) from error
+            unavailable = MetastoreUnavailable(_message(error), where=_where(host, port), hint=ADDRESS_HINT)
+            raise diagnose(host, port, self.security, self.timeout_seconds) or unavailable from error
         return connection
 
-    def _leave_address(self) -> None:
-        """Drop this thread's broken connection; the next dial begins behind it, unless another thread saw to that."""
-        if self._first == self._local.index:
-            self._first = (self._local.index + 1) % len(self.addresses)
+    def _fail_over(self) -> None:
+        """Close this thread's broken connection and prefer the next address, unless another thread has done so."""
+        if self._preferred == self._local.index:
+            self._preferred = (self._local.index + 1) % len(self.addresses)
         self.close()
-
-    def _where(self) -> str:
-        host, port = self.addresses[self._local.index]
-        return f"metastore {host}:{port}"
 
 
 class MetastoreRefusal(IngestdError):
-    """The metastore understood the call and said no, or can never carry it out; `what` holds its words."""
+    """The metastore rejected the call, or can never execute it; `what` holds the metastore's message."""
 
     exit_code = 65
 
 
 class UnknownCall(MetastoreRefusal):
-    """The metastore does not have the method: it is older than the call."""
+    """The metastore does not know the method, because it is too old."""
 
 
 def addresses(uris: str) -> Sequence[tuple[str, int]]:
-    """Host and port of each address of `metastore.uri`. Raises ConfigError."""
+    """Host and port of each address in `metastore.uri`. Raises ConfigError."""
     given = [uri.strip() for uri in uris.split(",") if uri.strip()] or [""]
     found = [(uri, _address(uri)) for uri in given]
     for uri, address in found:
@@ -244,7 +243,7 @@ def addresses(uris: str) -> Sequence[tuple[str, int]]:
             raise ConfigError(
                 f"{re.sub('//[^/]*@', '//***@', uri)!r} is not a metastore address",
                 where="metastore.uri",
-                hint="thrift://host:9083, several separated by commas",
+                hint="write thrift://host:9083; separate several addresses by commas",
             )
     return [address for _, address in found if address is not None]
 
@@ -262,19 +261,23 @@ def _is_repeatable(method: str, arguments: Sequence[Any]) -> bool:
     return method in _REPEATABLE and (method != "lock" or bool(arguments[0].txnid))
 
 
-def _is_silence(error: BaseException) -> bool:
-    """Whether a time-out ended the call: whoever did not answer then is not asked again."""
+def _where(host: str, port: int) -> str:
+    return f"metastore {host}:{port}"
+
+
+def _is_timeout(error: BaseException) -> bool:
+    """Whether the call timed out; the address that did not answer is not tried again in the same call."""
     kinds = (error, getattr(error, "inner", None))
     return any(isinstance(one, TimeoutError) for one in kinds) or getattr(error, "type", None) == _TIMED_OUT
 
 
-def _words(error: BaseException) -> str:
-    """What the error says; many that end a connection say nothing."""
-    return _cut(str(error)) or type(error).__name__
+def _message(error: BaseException) -> str:
+    """The error's message, or its class: many errors of broken connections have no message."""
+    return _shortened(str(error)) or type(error).__name__
 
 
-def _cut(text: str) -> str:
-    """A text of bounded length: what happened stands at its beginning, the root cause at its end."""
+def _shortened(text: str) -> str:
+    """The beginning, which says what happened, and the end, which holds the root cause."""
     if len(text) <= _TEXT_HEAD + _TEXT_TAIL:
         return text
     return f"{text[:_TEXT_HEAD]} … {text[-_TEXT_TAIL:]}"
@@ -282,17 +285,17 @@ def _cut(text: str) -> str:
 
 def _translated(method: str, error: TException, where: str) -> IngestdError:
     full = str(getattr(error, "message", None) or error)
-    text = f"{method}: {_cut(full)}"
+    text = f"{method}: {_shortened(full)}"
     if isinstance(error, (ttypes.NoSuchTxnException, ttypes.TxnAbortedException, ttypes.NoSuchLockException)):
         return TransactionAborted(text, where=where)
     if isinstance(error, ttypes.NoSuchObjectException):
         return InvalidTable(text, where=where)
     if isinstance(error, TApplicationException) and error.type == TApplicationException.UNKNOWN_METHOD:
-        return UnknownCall(text, where=where, hint="use a newer metastore")
-    # The server's own trouble, such as its database being away, comes as MetaException or as an undeclared exception,
-    # and so does what is wrong with the request itself.
+        return UnknownCall(text, where=where, hint="upgrade the metastore")
+    # MetaException and undeclared exceptions cover both internal failures, such as an unavailable database, and
+    # requests that are wrong in themselves.
     if isinstance(error, (ttypes.MetaException, TApplicationException)):
-        if _NEVER_PASSES.search(full):
-            return MetastoreRefusal(text, where=where, hint="see the metastore's log; to try again does not help")
+        if _PERMANENT.search(full):
+            return MetastoreRefusal(text, where=where, hint="see the metastore's log; a retry cannot succeed")
         return MetastoreUnavailable(text, where=where, hint="see the metastore's log")
     return MetastoreRefusal(text, where=where)

@@ -1,7 +1,7 @@
-"""The bytes below Thrift: a TCP or TLS socket, and SASL's handshake and frames on top of it.
+"""The transport below Thrift: a TCP or TLS socket, with the SASL handshake and SASL frames on top.
 
-Invariant: `open` returns with the login done or raises, and then nothing stays open. What cannot be mended by waiting
-is a ConfigError or LoginFailed; no message of ours holds a password.
+Invariant: `open` returns after a successful login, or raises and leaves no socket open. A failure that a retry cannot
+fix is a ConfigError or LoginFailed. No error message contains a password.
 """
 
 from __future__ import annotations
@@ -20,61 +20,62 @@ from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnav
 from ingestd.hive.kerberos import KerberosExchange
 from ingestd.hive.security import Plain, Security, Tls
 
-# TSaslTransport of Thrift: a message is one byte of status, four of length, the body; later four of length, the frame.
+# Thrift's TSaslTransport: a handshake message is a status byte, four bytes of length, and the body. After the
+# handshake a frame is four bytes of length and the body.
 _START, _OK, _BAD, _ERROR, _COMPLETE = 1, 2, 3, 4, 5
 _HEADER = struct.Struct(">BI")
 _LENGTH = struct.Struct(">I")
-_MOST_HANDSHAKE_BYTES = 1 << 20
-_MOST_FRAME_BYTES = 1 << 30
-_PIECE_BYTES = 1 << 20
+_MAX_HANDSHAKE_BYTES = 1 << 20
+_MAX_FRAME_BYTES = 1 << 30
+_CHUNK_BYTES = 1 << 20
 
-AWAY = "is it running, and is metastore.uri right?"
+ADDRESS_HINT = "check that it is running and that metastore.uri is correct"
 _PROBE_SECONDS = 5.0
-# Thrift's strict binary protocol: a call of fb303's getName, which every metastore answers before any login.
+# A call of fb303's getName in Thrift's strict binary protocol; a metastore without SASL answers it.
 _GET_NAME = struct.pack(">II7sIB", 0x80010001, 7, b"getName", 0, 0)
-# The beginning of a SASL login by a mechanism that no server has.
-_LOG_IN_SOMEHOW = _HEADER.pack(_START, 1) + b"?"
+# The first message of a SASL login with a mechanism that no server supports.
+_UNKNOWN_LOGIN = _HEADER.pack(_START, 1) + b"?"
 _THRIFT_REPLY, _TLS_ALERT = 0x80, 0x15
 
 
-def wire(host: str, port: int, security: Security, timeout_seconds: float) -> TTransportBase:
-    """The transport to one address, not yet open. Its `open` raises ConfigError, LoginFailed, MetastoreUnavailable."""
+def create_transport(host: str, port: int, security: Security, timeout_seconds: float) -> TTransportBase:
+    """A closed transport to one address. Its `open` raises ConfigError, LoginFailed or MetastoreUnavailable."""
     plain = _Socket(host, port, security.tls)
     plain.setTimeout(timeout_seconds * 1000)
     if security.login is None:
         return TBufferedTransport(plain)
     login = security.login
     exchange = PlainExchange(login) if isinstance(login, Plain) else KerberosExchange(login, host)
-    return SaslWire(plain, exchange, f"metastore {host}:{port}")
+    return SaslTransport(plain, exchange, f"metastore {host}:{port}")
 
 
 class Exchange(Protocol):
-    """One SASL mechanism in one login, and what it does to the bytes afterwards."""
+    """The client side of one SASL mechanism: one login, and the protection of the bytes that follow."""
 
     @property
     def mechanism(self) -> bytes:
-        """Its name in the handshake."""
+        """The mechanism's name in the handshake."""
 
     @property
     def hint(self) -> str:
-        """What to look at when the metastore refuses."""
+        """How to fix a rejected login."""
 
     @property
     def complete(self) -> bool:
-        """True when our side has nothing left to say or to see proven."""
+        """Whether the client has nothing left to send or to verify."""
 
     def answer(self, challenge: bytes) -> bytes:
-        """Our answer to the server's words; the first time there are none."""
+        """The response to a challenge; the initial response for `b""`."""
 
     def frames(self, data: bytes) -> Iterable[bytes]:
-        """What to send for `data`, in pieces that the server takes; raises OSError."""
+        """`data` as frames that the server accepts. Raises OSError."""
 
     def unwrap(self, frame: bytes) -> bytes:
-        """What the server said in one frame; raises OSError when it was changed on the way."""
+        """The content of one frame. Raises OSError when its integrity check fails."""
 
 
 class PlainExchange:
-    """Name and password in the first message (RFC 4616); later bytes go as they are."""
+    """SASL PLAIN: user name and password in the first message (RFC 4616), no protection afterwards."""
 
     mechanism = b"PLAIN"
     complete = True
@@ -84,26 +85,26 @@ class PlainExchange:
 
     @property
     def hint(self) -> str:
-        """Hive's MetaStorePlainSaslServer makes a character of each byte of our UTF-8."""
+        """Hive's MetaStorePlainSaslServer decodes each byte of the UTF-8 credentials as one character."""
         if not (self._login.username + self._login.password).isascii():
-            return "Hive understands ASCII only in metastore.plain.username and metastore.plain.password"
-        return "are metastore.plain.username and metastore.plain.password right?"
+            return "Hive supports only ASCII in metastore.plain.username and metastore.plain.password"
+        return "check metastore.plain.username and metastore.plain.password"
 
     def answer(self, challenge: bytes) -> bytes:
         """The credentials."""
         return f"\0{self._login.username}\0{self._login.password}".encode()
 
     def frames(self, data: bytes) -> Iterable[bytes]:
-        """`data` as it is."""
+        """One frame with `data`."""
         return [data]
 
     def unwrap(self, frame: bytes) -> bytes:
-        """`frame` as it is."""
+        """`frame` unchanged."""
         return frame
 
 
 class _Socket(TSocket):  # type: ignore[misc]
-    """Thrift's socket, opened by us: its own TLS class checks host names differently from release to release."""
+    """Thrift's socket with our own TLS, because the host name check of Thrift's TLS class varies between releases."""
 
     def __init__(self, host: str, port: int, tls: Tls | None) -> None:
         super().__init__(host, port)
@@ -115,23 +116,23 @@ class _Socket(TSocket):  # type: ignore[misc]
 
 def _connect(host: str, port: int, tls: Tls | None, timeout_seconds: float) -> socket.socket:
     where = f"metastore {host}:{port}"
-    # Read first: a CA file that is missing is no matter of the network.
+    # Load the CA file before connecting, so that a missing file is not reported as a network failure.
     context = _context(tls) if tls else None
     try:
         connected = socket.create_connection((host, port), timeout_seconds)
-    except (OSError, UnicodeError) as error:  # a host name that DNS cannot have is a UnicodeError
-        raise MetastoreUnavailable(f"cannot connect: {error}", where=where, hint=AWAY) from error
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a valid host name
+        raise MetastoreUnavailable(f"cannot connect: {error}", where=where, hint=ADDRESS_HINT) from error
     if context is None:
         return connected
     try:
-        # Takes the socket's time-out over; on failure the socket is closed.
+        # The TLS socket inherits the time-out. On failure the plain socket is closed below.
         return context.wrap_socket(connected, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
         connected.close()
         raise ConfigError(
             f"the metastore's certificate is not accepted: {error.verify_message}",
             where=where,
-            hint="metastore.tls.ca_file must hold the CA that signed it, and the address the host name that is in it",
+            hint="metastore.tls.ca_file must hold the CA that signed it, metastore.uri the certificate's host name",
         ) from error
     except BaseException:
         connected.close()
@@ -142,15 +143,19 @@ def _context(tls: Tls) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.ca_file)
     except ssl.SSLError:
-        raise ConfigError("holds no certificate in PEM form", where=f"metastore.tls.ca_file {tls.ca_file}") from None
+        raise ConfigError(
+            "the file contains no PEM certificate", where=f"metastore.tls.ca_file {tls.ca_file}"
+        ) from None
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", where=f"metastore.tls.ca_file {tls.ca_file}") from None
+        raise ConfigError(
+            f"the file cannot be read: {error.strerror}", where=f"metastore.tls.ca_file {tls.ca_file}"
+        ) from None
     context.check_hostname = tls.verify_hostname
     return context
 
 
-class SaslWire(TTransportBase):  # type: ignore[misc]
-    """Thrift's SASL transport (TSaslTransport in Java) for any mechanism."""
+class SaslTransport(TTransportBase):  # type: ignore[misc]
+    """Thrift's SASL transport for any mechanism (TSaslTransport in Java)."""
 
     def __init__(self, below: TTransportBase, exchange: Exchange, where: str) -> None:
         self._below = below
@@ -160,7 +165,7 @@ class SaslWire(TTransportBase):  # type: ignore[misc]
         self._written = bytearray()
 
     def isOpen(self) -> bool:  # noqa: N802  # Thrift's name
-        """True while the socket is."""
+        """Whether the socket is open."""
         return bool(self._below.isOpen())
 
     def open(self) -> None:
@@ -177,44 +182,44 @@ class SaslWire(TTransportBase):  # type: ignore[misc]
         self._below.close()
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes of the current frame, or of the next one when that is used up."""
+        """At most `size` bytes of the current frame, or of the next frame when the current one is exhausted."""
         while not (found := self._read.read(size)):
             (length,) = _LENGTH.unpack(self._below.readAll(_LENGTH.size))
-            _refuse_longer(length, _MOST_FRAME_BYTES)
+            _check_length(length, _MAX_FRAME_BYTES)
             self._read = BytesIO(self._exchange.unwrap(self._below.readAll(length)))
         return found
 
     def write(self, data: bytes) -> None:
-        """Keep `data` for `flush`."""
+        """Buffer `data` until `flush`."""
         self._written += data
 
     def flush(self) -> None:
-        """Send what was written."""
+        """Send the buffered data."""
         data, self._written = bytes(self._written), bytearray()
-        for start in range(0, len(data), _PIECE_BYTES):
-            for frame in self._exchange.frames(data[start : start + _PIECE_BYTES]):
+        for start in range(0, len(data), _CHUNK_BYTES):
+            for frame in self._exchange.frames(data[start : start + _CHUNK_BYTES]):
                 self._below.write(_LENGTH.pack(len(frame)) + frame)
         self._below.flush()
 
     def _log_in(self) -> None:
-        # Before the first byte goes out, since it fails when we have nothing to log in with.
+        # Computed before anything is sent: it fails when there are no credentials.
         first = self._exchange.answer(b"")
         self._send(_START, self._exchange.mechanism)
         self._send(_OK, first)
         while (challenge := self._receive()) is not None:
             self._send(_OK, self._exchange.answer(challenge))
         if not self._exchange.complete:
-            raise LoginFailed("the metastore ended the login before it proved who it is", where=self._where)
+            raise LoginFailed("the metastore ended the login without authenticating itself", where=self._where)
 
     def _receive(self) -> bytes | None:
-        """The server's next challenge; None when it accepts us."""
+        """The server's next challenge; None when it has accepted the login."""
         status, length = _HEADER.unpack(self._below.readAll(_HEADER.size))
         if status not in (_OK, _BAD, _ERROR, _COMPLETE):
-            raise TTransportException(message="the answer to the login is not SASL's")
-        _refuse_longer(length, _MOST_HANDSHAKE_BYTES)
+            raise TTransportException(message="the response to the login is not a SASL message")
+        _check_length(length, _MAX_HANDSHAKE_BYTES)
         body: bytes = self._below.readAll(length)
         if status in (_BAD, _ERROR):
-            raise _refused(body.decode(errors="replace"), self._exchange, self._where)
+            raise _rejection(body.decode(errors="replace"), self._exchange, self._where)
         return body if status == _OK else None
 
     def _send(self, status: int, body: bytes) -> None:
@@ -222,49 +227,50 @@ class SaslWire(TTransportBase):  # type: ignore[misc]
         self._below.flush()
 
 
-def _refused(words: str, exchange: Exchange, where: str) -> IngestdError:
-    if "unsupported mechanism" in words.lower():
+def _rejection(message: str, exchange: Exchange, where: str) -> IngestdError:
+    if "unsupported mechanism" in message.lower():
         return ConfigError(
-            f"the metastore takes no {exchange.mechanism.decode()} login: {words}",
+            f"the metastore does not support SASL {exchange.mechanism.decode()}: {message}",
             where=where,
-            hint="metastore.kerberos for one with hive.metastore.sasl.enabled, metastore.plain for LDAP and the like",
+            hint="use metastore.kerberos if hive.metastore.sasl.enabled is true, metastore.plain for LDAP or CUSTOM",
         )
-    what = f"the metastore refused the login: {words or 'no reason given'}"
+    what = f"the metastore refused the login: {message or 'no reason given'}"
     return LoginFailed(what, where=where, hint=exchange.hint)
 
 
-def _refuse_longer(length: int, most: int) -> None:
-    if length > most:
-        raise TTransportException(TTransportException.SIZE_LIMIT, f"{length} bytes announced, {most} are the most")
+def _check_length(length: int, limit: int) -> None:
+    if length > limit:
+        raise TTransportException(TTransportException.SIZE_LIMIT, f"a frame of {length} bytes, the limit is {limit}")
 
 
-def mismatch(host: str, port: int, security: Security, timeout_seconds: float) -> ConfigError | None:
-    """What an address speaks instead of what we do; None when it does not say.
+def diagnose(host: str, port: int, security: Security, timeout_seconds: float) -> ConfigError | None:
+    """The mismatch between our security settings and those of the metastore; None when there is none or no answer.
 
-    For after a failure: the two sides misread each other's first bytes, so both merely wait or hang up. What a
-    metastore is set to shows when it is asked in each language by turns (seen with Hive 4.0.1 on Java 17).
+    Call it after a failed connect: with different settings, client and metastore misread each other's first bytes, and
+    both wait or close the connection without an error. Sends a Thrift call and a SASL login, without and with TLS, and
+    looks at the first byte of the response (verified with Hive 4.0.1 on Java 17).
     """
-    heard = _heard(host, port, None, timeout_seconds)
+    first_byte = _probe(host, port, None, timeout_seconds)
     where = f"metastore {host}:{port}"
-    if heard == _TLS_ALERT and security.tls is None:
-        return ConfigError("the metastore speaks TLS only", where=where, hint="set metastore.tls")
-    if heard == _TLS_ALERT:
-        heard = _heard(host, port, security.tls, timeout_seconds)
-    elif heard is not None and security.tls is not None:
-        return ConfigError("the metastore does not speak TLS", where=where, hint="remove metastore.tls")
-    if heard == _THRIFT_REPLY and security.login is not None:
+    if first_byte == _TLS_ALERT and security.tls is None:
+        return ConfigError("the metastore requires TLS", where=where, hint="set metastore.tls")
+    if first_byte == _TLS_ALERT:
+        first_byte = _probe(host, port, security.tls, timeout_seconds)
+    elif first_byte is not None and security.tls is not None:
+        return ConfigError("the metastore does not use TLS", where=where, hint="remove metastore.tls")
+    if first_byte == _THRIFT_REPLY and security.login is not None:
         kind = "plain" if isinstance(security.login, Plain) else "kerberos"
-        return ConfigError("the metastore takes no login (no SASL)", where=where, hint=f"remove metastore.{kind}")
-    if heard in (_BAD, _ERROR) and security.login is None:
+        return ConfigError("the metastore does not use SASL", where=where, hint=f"remove metastore.{kind}")
+    if first_byte in (_BAD, _ERROR) and security.login is None:
         return ConfigError(
-            "the metastore wants a login (SASL)", where=where, hint="set metastore.kerberos or metastore.plain"
+            "the metastore requires a SASL login", where=where, hint="set metastore.kerberos or metastore.plain"
         )
     return None
 
 
-def _heard(host: str, port: int, tls: Tls | None, timeout_seconds: float) -> int | None:
-    """The first byte of the answer to a Thrift call, or to a SASL login when the server hung up on the call."""
-    for request in (_GET_NAME, _LOG_IN_SOMEHOW):
+def _probe(host: str, port: int, tls: Tls | None, timeout_seconds: float) -> int | None:
+    """The first byte of the response to a Thrift call, or to a SASL login if the server closed the first connection."""
+    for request in (_GET_NAME, _UNKNOWN_LOGIN):
         try:
             with _connect(host, port, tls, min(timeout_seconds, _PROBE_SECONDS)) as connected:
                 connected.sendall(request)

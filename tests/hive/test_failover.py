@@ -1,4 +1,4 @@
-"""Two metastores over one database: whichever of them is there is used."""
+"""Failover between two metastores that share a database."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ def _client(pair: list[Process], timeout_seconds: float = 20.0) -> Metastore:
 
 
 def _port(metastore: Metastore) -> int:
-    """The port of the connection that this thread has."""
-    return int(metastore._where().rpartition(":")[2])
+    """The port of this thread's connection."""
+    assert metastore.connected_address
+    return metastore.connected_address[1]
 
 
 def _open_transaction(metastore: Metastore) -> int:
@@ -55,7 +56,7 @@ def _open_transaction(metastore: Metastore) -> int:
     return int(answer.txn_ids[0])
 
 
-def test_each_goes_and_comes_back_then_a_transaction_lives_on_at_the_other(both: list[Process]) -> None:
+def test_call_when_each_metastore_restarts_then_the_transaction_continues_on_the_other(both: list[Process]) -> None:
     first, second = both
     metastore = _client(both)
     txn = _open_transaction(metastore)
@@ -72,7 +73,7 @@ def test_each_goes_and_comes_back_then_a_transaction_lives_on_at_the_other(both:
     metastore.close()
 
 
-def test_one_is_silent_then_only_the_call_in_hand_waits_and_the_other_answers_it(both: list[Process]) -> None:
+def test_call_when_one_metastore_hangs_then_only_the_current_call_waits(both: list[Process]) -> None:
     first, second = both
     metastore = _client(both, timeout_seconds=2)
     metastore.call("get_all_databases")
@@ -80,16 +81,16 @@ def test_one_is_silent_then_only_the_call_in_hand_waits_and_the_other_answers_it
     first.pause()
     watch = Stopwatch()
     metastore.call("get_all_databases")
-    watch.lap("the call in hand")
+    watch.lap("current call")
     assert _port(metastore) == second.port
     metastore.call("get_all_databases")
-    watch.lap("the next call")
-    assert watch.steps["the call in hand"] > 1500
-    assert watch.steps["the next call"] < 1000
+    watch.lap("next call")
+    assert watch.steps["current call"] > 1500
+    assert watch.steps["next call"] < 1000
     metastore.close()
 
 
-def test_one_is_silent_then_a_call_that_may_not_be_repeated_fails_and_so_does_any_without_another(
+def test_call_when_one_metastore_hangs_then_calls_that_cannot_be_repeated_fail(
     both: list[Process],
 ) -> None:
     first, _ = both
@@ -109,7 +110,7 @@ def test_one_is_silent_then_a_call_that_may_not_be_repeated_fails_and_so_does_an
             metastore.close()
 
 
-def test_silent_at_the_first_dial_then_the_other_is_used(both: list[Process]) -> None:
+def test_connect_when_the_first_metastore_hangs_then_the_second_is_used(both: list[Process]) -> None:
     first, second = both
     first.pause()
     metastore = _client(both, timeout_seconds=1)
@@ -118,16 +119,16 @@ def test_silent_at_the_first_dial_then_the_other_is_used(both: list[Process]) ->
     metastore.close()
 
 
-def test_threads_at_work_then_each_goes_on(both: list[Process]) -> None:
+def test_call_when_several_threads_fail_over_then_all_continue(both: list[Process]) -> None:
     metastore = _client(both)
-    ends: list[int] = []
+    ports: list[int] = []
 
     def work() -> None:
         limit = monotonic() + 30
         metastore.call("get_all_databases")
         while _port(metastore) == both[0].port and monotonic() < limit:
             metastore.call("get_all_databases")
-        ends.append(_port(metastore))
+        ports.append(_port(metastore))
         metastore.close()
 
     threads = [threading.Thread(target=work) for _ in range(4)]
@@ -136,10 +137,12 @@ def test_threads_at_work_then_each_goes_on(both: list[Process]) -> None:
     both[0].stop()
     for thread in threads:
         thread.join(60)
-    assert ends == [both[1].port] * 4
+    assert ports == [both[1].port] * 4
 
 
-def test_none_answers_then_the_error_names_all_and_the_next_call_finds_the_one_that_came(both: list[Process]) -> None:
+def test_call_when_no_metastore_answers_then_the_error_names_all(
+    both: list[Process],
+) -> None:
     metastore = _client(both)
     metastore.call("get_all_databases")
     for process in both:

@@ -191,7 +191,7 @@ def test_no_ticket_or_no_sasl_in_the_configuration_then_the_connection_is_refuse
     with pytest.raises(StreamingException, match="No Kerberos credentials available"):
         _connect(None, "any", configuration=conf | {"hive.metastore.sasl.enabled": "true"})
     assert not caplog.records
-    with pytest.raises(StreamingException, match="wants a login"):
+    with pytest.raises(StreamingException, match="requires a SASL login"):
         _connect(None, "any", configuration=conf)
     assert "metastore.sasl.enabled is not true" in caplog.text
 
