@@ -18,7 +18,8 @@ from ingestd.ingest.mapping import MappingLoop
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import Observe, ignore
-from ingestd.spark.engine import Engine, EngineLost
+from ingestd.spark.engine import Engine
+from ingestd.spark.errors import EngineLost
 
 
 class UnexpectedError(IngestdError):

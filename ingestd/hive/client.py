@@ -1,6 +1,6 @@
 """The metastore client: one connection per thread, failover between addresses, and translation of Thrift errors.
 
-Invariant: a call that may have reached a metastore is sent again only if it is in `_REPEATABLE`. For every other call a
+Invariant: a call that may have reached a metastore is sent again only if it is in `REPEATABLE`. For every other call a
 broken connection raises MetastoreUnavailable, and the caller must find out whether the call took effect. A call that
 was answered, even with an error, is never sent again. After a broken connection the next address of the list is tried
 first. Every connect logs in again; an address that rejects the login counts as one that failed.
@@ -60,7 +60,7 @@ _READS = (
     "get_table_req", "get_valid_write_ids", "partition_name_to_vals", "show_locks",
 )  # fmt: skip
 # Calls that have the same effect whether the metastore executes them once or twice, and why:
-_REPEATABLE = {
+REPEATABLE = {
     **dict.fromkeys(_READS, "read only"),
     "heartbeat": "updates a timestamp",
     "heartbeat_txn_range": "updates a timestamp",
@@ -258,7 +258,7 @@ def _address(uri: str) -> tuple[str, int] | None:
 
 
 def _is_repeatable(method: str, arguments: Sequence[Any]) -> bool:
-    return method in _REPEATABLE and (method != "lock" or bool(arguments[0].txnid))
+    return method in REPEATABLE and (method != "lock" or bool(arguments[0].txnid))
 
 
 def _where(host: str, port: int) -> str:

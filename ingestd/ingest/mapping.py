@@ -44,7 +44,8 @@ from ingestd.kafka.ranges import Offsets, Position, split
 from ingestd.publish import staging
 from ingestd.publish.row_counts import RowCounts
 from ingestd.publish.staging import Staging
-from ingestd.spark.engine import Engine, JobFailed, JobTimeout, WorkerLost
+from ingestd.spark.engine import Engine
+from ingestd.spark.errors import JobFailed, JobTimeout, WorkerLost
 from ingestd.storage.local import Location
 
 # Transactions between open and commit, besides the one that commits.

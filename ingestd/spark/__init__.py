@@ -1,4 +1,4 @@
-"""Spark: the only door to pyspark.
+"""Spark: the only package that imports pyspark and py4j.
 
-Invariant: only values cross to the executors, a plain function and its frozen argument, and a value comes back.
+Invariant: a job is a plain function over frozen values; only values and results cross to the executors and back.
 """

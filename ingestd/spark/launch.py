@@ -1,20 +1,22 @@
-"""Starts the JVM of a Spark driver.
+"""The settings of a Spark session, and the start of its driver JVM.
 
-Invariant: values of `spark.conf` are on nobody's command line, where every user of the machine could read them: they
-reach the JVM in a file that only its owner reads and that is gone when the JVM runs. A JVM that is not wanted any more
-before it has started, or that failed to start, is killed.
+Invariant: no value of `spark.conf` appears on a command line, where every user of the machine could read it: the JVM
+reads them from a file that only its owner can read and that is removed once the JVM runs. A JVM that fails to start, or
+whose start is cancelled, is killed.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 from py4j.protocol import Py4JError
@@ -23,36 +25,90 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 
 from ingestd.clock import pause
+from ingestd.errors import masked
 from ingestd.java import find_java
+from ingestd.spark.errors import EngineLost
 
-_QUIET = Path(__file__).with_name("log4j2.properties")
+_LOG4J = Path(__file__).with_name("log4j2.properties")
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
-_LOOK_SECONDS = 0.1
+_CHECK_SECONDS = 0.1
+_MAX_MESSAGE = 300
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_DEFAULTS = {
+    "spark.app.name": "ingestd",
+    "spark.scheduler.mode": "FAIR",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "512m",
+    # The driver only schedules tasks; C2 compilation and a parallel collector never pay off.
+    _JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.python.worker.reuse": "true",
+    # A speculative copy of a task would double the load, and its files would be discarded.
+    "spark.speculation": "false",
+}
+# With a local master all processes are on this machine. Executors of a cluster must be able to reach the driver.
+_LOCAL_DEFAULTS = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 
-def launch(values: Mapping[str, str], scratch: Path, unwanted: threading.Event) -> SparkContext:
-    """A Spark context with these settings; `scratch` is for temporary files. `unwanted` ends an attempt that waits.
+def spark_properties(master: str, conf: Mapping[str, str], scratch: Path) -> dict[str, str]:
+    """All properties of a session: ingestd's defaults for this master, overridden by `conf`.
 
-    Raises ConfigError without Java, RuntimeError, OSError or EOFError; then no process is left.
+    `scratch` is the directory for temporary files of Spark and of the JVM.
     """
-    # Two lines of text at each start, among JSON: nothing here uses PySpark's pandas.
+    defaults = _DEFAULTS | (_LOCAL_DEFAULTS if master.startswith("local") else {})
+    properties = {"spark.master": master, "spark.local.dir": str(scratch)} | defaults | dict(conf)
+    properties[_JAVA_OPTIONS] = f'"-Djava.io.tmpdir={scratch}" {properties[_JAVA_OPTIONS]}'
+    return properties
+
+
+def launch(
+    properties: Mapping[str, str], scratch: Path, cancelled: threading.Event, secrets: Iterable[str] = ()
+) -> SparkContext:
+    """Start Spark with these properties; `cancelled` ends a start that is in progress.
+
+    Raises EngineLost without any of the `secrets` in its message, or ConfigError when no Java is found. No process is
+    left behind then.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        with _killed_on_failure(cancelled):
+            context = _start(properties, scratch)
+    except (RuntimeError, OSError, EOFError) as error:
+        message = masked(" ".join(str(error).split()), secrets)[:_MAX_MESSAGE]
+        master = properties["spark.master"]
+        raise EngineLost(
+            f"Spark did not start: {message}",
+            where=f"spark.master {master}",
+            hint="check spark.master, spark.conf and the Java installation",
+        ) from None
+    finally:
+        if is_main:  # Spark installs a handler that raises KeyboardInterrupt
+            signal.signal(signal.SIGINT, interrupt)
+    # The accumulator server prints a traceback when the JVM's connection breaks; the driver's supervision reports that.
+    server: Any = context._accumulatorServer
+    server.handle_error = lambda *_request: None
+    return context
+
+
+def _start(properties: Mapping[str, str], scratch: Path) -> SparkContext:
+    # PySpark prints this warning at each start, between lines of JSON; ingestd does not use pandas.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    with _killed_unless_started(unwanted):
-        os.environ["JAVA_HOME"] = str(find_java())
-        # Spark would start its Python workers as `python3` of the PATH, which lacks our packages.
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        # Errors of Spark come back through py4j; what it logs about itself would drown our lines.
-        os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={_QUIET.as_uri()}")
-        with _given_in_a_file(values, scratch):
-            gateway = launch_gateway()  # type: ignore[no-untyped-call]
-        try:
-            return SparkContext(conf=SparkConf().setAll(list(values.items())), gateway=gateway)
-        except Py4JError as error:
-            raise RuntimeError(_words(error)) from None
+    os.environ["JAVA_HOME"] = str(find_java())
+    # Spark would start its Python workers as `python3` from PATH, which lacks ingestd and its dependencies.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Errors are raised through py4j; Spark's own log would only repeat them.
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}")
+    with _properties_file(properties, scratch):
+        gateway = launch_gateway()  # type: ignore[no-untyped-call]
+    try:
+        return SparkContext(conf=SparkConf().setAll(list(properties.items())), gateway=gateway)
+    except Py4JError as error:
+        raise RuntimeError(_message(error)) from None
 
 
-def _words(error: Py4JError) -> str:
-    """What the error says, for which the JVM is asked: it may be gone."""
+def _message(error: Py4JError) -> str:
+    """The error's message. It is requested from the JVM, which may have ended."""
     try:
         return str(error)
     except (Py4JError, OSError, EOFError):
@@ -60,11 +116,11 @@ def _words(error: Py4JError) -> str:
 
 
 @contextmanager
-def _given_in_a_file(values: Mapping[str, str], scratch: Path) -> Iterator[None]:
-    """Let PySpark start its JVM with a file of properties, and put its own temporary files below `scratch`."""
+def _properties_file(properties: Mapping[str, str], scratch: Path) -> Iterator[None]:
+    """Make PySpark start its JVM with a file of properties, and put PySpark's own temporary files below `scratch`."""
     file = scratch / "spark.properties"
     file.touch(mode=0o600)
-    file.write_text(_site_defaults() + _properties(values), encoding="utf-8")
+    file.write_text(_site_defaults() + properties_text(properties), encoding="utf-8")
     arguments, folder = os.environ.get(_ARGUMENTS), tempfile.tempdir
     os.environ[_ARGUMENTS] = f'--properties-file "{file}" {arguments or "pyspark-shell"}'
     tempfile.tempdir = str(scratch)
@@ -79,7 +135,7 @@ def _given_in_a_file(values: Mapping[str, str], scratch: Path) -> Iterator[None]
 
 
 def _site_defaults() -> str:
-    """What Spark reads when it is given no file of properties; what follows it in the file wins."""
+    """The site's spark-defaults.conf, which Spark ignores when it is given a file; later lines override it."""
     folder = os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf")
     try:
         return Path(folder, "spark-defaults.conf").read_text(encoding="utf-8") + "\n"
@@ -87,26 +143,27 @@ def _site_defaults() -> str:
         return ""
 
 
-def _properties(values: Mapping[str, str]) -> str:
-    return "".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in values.items())
+def properties_text(properties: Mapping[str, str]) -> str:
+    """The properties in the format of a Java properties file."""
+    return "".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in properties.items())
 
 
 def _escaped(text: str) -> str:
-    r"""A key or value of a Java properties file: \uXXXX for all but letters, digits and points."""
+    r"""A key or value with \uXXXX for all characters but ASCII letters, digits and dots."""
     units = text.encode("utf-16-be")
     codes = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
     return "".join(chr(c) if c < 128 and (chr(c).isalnum() or c == ord(".")) else f"\\u{c:04x}" for c in codes)
 
 
 @contextmanager
-def _killed_unless_started(unwanted: threading.Event) -> Iterator[None]:
-    """Kill what is started meanwhile when `unwanted` is set or when the start fails."""
+def _killed_on_failure(cancelled: threading.Event) -> Iterator[None]:
+    """Kill the processes that the body has started when `cancelled` is set or the body raises."""
     before = set(psutil.Process().children())
     ended = threading.Event()
 
     def watch() -> None:
-        while not pause(_LOOK_SECONDS, ended):
-            if unwanted.is_set():
+        while not pause(_CHECK_SECONDS, ended):
+            if cancelled.is_set():
                 _kill_since(before)
 
     watcher = threading.Thread(target=watch, name="spark-start", daemon=True)
@@ -123,13 +180,13 @@ def _killed_unless_started(unwanted: threading.Event) -> Iterator[None]:
 
 def _kill_since(before: set[psutil.Process]) -> None:
     for child in set(psutil.Process().children()) - before:
-        kill_family(child)
+        kill_process_tree(child)
 
 
-def kill_family(parent: psutil.Process) -> None:
-    """SIGKILL for a process, then for what it started: what is dead starts nothing more."""
+def kill_process_tree(parent: psutil.Process) -> None:
+    """SIGKILL for a process and then for its descendants; the parent first, so that it starts no more of them."""
     with suppress(psutil.Error):
         children = parent.children()
         parent.kill()
         for child in children:
-            kill_family(child)
+            kill_process_tree(child)

@@ -1,7 +1,7 @@
-"""A folder for the temporary files of one Spark driver, which outlives no process for long.
+"""The directory for temporary files of one Spark driver.
 
-Invariant: the folder is locked (`flock`) as long as its process lives, and the kernel releases the lock however the
-process ends; an unlocked folder has no owner and is removed by the next process of the same user that opens one.
+Invariant: a process holds a lock (`flock`) on its directory while it runs, and the kernel releases the lock however the
+process ends. A directory without a lock is stale; the next process of the same user removes it.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ PREFIX = "ingestd-spark-"
 
 
 class Scratch:
-    """An empty folder under the system's temporary directory; folders without an owner are removed on the way."""
+    """A new directory below the system's temporary directory; the constructor removes stale ones."""
 
     def __init__(self) -> None:
         parent = Path(tempfile.gettempdir())
-        for left in parent.glob(f"{PREFIX}*"):
-            _remove_without_owner(left)
+        for stale in parent.glob(f"{PREFIX}*"):
+            _remove_if_stale(stale)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             self._lock = _lock(self.path)
             if self._lock is not None:
                 return
-            # Another process took the new folder for one without an owner, before it was locked.
+            # Another process locked and removed the new directory before it was locked here.
 
     def remove(self) -> None:
-        """Remove the folder with all it holds. What cannot be removed now is left to the next process."""
+        """Remove the directory. Files that cannot be removed are left to the next process."""
         if self._lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
             self._lock = None
 
 
-def _lock(folder: Path) -> int | None:
-    """A descriptor that locks the folder; None when another process holds it or the folder is gone."""
+def _lock(directory: Path) -> int | None:
+    """A descriptor that holds the lock; None when another process holds it or the directory does not exist."""
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(descriptor).st_ino == os.stat(folder).st_ino:
+        if os.fstat(descriptor).st_ino == os.stat(directory).st_ino:
             return descriptor
     except OSError:
         pass
@@ -53,12 +53,12 @@ def _lock(folder: Path) -> int | None:
     return None
 
 
-def _remove_without_owner(folder: Path) -> None:
+def _remove_if_stale(directory: Path) -> None:
     try:
-        is_ours = folder.lstat().st_uid == os.getuid()
+        is_ours = directory.lstat().st_uid == os.getuid()
     except OSError:
         return
-    descriptor = _lock(folder) if is_ours else None
+    descriptor = _lock(directory) if is_ours else None
     if descriptor is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
         os.close(descriptor)

@@ -298,7 +298,7 @@ def test_nobody_is_there_at_first_then_connection_error(near: Proxy, other: Prox
 
 
 def test_table_of_repeatable_calls_then_each_is_a_call_and_none_makes_anything_twice() -> None:
-    assert not [name for name in module._REPEATABLE if not hasattr(ThriftHiveMetastore.Client, name)]
+    assert not [name for name in module.REPEATABLE if not hasattr(ThriftHiveMetastore.Client, name)]
     never = {
         "open_txns",
         "commit_txn",
@@ -307,7 +307,7 @@ def test_table_of_repeatable_calls_then_each_is_a_call_and_none_makes_anything_t
         "create_table_req",
         "create_database",
     }
-    assert not never & set(module._REPEATABLE)
+    assert not never & set(module.REPEATABLE)
 
 
 def test_lock_outside_a_transaction_loses_its_answer_then_it_is_not_repeated(stack: Stack, near: Proxy) -> None:

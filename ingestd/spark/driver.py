@@ -1,0 +1,125 @@
+"""Supervision of the Spark driver's JVM: detects that it has ended or hangs, kills it and reports why.
+
+Invariant: the thread that decides never calls the JVM, so it cannot hang with it. Once `lost` is set, the JVM and its
+child processes have been killed, and every call that waits for them returns with an error.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from subprocess import Popen, TimeoutExpired
+
+import psutil
+from pyspark import SparkContext
+
+from ingestd.clock import pause
+from ingestd.spark.errors import GATEWAY_ERRORS, EngineLost, first_line
+from ingestd.spark.launch import kill_process_tree
+
+_CHECK_SECONDS = 0.25
+_PROBE_SECONDS = 1.0
+# How long a process whose sockets are already closed may need to end.
+_END_SECONDS = 1.0
+_KILL_SECONDS = 5.0
+
+
+class Driver:
+    """The JVM behind a Spark context; `silence_seconds` is how long it may leave a probe unanswered."""
+
+    def __init__(self, context: SparkContext, silence_seconds: float) -> None:
+        self._context = context
+        self._silence_seconds = silence_seconds
+        self._process: Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
+        self._guard = threading.Lock()
+        self._reason = ""
+        self._unanswered_seconds = 0.0
+        self._stopped = threading.Event()
+        for work in (self._watch, self._probe):
+            threading.Thread(target=work, name=f"spark{work.__name__}", daemon=True).start()
+
+    @property
+    def lost(self) -> EngineLost | None:
+        """Why the JVM can no longer be used; None while it can."""
+        return self._error() if self._reason else None
+
+    def check(self) -> None:
+        """Raise EngineLost when the JVM has ended or was found to hang."""
+        if self._process is not None and self._process.poll() is not None:
+            raise self.kill(self.exit_reason())
+        if (lost := self.lost) is not None:
+            raise lost
+
+    def kill(self, reason: str) -> EngineLost:
+        """Kill the JVM and its child processes with SIGKILL; returns the error to raise. The first reason is kept."""
+        with self._guard:
+            self._reason = self._reason or reason
+        self._kill_processes()
+        return self._error()
+
+    def exit_reason(self) -> str:
+        """How the process ended, such as `it ended by signal 9`; '' while it runs."""
+        if self._process is None:
+            return ""
+        try:
+            code = self._process.wait(_END_SECONDS)
+        except TimeoutExpired:
+            return ""
+        return f"it ended by signal {-code}" if code < 0 else f"it ended with exit code {code}"
+
+    def stop(self, seconds: float) -> None:
+        """Stop Spark, kill what has not stopped within `seconds`, and end the supervision; never raises."""
+        if not self._reason:
+            self._stopped.set()
+            stopping = threading.Thread(target=self._stop_context, name="spark-stop", daemon=True)
+            stopping.start()
+            stopping.join(seconds)
+        self._stopped.set()
+        self._kill_processes()
+
+    def _stop_context(self) -> None:
+        with suppress(*GATEWAY_ERRORS):  # `stop` kills the processes in any case
+            self._context.stop()
+
+    def _watch(self) -> None:
+        """Detect an ended or silent JVM. Counts ticks, not time: ingestd itself may be suspended as well."""
+        while not pause(_CHECK_SECONDS, self._stopped):
+            if self._process is not None and self._process.poll() is not None:
+                self.kill(self.exit_reason())
+                return
+            self._unanswered_seconds += _CHECK_SECONDS
+            if self._unanswered_seconds > self._silence_seconds:
+                self.kill(f"it has not answered for {self._silence_seconds:.0f} s")
+                return
+
+    def _probe(self) -> None:
+        """Send a small request to the JVM every second. This thread may block; `_watch` measures how long."""
+        while not pause(_PROBE_SECONDS, self._stopped):
+            try:
+                is_stopped = self._context._jsc.sc().isStopped()
+            except (*GATEWAY_ERRORS, AttributeError) as error:  # AttributeError: the context has been stopped
+                if not self._stopped.is_set():
+                    self.kill(self.exit_reason() or first_line(error))
+                return
+            self._unanswered_seconds = 0.0
+            if is_stopped and not self._stopped.is_set():
+                self.kill("Spark stopped itself")
+                return
+
+    def _error(self) -> EngineLost:
+        pid = f" (process {self._process.pid})" if self._process is not None else ""
+        return EngineLost(
+            f"the Spark driver's JVM is lost: {self._reason}",
+            where=f"spark.master {self._context.master}{pid}",
+            hint="restart ingestd; check the kernel log for the OOM killer, and raise spark.driver.memory if needed",
+        )
+
+    def _kill_processes(self) -> None:
+        """SIGKILL for the JVM and its child processes, suspended or not."""
+        # After `wait` the process id may belong to another process.
+        if self._process is None or self._process.returncode is not None:
+            return
+        with suppress(psutil.Error):
+            kill_process_tree(psutil.Process(self._process.pid))
+        with suppress(TimeoutExpired):  # in uninterruptible sleep, for example for a disk: nothing can be done
+            self._process.wait(_KILL_SECONDS)

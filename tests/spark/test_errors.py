@@ -1,0 +1,40 @@
+"""Translation of Spark's messages about failed jobs."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingestd.spark.errors import JobFailed, WorkerLost, innermost, job_error
+
+TASK = "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: "
+LOST = f"{TASK}Lost task 0.0 in stage 1.0 (TID 1) (localhost executor driver): "
+ENDED = "a process that ran tasks of the job ended unexpectedly"
+TRACE = 'org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n  File "x.py", line 1\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "what"),
+    [
+        (f"{LOST}{TRACE}ValueError: no\n\n\tat org.apache", JobFailed, "ValueError: no"),
+        (f"{LOST}{TRACE}MemoryError\n", WorkerLost, "MemoryError"),
+        (f"{LOST}{TRACE}ConnectionError: Broken pipe\n", JobFailed, "ConnectionError: Broken pipe"),
+        (
+            f"{LOST}java.io.EOFException\n\tat java",
+            WorkerLost,
+            "a process that ran tasks of the job ended unexpectedly",
+        ),
+        (f"{LOST}java.lang.IllegalStateException: x\n\tat java", JobFailed, "java.lang.IllegalStateException: x"),
+        ("", JobFailed, "no message"),
+    ],
+)
+def test_job_error_when_given_a_message_then_returns_class_and_cause(
+    text: str, kind: type[JobFailed], what: str
+) -> None:
+    error = job_error(text, "spark job of orders")
+    assert type(error) is kind
+    assert error.what == what
+    assert error.where == "spark job of orders"
+
+
+def test_innermost_when_the_message_is_long_then_is_truncated() -> None:
+    assert len(innermost("x" * 5_000)) == 600

@@ -1,0 +1,49 @@
+"""Properties of a Spark session for each kind of master, and the file that hands them to the JVM."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingestd.spark.launch import properties_text, spark_properties
+
+SCRATCH = Path("/tmp/ingestd-spark-x")
+LOCAL = ["local", "local[2]", "local[*]", "local[4,2]", "local-cluster[2,1,1024]"]
+CLUSTERS = ["yarn", "spark://master:7077", "spark://one:7077,two:7077", "k8s://https://api:6443"]
+
+
+@pytest.mark.parametrize("master", LOCAL)
+def test_properties_when_the_master_is_local_then_the_driver_binds_to_loopback(master: str) -> None:
+    properties = spark_properties(master, {}, SCRATCH)
+    assert properties["spark.master"] == master
+    assert properties["spark.driver.host"] == "127.0.0.1"
+    assert properties["spark.driver.bindAddress"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("master", CLUSTERS)
+def test_properties_when_the_master_is_a_cluster_then_executors_can_reach_the_driver(master: str) -> None:
+    properties = spark_properties(master, {}, SCRATCH)
+    assert properties["spark.master"] == master
+    assert not [key for key, value in properties.items() if "127.0.0.1" in value or "localhost" in value]
+    assert "spark.driver.host" not in properties
+    assert properties["spark.scheduler.mode"] == "FAIR"
+    assert properties["spark.speculation"] == "false"
+
+
+@pytest.mark.parametrize("master", [*LOCAL, *CLUSTERS])
+def test_properties_when_the_user_sets_one_then_it_overrides_the_default(master: str) -> None:
+    own = {"spark.driver.host": "10.0.0.1", "spark.driver.memory": "2g", "spark.x": "y"}
+    assert spark_properties(master, own, SCRATCH).items() >= own.items()
+
+
+def test_properties_when_the_user_sets_java_options_then_the_temporary_directory_is_kept() -> None:
+    options = "spark.driver.extraJavaOptions"
+    assert spark_properties("yarn", {options: "-Xss4m"}, SCRATCH)[options] == f'"-Djava.io.tmpdir={SCRATCH}" -Xss4m'
+    assert "-XX:+UseSerialGC" in spark_properties("yarn", {}, SCRATCH)[options]
+
+
+def test_properties_text_when_values_have_special_characters_then_they_are_escaped() -> None:
+    assert properties_text({"spark.x": "a b\n", "spark.y": "ü=😀"}) == (
+        "spark.x=a\\u0020b\\u000a\nspark.y=\\u00fc\\u003d\\ud83d\\ude00\n"
+    )
