@@ -1,4 +1,4 @@
-"""The metastore: the only door to Thrift, hmsclient and the Hive 4 bindings.
+"""The metastore client: the only package that imports Thrift and hmsclient.
 
-Invariant: no Thrift exception leaves this package; each is translated once, in `client.py`.
+Invariant: no Thrift exception leaves this package; `client.py` translates each of them. The package opens no files.
 """

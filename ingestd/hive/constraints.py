@@ -1,8 +1,8 @@
-"""Which columns of a table may not be NULL, as the metastore knows it, without a call for each transaction.
+"""A cache of the NOT NULL constraints of tables.
 
-Invariant: an answer is at most ten seconds old, and it was read at least ten seconds after the table's last DDL or is
-read again: HiveServer2 adds a constraint in a call of its own after it has altered the table, and drops one without
-altering it.
+Invariant: a cached result is at most ten seconds old, and is used only if it was read at least ten seconds after the
+table's last DDL: HiveServer2 adds a constraint in a separate call after it has altered the table, and drops one without
+altering the table.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _CATALOG = "hive"
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """`key` changes with each DDL; until `settled` the answer is read again each time, and after `expires` too."""
+class _Entry:
+    """`key` changes with each DDL. The result is valid after `settled` and before `expires`."""
 
     key: object
     settled: Deadline
@@ -31,26 +31,26 @@ class _Known:
     columns: frozenset[str]
 
 
-_answers: WeakKeyDictionary[Metastore, dict[tuple[str, str], _Known]] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[Metastore, dict[tuple[str, str], _Entry]] = WeakKeyDictionary()
 _guard = threading.Lock()
 
 
 def not_null_columns(metastore: Metastore, raw: Any) -> frozenset[str]:
-    """Names of the columns of a Thrift table with an enabled NOT NULL constraint. Raises MetastoreUnavailable.
+    """Lower-case names of the columns of a Thrift table that have an enabled NOT NULL constraint.
 
-    Constraints that are disabled (`DISABLE`) are ignored, as in Hive.
+    Disabled constraints (`DISABLE`) are ignored, as in Hive. Raises MetastoreUnavailable.
     """
     name = (raw.dbName.lower(), raw.tableName.lower())
     key = (raw.id, raw.createTime, (raw.parameters or {}).get("transient_lastDdlTime"))
     with _guard:
-        known = _answers.setdefault(metastore, {}).get(name)
-    same = known is not None and known.key == key
-    if known is not None and same and known.settled.passed and not known.expires.passed:
-        return known.columns
+        entry = _cache.setdefault(metastore, {}).get(name)
+    same = entry is not None and entry.key == key
+    if entry is not None and same and entry.settled.passed and not entry.expires.passed:
+        return entry.columns
     columns = _read(metastore, raw)
-    settled = known.settled if known is not None and same else Deadline.after(_SECONDS)
+    settled = entry.settled if entry is not None and same else Deadline.after(_SECONDS)
     with _guard:
-        _answers[metastore][name] = _Known(key, settled, Deadline.after(_SECONDS), columns)
+        _cache[metastore][name] = _Entry(key, settled, Deadline.after(_SECONDS), columns)
     return columns
 
 
@@ -60,6 +60,6 @@ def _read(metastore: Metastore, raw: Any) -> frozenset[str]:
     )
     try:
         found = metastore.call("get_not_null_constraints", request).notNullConstraints
-    except UnknownCall:  # before Hive 3 there are none
+    except UnknownCall:  # Hive before 3.0 has no such constraints
         return frozenset()
     return frozenset(one.column_name.lower() for one in found or () if one.enable_cstr)

@@ -1,7 +1,7 @@
-"""Long leases outside transactions: an EXCLUSIVE lock on a name, kept by heartbeats, taken over when they cease.
+"""Leases: EXCLUSIVE metastore locks on a name, held outside transactions and kept alive by heartbeats.
 
-Invariant: a lease says who *should* work; it never decides what may commit. That is the lock inside the transaction.
-Source: HMS locks need no existing table (CheckLockFunction); txn-less locks are heartbeated by lock id.
+Invariant: a lease decides which daemon should work, never what may commit; the lock inside the transaction does that.
+Source: HMS locks need no existing table (CheckLockFunction); a lock outside a transaction has its own heartbeat.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ingestd.hive.tables import TableName
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A lock on a lease: held, or waiting and so in the way of every later request; each heartbeat changes `beat`."""
+    """A lock on a lease that is held, or that waits and blocks later requests. Each heartbeat changes `beat`."""
 
     lock_id: int
     agent: str
@@ -26,7 +26,7 @@ class Claim:
 
 
 def lease_component(lease: TableName) -> ttypes.LockComponent:
-    """The part of a lock request that takes a lease, inside a transaction or outside one."""
+    """The component of a lock request that takes a lease, inside or outside a transaction."""
     return ttypes.LockComponent(
         type=ttypes.LockType.EXCLUSIVE,
         level=ttypes.LockLevel.TABLE,
@@ -38,20 +38,20 @@ def lease_component(lease: TableName) -> ttypes.LockComponent:
 
 
 def try_acquire(metastore: Metastore, lease: TableName, agent: str) -> int | None:
-    """The lock id when the lease was free, else None and nothing is left waiting."""
+    """Take the lease and return the lock id; None when it is held or requested by another client."""
     request = ttypes.LockRequest(
         component=[lease_component(lease)], user=metastore.user, hostname=metastore.host, agentInfo=agent[:128]
     )
     answer = metastore.call("lock", request)
     if answer.state == ttypes.LockState.ACQUIRED:
         return int(answer.lockid)
-    # A waiting lock blocks later requests (fair queue), so it must not be left behind.
+    # The queue is fair: a request that keeps waiting would block later ones.
     release(metastore, answer.lockid)
     return None
 
 
 def claims(metastore: Metastore, lease: TableName) -> list[Claim]:
-    """Every lock on the lease outside a transaction: the one that is held first, then those that wait for it."""
+    """The locks on the lease outside transactions: the one that is held, then those that wait."""
     answer = metastore.call("show_locks", ttypes.ShowLocksRequest(dbname=lease.database, tablename=lease.table))
     found = [
         Claim(
@@ -67,7 +67,7 @@ def claims(metastore: Metastore, lease: TableName) -> list[Claim]:
 
 
 def heartbeat(metastore: Metastore, lock_id: int) -> bool:
-    """Keep the lease alive; False when it is not ours any more."""
+    """Keep a lease alive; False when it has ended."""
     try:
         metastore.call("heartbeat", ttypes.HeartbeatRequest(lockid=lock_id))
     except TransactionAborted:
@@ -76,7 +76,7 @@ def heartbeat(metastore: Metastore, lock_id: int) -> bool:
 
 
 def release(metastore: Metastore, lock_id: int) -> None:
-    """Give a lease up, one's own or that of a holder who died; one that is gone already is fine."""
+    """Release a lease, one's own or that of a dead holder. Does nothing when it has already ended."""
     try:
         metastore.call("unlock", ttypes.UnlockRequest(lockid=lock_id))
     except TransactionAborted:

@@ -1,6 +1,6 @@
-"""Partitions: which exist, where they lie, and making those that do not.
+"""Partitions: reading and creating them.
 
-Invariant: a partition's own location is respected; it is never assumed to be under the table's directory.
+Invariant: a partition's own location is used; it is never assumed to be below the table's directory.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from ingestd.acid.partitions import odd_partition_names
 from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore
 from ingestd.hive.tables import Table
 
-# Statistics of a partition that we make start at zero and are counted up by each commit; without numRows Hive would
-# begin to count at its own first INSERT and be wrong for ever (live experiment B11).
-# LEFT is numRows as a writer of ours left it (`statistics.py`).
+# A new partition starts with statistics of zero, which each commit increases. Without numRows Hive would start to count
+# at its own first INSERT, and count(*) would stay wrong.
+# LEFT is the value of numRows after the last change by ingestd (publish/statistics.py).
 LEFT = "ingestd.rows"
-_LOOK_AT = 10_000
+_SURVEYED_PARTITIONS = 10_000
 _NEW_PARAMETERS = {"numRows": "0", "numFiles": "0", "totalSize": "0", "rawDataSize": "0", LEFT: "0"}
 
 
 def read_partitions(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]:
-    """The Thrift partitions of these names that exist; names are escaped `k=v/k2=v2`."""
+    """The Thrift partitions that exist among `names`, which are escaped as in `k=v/k2=v2`."""
     return [one for some in by_call(names) for one in _read(metastore, table, some)]
 
 
 def by_call(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The names in parts that one call takes."""
+    """The names in chunks that fit into one call."""
     for start in range(0, len(names), PARTITIONS_PER_CALL):
         yield names[start : start + PARTITIONS_PER_CALL]
 
@@ -48,35 +48,34 @@ def _read(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]
 
 
 def partition_names(metastore: Metastore, table: Table, most: int = -1) -> list[str]:
-    """The escaped names of all partitions, or of at most `most` (≤ 32767)."""
+    """The escaped names of all partitions, or of at most `most` of them (≤ 32767)."""
     return list(metastore.call("get_partition_names", table.name.database, table.name.table, most))
 
 
 def odd_partitions(metastore: Metastore, table: Table) -> list[str]:
     """Names of partitions whose values are not in Hive's normal form, such as `p=007` for an int.
 
-    Looks at the first 10,000 partitions. The metastore is asked only if there are partition columns whose texts can be
-    odd.
+    Checks the first 10,000 partitions. Calls the metastore only if a partition column is not a string or varchar.
     """
     columns = table.partition_columns
     if all(column.type.kind in ("string", "varchar") for column in columns):
         return []
-    return odd_partition_names(columns, partition_names(metastore, table, _LOOK_AT))
+    return odd_partition_names(columns, partition_names(metastore, table, _SURVEYED_PARTITIONS))
 
 
 def describe_odd(names: Sequence[str]) -> str:
-    """One sentence, of bounded length, for a log."""
+    """A sentence of bounded length for the log."""
     shown = ", ".join(name if len(name) <= 100 else name[:97] + "..." for name in names[:5])
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return (
-        f"{shown}{more}: values that are not in Hive's normal form; WHERE, INSERT OVERWRITE and DROP PARTITION"
-        " may not find these partitions: copy their rows into partitions with normal values, then drop them"
+        f"{shown}{more}: partition values that are not in Hive's normal form; WHERE, INSERT OVERWRITE and DROP"
+        " PARTITION may not find these partitions: copy their rows to partitions with normal values, then drop them"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition: its escaped name, the URI of its directory, and whether it existed before it was asked for."""
+    """A partition: its escaped name, the URI of its directory, and whether it existed before the call."""
 
     name: str
     location: str
@@ -86,10 +85,10 @@ class PartitionInfo:
 def ensure_partitions(
     metastore: Metastore, table: Table, values: Mapping[str, Sequence[str]]
 ) -> dict[str, PartitionInfo]:
-    """Each partition by name, `values` by name; those that do not exist are made, empty.
+    """Read the partitions named by the keys of `values`, and create those that do not exist; returns them by name.
 
-    Several clients may race to make one: whoever comes second finds it there. Raises MetastoreRefusal when the
-    metastore can never make one of them.
+    `values` holds the partition values, one per partition column. Safe when several clients create the same partition.
+    Raises MetastoreRefusal when the metastore cannot create one of them.
     """
     found = _infos(table, read_partitions(metastore, table, list(values)), existed=True)
     missing = [name for name in values if name not in found]
@@ -108,7 +107,7 @@ def _infos(table: Table, partitions: Sequence[Any], *, existed: bool) -> dict[st
 
 
 def _add(metastore: Metastore, table: Table, values: Mapping[str, list[str]]) -> Sequence[Any]:
-    """Make partitions; returns those that were not there."""
+    """Create partitions; returns those that did not exist."""
     parts = [_new_partition(table, name, v) for name, v in values.items()]
     request = ttypes.AddPartitionsRequest(
         dbName=table.name.database,

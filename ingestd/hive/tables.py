@@ -1,6 +1,6 @@
-"""Tables as the metastore describes them, reduced to what a writer must know.
+"""Tables as a writer needs them.
 
-Invariant: a `Table` that left `load_acid_table` is full ACID ORC and managed, and its partition columns are primitive.
+Invariant: a `Table` from `load_acid_table` is a managed full ACID ORC table with primitive partition columns.
 Source of the rules: TransactionalValidationListener, AcidUtils.isFullAcidTable.
 """
 
@@ -22,7 +22,7 @@ from ingestd.schema import Column, HiveType
 
 _ORC_INPUT = "org.apache.hadoop.hive.ql.io.orc.OrcInputFormat"
 
-_MAKE_ACID = "create it as a managed table, STORED AS ORC TBLPROPERTIES('transactional'='true')"
+_CREATE_ACID = "create it as a managed table, STORED AS ORC TBLPROPERTIES('transactional'='true')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class TableName:
 
     @classmethod
     def parse(cls, text: str) -> TableName:
-        """Read `database.table`; a bare name is in `default`."""
+        """Parse `database.table`; a name without a database is in `default`."""
         database, _, table = text.strip().lower().rpartition(".")
         return cls(database or "default", table)
 
@@ -44,10 +44,10 @@ class TableName:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One ACID table: `columns` without the partition columns, which are `partition_columns`.
+    """One ACID table; `columns` does not include `partition_columns`.
 
-    `id` changes when the table is dropped and made again; `location` is the URI of its directory. `not_null` names the
-    columns with an enabled NOT NULL constraint.
+    `id` changes when the table is recreated; `location` is the URI of its directory; `not_null` names the columns with
+    an enabled NOT NULL constraint; `raw` is the Thrift table.
     """
 
     name: TableName
@@ -62,26 +62,26 @@ class Table:
 
     @property
     def encoding(self) -> Encoding:
-        """As the table's properties `orc.*` ask for it; compressed by zstd when they say nothing."""
+        """The ORC encoding that the table properties `orc.*` specify; compression is zstd by default."""
         return table_encoding(self.parameters, self.columns).encoding
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """One sentence for each property that writers do not follow."""
+        """A sentence for each table property that the writers do not implement."""
         return table_encoding(self.parameters, self.columns).warnings
 
     @property
     def shape(self) -> Shape:
-        """The table as the ORC writers see it."""
+        """The table as the ORC writers need it."""
         return Shape(self.columns, self.partition_columns, self.bucketing, self.encoding, self.not_null)
 
     def partition_name(self, values: Sequence[str]) -> str:
-        """Hive's name of a partition: `key=value/…`, escaped; '' (WHOLE_TABLE) for an unpartitioned table."""
+        """Hive's escaped name of a partition, `key=value/…`; '' (WHOLE_TABLE) for an unpartitioned table."""
         return partition_name([c.name for c in self.partition_columns], values)
 
 
 def read_table(metastore: Metastore, name: TableName) -> Any:
-    """The Thrift table as HMS holds it now. Raises TableMissing when there is none."""
+    """The current Thrift table. Raises TableMissing when it does not exist."""
     request = ttypes.GetTableRequest(
         dbName=name.database,
         tblName=name.table,
@@ -92,17 +92,17 @@ def read_table(metastore: Metastore, name: TableName) -> Any:
     try:
         return metastore.call("get_table_req", request).table
     except InvalidTable as error:
-        raise TableMissing("the table does not exist", where=f"table {name}", hint="create it first") from error
+        raise TableMissing("the table does not exist", where=f"table {name}", hint="create the table") from error
 
 
 def load_acid_table(metastore: Metastore, name: TableName) -> Table:
-    """Read and check a table. Raises InvalidTable naming the first thing that does not fit, with the mend."""
+    """Read and check a table. Raises InvalidTable with the first violation and how to fix it."""
     raw = read_table(metastore, name)
     return as_acid_table(raw, not_null_columns(metastore, raw))
 
 
 def as_acid_table(raw: Any, not_null: frozenset[str]) -> Table:
-    """Check a Thrift table; raises as `load_acid_table` does. `not_null` is from `not_null_columns`."""
+    """Check a Thrift table; raises as `load_acid_table`. `not_null` is the result of `not_null_columns`."""
     name = TableName(raw.dbName.lower(), raw.tableName.lower())
     parameters = dict(raw.parameters or {})
     _require_acid_orc(raw, parameters, name)
@@ -131,7 +131,7 @@ def as_acid_table(raw: Any, not_null: frozenset[str]) -> Table:
 
 
 def _bucketing(raw: Any, parameters: Mapping[str, str], columns: Sequence[Column]) -> Bucketing | None:
-    """Version 2 hashes only where the table says so; tables of before have none (Utilities.getBucketingVersion)."""
+    """Tables without the property bucketing_version use version 1 (Utilities.getBucketingVersion)."""
     if not raw.sd.bucketCols or raw.sd.numBuckets < 1:
         return None
     by_name = {column.name: column for column in columns}
@@ -150,12 +150,12 @@ def _require_acid_orc(raw: Any, parameters: Mapping[str, str], name: TableName) 
     acid = parameters.get("transactional", "").lower() == "true"
     insert_only = parameters.get("transactional_properties", "").lower() == "insert_only"
     faults = [
-        (raw.tableType == "VIRTUAL_VIEW", "is a view", "name a table"),
-        (not acid, "is not a transactional table", _MAKE_ACID),
+        (raw.tableType == "VIRTUAL_VIEW", "is a view", "use a table"),
+        (not acid, "is not a transactional table", _CREATE_ACID),
         (insert_only, "is an insert-only table", "use a full ACID table: STORED AS ORC without insert_only"),
-        (raw.sd.inputFormat != _ORC_INPUT, f"is stored as {raw.sd.inputFormat}", "STORED AS ORC"),
-        ("repl.target.for" in parameters, "is a replica", "write to the source of the replication"),
+        (raw.sd.inputFormat != _ORC_INPUT, f"has the input format {raw.sd.inputFormat}", "create it STORED AS ORC"),
+        ("repl.target.for" in parameters, "is a replica", "write to the source table of the replication"),
     ]
-    for wrong, what, mend in faults:
-        if wrong:
-            raise InvalidTable(f"the table {what}", where=f"table {name}", hint=mend)
+    for violated, what, hint in faults:
+        if violated:
+            raise InvalidTable(f"the table {what}", where=f"table {name}", hint=hint)

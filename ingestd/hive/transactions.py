@@ -22,14 +22,14 @@ from ingestd.hive.client import PARTITIONS_PER_CALL, Metastore
 from ingestd.hive.leases import lease_component
 from ingestd.hive.tables import TableName
 
-# How long an id gap may keep HMS from describing transactions; it lasts a second.
+# Limit for retries while a gap in the transaction ids makes `get_open_txns_info` fail; a gap lasts a second.
 _GAP_SECONDS = 5.0
 _GAP_PAUSE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A table parameter that the commit itself updates (CommitTxnKeyValue); the key must exist already."""
+    """A table parameter that a commit updates (CommitTxnKeyValue); the key must exist already."""
 
     table_id: int
     key: str
@@ -37,15 +37,15 @@ class KeyValue:
 
 
 class LockTimeout(MetastoreUnavailable):
-    """Locks were not granted in time; others hold them."""
+    """Other transactions held the locks for too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """How long to wait for locks, and what ends the wait at once.
+    """How long to wait for locks: until `deadline`, or until `stop` is set.
 
-    `patience_seconds` is how long a commit may be delayed by the wish for `lock_against_overwrites`: by default longer
-    than a TRUNCATE holds its lock.
+    `patience_seconds` limits how long `lock_against_overwrites` may delay a commit. The default is longer than a
+    TRUNCATE holds its lock.
     """
 
     deadline: Deadline
@@ -123,7 +123,7 @@ def _open(metastore: Metastore, agent: str, count: int) -> list[int]:
     request = ttypes.OpenTxnRequest(num_txns=count, user=metastore.user, hostname=agent[:128], agentInfo=agent[:128])
     ids = list(metastore.call("open_txns", request).txn_ids)
     if not ids:
-        raise TransactionError("the metastore opened no transaction", where="open_txns", hint="see its log")
+        raise TransactionError("the metastore opened no transaction", where="open_txns", hint="see the metastore's log")
     return ids
 
 
@@ -204,7 +204,7 @@ def _request(metastore: Metastore, txn: Transaction, components: Sequence[ttypes
 def _is_granted_soon(
     metastore: Metastore, txn: Transaction, asked: ttypes.LockResponse, wait: Wait, where: str
 ) -> bool:
-    """Whether the lock comes within `wait.patience_seconds`."""
+    """Whether the lock is granted within `wait.patience_seconds`."""
     try:
         _wait(metastore, txn, [asked], Wait(wait.deadline.capped(wait.patience_seconds), wait.stop), where)
     except LockTimeout:
@@ -223,7 +223,7 @@ def _check(metastore: Metastore, txn: Transaction, lock_id: int) -> ttypes.LockR
 def _wait(
     metastore: Metastore, txn: Transaction, answers: Sequence[ttypes.LockResponse], wait: Wait, where: str
 ) -> None:
-    """Wait until one of the requests is granted: HMS grants a lock only when it is asked about it."""
+    """Poll until one of the requests is granted; HMS grants a waiting lock only in `check_lock`."""
     wait_seconds = 0.005
     while all(answer.state == ttypes.LockState.WAITING for answer in answers):
         if wait.deadline.passed or pause(wait_seconds, wait.stop):
@@ -236,7 +236,7 @@ def _wait(
 
 
 def _not_granted(where: str) -> LockTimeout:
-    return LockTimeout("the locks were not granted in time", where=where, hint="see SHOW LOCKS")
+    return LockTimeout("the locks were not granted in time", where=where, hint="run SHOW LOCKS to find the holder")
 
 
 def _listed(tables: Sequence[WriteLock]) -> str:
@@ -246,9 +246,10 @@ def _listed(tables: Sequence[WriteLock]) -> str:
 def register_partitions(
     metastore: Metastore, txn: Transaction, table: TableName, write_id: int, names: Sequence[str]
 ) -> None:
-    """Tell HMS which partitions of `table` the transaction writes; must precede any file under them.
+    """Register the partitions of `table` that the transaction writes; call it before any file is below them.
 
-    An aborted write id whose partition was never registered becomes visible once HMS forgets the transaction.
+    If the transaction aborts, files of its write id in an unregistered partition become visible once HMS has purged the
+    transaction.
     """
     for start in range(0, len(names), PARTITIONS_PER_CALL):
         metastore.call(
@@ -265,7 +266,7 @@ def register_partitions(
 
 
 def commit(metastore: Metastore, txn: Transaction, key_value: KeyValue | None = None) -> None:
-    """Make the transaction and its key-value visible, both or neither (TxnHandler.commitTxn, HIVE-20538)."""
+    """Commit the transaction and its key-value atomically (TxnHandler.commitTxn, HIVE-20538)."""
     request = ttypes.CommitTxnRequest(txnid=txn.id)
     if key_value is not None:
         request.keyValue = ttypes.CommitTxnKeyValue(key_value.table_id, key_value.key, key_value.value)
@@ -273,7 +274,7 @@ def commit(metastore: Metastore, txn: Transaction, key_value: KeyValue | None = 
 
 
 def abort(metastore: Metastore, txn_id: int) -> None:
-    """Abort a transaction. One that is gone already is fine: nothing of it is visible, or it had committed."""
+    """Abort a transaction. Does nothing when it has already aborted or committed."""
     try:
         metastore.call("abort_txn", ttypes.AbortTxnRequest(txnid=txn_id))
     except TransactionAborted:
@@ -281,7 +282,7 @@ def abort(metastore: Metastore, txn_id: int) -> None:
 
 
 def abort_all(metastore: Metastore, txn_ids: Sequence[int]) -> None:
-    """Abort transactions by one call; those that are gone already are passed over, as `abort` does."""
+    """Abort transactions with one call; those that have already ended are ignored."""
     if len(txn_ids) == 1:
         abort(metastore, txn_ids[0])
     elif txn_ids:
@@ -298,17 +299,18 @@ def open_transactions(metastore: Metastore, agent_prefix: str) -> list[int]:
 
 
 def _described(metastore: Metastore) -> Sequence[ttypes.TxnInfo]:
-    """What HMS knows of all transactions that have not committed.
+    """HMS's description of all transactions that have not committed.
 
-    An id that is missing among the newest (somebody opens a transaction just now, or has failed to) counts as open for
-    a second (metastore.txn.opentxn.timeout). It has no user, and HMS cannot write an answer without one: it closes the
-    connection (GetOpenTxnsListFunction). So it is asked again while it answers `get_open_txns`, which has no names.
+    HMS treats a gap among the newest transaction ids (another client is opening a transaction, or has failed to) as an
+    open transaction for one second (metastore.txn.opentxn.timeout). Such a transaction has no user, HMS cannot
+    serialize it, and closes the connection (GetOpenTxnsListFunction). The call is therefore retried as long as
+    `get_open_txns`, which contains no users, is answered.
     """
     limit = Deadline.after(_GAP_SECONDS)
     while True:
         try:
             return list(metastore.call("get_open_txns_info").open_txns)
-        except MetastoreUnavailable:  # noqa: PERF203 - one try a question is what this loop is about
+        except MetastoreUnavailable:  # noqa: PERF203 - one attempt per iteration
             if limit.passed:
                 raise
             metastore.call("get_open_txns")

@@ -1,4 +1,4 @@
-"""Which write ids of a table a reader sees, asked from the metastore and as the text that its calls take."""
+"""Snapshots of a table's write ids, and their text form in metastore calls."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _NONE_OPEN = 2**63 - 1
 
 
 def read_snapshot(metastore: Metastore, table: TableName) -> ValidWriteIds:
-    """The write ids of `table` as a query that begins now would see them."""
+    """The valid write ids of `table` for a query that begins now."""
     request = ttypes.GetValidWriteIdsRequest(fullTableNames=[str(table)])
     answer = metastore.call("get_valid_write_ids", request).tblValidWriteIds[0]
-    # A java.util.BitSet over the invalid ids, low bits first: set where the id was aborted, else it is open.
+    # A java.util.BitSet over the invalid ids, low bits first: a set bit means aborted, any other id is open.
     bits = int.from_bytes(answer.abortedBits or b"", "little")
     aborted = frozenset(w for i, w in enumerate(answer.invalidWriteIds) if bits >> i & 1)
     opened = frozenset(answer.invalidWriteIds) - aborted
@@ -25,7 +25,7 @@ def read_snapshot(metastore: Metastore, table: TableName) -> ValidWriteIds:
 
 
 def as_writer(snapshot: ValidWriteIds, write_id: int) -> ValidWriteIds:
-    """The view of the writer of `write_id`, who sees its own rows; what lies between is as good as open."""
+    """The snapshot for the writer of `write_id`, who sees its own rows; later ids below it count as open."""
     high = max(snapshot.high_watermark, write_id)
     later = range(snapshot.high_watermark + 1, high)
     return ValidWriteIds(snapshot.table, high, (snapshot.open - {write_id}).union(later), snapshot.aborted)
@@ -39,7 +39,7 @@ def as_text(snapshot: ValidWriteIds) -> str:
 
 
 def ended_transactions(metastore: Metastore, txn_ids: Iterable[int]) -> set[int]:
-    """Those of the transactions that have committed or aborted."""
+    """The subset of `txn_ids` that has committed or aborted."""
     answer = metastore.call("get_open_txns")
     bits = int.from_bytes(answer.abortedBits or b"", "little")  # as in `read_snapshot`
     still_open = {txn_id for i, txn_id in enumerate(answer.open_txns) if not bits >> i & 1}
@@ -47,6 +47,6 @@ def ended_transactions(metastore: Metastore, txn_ids: Iterable[int]) -> set[int]
 
 
 def is_committed(metastore: Metastore, txn_id: int) -> bool:
-    """Whether a transaction has committed, as far as HMS knows: it is neither open nor aborted nor in the future."""
+    """Whether HMS regards a transaction as committed: its id was assigned, and it is neither open nor aborted."""
     answer = metastore.call("get_open_txns")
     return txn_id <= answer.txn_high_water_mark and txn_id not in answer.open_txns

@@ -220,12 +220,12 @@ def test_check_online_then_confirms_each_item_or_says_how_to_fix_it(run: Run, on
     assert line("mapping fine, storage").endswith("can be written")
     for start, words, hint in (
         (f"mapping lost, topic {name}-none", "does not exist", "create the topic"),
-        ("mapping nowhere, table", "does not exist", "create it first"),
+        ("mapping nowhere, table", "does not exist", "create the table"),
         ("mapping bucketed, table", "is bucketed", "leave CLUSTERED BY out"),
         ("mapping union, table", "uniontype<int,string> is not supported", "use "),
         ("mapping insert_only, table", "is an insert-only table", "use a full ACID table"),
         ("mapping external, table", "is not a transactional table", "transactional"),
-        ("mapping view, table", "is a view", "name a table"),
+        ("mapping view, table", "is a view", "use a table"),
         ("mapping wrong, table", "['day']", "give a value for every partition column"),
     ):
         assert line(start).startswith("✗ ")
