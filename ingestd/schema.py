@@ -1,7 +1,7 @@
-"""Hive's column types and what they are in Arrow.
+"""Hive's column types and their Arrow equivalents.
 
-Invariant: one Hive type text has one `HiveType`, and every module below and above speaks of columns in these values.
-Source of the type texts: Hive's `serdeConstants` and `TypeInfoUtils`.
+Invariant: equal Hive types have equal `HiveType` values; every module describes columns with these values.
+Source of the type names: Hive's `serdeConstants` and `TypeInfoUtils`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ingestd.errors import InvalidTable
 
-_PLAIN = {
+_PRIMITIVES = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),
     "smallint": pa.int16(),
@@ -38,10 +38,10 @@ _USABLE = (
 
 @dataclass(frozen=True, slots=True)
 class HiveType:
-    """One Hive type; `length` for char and varchar, `precision` and `scale` for decimal, else 0.
+    """A Hive type. `length` is that of char and varchar; `precision` and `scale` are those of decimal; otherwise 0.
 
-    `children` of an array: its element; of a map: key and value; of a struct: its fields, whose lower-case names are
-    `names`. Both are empty for primitive types.
+    `children` holds the element type of an array, the key and value types of a map, or the field types of a struct;
+    `names` holds the lower-case field names of a struct. Both are empty for primitive types.
     """
 
     kind: str
@@ -53,13 +53,13 @@ class HiveType:
 
     @classmethod
     def parse(cls, text: str, *, column: str = "") -> HiveType:
-        """Read Hive's text of a type, such as `decimal(10,2)` or `map<string,array<struct<a:int,b:date>>>`.
+        """Parse a Hive type, such as `decimal(10,2)` or `map<string,array<struct<a:int,b:date>>>`.
 
-        Raises InvalidTable for uniontype, `timestamp with local time zone`, intervals, map keys that are not primitive
-        and structs whose field names are the same but for the case.
+        Raises InvalidTable for uniontype, `timestamp with local time zone`, intervals, map keys that are not primitive,
+        and structs whose field names differ only in case.
         """
         text = text.strip().lower()
-        if text in _PLAIN:
+        if text in _PRIMITIVES:
             return cls(text)
         if match := _SIZED.fullmatch(text):
             kind, first, second = match.groups()
@@ -77,7 +77,7 @@ class HiveType:
             fields = [part.partition(":") for part in parts]
             names, parts = tuple(name.strip() for name, _, _ in fields), [rest for _, _, rest in fields]
             if not all(names) or len(set(names)) < len(names):
-                raise _unusable(f"type {text} has fields without a name of their own", column)
+                raise _unusable(f"type {text} has fields without a name or with the same name", column)
         if not all(map(str.strip, parts)) or len(parts) != _ARITY.get(kind, len(parts)):
             raise _unusable(f"type {text} is not supported", column)
         children = tuple(cls.parse(part, column=column) for part in parts)
@@ -87,19 +87,19 @@ class HiveType:
 
     @property
     def is_complex(self) -> bool:
-        """Whether it is an array, a map or a struct."""
+        """Whether the type is an array, a map or a struct."""
         return bool(self.children)
 
     @property
     def arrow(self) -> pa.DataType:
         """The Arrow type of decoded columns.
 
-        A timestamp, inside a complex type too, may also come as timestamp[us] when ns cannot hold it.
+        A timestamp, also inside a complex type, is decoded as timestamp[us] when timestamp[ns] cannot represent it.
         """
         if self.kind == "decimal":
             return pa.decimal128(self.precision, self.scale)
         if not self.is_complex:
-            return _PLAIN.get(self.kind, pa.string())
+            return _PRIMITIVES.get(self.kind, pa.string())
         children = [child.arrow for child in self.children]
         if self.kind == "struct":
             return pa.struct([pa.field(name, child) for name, child in zip(self.names, children, strict=True)])
@@ -117,7 +117,7 @@ class HiveType:
 
 
 def _parts(text: str) -> list[str]:
-    """The texts between the commas that stand outside all brackets."""
+    """Split at the commas outside all brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "<(") - (letter in ">)")

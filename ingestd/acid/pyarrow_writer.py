@@ -18,7 +18,7 @@ from ingestd.acid.encoding import DICTIONARY_THRESHOLD, STANDARD, Encoding
 from ingestd.acid.footer import FileSize, seal
 from ingestd.acid.sink import OrcSink
 from ingestd.acid.writer import remove_file
-from ingestd.background import apart
+from ingestd.background import run_uninterrupted
 from ingestd.schema import Column
 
 # pyarrow cannot omit indexes; with this stride a stripe has one entry.
@@ -70,14 +70,16 @@ class PyArrowWriter:
         """See `AcidWriter`; a file without rows is a complete ORC file, too."""
         if not self._rows:  # without a batch pyarrow knows no schema and writes no footer
             self._orc.write(pa.Table.from_batches([self._events(pa.RecordBatch.from_pylist([], schema=self._schema))]))
-        apart(self._orc.close)  # an exception from a signal handler inside this call would terminate the process
+        run_uninterrupted(
+            self._orc.close
+        )  # an exception from a signal handler inside this call would terminate the process
         self._file.close()
         self._file.check()
         return seal(self._path, [(self._write_id, self._rows)], self._bucket)
 
     def abort(self) -> None:
         """See `AcidWriter`."""
-        remove_file(self._path, partial(apart, self._orc.close), self._file.close)
+        remove_file(self._path, partial(run_uninterrupted, self._orc.close), self._file.close)
 
     def _events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Wrap the batch, without copying its columns, as the `row` struct of insert events."""

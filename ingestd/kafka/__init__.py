@@ -1,4 +1,4 @@
-"""Kafka: the only door to confluent_kafka.
+"""Kafka: the only package that imports confluent_kafka.
 
-Invariant: every offset that leaves this package is a *next* offset, the one after the last record that was read.
+Invariant: every position that this package returns or commits is a *next* offset, one after the last record read.
 """

