@@ -56,6 +56,12 @@ def check_flag(name: str, value: object, *, kind: Kind = InvalidConnection) -> N
         raise _wrong(name, value, "True or False", kind)
 
 
+def check_list(name: str, value: object, hint: str) -> None:
+    """Refuse what is neither a list nor a tuple; a str would be taken for a list of characters."""
+    if not isinstance(value, (list, tuple)):
+        raise StreamingException(f"{name} must be a list, not {_described(value)}", where=name, hint=hint)
+
+
 def check_values(name: str, values: object) -> None:
     """Refuse what is not partition values: a mapping by name, or a list or tuple in the order of the columns."""
     if isinstance(values, Mapping):

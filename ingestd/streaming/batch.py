@@ -31,12 +31,11 @@ from ingestd.publish.staging import STREAMING, Staging
 from ingestd.publish.statistics import WHOLE_TABLE, Added
 from ingestd.storage.local import Location
 from ingestd.streaming.delta_output import BatchOutput, Output, Partition, TransactionOutput
-from ingestd.streaming.errors import InvalidTransactionState, partition_errors
+from ingestd.streaming.errors import CREATING_PARTITION, InvalidTransactionState, streaming_errors
 from ingestd.streaming.heartbeat import Heartbeat
-from ingestd.streaming.session import Change, Session
+from ingestd.streaming.session import Session, TableChange
 
 _log = logging.getLogger(__name__)
-_BEATS_PER_TIMEOUT = 2
 
 
 class TxnState(Enum):
@@ -76,7 +75,7 @@ class Partitions:
         name = self._session.table.partition_name
         missing = [one for one in partitions if name(one) not in self.known]
         if missing:
-            with partition_errors():
+            with streaming_errors(CREATING_PARTITION):
                 found = self._register(missing)
             stats = self._session.stats
             stats.created_partitions += sum(not info.existed for info in found.values())
@@ -104,7 +103,7 @@ class TransactionBatch:
         # Both are made when the first transaction has its lock and the table was compared.
         self._location: Location | None = None
         self._output: Output | None = None
-        interval = session.timeout_seconds / _BEATS_PER_TIMEOUT
+        interval = session.heartbeat_seconds
         if len(self._left) > 1:
             interval = min(interval, session.batch_seconds)
         self._heartbeat = Heartbeat(session.metastore, list(self.txn_to_write_ids), interval, self._retire)
@@ -124,7 +123,7 @@ class TransactionBatch:
         """Partitions of the transaction that is or was last open, by name."""
         return self._partitions.known
 
-    def begin(self, look: Callable[[], Change]) -> bool:
+    def begin(self, look: Callable[[], TableChange]) -> bool:
         """Begin the next transaction: take its lock, then let `look` compare the table, which nobody changes from here.
 
         False when the batch has ended instead, because it grew old or its files or write ids do not fit the table any
@@ -145,7 +144,7 @@ class TransactionBatch:
                 wait=self._wait(),
             )
             change = look()
-            if change is Change.TABLE or (change is Change.VIEW and not is_first):
+            if change is TableChange.RECREATED or (change is TableChange.DEFINITION and not is_first):
                 self._finish_files()
                 self._abort_rest()
                 self.state = TxnState.ABORTED
@@ -219,10 +218,10 @@ class TransactionBatch:
                 self._finish_files()
                 self._abort_rest()
             except IngestdError:
-                self.kill()
+                self.fail()
                 raise
 
-    def kill(self) -> None:
+    def fail(self) -> None:
         """After a failure: abort all that is open; what fails meanwhile is left to the metastore's time-outs."""
         with self._guard:
             if self._closed:
@@ -329,7 +328,7 @@ class TransactionBatch:
                 self._finish_files()
                 self._abort_rest()
         except IngestdError:
-            self.kill()
+            self.fail()
         finally:
             self._guard.release()
 

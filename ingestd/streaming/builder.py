@@ -1,6 +1,6 @@
-"""The builder spelling of a connection, for those who come from Java.
+"""The builder of a connection, as in Java.
 
-Invariant: a builder only collects; every rule about options is the connection's own.
+Invariant: a builder only collects options; `ConnectionOptions` validates them.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import Any, Generic, TypeVar
 
 from ingestd.hive.security import Security
 from ingestd.streaming.arguments import PartitionValues
+from ingestd.streaming.arrow import ArrowWriter
+from ingestd.streaming.writers import RecordWriter
 
 C = TypeVar("C")
 
 
 class Builder(Generic[C]):
-    """HiveStreamingConnection.Builder: each method returns the builder; `connect` raises what the connection raises."""
+    """HiveStreamingConnection.Builder: each method sets one option of `ConnectionOptions` and returns the builder."""
 
-    def __init__(self, make: Callable[..., C]) -> None:
-        self._make = make
+    def __init__(self, connect: Callable[..., C]) -> None:
+        self._connect = connect
         self._options: dict[str, Any] = {}
 
     def _with(self, **option: Any) -> Builder[C]:
@@ -35,39 +37,39 @@ class Builder(Generic[C]):
         return self._with(table=table)
 
     def with_static_partition_values(self, values: PartitionValues | None) -> Builder[C]:
-        """One value for each partition column, by name or in their order: all rows go to that partition."""
+        """Values of the partition that receives all rows, by column name or in the order of the columns."""
         return self._with(static_partition_values=values)
 
     def with_agent_info(self, agent_info: str) -> Builder[C]:
-        """What SHOW LOCKS and SHOW TRANSACTIONS call this client."""
+        """Client name in SHOW LOCKS and SHOW TRANSACTIONS."""
         return self._with(agent_info=agent_info)
 
     def with_hive_conf(self, configuration: Mapping[str, str] | str | Path) -> Builder[C]:
-        """Hive's settings, or the path of a `hive-site.xml`; none is looked for by itself."""
+        """Hive settings, or the path of a `hive-site.xml`."""
         return self._with(configuration=configuration)
 
     def with_metastore_uri(self, uri: str) -> Builder[C]:
-        """Addresses of the metastore; by default those of the configuration."""
+        """Metastore addresses, comma-separated."""
         return self._with(metastore_uri=uri)
 
     def with_metastore_timeout_seconds(self, seconds: float) -> Builder[C]:
-        """How long each answer of the metastore is waited for; by default what the configuration says, or 60."""
+        """Time limit for each answer of the metastore."""
         return self._with(metastore_timeout_seconds=seconds)
 
     def with_security(self, security: Security) -> Builder[C]:
-        """Login and wire; by default what the configuration says without credentials (see `ConnectionOptions`)."""
+        """Login and encryption."""
         return self._with(security=security)
 
     def with_transaction_batch_size(self, size: int) -> Builder[C]:
-        """Transactions that share their files."""
+        """Number of transactions that share their files."""
         return self._with(transaction_batch_size=size)
 
-    def with_streaming_optimizations(self, enabled: bool) -> Builder[C]:  # noqa: FBT001 - Java's name and shape
-        """Whether deltas are written for speed: no indexes, no dictionaries, light compression. True unless said."""
+    def with_streaming_optimizations(self, enabled: bool) -> Builder[C]:  # noqa: FBT001 - Java's signature
+        """Whether deltas are written for speed: no indexes, no dictionaries, light compression."""
         return self._with(streaming_optimizations=enabled)
 
     def with_write_id(self, write_id: int) -> Builder[C]:
-        """Join the transaction that has this write id."""
+        """Write id of the transaction to join."""
         return self._with(write_id=write_id)
 
     def with_statement_id(self, statement_id: int) -> Builder[C]:
@@ -78,22 +80,30 @@ class Builder(Generic[C]):
         """The metastore's Thrift table, for a joined transaction."""
         return self._with(table_object=table)
 
-    def with_record_writer(self, writer: Any) -> Builder[C]:
-        """What turns records into rows; required."""
+    def with_record_writer(self, writer: RecordWriter | ArrowWriter) -> Builder[C]:
+        """Converts data into rows; required."""
         return self._with(record_writer=writer)
 
     def with_lock_seconds(self, seconds: float) -> Builder[C]:
-        """How long a lock is waited for."""
+        """Time limit for acquiring a lock."""
         return self._with(lock_seconds=seconds)
 
     def with_batch_seconds(self, seconds: float) -> Builder[C]:
-        """How old a batch with unused transactions may become."""
+        """Age at which a batch with unused transactions is closed."""
         return self._with(batch_seconds=seconds)
 
+    def with_heartbeat_seconds(self, seconds: float) -> Builder[C]:
+        """Interval of heartbeats."""
+        return self._with(heartbeat_seconds=seconds)
+
+    def with_commit_outcome_seconds(self, seconds: float) -> Builder[C]:
+        """How long to ask for the outcome of a commit whose answer was lost."""
+        return self._with(commit_outcome_seconds=seconds)
+
     def with_auto_flush_check_interval_size(self, size: int) -> Builder[C]:
-        """Bytes of input after which the memory in use is looked at."""
+        """Bytes of input between two checks of memory use."""
         return self._with(auto_flush_check_interval_size=size)
 
     def connect(self) -> C:
-        """Make the connection."""
-        return self._make(**self._options)
+        """Connect. Raises what `HiveStreamingConnection` raises."""
+        return self._connect(**self._options)

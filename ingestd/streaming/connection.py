@@ -1,239 +1,208 @@
-"""`HiveStreamingConnection`: begin, write, commit, abort, close (Streaming V2).
+"""`HiveStreamingConnection`: begin, write, commit, abort, close (Hive Streaming V2).
 
-Invariant: a connection belongs to one thread. Whatever fails, other than a bad record, ends its batch: all that is open
-is aborted, and the next `begin_transaction` starts anew.
+Invariant: a connection belongs to one thread. Its public methods raise StreamingException; every error except a bad
+record or a refused call ends the open transaction and its batch (state table in `lifecycle.py`).
 """
 
 from __future__ import annotations
 
 import atexit
-import io
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import pyarrow as pa
-
 from ingestd.acid.layout import MAX_BUCKET, MAX_STATEMENT, batch_delta_name, bucket_name
-from ingestd.acid.routing import route
 from ingestd.clock import Deadline
-from ingestd.hive.partitions import PartitionInfo, ensure_partitions
-from ingestd.hive.tables import read_table
-from ingestd.hive.transactions import KeyValue, Transaction
+from ingestd.errors import IngestdError
+from ingestd.hive.partitions import PartitionInfo
+from ingestd.hive.tables import Table
+from ingestd.hive.transactions import Transaction
+from ingestd.publish.deltas import Placed
 from ingestd.publish.notifications import announce
+from ingestd.publish.statistics import WHOLE_TABLE
 from ingestd.storage import local
-from ingestd.streaming.arguments import PartitionValues, check_text, check_whole
-from ingestd.streaming.batch import Extras, TransactionBatch, TxnState
+from ingestd.streaming.arguments import PartitionValues, check_list, check_whole
+from ingestd.streaming.arrow import ArrowWriter
+from ingestd.streaming.batch import Extras, TxnState
 from ingestd.streaming.builder import Builder
+from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.errors import (
+    CONNECTING,
+    CREATING_PARTITION,
+    IN_TRANSACTION,
     InvalidTransactionState,
     SerializationError,
     StreamingException,
     TransactionError,
-    partition_errors,
+    streaming_error,
     streaming_errors,
-    transaction_errors,
 )
-from ingestd.streaming.info import ConnectionInfo
-from ingestd.streaming.intake import RecordIntake
-from ingestd.streaming.joined import JoinedTransaction
-from ingestd.streaming.memory import MemoryWatch
-from ingestd.streaming.options import ConnectionOptions
+from ingestd.streaming.lifecycle import Lifecycle
+from ingestd.streaming.options import ConnectionOptions, takes_options
 from ingestd.streaming.owner import Owner, close_after
-from ingestd.streaming.record_buffer import BYTES, Sink, bytes_of, records_of
-from ingestd.streaming.session import normal_values
+from ingestd.streaming.session import normal_values, open_session
+from ingestd.streaming.stats import ConnectionStats
+from ingestd.streaming.write_path import WritePath
+from ingestd.streaming.writers import RecordWriter
 
 _log = logging.getLogger(__name__)
-_BATCHES = 5  # opened for one transaction while the table changes each time
-# How long `close` looks at row counts of the last commits.
-_COUNTS_SECONDS = 5.0
+_BEGIN_ATTEMPTS = 5  # batches opened for one transaction while the table keeps changing
+_ROW_COUNT_SECONDS = 5.0  # time limit of `close` for checking row counts
 
 
-class HiveStreamingConnection(ConnectionInfo):
-    """A connection to one table; the constructor connects. Also a context manager, which closes it."""
+class HiveStreamingConnection:
+    """A connection to one table, open from its construction. As a context manager it closes itself."""
 
-    def __init__(self, **options: Any) -> None:
-        """Connect; `options` are those of `ConnectionOptions`.
+    @takes_options(ConnectionOptions)
+    def __init__(self, options: ConnectionOptions) -> None:
+        """Connect to the metastore and check the table.
 
-        Raises InvalidConnection for wrong options, ConnectionError, InvalidTable.
+        Raises InvalidConnection for wrong options or a refused login, ConnectionError when no metastore answers,
+        InvalidTable.
         """
-        super().__init__(ConnectionOptions.of(options))
+        self.options = options
+        self.configuration = Configuration.of(
+            options.configuration, streaming_optimizations=options.streaming_optimizations
+        )
+        self.metastore_uri = options.metastore_uri or self.configuration.metastore_uri()
         self._owner = Owner()
         self._closed = False
-        self._failure = ""  # why the last transaction was aborted without being asked to
+        with streaming_errors(CONNECTING):
+            self._session = open_session(options, self.configuration, self.metastore_uri)
+        self._lifecycle = Lifecycle(self._session)
         try:
-            self._intake = RecordIntake(self._session)
+            with streaming_errors():
+                self._write_path = WritePath(self._session, self.configuration, self._lifecycle)
         except BaseException:
-            self._metastore.close()
+            self._session.metastore.close()
             raise
-        self._memory = MemoryWatch(self.configuration, self.options.auto_flush_check_interval_size)
-        _open.add(self)
+        atexit.register(self._close_at_exit)
 
     @staticmethod
     def new_builder() -> Builder[HiveStreamingConnection]:
-        """Collect the options one by one; `connect()` makes the connection."""
+        """A builder that collects the options one by one; its `connect()` opens the connection."""
         return Builder(HiveStreamingConnection)
 
     # --- transactions
 
     def begin_transaction(self) -> None:
-        """Begin a transaction; a batch that is used up is followed by the next one by itself.
+        """Begin a transaction; opens the next batch when the last one is used up.
 
-        A table that has changed meanwhile is written as it is now: rows get new columns, files go to a new location.
+        Changes of the table since the last transaction take effect: new columns, another location.
 
-        Raises ConnectionError, TransactionError; TableChanged when records that fitted the table would not fit it now;
-        StreamingException when a transaction is open already.
+        Raises ConnectionError, TransactionError; TableChanged when records that fitted the table no longer fit it;
+        InvalidTransactionState when a transaction is open.
         """
         self._check()
         if self.current_transaction_state is TxnState.OPEN:
-            raise InvalidTransactionState("a transaction is open already", hint="commit or abort it first")
-        self._failure = ""
-        for _ in range(_BATCHES):
-            batch = self._next_batch()
-            with self._failing():
-                if batch.begin(self._intake.look_again):
+            raise InvalidTransactionState("a transaction is already open", hint="commit or abort it first")
+        for _ in range(_BEGIN_ATTEMPTS):
+            with streaming_errors():
+                self._lifecycle.next_batch()
+            with streaming_errors(IN_TRANSACTION):
+                if self._lifecycle.begin(self._write_path.refresh_table):
                     break
         else:
-            raise TransactionError("the table changes again and again", where=f"table {self._table.name}")
-        self._intake.begin()
+            raise TransactionError("the table keeps changing", where=f"table {self.table.name}")
+        self._write_path.begin()
 
+    @streaming_errors()
     def fetch_batch(self) -> None:
-        """Open the transactions of the next batch, unless some of the last are left; `begin_transaction` does it too.
+        """Open the next batch of transactions now, unless the current one has unused transactions.
 
-        Raises ConnectionError, TransactionError; InvalidTransactionState while the last transaction is open.
+        Optional: `begin_transaction` does it when needed. Raises ConnectionError, TransactionError;
+        InvalidTransactionState when the last transaction of the current batch is open.
         """
         self._check()
-        self._next_batch()
-
-    def _next_batch(self) -> TransactionBatch | JoinedTransaction:
-        if self._batch is None or not self._batch.remaining:
-            if self.current_transaction_state is TxnState.OPEN:
-                raise InvalidTransactionState("the last transaction of the batch is open", hint="end it first")
-            with streaming_errors():
-                self._batch = self._new_batch()
-        return self._batch
+        self._lifecycle.next_batch()
 
     def write(self, data: Any) -> None:
-        """Write into the open transaction.
+        """Write rows in the open transaction.
 
-        A `RecordWriter` takes one record as bytes, many as a list of bytes, or a binary stream that its line pattern
-        splits; an `ArrowWriter` takes Arrow data.
+        With a `RecordWriter`, `data` is one record as bytes, many records as a list of bytes, or a binary stream, which
+        the writer's line pattern splits. With an `ArrowWriter` it is Arrow data.
 
-        Raises SerializationError for records that cannot become rows (the transaction goes on without them); anything
-        else that fails aborts what is open.
+        Raises SerializationError for records that cannot become rows; the transaction goes on without them. Any other
+        failure (ConnectionError, StreamingIOFailure, PartitionCreationFailed, TransactionError) aborts the transaction.
         """
-        batch = self._writing()
-        feed = self._intake.feed
-        if feed is None:
-            self._take(batch, partial(self._intake.write_arrow, data))
-        elif isinstance(data, BYTES):
-            try:  # as `_failing` does, which costs more than all the rest of this call
-                batch.check()
-            except StreamingException as error:
-                self._kill(error)
-                raise
-            if feed.write(data if type(data) is bytes else bytes_of(data, "write")):
-                self._take(batch, feed.drain)
-        elif isinstance(data, io.TextIOBase):
-            raise StreamingException("a stream gives bytes, not text", where="write", hint="open it with mode 'rb'")
-        elif hasattr(data, "read"):
-            self._take(batch, partial(feed.write_stream, data))
-        else:
-            self._take(batch, partial(feed.write_many, records_of(data)))
-        if self._memory.is_short(self._stats.records_size):
-            with self._failing():
-                batch.flush()
-            self._stats.auto_flushes += 1
+        self._check()
+        try:  # instead of `streaming_errors`, which would double the cost of a small record
+            self._write_path.write(data)
+        except StreamingException:
+            raise
+        except IngestdError as error:
+            raise streaming_error(error, IN_TRANSACTION) from error
 
+    @streaming_errors(IN_TRANSACTION)
     def commit_transaction(
-        self,
-        partitions: Sequence[PartitionValues] = (),
-        key: str | None = None,
-        value: str | None = None,
+        self, partitions: Sequence[PartitionValues] = (), key: str | None = None, value: str | None = None
     ) -> None:
-        """Commit: on return the rows are readable.
+        """Commit the open transaction; when the call returns, its rows are readable.
 
-        `partitions` (of each the values, by name or in order) are made and reported as written even if no row went
-        there. `key` (beginning with `_meta`, and existing) and `value` set a parameter of the table in the same commit.
+        `partitions` lists partition values, by column name or in the order of the columns; these partitions are created
+        and reported as written even if they received no rows. `key` and `value` set a table parameter in the same
+        commit; the key must start with `_meta` and exist.
 
-        Raises SerializationError when records that waited are bad: commit again to go on without them, or abort.
-        Raises TransactionError when nothing of it is or will be visible.
+        Raises SerializationError when buffered records are bad: commit again to go on without them, or abort.
+        Raises TransactionError when the transaction was aborted, CommitOutcomeUnknown when its outcome is not known.
         """
-        batch = self._writing()
-        if (key is None) != (value is None):
-            raise StreamingException("key and value belong together", where="commit_transaction")
-        if not isinstance(partitions, (list, tuple)):
-            raise StreamingException(
-                f"partitions must be a list, not {type(partitions).__name__}",
-                where="commit_transaction",
-                hint='each is given by its values: [["Asia", "India"], {"continent": "Asia", "country": "Japan"}]',
-            )
-        values = tuple(normal_values(self._table, one) for one in partitions)
-        self._check_key_value(key, value)
-        if self._intake.feed:
-            self._take(batch, self._intake.feed.drain)
-        key_value = None if key is None or value is None else KeyValue(self._table.id, key, value)
-        with self._failing():
-            batch.commit(Extras(values, key_value))
+        self._check()
+        self._lifecycle.open_batch()
+        check_list("partitions", partitions, 'list the values of each: [["Asia", "India"], ["Asia", "Japan"]]')
+        values = tuple(normal_values(self.table, one) for one in partitions)
+        key_value = self._lifecycle.key_value(key, value)
+        self._write_path.drain()
+        self._lifecycle.commit(Extras(values, key_value))
 
+    @streaming_errors(IN_TRANSACTION)
     def abort_transaction(self) -> None:
-        """Abort the open transaction: nothing of it will ever be visible."""
-        batch = self._writing()
-        with self._failing():
-            batch.abort()
+        """Abort the open transaction; its rows never become visible. Raises TransactionError."""
+        self._check()
+        self._lifecycle.abort()
 
     @contextmanager
     def transaction(self) -> Iterator[HiveStreamingConnection]:
-        """A transaction that commits at the end of the `with` block, or aborts when the block raises.
+        """A `with` block that commits at its end and aborts when the block raises.
 
-        What a block has committed or aborted itself is left as it is. What a block raises is raised, even if the
-        transaction cannot be aborted. TransactionError when it failed inside and the block went on all the same.
+        A transaction that the block itself committed or aborted stays as it is. An exception of the block is re-raised
+        even if the abort fails. Raises TransactionError at the end of the block when the transaction failed inside it
+        and the block ignored the error.
         """
         self.begin_transaction()
         try:
             yield self
         except BaseException:
-            self._abort_after_error()
+            self._lifecycle.abort_after_error()
             raise
-        if self._failure:
+        if self._lifecycle.failure:
             raise TransactionError(
-                f"nothing of the transaction is visible, it failed before: {self._failure}",
+                f"the transaction failed earlier and none of its rows is visible: {self._lifecycle.failure}",
                 hint="let the error leave the block, or begin a new transaction and write its records again",
             )
         if self.current_transaction_state is not TxnState.OPEN:
-            return  # the block itself committed or aborted
+            return  # committed or aborted by the block
         try:
             self.commit_transaction()
         except SerializationError:
-            self._abort_after_error()
+            self._lifecycle.abort_after_error()
             raise
 
-    def _abort_after_error(self) -> None:
-        """Abort what is open; the error that is on its way to the caller says more than one of this would."""
-        if self.current_transaction_state is TxnState.OPEN:
-            try:
-                self.abort_transaction()
-            except StreamingException as error:
-                _log.warning("the transaction could not be aborted, so it is left to time out: %s", error)
-
     def hand_over(self) -> None:
-        """Let the connection go: from now on it belongs to the thread that calls it next."""
+        """Release the connection from this thread; it then belongs to the next thread that calls it."""
         self._check()
-        self._metastore.close()
+        self._session.metastore.close()
         self._owner.release()
 
     def close(self) -> None:
-        """Abort what remains and finish the files; the second time it does nothing."""
+        """Abort the open transaction, close the batch and disconnect. Closing again has no effect."""
         if self._closed and not self._owner.is_forked:
             return
         self._check()
-        if self.current_transaction_state is TxnState.OPEN:
-            self._failure = "the connection was closed while it was open"
         self._close()
 
     def __enter__(self) -> HiveStreamingConnection:
@@ -246,22 +215,16 @@ class HiveStreamingConnection(ConnectionInfo):
 
     # --- partitions and files
 
+    @streaming_errors(CREATING_PARTITION)
     def create_partition_if_not_exists(self, values: PartitionValues) -> PartitionInfo:
-        """Make a partition, or find it; clients that race for one all succeed.
+        """Create a partition, or return the existing one; concurrent clients all succeed.
 
-        `values` are text, one for each partition column, by name or in order, and are brought to Hive's normal form:
-        007 is 7 for an int.
+        `values` has one str per partition column, by name or in the order of the columns; each is converted to Hive's
+        normal form (`007` is `7` for an int).
         Raises InvalidConnection for values that do not fit, PartitionCreationFailed.
         """
         self._check()
-        if not self.is_partitioned_table:
-            raise StreamingException("the table has no partitions", where=f"table {self._table.name}")
-        with streaming_errors(), partition_errors():
-            normal = normal_values(self._table, values)
-            name = self._table.partition_name(normal)
-            info = ensure_partitions(self._metastore, self._table, {name: normal})[name]
-        self._stats.created_partitions += not info.existed
-        return info
+        return self._session.create_partition(values)
 
     def delta_file_location(
         self,
@@ -271,130 +234,154 @@ class HiveStreamingConnection(ConnectionInfo):
         max_write_id: int,
         statement_id: int = 0,
     ) -> Path:
-        """Where the file of a bucket lies once these write ids are committed; makes the partition, as Java does.
+        """Path of a bucket's file once these write ids are committed; creates the partition, as Java does.
 
-        Raises StreamingException for numbers that no file has, else as `create_partition_if_not_exists`.
+        Raises StreamingException for numbers out of range, otherwise as `create_partition_if_not_exists`.
         """
         self._check()
         check_whole("bucket", bucket, 0, MAX_BUCKET, kind=StreamingException)
         check_whole("min_write_id", min_write_id, 1, kind=StreamingException)
         check_whole("max_write_id", max_write_id, min_write_id, kind=StreamingException)
         check_whole("statement_id", statement_id, 0, MAX_STATEMENT, kind=StreamingException)
-        location = self._table.location
         if self.is_partitioned_table:
             location = self.create_partition_if_not_exists(partition_values).location
         else:
-            normal_values(self._table, partition_values)
+            normal_values(self.table, partition_values)
+            location = self.table.location
         delta = batch_delta_name(min_write_id, max_write_id, statement_id)
         return local.local_path(location) / delta / bucket_name(bucket)
 
+    @streaming_errors(IN_TRANSACTION)
     def add_write_notification_events(self, txn_id: int) -> None:
-        """Tell the metastore's event log, if it keeps one, what was written into the joined transaction `txn_id`.
+        """Report the files written in the joined transaction `txn_id` to the metastore's event log, if it keeps one.
 
-        It must precede the owner's commit; a transaction of our own announces itself. Raises InvalidTransactionState
-        before `commit_transaction`, TransactionError.
+        Call it before the owner commits. Other transactions report their files by themselves.
+        Raises InvalidTransactionState before `commit_transaction`, TransactionError.
         """
         self._check()
         check_whole("txn_id", txn_id, 1, kind=StreamingException)
         if self.write_id is None or self.current_transaction_state is not TxnState.PREPARED_FOR_COMMIT:
-            raise InvalidTransactionState("there is no joined transaction that is prepared", where="events")
+            raise InvalidTransactionState("no joined transaction is prepared", hint="call commit_transaction first")
         joined = Transaction(txn_id, self.agent_info)
-        with streaming_errors(), transaction_errors():
-            announce(self._metastore, self._table, joined, self.write_id, self.write_directories)
+        announce(self._session.metastore, self.table, joined, self.write_id, self.write_directories)
 
-    # --- inside
+    # --- properties: reading one changes nothing and makes no network call
 
-    def _new_batch(self) -> TransactionBatch | JoinedTransaction:
-        if self.write_id is not None:
-            if self._batch:
-                raise InvalidTransactionState("a joined transaction can be begun once", hint="make a new connection")
-            return JoinedTransaction(self._session, self.write_id, self.statement_id)
-        return TransactionBatch(self._session, self.transaction_batch_size)
+    @property
+    def record_writer(self) -> RecordWriter | ArrowWriter:
+        """The record writer."""
+        return self.options.record_writer
 
-    def _sink(self, batch: pa.RecordBatch) -> None:
-        assert self._batch is not None
-        for part in route(batch, self._session.shape, self._session.static):
-            self._batch.add(part)
+    @property
+    def agent_info(self) -> str:
+        """The client's name in SHOW LOCKS and SHOW TRANSACTIONS."""
+        return self._session.agent
 
-    def _take(self, batch: TransactionBatch | JoinedTransaction, write: Callable[[Sink], None]) -> None:
-        """Let `write` give its batches to the sink; bad records leave the transaction as it is."""
-        with self._failing():
-            batch.check()
-            write(self._sink)
+    @property
+    def username(self) -> str:
+        """The user at the metastore: that of the login, or the name sent without one."""
+        return self._session.metastore.user
 
-    def _check_key_value(self, key: str | None, value: str | None) -> None:
-        """What the metastore would refuse in the commit is refused before it: the transaction stays as it is."""
-        if key is None:
-            return
-        check_text("key", key, kind=StreamingException)
-        check_text("value", value, kind=StreamingException)
-        if self.write_id is not None:
-            raise InvalidTransactionState("the owner of a joined transaction commits it, and its key and value")
-        with self._failing():
-            parameters = read_table(self._metastore, self._table.name).parameters or {}
-        if not key.startswith("_meta") or key not in parameters:
-            raise StreamingException(
-                f"a commit cannot set the table's parameter {key!r}",
-                where=f"table {self._table.name}",
-                hint="its name must begin with _meta, and it must exist: ALTER TABLE … SET TBLPROPERTIES",
-            )
+    @property
+    def transaction_batch_size(self) -> int:
+        """Number of transactions that share their files."""
+        return self.options.transaction_batch_size
 
-    def _writing(self) -> TransactionBatch | JoinedTransaction:
-        """The batch with an open transaction."""
-        self._check()
-        if self._batch is None or self._batch.state is not TxnState.OPEN:
-            raise InvalidTransactionState("no transaction is open", hint="call begin_transaction first")
-        return self._batch
+    @property
+    def write_id(self) -> int | None:
+        """Write id of the joined transaction; None unless one was joined."""
+        return self.options.write_id
+
+    @property
+    def statement_id(self) -> int:
+        """Statement id of the files of a joined transaction."""
+        return self.options.statement_id
+
+    @property
+    def static_partition_values(self) -> Sequence[str]:
+        """Values of the partition that receives all rows; () with dynamic partitioning."""
+        return self._session.static
+
+    @property
+    def database(self) -> str:
+        """Name of the database, in lower case."""
+        return self.table.name.database
+
+    @property
+    def table(self) -> Table:
+        """The table as read when the last transaction began, or when the connection was opened."""
+        return self._session.table
+
+    @property
+    def is_partitioned_table(self) -> bool:
+        """Whether the table has partition columns."""
+        return bool(self.table.partition_columns)
+
+    @property
+    def is_dynamic_partitioning(self) -> bool:
+        """Whether each row selects its partition."""
+        return self._session.is_dynamic
+
+    @property
+    def current_transaction_state(self) -> TxnState:
+        """State of the current or last transaction."""
+        return self._lifecycle.state
+
+    @property
+    def current_write_id(self) -> int | None:
+        """Write id of the open transaction."""
+        return self._lifecycle.current_write_id
+
+    @property
+    def current_txn_id(self) -> int | None:
+        """Id of the open transaction; None for a joined one."""
+        return self._lifecycle.current_txn_id
+
+    @property
+    def txn_to_write_ids(self) -> Mapping[int, int]:
+        """Write id of each transaction of the current batch, by transaction id."""
+        batch = self._lifecycle.batch
+        return dict(batch.txn_to_write_ids) if batch else {}
+
+    @property
+    def partitions(self) -> Mapping[str, PartitionInfo]:
+        """Partitions written by the current or last transaction, by name."""
+        known = self._lifecycle.batch.partitions if self._lifecycle.batch else {}
+        return {name: info for name, info in known.items() if name != WHOLE_TABLE}
+
+    @property
+    def write_directories(self) -> Sequence[Placed]:
+        """The deltas of the last commit: of each its partition, the partition's location, and its files."""
+        return self._lifecycle.batch.placed if self._lifecycle.batch else ()
+
+    @property
+    def stats(self) -> ConnectionStats:
+        """A snapshot of the connection's counters."""
+        return replace(self._session.stats, metastore_calls=self._session.metastore.calls)
+
+    # --- internals
 
     def _check(self) -> None:
         """Raise StreamingException unless the connection is open and belongs to this process and thread."""
         self._owner.check()
         if self._closed:
-            raise StreamingException("the connection is closed", hint="make a new one")
-
-    @contextmanager
-    def _failing(self) -> Iterator[None]:
-        """Whatever passes here but a bad record ends the batch; errors leave by their name of the streaming API."""
-        try:
-            with streaming_errors(), transaction_errors():
-                yield
-        except SerializationError:
-            raise
-        except BaseException as error:
-            self._kill(error)
-            raise
-
-    def _kill(self, error: BaseException) -> None:
-        """Abort all that is open, and remember why."""
-        self._failure = str(error) or type(error).__name__
-        if self._batch:
-            self._batch.kill()
+            raise StreamingException("the connection is closed", hint="open a new one")
 
     def _close(self) -> None:
         self._closed = True
-        _open.discard(self)
+        atexit.unregister(self._close_at_exit)
         try:
             with streaming_errors():
-                if self._batch:
-                    self._batch.close()
+                self._lifecycle.close()
         finally:
-            self._session.counts.close(Deadline.after(_COUNTS_SECONDS), threading.Event())
-            self._metastore.close()
+            self._session.counts.close(Deadline.after(_ROW_COUNT_SECONDS), threading.Event())
+            self._session.metastore.close()
 
-    def _close_quietly(self) -> None:
-        if self._owner.is_forked:  # a child must not end what is its parent's
+    def _close_at_exit(self) -> None:
+        """Abort what is open when the program ends."""
+        if self._owner.is_forked:  # the transactions belong to the parent process
             return
         try:
             self._close()
-        except Exception as error:  # noqa: BLE001 - the others must be closed, too
+        except Exception as error:  # noqa: BLE001 - the other connections must be closed, too
             _log.warning("connection %s was not closed: %s", self.agent_info, error)
-
-
-_open: set[HiveStreamingConnection] = set()
-
-
-@atexit.register
-def _close_all() -> None:
-    """Abort what a program that ends has left open."""
-    for connection in list(_open):
-        connection._close_quietly()

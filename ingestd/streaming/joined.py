@@ -18,7 +18,7 @@ from ingestd.storage.local import Location
 from ingestd.streaming.batch import Extras, Partitions, TxnState
 from ingestd.streaming.delta_output import Partition, TransactionOutput
 from ingestd.streaming.errors import InvalidTransactionState, TableChanged
-from ingestd.streaming.session import Change, Session
+from ingestd.streaming.session import Session, TableChange
 
 
 class JoinedTransaction:
@@ -44,13 +44,13 @@ class JoinedTransaction:
         """Partitions that were written, by name."""
         return self._partitions.known
 
-    def begin(self, look: Callable[[], Change]) -> bool:
+    def begin(self, look: Callable[[], TableChange]) -> bool:
         """Begin to write; True. Raises TableChanged when the metastore's table is not the one that was given.
 
         The lock that keeps it so is the owner's, who takes it before it shares the transaction.
         """
         self.state = TxnState.OPEN
-        if look() is not Change.NONE:
+        if look() is not TableChange.NONE:
             raise TableChanged(
                 "the table changed since table_object was read",
                 where=f"table {self._session.table.name}",
@@ -90,7 +90,7 @@ class JoinedTransaction:
         if self.state is TxnState.OPEN:
             self.abort()
 
-    def kill(self) -> None:
+    def fail(self) -> None:
         """After a failure: drop the rows that are not in place."""
         if self.state is not TxnState.OPEN:
             return

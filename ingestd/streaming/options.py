@@ -1,18 +1,22 @@
-"""The options of a connection.
+"""`ConnectionOptions`: the one list of a connection's options.
 
-Invariant: options that contradict each other never become a connection, and nobody is called to find out.
+`HiveStreamingConnection(…)` takes the fields as keyword arguments, and the builder has a method for each.
+
+Invariant: options that contradict each other are refused before any network call.
 """
 
 from __future__ import annotations
 
+import inspect
 import socket
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ingestd.acid.layout import MAX_STATEMENT
 from ingestd.hive.security import Security
@@ -29,65 +33,99 @@ from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.errors import InvalidConnection
 from ingestd.streaming.writers import RecordWriter
 
-_AGENT_CHARACTERS = 128  # what the metastore's tables hold
+_AGENT_CHARACTERS = 128  # width of the column in the metastore's database
 _WHERE = "HiveStreamingConnection"
+_P = ParamSpec("_P")
+_S = TypeVar("_S")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionOptions:
-    """What `HiveStreamingConnection(…)` takes by name.
+    """Options of a `HiveStreamingConnection`. Only `record_writer` and `table` are required.
 
-    `record_writer` must be given; `database` is `default` unless said. `configuration` is a mapping or the path of a
-    `hive-site.xml`; without it none is looked for. `metastore_uri` and `security` come from it unless given; it holds
-    no credentials, so a keytab, a password or a CA file come in by `security`, which can be made of both:
-    `Security.from_hive_conf(Configuration.of(path), user=…, keytab=…, password=…, ca_file=…)`. With
-    `static_partition_values` (a mapping by name, or a list in the order of the partition columns) all rows go to that
-    partition, without them a row's last columns say where. `write_id` and `table_object` (the metastore's Thrift table)
-    together join a transaction that somebody else opened, with `statement_id` for its files. A lock is waited for
-    `lock_seconds`; a batch with unused transactions is closed `batch_seconds` after its start. Each answer of the
-    metastore is waited for `metastore_timeout_seconds`, by default what the configuration says, or 60. Each
-    `auto_flush_check_interval_size` bytes of input (100 MiB, or what the configuration says) the memory in use is
-    looked at, and rows that wait go to their files when it is short.
+    Raises InvalidConnection, which names the option, for a wrong type, a value out of range and a contradiction.
     """
 
-    record_writer: RecordWriter | ArrowWriter | None = None
+    record_writer: RecordWriter | ArrowWriter
+    """Converts the data given to `write` into rows."""
+
     table: str = ""
+    """Name of the table, in any case. Optional with `table_object`."""
+
     database: str = ""
+    """Name of the database, in any case. Empty: `default`."""
+
     static_partition_values: PartitionValues | None = ()
+    """Values of the partition that receives all rows: a mapping by column name, or a sequence in the order of the
+    partition columns. Empty or None: dynamic partitioning, where the last columns of each row select its partition."""
+
     agent_info: str = ""
+    """Client name in SHOW LOCKS and SHOW TRANSACTIONS, cut to 128 characters. Empty: user, host, thread and a UUID."""
+
     metastore_uri: str | None = None
+    """Metastore addresses, comma-separated, such as `thrift://localhost:9083`. None: those of `configuration`."""
+
     metastore_timeout_seconds: float | None = None
+    """Time limit for each answer of the metastore. None: as `configuration` says, else 60 s."""
+
     configuration: Mapping[str, str] | str | Path | None = None
+    """Hive settings: a mapping, or the path of a `hive-site.xml`. None: no settings; no file is searched for."""
+
     security: Security | None = None
+    """Login and encryption. None: as `configuration` says. It holds no credentials: for a keytab, a password or a CA
+    file pass `Security.from_hive_conf(Configuration.of(path), user=…, keytab=…, password=…, ca_file=…)`."""
+
     transaction_batch_size: int = 1
+    """Number of transactions that are opened together and share their files."""
+
     streaming_optimizations: bool = True
+    """Write deltas for speed: no indexes, no dictionaries, light compression. Compaction adds what is missing."""
+
     write_id: int | None = None
+    """Write id of a transaction that another client opened and will commit; requires `table_object`."""
+
     table_object: Any = None
+    """The metastore's Thrift table, as read by the owner of the joined transaction; requires `write_id`."""
+
     statement_id: int = -1
+    """Statement id of the files of a joined transaction, 0 to 4095. -1: 0."""
+
     lock_seconds: float = 120.0
+    """Time limit for acquiring a lock."""
+
     batch_seconds: float = 300.0
+    """Age at which a batch with unused transactions is closed, because an open batch blocks compaction."""
+
+    heartbeat_seconds: float | None = None
+    """Interval of heartbeats. None: half of the metastore's `hive.txn.timeout`."""
+
+    commit_outcome_seconds: float = 180.0
+    """How long to ask for the outcome of a commit whose answer was lost, before CommitOutcomeUnknown is raised."""
+
     auto_flush_check_interval_size: int | None = None
+    """Bytes of input between two checks of memory use; when memory is short, buffered rows are written to their files.
+    None: as `configuration` says, else 100 MiB."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidConnection, which names the option."""
+        """Raises InvalidConnection."""
         self._check_types()
-        faults = [
+        contradictions = [
             ((self.write_id is None) != (self.table_object is None), "write_id and table_object belong together"),
             (
                 self.write_id is not None and self.transaction_batch_size != 1,
-                "a joined transaction has a transaction_batch_size of 1",
+                "a joined transaction requires transaction_batch_size=1",
             ),
-            (self.statement_id != -1 and self.write_id is None, "a statement_id needs a write_id"),
+            (self.statement_id != -1 and self.write_id is None, "statement_id requires write_id"),
             (not self.table and self.table_object is None, "table is missing"),
-            (self._names_another(), "table_object is another table than database and table name"),
+            (self._names_another_table(), "database and table do not match table_object"),
         ]
-        for wrong, what in faults:
-            if wrong:
+        for found, what in contradictions:
+            if found:
                 raise InvalidConnection(what, where=_WHERE)
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> ConnectionOptions:
-        """Options by their names. Raises InvalidConnection, also for names that are none."""
+        """Options by name. Raises InvalidConnection, also for an unknown name."""
         names = [field.name for field in fields(cls)]
         for name in options:
             if name not in names:
@@ -97,74 +135,81 @@ class ConnectionOptions:
                     where=_WHERE,
                     hint=f"did you mean {near[0]}?" if near else f"options: {', '.join(names)}",
                 )
-        return cls(**options)
-
-    def _check_types(self) -> None:
-        _check_writer(self.record_writer)
-        for name in ("table", "database", "agent_info"):
-            check_text(name, getattr(self, name))
-        if self.metastore_uri is not None:
-            check_uri(self.metastore_uri)
-        if self.static_partition_values is not None:
-            check_values("static_partition_values", self.static_partition_values)
-        if self.security is not None and not isinstance(self.security, Security):
-            raise InvalidConnection(
-                f"security must be a Security, not {type(self.security).__name__}",
-                where="security",
-                hint="ingestd.hive.security.Security.from_hive_conf(…) makes one",
-            )
-        check_whole("transaction_batch_size", self.transaction_batch_size, 1)
-        check_whole("statement_id", self.statement_id, -1, MAX_STATEMENT)
-        for option, least in (("write_id", 1), ("auto_flush_check_interval_size", 1)):
-            if getattr(self, option) is not None:
-                check_whole(option, getattr(self, option), least)
-        check_flag("streaming_optimizations", self.streaming_optimizations)
-        check_seconds("lock_seconds", self.lock_seconds)
-        check_seconds("batch_seconds", self.batch_seconds)
-        if self.metastore_timeout_seconds is not None:
-            check_seconds("metastore_timeout_seconds", self.metastore_timeout_seconds)
-        self._check_table_object()
-
-    def _check_table_object(self) -> None:
-        raw = self.table_object
-        if raw is not None and not all(isinstance(getattr(raw, name, None), str) for name in ("dbName", "tableName")):
-            raise InvalidConnection(
-                f"table_object must be the metastore's Thrift table, not {type(raw).__name__}", where="table_object"
-            )
+        return cls(**({"record_writer": None} | dict(options)))
 
     @property
     def name(self) -> TableName:
-        """The table by its name, lower case as the metastore has it."""
+        """The qualified name of the table, in lower case as the metastore stores it."""
         return TableName((self.database or "default").lower(), self.table.lower())
 
-    @property
-    def writer(self) -> RecordWriter | ArrowWriter:
-        """The record writer, which is there."""
-        assert self.record_writer is not None
-        return self.record_writer
-
     def agent(self, user: str) -> str:
-        """The agent's name; by default who (`user`) and where we are, and a number."""
+        """The client's name in SHOW LOCKS; `user` is the name at the metastore."""
         thread = threading.current_thread().name
         name = self.agent_info or f"{user}:{socket.gethostname()}:{thread}:{uuid.uuid4()}"
         return name[:_AGENT_CHARACTERS]
 
-    def _names_another(self) -> bool:
+    def _names_another_table(self) -> bool:
         raw = self.table_object
         if raw is None:
             return False
         pairs = ((self.database, raw.dbName), (self.table, raw.tableName))
         return any(given and given.lower() != has.lower() for given, has in pairs)
 
+    def _check_types(self) -> None:
+        _check_writer(self.record_writer)
+        for name in ("table", "database", "agent_info"):
+            check_text(name, getattr(self, name))
+        if self.metastore_uri is not None:
+            _check_uri(self.metastore_uri)
+        if self.static_partition_values is not None:
+            check_values("static_partition_values", self.static_partition_values)
+        if self.security is not None and not isinstance(self.security, Security):
+            raise InvalidConnection(
+                f"security must be a Security, not {type(self.security).__name__}",
+                where="security",
+                hint="create one with ingestd.hive.security.Security.from_hive_conf(…)",
+            )
+        check_whole("transaction_batch_size", self.transaction_batch_size, 1)
+        check_whole("statement_id", self.statement_id, -1, MAX_STATEMENT)
+        for name in ("write_id", "auto_flush_check_interval_size"):
+            if getattr(self, name) is not None:
+                check_whole(name, getattr(self, name), 1)
+        check_flag("streaming_optimizations", self.streaming_optimizations)
+        for name in ("lock_seconds", "batch_seconds", "commit_outcome_seconds"):
+            check_seconds(name, getattr(self, name))
+        for name in ("metastore_timeout_seconds", "heartbeat_seconds"):
+            if getattr(self, name) is not None:
+                check_seconds(name, getattr(self, name))
+        _check_table_object(self.table_object)
 
-def check_uri(uri: object) -> None:
-    """Refuse an address of the metastore that is no text, or empty."""
+
+def takes_options(
+    options: Callable[_P, ConnectionOptions],
+) -> Callable[[Callable[[_S, ConnectionOptions], None]], Callable[Concatenate[_S, _P], None]]:
+    """Give a constructor the parameters of `ConnectionOptions`, for type checkers, editors and `help()` alike."""
+
+    def decorate(init: Callable[[_S, ConnectionOptions], None]) -> Callable[Concatenate[_S, _P], None]:
+        @wraps(init)
+        def construct(self: _S, /, *positional: _P.args, **given: _P.kwargs) -> None:
+            if positional:
+                raise TypeError(f"{_WHERE} takes its options by name")
+            init(self, ConnectionOptions.of(given))
+
+        own = inspect.signature(init).parameters["self"]
+        named = inspect.signature(options).parameters.values()
+        construct.__signature__ = inspect.Signature([own, *named])  # type: ignore[attr-defined]
+        return construct
+
+    return decorate
+
+
+def _check_uri(uri: object) -> None:
     check_text("metastore_uri", uri)
     if not str(uri).strip():
         raise InvalidConnection(
             "metastore_uri is empty",
             where="metastore_uri",
-            hint="leave it out to take it from the configuration, or say thrift://localhost:9083",
+            hint="omit it to use the configuration's, or pass thrift://localhost:9083",
         )
 
 
@@ -173,11 +218,20 @@ def _check_writer(writer: object) -> None:
         raise InvalidConnection("the record writer is missing", where=_WHERE)
     if isinstance(writer, type):
         raise InvalidConnection(
-            f"record_writer is the class {writer.__name__}", where="record_writer", hint=f"write {writer.__name__}(…)"
+            f"record_writer is the class {writer.__name__}",
+            where="record_writer",
+            hint=f"pass an instance: {writer.__name__}(…)",
         )
     if not isinstance(writer, (RecordWriter, ArrowWriter)):
         raise InvalidConnection(
             f"record_writer must be a RecordWriter or an ArrowWriter, not {type(writer).__name__}",
             where="record_writer",
             hint="for example StrictJsonWriter()",
+        )
+
+
+def _check_table_object(raw: object) -> None:
+    if raw is not None and not all(isinstance(getattr(raw, name, None), str) for name in ("dbName", "tableName")):
+        raise InvalidConnection(
+            f"table_object must be the metastore's Thrift table, not {type(raw).__name__}", where="table_object"
         )

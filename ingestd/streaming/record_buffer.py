@@ -1,39 +1,35 @@
-"""What `write` is given becomes Arrow batches of the table's columns, by blocks.
+"""Buffers records and decodes them in blocks into Arrow batches of the table's columns.
 
-Invariant: every record that was accepted is in exactly one batch; one that is refused is named in a SerializationError
-and nowhere else.
+Invariant: each accepted record is in exactly one batch; each rejected record is in exactly one SerializationError.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import pyarrow as pa
 
-from ingestd.formats.decoder import Decoder, DecodeResult, Lines, Reject, total_bytes
+from ingestd.formats.decoder import Decoder, DecodeResult, Reject, total_bytes
 from ingestd.schema import Column
 from ingestd.streaming.errors import SerializationError, StreamingException
-from ingestd.streaming.stats import Counters
+from ingestd.streaming.record_stream import split
+from ingestd.streaming.stats import ConnectionStats
 
 Sink = Callable[[pa.RecordBatch], None]
 Check = Callable[[bytes], "Reject | None"]
-BYTES = (bytes, bytearray, memoryview)  # what a record may be
 _BLOCK_RECORDS = 50_000
 _BLOCK_BYTES = 8 << 20
-_CHUNK_BYTES = 1 << 20
-_REJECT_BYTES = 64 << 20  # of bad records of a stream that a SerializationError keeps
-# Java's default [\r\n] sees an empty record inside CR LF; a line ends once.
-LINES = re.compile(rb"\r\n|[\r\n]")
+_REJECT_BYTES = 64 << 20  # rejected records of a stream that one SerializationError keeps
 
 
-class RecordFeed:
-    """Records as bytes: one, many, or a stream that `pattern` splits."""
+class RecordBuffer:
+    """Takes records as bytes: one, a list, or a stream that `pattern` splits. Decoded batches go to a `Sink`."""
 
-    def __init__(self, decoder: Decoder, check: Check, pattern: re.Pattern[bytes], stats: Counters) -> None:
+    def __init__(self, decoder: Decoder, check: Check, pattern: re.Pattern[bytes], stats: ConnectionStats) -> None:
         self._decoder = decoder
         self._check = check
         self._pattern = pattern
@@ -41,18 +37,19 @@ class RecordFeed:
         self.begin()
 
     def begin(self) -> None:
-        """A new transaction: records are counted from 0."""
+        """Start a transaction: records are numbered from 0."""
         self._waiting: list[bytes] = []
-        self._refused: list[int] = []  # how many waited when a single record was refused: those behind it count on
+        # Number of waiting records at each reject of a single record: later records keep their numbers.
+        self._rejected_at: list[int] = []
         self._bytes = 0
-        self._written = 0
+        self._decoded = 0
 
-    def write(self, record: bytes) -> bool:
-        """Take one record; True when a block is full. Raises SerializationError at once when it is bad."""
+    def add(self, record: bytes) -> bool:
+        """Buffer one record; True when a block is full. Raises SerializationError at once for a bad record."""
         reject = self._check(record)
         if reject is not None:
-            number = self._written + len(self._waiting) + len(self._refused)
-            self._refused.append(len(self._waiting))
+            number = self._decoded + len(self._waiting) + len(self._rejected_at)
+            self._rejected_at.append(len(self._waiting))
             raise SerializationError.of([replace(reject, row=number, index=0, record=record)])
         self._waiting.append(record)
         self._bytes += len(record)
@@ -60,50 +57,50 @@ class RecordFeed:
         self._stats.records_size += len(record)
         return len(self._waiting) >= _BLOCK_RECORDS or self._bytes >= _BLOCK_BYTES
 
-    def write_many(self, records: Sequence[bytes], sink: Sink) -> None:
-        """Take many records; the good ones are kept when some are bad, and the SerializationError names those."""
-        rejects = self._drain(sink)
+    def write_list(self, records: Sequence[bytes], sink: Sink) -> None:
+        """Decode many records. The good ones are kept; SerializationError names all bad ones."""
+        rejects = self._decode_waiting(sink)
         for start in range(0, len(records), _BLOCK_RECORDS):
-            rejects += self._take(records[start : start + _BLOCK_RECORDS], start, sink)
+            rejects += self._decode_new(records[start : start + _BLOCK_RECORDS], start, sink)
         if rejects:
             raise SerializationError.of(rejects)
 
     def write_stream(self, stream: BinaryIO, sink: Sink) -> None:
-        """Take the records of a stream until its end, as `write_many` does."""
-        rejects = self._drain(sink)
-        taken, room = 0, _REJECT_BYTES
+        """Decode the records of a stream until its end; errors as for `write_list`."""
+        rejects = self._decode_waiting(sink)
+        count, room = 0, _REJECT_BYTES
         for records in split(stream, self._pattern):
-            for reject in self._take(records, taken, sink):
+            for reject in self._decode_new(records, count, sink):
                 room -= len(reject.record or b"")
                 rejects.append(reject if room >= 0 else replace(reject, record=None))
-            taken += len(records)
+            count += len(records)
         if rejects:
             raise SerializationError.of(rejects)
 
     def drain(self, sink: Sink) -> None:
-        """Decode what waits. Raises SerializationError."""
-        rejects = self._drain(sink)
+        """Decode the buffered records. Raises SerializationError."""
+        rejects = self._decode_waiting(sink)
         if rejects:
             raise SerializationError.of(rejects)
 
-    def _take(self, records: Sequence[bytes], start: int, sink: Sink) -> list[Reject]:
-        """Decode records that nobody has looked at yet; `start` is the index of the first in the call's list."""
-        first = self._written
+    def _decode_new(self, records: Sequence[bytes], start: int, sink: Sink) -> list[Reject]:
+        """Decode unchecked records; `start` is the index of the first one in the call's list or stream."""
+        first = self._decoded
         rejects = [replace(reject, index=start + reject.row - first) for reject in self._decode(records, sink)]
         self._stats.records_written += len(records) - len(rejects)
         self._stats.records_size += total_bytes(records)
         return rejects
 
-    def _drain(self, sink: Sink) -> list[Reject]:
-        """Decode what was looked at one by one; a look may have been less strict than the decoder."""
-        records, refused = self._waiting, self._refused
-        self._waiting, self._refused, self._bytes = [], [], 0
-        first = self._written
+    def _decode_waiting(self, sink: Sink) -> list[Reject]:
+        """Decode records that `add` checked; a writer's check may be less strict than its decoder."""
+        records, rejected_at = self._waiting, self._rejected_at
+        self._waiting, self._rejected_at, self._bytes = [], [], 0
+        first = self._decoded
         rejects = self._decode(records, sink) if records else []
         self._stats.records_written -= len(rejects)
-        self._written += len(refused)
+        self._decoded += len(rejected_at)
         return [
-            replace(reject, row=reject.row + bisect_right(refused, reject.row - first), index=None)
+            replace(reject, row=reject.row + bisect_right(rejected_at, reject.row - first), index=None)
             for reject in rejects
         ]
 
@@ -111,119 +108,39 @@ class RecordFeed:
         decoded = self._decoder.decode(records)
         for batch in decoded.batches:
             sink(batch)
-        first = self._written
-        self._written += len(records)
-        # A decoder of a user's own may have left the record out.
+        first = self._decoded
+        self._decoded += len(records)
+        # A user's own decoder may omit the record from its rejects.
         return [replace(reject, row=first + reject.row, record=records[reject.row]) for reject in decoded.rejects]
 
 
 def as_decoded(answer: object) -> DecodeResult:
-    """What a decoder returned. Raises StreamingException when it is something else."""
+    """The return value of a decoder. Raises StreamingException unless it is a `DecodeResult`."""
     if not isinstance(answer, DecodeResult):
         raise StreamingException(f"the decoder returned {type(answer).__name__}, not DecodeResult", where="decode")
     return answer
 
 
 class StrictDecoder:
-    """A decoder that is held to its contract, because it may be a user's own: no record is lost, the columns are right.
-
-    `decode` raises StreamingException when it is not.
-    """
+    """Enforces the contract of a decoder, which may be a user's own: no record is lost and the columns are right."""
 
     def __init__(self, decoder: Decoder, columns: Sequence[Column]) -> None:
         self._decoder = decoder
         self._names = [column.name for column in columns]
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
-        """Decode a block."""
+        """Decode a block of records. Raises StreamingException when the decoder breaks its contract."""
         decoded = as_decoded(self._decoder.decode(values))
         if decoded.rows + len(decoded.rejects) + decoded.skipped != len(values):
             raise StreamingException(
-                f"the decoder made {decoded.rows} rows, {len(decoded.rejects)} rejects and {decoded.skipped} skipped"
-                f" tombstones of {len(values)} records",
+                f"the decoder returned {decoded.rows} rows, {len(decoded.rejects)} rejects and"
+                f" {decoded.skipped} skipped tombstones for {len(values)} records",
                 where="decode",
-                hint="each record must be one row or one reject",
+                hint="each record must become one row or one reject",
             )
         for batch in decoded.batches:
             if batch.schema.names != self._names:
                 raise StreamingException(
-                    f"the decoder made the columns {batch.schema.names}, not {self._names}", where="decode"
+                    f"the decoder returned the columns {batch.schema.names}, not {self._names}", where="decode"
                 )
         return decoded
-
-
-def split(stream: BinaryIO, pattern: re.Pattern[bytes]) -> Iterator[Sequence[bytes]]:
-    """The records between matches of `pattern`; a match at the very end ends the last record and begins none."""
-    return _lines(stream) if pattern is LINES else _pieces(stream, pattern)
-
-
-def _lines(stream: BinaryIO) -> Iterator[Sequence[bytes]]:
-    begun: list[bytes] = []  # the record whose end has not come
-    held = b""  # a CR: LF may follow
-    while chunk := _read(stream):
-        text = held + chunk
-        held = text[-1:] if text.endswith(b"\r") else b""
-        if b"\r" in text:
-            text = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        end = text.rfind(b"\n")
-        if end >= 0:
-            yield Lines(b"".join([*begun, text[:end]]))
-            begun.clear()
-        begun.append(text[end + 1 :])
-    last = b"".join(begun)
-    if last or held:
-        yield [last]
-
-
-def _pieces(stream: BinaryIO, pattern: re.Pattern[bytes]) -> Iterator[Sequence[bytes]]:
-    """Where a delimiter ends may show only in what follows, so the last one is looked for again in the next chunk."""
-    rest = b""
-    while chunk := _read(stream):
-        text = rest + chunk
-        records, start, last = [], 0, 0
-        for found in pattern.finditer(text):
-            records.append(text[start : found.start()])
-            last, start = start, found.end()
-        if records[:-1]:
-            yield records[:-1]
-        rest = text[last:]
-    records = pattern.split(rest)
-    if not records[-1]:
-        records.pop()
-    if records:
-        yield records
-
-
-def _read(stream: BinaryIO) -> bytes:
-    try:
-        chunk = stream.read(_CHUNK_BYTES)
-    except TypeError as error:
-        raise StreamingException(f"a stream has read(size), {error}", where="write") from error
-    if not isinstance(chunk, bytes):
-        raise StreamingException(f"a stream gives bytes, not {type(chunk).__name__}", where="write")
-    return chunk
-
-
-def records_of(data: Iterable[Any]) -> list[bytes]:
-    """What `write` was given as many records. Raises StreamingException for anything that is not bytes."""
-    if isinstance(data, (str, Mapping)) or not isinstance(data, Iterable):
-        raise StreamingException(f"a record is bytes, not {type(data).__name__}", where="write")
-    records = data if isinstance(data, list) else list(data)
-    kinds = set(map(type, records))
-    if kinds <= {bytes}:
-        return records
-    return [_bytes_of(record, place) for place, record in enumerate(records)]
-
-
-def _bytes_of(record: object, place: int) -> bytes:
-    if not isinstance(record, BYTES):
-        raise StreamingException(f"a record is bytes, not {type(record).__name__}", where=f"write, item {place}")
-    return bytes_of(record, f"write, item {place}")
-
-
-def bytes_of(record: bytes | bytearray | memoryview, where: str) -> bytes:
-    """A record as bytes of its own. Raises StreamingException for memory that was released."""
-    try:
-        return bytes(record)
-    except ValueError as error:
-        raise StreamingException(f"a record cannot be read: {error}", where=where) from error

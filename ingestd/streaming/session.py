@@ -1,7 +1,7 @@
-"""What all transactions of one connection share: the metastore, the table, who we are.
+"""What all transactions of one connection share: the metastore client, the table, the client's name.
 
-Invariant: a session's table can be written as its options ask. That is checked when the session is opened, and again
-under the lock of each transaction (`look_again`), because nobody can change the table from there to the commit.
+Invariant: the session's table can be written as the options require. This is checked when the session is opened, and
+again under the lock of each transaction (`refresh_table`): from then until the commit no ALTER TABLE can succeed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ingestd.acid.routing import Shape
 from ingestd.errors import IngestdError, InvalidTable
 from ingestd.hive.client import Metastore
 from ingestd.hive.constraints import not_null_columns
-from ingestd.hive.partitions import describe_odd, odd_partitions
+from ingestd.hive.partitions import PartitionInfo, describe_odd, ensure_partitions, odd_partitions
 from ingestd.hive.security import Security
 from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table
 from ingestd.publish import staging
@@ -28,32 +28,32 @@ from ingestd.schema import Column
 from ingestd.storage import local
 from ingestd.streaming.arguments import PartitionValues, in_order
 from ingestd.streaming.configuration import Configuration
-from ingestd.streaming.errors import InvalidConnection, TableChanged, connection_errors
+from ingestd.streaming.errors import InvalidConnection, StreamingException, TableChanged
 from ingestd.streaming.heartbeat import transaction_timeout
 from ingestd.streaming.options import ConnectionOptions
-from ingestd.streaming.stats import Counters
+from ingestd.streaming.stats import ConnectionStats
 from ingestd.streaming.writers import RecordWriter
 
 _log = logging.getLogger(__name__)
+_BEATS_PER_TIMEOUT = 2
 _BLOB_STORES = ("s3", "s3a", "s3n", "gs", "wasb", "wasbs", "abfs", "abfss", "oss", "cos")
 
 
-class Change(Enum):
-    """What `Session.look_again` found."""
+class TableChange(Enum):
+    """What `Session.refresh_table` found."""
 
-    NONE = "the table is as it was"
-    VIEW = "columns, location or properties changed: files that are open do not fit it any more"
-    TABLE = "it is another table of the same name, which numbers its write ids itself"
+    NONE = "the table is unchanged"
+    DEFINITION = "columns, location or properties changed: open files no longer fit the table"
+    RECREATED = "the table was dropped and created again: write ids of the old table are invalid"
 
 
 @dataclass(slots=True)
 class Session:
-    """`agent` names the client in SHOW LOCKS; `static` has the static partition values, () when rows say theirs.
+    """The state that outlives a transaction.
 
-    `table` and `shape` are replaced, both at once, when `look_again` finds that the table has changed.
-
-    `lock_seconds` bounds the wait for a lock, `batch_seconds` the age of a batch with unused transactions, and
-    `timeout_seconds` is what the metastore allows between heartbeats.
+    `table` and `shape` are replaced together when `refresh_table` finds a change. `static` holds the static partition
+    values, () with dynamic partitioning. `agent` names the client in SHOW LOCKS. `timeout_seconds` is the metastore's
+    `hive.txn.timeout`: the longest pause between heartbeats.
     """
 
     metastore: Metastore
@@ -62,76 +62,100 @@ class Session:
     shape: Shape
     static: tuple[str, ...]
     agent: str
-    stats: Counters
+    stats: ConnectionStats
     counts: RowCounts
-    lock_seconds: float
-    batch_seconds: float
     timeout_seconds: float
 
     @property
+    def lock_seconds(self) -> float:
+        """Time limit for acquiring a lock."""
+        return self.options.lock_seconds
+
+    @property
+    def batch_seconds(self) -> float:
+        """Age at which a batch with unused transactions is closed."""
+        return self.options.batch_seconds
+
+    @property
+    def heartbeat_seconds(self) -> float:
+        """Interval of heartbeats."""
+        return self.options.heartbeat_seconds or self.timeout_seconds / _BEATS_PER_TIMEOUT
+
+    @property
     def is_dynamic(self) -> bool:
-        """Whether the partition of a row comes from the row."""
+        """Whether each row selects its partition."""
         return bool(self.table.partition_columns) and not self.static
 
     @property
     def record_columns(self) -> tuple[Column, ...]:
-        """The columns of a record: the table's, and the partition columns last when they come from it."""
+        """The columns of a record: those of the table, then with dynamic partitioning the partition columns."""
         return self.table.columns + (self.table.partition_columns if self.is_dynamic else ())
 
-    def look_again(self) -> Change:
-        """Read the table as it is now and go on with it. One metastore call.
+    def create_partition(self, values: PartitionValues) -> PartitionInfo:
+        """Create a partition or find it. Raises InvalidConnection for values that do not fit, MetastoreUnavailable."""
+        if not self.table.partition_columns:
+            raise StreamingException("the table has no partitions", where=f"table {self.table.name}")
+        normal = normal_values(self.table, values)
+        name = self.table.partition_name(normal)
+        info = ensure_partitions(self.metastore, self.table, {name: normal})[name]
+        self.stats.created_partitions += not info.existed
+        return info
 
-        Raises MetastoreUnavailable; TableChanged when records that fit the table before would not fit it now.
+    def refresh_table(self) -> TableChange:
+        """Read the table and write it as it is now. One metastore call.
+
+        Raises MetastoreUnavailable; TableChanged when records that fitted the old definition do not fit the new one.
         """
         try:
             now = load_acid_table(self.metastore, self.table.name)
             check_storage(now, self.options)
         except InvalidTable as error:
-            raise _changed(self.table, error.what) from error
+            raise _table_changed(self.table, error.what) from error
         shape = _shape(now, optimized=self.options.streaming_optimizations)
-        is_other = bool(self.table.id and now.id and self.table.id != now.id)
-        if not is_other and now == replace(self.table, id=now.id) and shape == self.shape:
-            self.table = now  # what neither the table nor its shape shows, such as SerDe properties
-            return Change.NONE
-        self._refuse_misfit(now, is_other=is_other)
-        _log.info("table %s has changed, the connection goes on with it as it is now", now.name)
+        is_recreated = bool(self.table.id and now.id and self.table.id != now.id)
+        if not is_recreated and now == replace(self.table, id=now.id) and shape == self.shape:
+            self.table = now  # equality ignores some parts, such as SerDe properties
+            return TableChange.NONE
+        self._check_fit(now, is_recreated=is_recreated)
+        _log.info("table %s has changed; its new definition applies from this transaction on", now.name)
         self.table, self.shape = now, shape
-        return Change.TABLE if is_other else Change.VIEW
+        return TableChange.RECREATED if is_recreated else TableChange.DEFINITION
 
-    def _refuse_misfit(self, now: Table, *, is_other: bool) -> None:
+    def _check_fit(self, now: Table, *, is_recreated: bool) -> None:
         before = self.table
         if now.partition_columns != before.partition_columns:
-            raise _changed(before, f"it is partitioned by {_listed(now.partition_columns)}")
-        if is_other and now.columns != before.columns:
-            raise _changed(before, f"it was dropped and created again with the columns {_listed(now.columns)}")
+            raise _table_changed(before, f"it is partitioned by {_listed(now.partition_columns)}")
+        if is_recreated and now.columns != before.columns:
+            raise _table_changed(before, f"it was dropped and created again with the columns {_listed(now.columns)}")
         names = [column.name for column in now.columns]
         kept = [column.name for column in before.columns]
         if names[: len(kept)] != kept:
-            raise _changed(before, f"columns were renamed, moved or removed: it has {_listed(now.columns)}")
-        writer = self.options.writer
+            raise _table_changed(before, f"columns were renamed, moved or removed: it has {_listed(now.columns)}")
+        writer = self.options.record_writer
         if names != kept and self.is_dynamic and isinstance(writer, RecordWriter) and writer.reads_by_position:
             added = ", ".join(names[len(kept) :])
-            raise _changed(before, f"columns were added ({added}), and a record's partition values come after them")
+            raise _table_changed(
+                before, f"columns were added ({added}), and a record's partition values come after them"
+            )
 
 
 def open_session(options: ConnectionOptions, configuration: Configuration, uri: str) -> Session:
     """Connect to the metastore and check the table.
 
-    Raises IngestdError: nobody answers, the login failed, the table does not fit.
+    Raises ConfigError, MetastoreUnavailable, LoginFailed, InvalidTable, InvalidConnection.
     """
-    with connection_errors():
-        metastore = Metastore(
-            uri,
-            timeout_seconds=options.metastore_timeout_seconds or configuration.timeout_seconds(),
-            security=options.security or Security.from_hive_conf(configuration),
-        )
-        try:
-            session = _session(metastore, options)
-            _clean(metastore, session.table)
-            _warn_of_table(session)
-        except BaseException:
-            metastore.close()
-            raise
+    metastore = Metastore(
+        uri,
+        timeout_seconds=options.metastore_timeout_seconds or configuration.timeout_seconds(),
+        security=options.security or Security.from_hive_conf(configuration),
+    )
+    try:
+        session = _session(metastore, options)
+        _remove_leftovers(metastore, session.table)
+        _log_warnings(session)
+    except BaseException:
+        metastore.close()
+        raise
     return session
 
 
@@ -144,19 +168,17 @@ def _session(metastore: Metastore, options: ConnectionOptions) -> Session:
         shape=_shape(table, optimized=options.streaming_optimizations),
         static=_static(table, options),
         agent=options.agent(metastore.user),
-        stats=Counters(),
-        counts=RowCounts(metastore, table.name, f"streaming.{uuid.uuid4().hex[:12]}", _Report(table.name)),
-        lock_seconds=options.lock_seconds,
-        batch_seconds=options.batch_seconds,
+        stats=ConnectionStats(),
+        counts=RowCounts(metastore, table.name, f"streaming.{uuid.uuid4().hex[:12]}", _RowCountLog(table.name)),
         timeout_seconds=transaction_timeout(metastore),
     )
 
 
-def _changed(table: Table, what: str) -> TableChanged:
+def _table_changed(table: Table, what: str) -> TableChanged:
     return TableChanged(
-        f"the table changed since the connection was made: {what}",
+        f"the table changed since the connection was opened: {what}",
         where=f"table {table.name}",
-        hint="close this connection and make a new one, with records that fit the table as it is now",
+        hint="close this connection and open a new one, with records that fit the new definition",
     )
 
 
@@ -164,15 +186,15 @@ def _listed(columns: tuple[Column, ...]) -> str:
     return ", ".join(f"{column.name} {column.type}" for column in columns) or "nothing"
 
 
-def _clean(metastore: Metastore, table: Table) -> None:
-    """A courtesy to others: no connection fails for what killed clients have left."""
+def _remove_leftovers(metastore: Metastore, table: Table) -> None:
+    """Remove staging files of killed clients. A failure is only logged: this client does not depend on it."""
     try:
         staging.sweep(metastore, table)
     except IngestdError as error:
-        _log.warning("leftovers of %s could not be cleared away: %s", table.name, error)
+        _log.warning("staging files left in %s could not be removed: %s", table.name, error)
 
 
-def _warn_of_table(session: Session) -> None:
+def _log_warnings(session: Session) -> None:
     for text in session.table.warnings:
         _log.warning("table %s: %s", session.table.name, text)
     odd = odd_partitions(session.metastore, session.table)
@@ -182,29 +204,35 @@ def _warn_of_table(session: Session) -> None:
 
 def _load(metastore: Metastore, options: ConnectionOptions) -> Table:
     if options.table_object is not None:
-        table = _given(metastore, options.table_object)
+        table = _from_thrift(metastore, options.table_object)
     else:
         table = load_acid_table(metastore, options.name)
     check_storage(table, options)
     return table
 
 
-def _given(metastore: Metastore, raw: Any) -> Table:
+def _from_thrift(metastore: Metastore, raw: Any) -> Table:
     try:
         return as_acid_table(raw, not_null_columns(metastore, raw))
     except (AttributeError, TypeError) as error:
         raise InvalidConnection(
-            f"table_object is not a whole Thrift table: {error}", where="table_object", hint="get it by get_table_req"
+            f"table_object is not a complete Thrift table: {error}",
+            where="table_object",
+            hint="read it by get_table_req",
         ) from error
 
 
 def check_storage(table: Table, options: ConnectionOptions) -> None:
-    """Raise InvalidConnection where a batch could not be read while it grows, InvalidTable where nothing is written."""
+    """Check that the storage can hold what the options require.
+
+    Raises InvalidConnection for a batch over 1 where open files cannot be read, InvalidTable for a storage that cannot
+    be written.
+    """
     scheme = table.location.partition(":")[0].lower()
     if options.transaction_batch_size > 1 and scheme in _BLOB_STORES:
         raise InvalidConnection(
-            f"transaction_batch_size {options.transaction_batch_size} needs files that can be read while they grow,"
-            f" which {scheme}: cannot give",
+            f"transaction_batch_size {options.transaction_batch_size} requires files that can be read while they are"
+            f" written, which {scheme}: does not support",
             where=f"table {table.name}",
             hint="use transaction_batch_size=1",
         )
@@ -217,9 +245,9 @@ def _static(table: Table, options: ConnectionOptions) -> tuple[str, ...]:
 
 
 def normal_values(table: Table, values: PartitionValues, argument: str = "partition_values") -> tuple[str, ...]:
-    """Partition values in the order of the partition columns and in normal form.
+    """Partition values in the order of the partition columns and in Hive's normal form.
 
-    `argument` is what errors call the values. Raises InvalidConnection for values that do not fit the columns.
+    `argument` names the values in errors. Raises InvalidConnection for values that do not fit the columns.
     """
     ordered = in_order(values, table.partition_columns, argument)
     try:
@@ -229,19 +257,19 @@ def normal_values(table: Table, values: PartitionValues, argument: str = "partit
 
 
 def _shape(table: Table, *, optimized: bool) -> Shape:
-    """Streaming optimizations leave out what compaction makes anyway: indexes and dictionaries (OrcRecordUpdater)."""
-    encoding = _light(table.encoding) if optimized else replace(table.encoding, dictionaries=True)
+    """The table's layout. Optimizations omit indexes and dictionaries, which compaction adds (OrcRecordUpdater)."""
+    encoding = _optimized(table.encoding) if optimized else replace(table.encoding, dictionaries=True)
     return replace(table.shape, encoding=encoding)
 
 
-def _light(encoding: Encoding) -> Encoding:
-    """Java 3.1 turns compression off here, Java 4 keeps zlib; zstd costs little and saves nearly as much as that."""
+def _optimized(encoding: Encoding) -> Encoding:
+    """Replace zlib by zstd: much cheaper, nearly as small. (Java 3.1 disables compression, 4.x keeps zlib.)"""
     compression = "zstd" if encoding.compression == "zlib" else encoding.compression
     return replace(encoding, index_stride=0, bloom_columns=(), compression=compression)
 
 
-class _Report:
-    """What is logged about row counts (`hive.row_counts.Report`)."""
+class _RowCountLog:
+    """Logs the repair of row counts (`publish.row_counts.Report`)."""
 
     def __init__(self, table: TableName) -> None:
         self._table = table
@@ -251,5 +279,5 @@ class _Report:
         _log.info("row counts of %s were recounted: %d partitions", self._table, len(names))
 
     def delayed(self, error: IngestdError) -> None:
-        """Row counts cannot be looked at or recounted now."""
+        """Row counts cannot be checked or recounted now."""
         _log.warning("row counts of %s cannot be checked now: %s", self._table, error)

@@ -26,6 +26,8 @@ from ingestd.streaming.batch import TxnState
 from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.connection import HiveStreamingConnection
 from ingestd.streaming.errors import (
+    CONNECTING,
+    CREATING_PARTITION,
     ConnectionError,  # noqa: A004
     InvalidConnection,
     InvalidTable,
@@ -35,8 +37,6 @@ from ingestd.streaming.errors import (
     StreamingException,
     StreamingIOFailure,
     TransactionError,
-    connection_errors,
-    partition_errors,
     streaming_errors,
 )
 from ingestd.streaming.options import ConnectionOptions
@@ -120,13 +120,13 @@ class HiveEndPoint:
         )
         settings = Configuration.of(configuration)
         uri = self.metastore_uri or settings.metastore_uri()
+        with streaming_errors(CONNECTING):
+            metastore = Metastore(
+                uri,
+                timeout_seconds=settings.timeout_seconds(),
+                security=security or Security.from_hive_conf(settings),
+            )
         with streaming_errors():
-            with connection_errors():
-                metastore = Metastore(
-                    uri,
-                    timeout_seconds=settings.timeout_seconds(),
-                    security=security or Security.from_hive_conf(settings),
-                )
             try:
                 table = load_acid_table(metastore, TableName(self.database.lower(), self.table.lower()))
                 self._require_partition(metastore, table, create=create_partitions)
@@ -144,7 +144,7 @@ class HiveEndPoint:
             return
         name = table.partition_name(values)
         if create:
-            with partition_errors():
+            with streaming_errors(CREATING_PARTITION):
                 ensure_partitions(metastore, table, {name: values})
         elif not read_partitions(metastore, table, [name]):
             raise InvalidPartition(f"there is no partition {name}", where=where, hint="create_partitions=True")

@@ -18,7 +18,8 @@ from ingestd.formats.regex import RegexDecoder
 from ingestd.schema import Column
 from ingestd.streaming.arguments import check_flag, check_text
 from ingestd.streaming.errors import StreamingException, streaming_errors
-from ingestd.streaming.record_buffer import LINES, as_decoded
+from ingestd.streaming.record_buffer import as_decoded
+from ingestd.streaming.record_stream import LINES
 
 
 class RecordWriter(ABC):

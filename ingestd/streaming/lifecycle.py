@@ -1,0 +1,164 @@
+"""The transactions of a connection, one after the other: the state machine behind `HiveStreamingConnection`.
+
+| State | begin | commit | abort | failure | close |
+|---|---|---|---|---|---|
+| INACTIVE: none has begun yet | OPEN | refused | refused | ABORTED | INACTIVE |
+| OPEN | refused | COMMITTED, or PREPARED_FOR_COMMIT if joined | ABORTED | ABORTED | ABORTED |
+| COMMITTED | OPEN | refused | refused | ABORTED | COMMITTED |
+| ABORTED | OPEN | refused | refused | ABORTED | ABORTED |
+| PREPARED_FOR_COMMIT: the owner commits it | refused | refused | refused | unchanged | unchanged |
+
+"refused" is InvalidTransactionState and changes nothing. A failure is any error except a bad record (RecordError) in
+begin, write or commit: it also aborts the unused transactions of the batch, and the next begin opens a new batch.
+Outside OPEN only begin can fail. A joined transaction can begin only once.
+
+Invariant: at most one transaction of a connection is open.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from ingestd.errors import IngestdError, RecordError
+from ingestd.hive.tables import read_table
+from ingestd.hive.transactions import KeyValue
+from ingestd.streaming.arguments import check_text
+from ingestd.streaming.batch import Extras, TransactionBatch, TxnState
+from ingestd.streaming.errors import InvalidTransactionState, StreamingException
+from ingestd.streaming.joined import JoinedTransaction
+from ingestd.streaming.session import Session, TableChange
+
+_log = logging.getLogger(__name__)
+AnyBatch = TransactionBatch | JoinedTransaction
+
+
+class Lifecycle:
+    """The current batch and the state of its transaction. Errors are those of the layers below."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.batch: AnyBatch | None = None
+        self.failure = ""
+        """Why the last transaction was aborted by something else than `abort`; empty otherwise."""
+
+    @property
+    def state(self) -> TxnState:
+        """State of the current or last transaction."""
+        return self.batch.state if self.batch else TxnState.INACTIVE
+
+    @property
+    def current_write_id(self) -> int | None:
+        """Write id of the open transaction."""
+        if isinstance(self.batch, TransactionBatch):
+            return self.batch.current_write_id
+        return self._session.options.write_id
+
+    @property
+    def current_txn_id(self) -> int | None:
+        """Id of the open transaction; None for a joined one."""
+        return self.batch.current.id if isinstance(self.batch, TransactionBatch) and self.batch.current else None
+
+    def open_batch(self) -> AnyBatch:
+        """The batch with the open transaction. Raises InvalidTransactionState when none is open."""
+        if self.batch is None or self.batch.state is not TxnState.OPEN:
+            raise InvalidTransactionState("no transaction is open", hint="call begin_transaction first")
+        return self.batch
+
+    def next_batch(self) -> AnyBatch:
+        """The batch of the next transaction; opens a new one when the last one is used up."""
+        if self.batch is None or not self.batch.remaining:
+            if self.state is TxnState.OPEN:
+                raise InvalidTransactionState(
+                    "the last transaction of the batch is open", hint="commit or abort it first"
+                )
+            self.batch = self._new_batch()
+        return self.batch
+
+    def begin(self, refresh_table: Callable[[], TableChange]) -> bool:
+        """Begin the next transaction of the batch; `refresh_table` runs once its lock is held.
+
+        False when the batch had to end instead, because of its age or a change of the table: begin the next one.
+        """
+        self.failure = ""
+        batch = self.next_batch()
+        with self.guard():
+            return batch.begin(refresh_table)
+
+    def key_value(self, key: str | None, value: str | None) -> KeyValue | None:
+        """The table parameter that a commit sets, None without one.
+
+        What the metastore would refuse inside the commit is refused here, so that the transaction stays open: raises
+        StreamingException, InvalidTransactionState.
+        """
+        if key is None and value is None:
+            return None
+        if key is None or value is None:
+            raise StreamingException("key and value belong together", where="commit_transaction")
+        check_text("key", key, kind=StreamingException)
+        check_text("value", value, kind=StreamingException)
+        table = self._session.table
+        if self._session.options.write_id is not None:
+            raise InvalidTransactionState("only the owner of a joined transaction can set a key and value")
+        with self.guard():
+            parameters = read_table(self._session.metastore, table.name).parameters or {}
+        if not key.startswith("_meta") or key not in parameters:
+            raise StreamingException(
+                f"a commit cannot set the table parameter {key!r}",
+                where=f"table {table.name}",
+                hint="its name must start with _meta, and it must exist: ALTER TABLE … SET TBLPROPERTIES",
+            )
+        return KeyValue(table.id, key, value)
+
+    def commit(self, extras: Extras) -> None:
+        """Commit the open transaction."""
+        batch = self.open_batch()
+        with self.guard():
+            batch.commit(extras)
+
+    def abort(self) -> None:
+        """Abort the open transaction; the batch goes on with its next one."""
+        batch = self.open_batch()
+        with self.guard():
+            batch.abort()
+
+    def abort_after_error(self) -> None:
+        """Abort the open transaction, if any; a failure is only logged: the caller is about to raise another error."""
+        if self.state is TxnState.OPEN:
+            try:
+                self.abort()
+            except IngestdError as error:
+                _log.warning("the transaction could not be aborted and is left to time out: %s", error)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Treat an error in the block as a failure, unless it is a bad record."""
+        try:
+            yield
+        except RecordError:
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        """Abort the open transaction and the unused ones of its batch, and note the reason. Never raises."""
+        self.failure = str(error) or type(error).__name__
+        if self.batch:
+            self.batch.fail()
+
+    def close(self) -> None:
+        """Abort the open transaction and the unused ones, and finish the files of the batch."""
+        if self.state is TxnState.OPEN:
+            self.failure = "the connection was closed while the transaction was open"
+        if self.batch:
+            self.batch.close()
+
+    def _new_batch(self) -> AnyBatch:
+        options = self._session.options
+        if options.write_id is None:
+            return TransactionBatch(self._session, options.transaction_batch_size)
+        if self.batch:
+            raise InvalidTransactionState("a joined transaction can begin only once", hint="open a new connection")
+        return JoinedTransaction(self._session, options.write_id, options.statement_id)
