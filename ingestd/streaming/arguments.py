@@ -1,7 +1,7 @@
-"""Checks of what a program passes in.
+"""Checks of arguments.
 
-Invariant: an argument of a wrong type or out of its range is an error of the streaming API that names the argument,
-what it was and how to write it; none of Python's own errors comes out of a call that was given one.
+Invariant: an argument of the wrong type or out of range raises a StreamingException that names the argument, its value
+and the correct form, and never a TypeError or ValueError from inside the library.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any
 from ingestd.schema import Column
 from ingestd.streaming.errors import InvalidConnection, StreamingException
 
-# Of a partition: by the names of its columns, in any case, or in their order.
+# The values of a partition: by column name, in any case, or in the order of the partition columns.
 PartitionValues = Mapping[str, str] | Sequence[str]
 
 Kind = type[StreamingException]
 
 
 def check_text(name: str, value: object, *, kind: Kind = InvalidConnection) -> None:
-    """Refuse what is not a str of Unicode characters."""
+    """Require a str of valid Unicode."""
     if not isinstance(value, str):
         raise _wrong(name, value, "text (str)", kind)
     try:
@@ -33,7 +33,7 @@ def check_text(name: str, value: object, *, kind: Kind = InvalidConnection) -> N
 def check_whole(
     name: str, value: object, least: int, most: int | None = None, *, kind: Kind = InvalidConnection
 ) -> None:
-    """Refuse what is not an integer of `least` to `most`."""
+    """Require an integer from `least` to `most`."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise _wrong(name, value, "an integer", kind)
     value = int(value)
@@ -43,7 +43,7 @@ def check_whole(
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Refuse what is not a time above 0."""
+    """Require a finite number above 0."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise _wrong(name, value, "a number of seconds", InvalidConnection)
     if not 0 < float(value) < math.inf:
@@ -51,22 +51,22 @@ def check_seconds(name: str, value: object) -> None:
 
 
 def check_flag(name: str, value: object, *, kind: Kind = InvalidConnection) -> None:
-    """Refuse what is neither True nor False; the text "false" would count as true."""
+    """Require True or False; the text "false" would otherwise count as true."""
     if not isinstance(value, bool):
         raise _wrong(name, value, "True or False", kind)
 
 
 def check_list(name: str, value: object, hint: str) -> None:
-    """Refuse what is neither a list nor a tuple; a str would be taken for a list of characters."""
+    """Require a list or a tuple; a str would otherwise pass as a sequence of characters."""
     if not isinstance(value, (list, tuple)):
         raise StreamingException(f"{name} must be a list, not {_described(value)}", where=name, hint=hint)
 
 
 def check_values(name: str, values: object) -> None:
-    """Refuse what is not partition values: a mapping by name, or a list or tuple in the order of the columns."""
+    """Require partition values: a mapping by name, or a list or tuple in the order of the columns."""
     if isinstance(values, Mapping):
         for column, value in values.items():
-            check_text(f"{name}, a column's name", column)
+            check_text(f"{name}, column name", column)
             _check_value(f"{name}[{column!r}]", value)
     elif isinstance(values, (list, tuple)):
         for place, value in enumerate(values):
@@ -75,12 +75,12 @@ def check_values(name: str, values: object) -> None:
         raise InvalidConnection(
             f"{name} must be a list of values or a mapping by name, not {_described(values)}",
             where=name,
-            hint='write ["Asia", "India"] in the order of the partition columns, or {"continent": "Asia", …}',
+            hint='pass ["Asia", "India"] in the order of the partition columns, or {"continent": "Asia", …}',
         )
 
 
 def in_order(values: PartitionValues, columns: Sequence[Column], name: str) -> list[str]:
-    """The values in the order of the partition columns. Raises InvalidConnection for what does not fit them."""
+    """The values in the order of the partition columns. Raises InvalidConnection when they do not fit the columns."""
     check_values(name, values)
     keys = [column.name for column in columns]
     if not isinstance(values, Mapping):
@@ -88,15 +88,15 @@ def in_order(values: PartitionValues, columns: Sequence[Column], name: str) -> l
             raise InvalidConnection(
                 f"{len(values)} {name.replace('_', ' ')}, but the table is partitioned by {keys}",
                 where=name,
-                hint="give one value for each partition column",
+                hint="pass one value per partition column",
             )
         return list(values)
     given = {column.lower(): value for column, value in values.items()}
     if set(given) != set(keys) or len(given) < len(values):
         raise InvalidConnection(
-            f"{name} are of {list(values)}, but the table is partitioned by {keys}",
+            f"{name} name the columns {list(values)}, but the table is partitioned by {keys}",
             where=name,
-            hint="give each partition column once, by its name in any case",
+            hint="name each partition column once, in any case",
         )
     return [given[key] for key in keys]
 
@@ -105,9 +105,9 @@ def _check_value(name: str, value: object) -> None:
     if not isinstance(value, str):
         text = str(value).lower() if isinstance(value, bool) else str(value)
         raise InvalidConnection(
-            f"a partition value is text (str), not {_described(value)}",
+            f"a partition value must be text (str), not {_described(value)}",
             where=name,
-            hint='write "" for NULL, which is the default partition' if value is None else f'write "{text}"',
+            hint='pass "" for NULL, the default partition' if value is None else f'pass "{text}"',
         )
     check_text(name, value)
 
@@ -117,7 +117,7 @@ def _wrong(name: str, value: object, wanted: str, kind: Kind) -> StreamingExcept
 
 
 def _described(value: Any) -> str:
-    """A value in an error's sentence: its type, and itself when that is short."""
+    """A value for an error message: its type, and its text when that is short."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     shown = repr(value) if isinstance(value, (int, float, str, bytes, type(None))) else ""

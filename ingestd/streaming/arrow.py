@@ -1,31 +1,31 @@
-"""Arrow data becomes batches of a table's columns: tables, record batches, data frames, whatever exports Arrow.
+"""Converts Arrow data to a table's columns: tables, record batches, data frames and other objects that export Arrow.
 
-Invariant: every value is as it was, or the call is refused as a whole; nothing is wrapped, cut, rounded or set to NULL,
-but that a float takes the nearest value, as in `formats.json`.
+Invariant: every value is kept as it is, or the call is refused as a whole. Nothing is wrapped, truncated, rounded or
+set to NULL, except that a float takes the nearest value, as in `formats.json`.
 
-| Column | Takes | Refuses, besides all other types |
+| Column | Accepts | Rejects, besides all other types |
 |---|---|---|
-| the data | its columns by name in any case; a missing one: NULL | unknown names, two that differ by case |
-| any | null; dictionary, run-end encoded, view and large types: what they stand for | other extension types |
-| tinyint … bigint | integers, signed or not; floats and decimals if whole | out of range, fraction, NaN |
-| float, double | floats, decimals (nearest value); integers to 2^24, 2^53 | overflow |
-| decimal(p,s) | decimals of any size and integers, if exact: 12.50 fits (10,1) | digits too many; floats |
+| the data | columns by name in any case; a missing column is NULL | unknown names, names that differ only by case |
+| any | the null type; dictionary, run-end encoded, view and large types, as what they encode | other extension types |
+| tinyint … bigint | integers, signed or unsigned; integral floats and decimals | out of range, fraction, NaN |
+| float, double | floats; decimals (nearest value); integers up to 2^24, 2^53 | overflow |
+| decimal(p,s) | decimals of any precision and integers, if exact: 12.50 fits (10,1) | too many digits; floats |
 | boolean | booleans | |
-| string | text; binary that is UTF-8 | other bytes |
-| varchar(n), char(n) | the same, to n characters; char drops trailing blanks | longer text |
-| binary | binary, of fixed size too; text: its UTF-8 bytes, base64 or not | |
-| date | dates; timestamps at midnight | a time of day; years not 0001 to 9999 |
-| timestamp | timestamps of every unit; with a zone: the UTC wall time; dates: midnight | years not 0001 to 9999 |
-| array | lists, of fixed size too | |
-| map | maps; lists of structs of `key` and `value` | a key that is NULL, or twice in a map |
-| struct | structs: its fields as the columns of the data | as there |
+| string | text; binary that is valid UTF-8 | other bytes |
+| varchar(n), char(n) | the same, up to n characters; char drops trailing blanks | longer text |
+| binary | binary, also of fixed size; text: its UTF-8 bytes, not decoded as base64 | |
+| date | dates; timestamps at midnight | a time of day; years outside 0001 to 9999 |
+| timestamp | timestamps of any unit; with a zone: the time in UTC; dates: midnight | years outside 0001 to 9999 |
+| array | lists, also of fixed size | |
+| map | maps; lists of structs of `key` and `value` | a NULL key, a duplicate key in one map |
+| struct | structs; their fields follow the rules for columns | as for columns |
 
-What is inside an array, a map or a struct follows the line of its own type. So text is no number; an integer is not
-text, boolean or timestamp; a time of day or a duration has no column: cast such columns first, in a way you know.
-Extension types taken are those that Arrow defines for JSON (text), UUID (binary) and boolean (`bool8`).
+The elements of an array, map or struct follow the rules of their own type. Text is not converted to numbers, nor
+integers to text, boolean or timestamp. A time of day or a duration fits no column; cast such columns before writing.
+The accepted extension types are those of Arrow for JSON (text), UUID (binary) and boolean (`bool8`).
 
-All timestamps of a batch are ns or, if that cannot hold them, us; only where neither holds all, each keeps its own.
-The index of a pandas frame is no column (`reset_index()` makes it one), and pandas has NaN for NULL.
+All timestamps of a batch share one unit: ns, or us if ns cannot hold them. Only if neither holds all, each column keeps
+its own. The index of a pandas frame is not a column (`reset_index()` makes it one), and NaN in pandas means NULL.
 """
 
 from __future__ import annotations
@@ -45,21 +45,20 @@ from ingestd.schema import INTEGER_BITS, Column, HiveType
 from ingestd.streaming.arrow_input import CAST, as_table, place_of
 from ingestd.streaming.errors import SerializationError
 
-_ROWS = 1 << 18  # in a batch: text of 8 KiB a row still has offsets of 31 bits, when it comes in larger ones
+_ROWS = 1 << 18  # rows per batch: text of 8 KiB per row still fits 31-bit offsets
 _OFFSET = 2**31 - 1
 _UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowCapacityError)
 
 
 class ArrowWriter:
-    """Arrow data as it is: a RecordBatch, a Table, or anything that exports Arrow (polars, pandas, DuckDB).
+    """Writes Arrow data: a RecordBatch, a Table, or any object that exports Arrow (polars, pandas, DuckDB).
 
-    Columns are found by name, ignoring case; a column that is missing is NULL; one that the table does not have, and a
-    value that its column cannot hold, is a SerializationError, and nothing of that call is written. Which types go into
-    which columns is a table in `ingestd/streaming/arrow.py`.
+    Columns match by name in any case; a missing column is NULL. An unknown column, or a value that its column cannot
+    hold, raises SerializationError, and nothing of that call is written. docs/streaming.md lists the accepted types.
     """
 
     def batches(self, data: object, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
-        """The data as batches of these columns. Raises SerializationError, also for other data."""
+        """The data as batches of these columns. Raises SerializationError for data that does not fit, or not Arrow."""
         table = as_table(data)
         places = _places(table.schema.names, [column.name for column in columns], "the table", "column", "Arrow data")
         units = _units_to_try(table.schema, columns, places)
@@ -70,24 +69,24 @@ class ArrowWriter:
 
 
 def _own(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A copy: the caller may fill the same memory again (numpy, pandas) before the rows are in their file."""
+    """A copy: the caller may reuse the memory (numpy, pandas) before the rows are in their file."""
     return pa.RecordBatch.from_arrays([pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema)
 
 
 def _places(names: Sequence[str], known: Sequence[str], whose: str, noun: str, where: str) -> dict[str, int]:
-    """The place of each name, in lower case. Raises SerializationError for names unknown and given twice."""
+    """Index of each name in lower case. Raises SerializationError for unknown and duplicate names."""
     places = {name.lower(): place for place, name in enumerate(names)}
     unknown = sorted(set(places) - set(known))
     if unknown:
         raise SerializationError(f"{whose} has no {noun} {', '.join(unknown)}", where=where)
     if len(places) < len(names):
         twice = [name for place, name in enumerate(names) if places[name.lower()] != place]
-        raise SerializationError(f"{noun} {', '.join(twice)} is there twice, if case does not count", where=where)
+        raise SerializationError(f"{noun} {', '.join(twice)} is duplicated, ignoring case", where=where)
     return places
 
 
 def _units_to_try(schema: pa.Schema, columns: Sequence[Column], places: dict[str, int]) -> tuple[str, ...]:
-    """The units that may hold all timestamps, the better first; '' means that each keeps its own."""
+    """The units to try for all timestamps, the preferred one first; '' means that each column keeps its own."""
     timed = [column.name for column in columns if column.name in places and has_timestamp(column.type)]
     units = {unit for name in timed for unit in _units(schema.field(places[name]).type)}
     return tuple(units) if len(units) == 1 else ("ns", "us", "") if units else ("ns",)
@@ -109,7 +108,7 @@ def _units(kind: pa.DataType) -> Iterator[str]:
 def _fitted(
     batch: pa.RecordBatch, columns: Sequence[Column], places: dict[str, int], units: Sequence[str], first: int
 ) -> pa.RecordBatch:
-    """The batch in the columns' types, in the first unit that holds its timestamps; `first`: its place in the data."""
+    """The batch in the columns' types and the first unit that holds its timestamps; `first` numbers its first row."""
     unit, *others = units
     fit = _fit if others else partial(_fit_or_name_row, first=first)
     try:
@@ -128,32 +127,32 @@ def _fitted(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The type that an array is to have, the unit of timestamps in it ('': their own), and where it is."""
+    """The target of a conversion: its type, the unit of its timestamps ('': their own), and its path for errors."""
 
     kind: HiveType
     unit: str
     path: str = ""
 
     def inside(self, place: int, step: str) -> _Wanted:
-        """The same for a part of a complex value."""
+        """The target for a child of a complex type."""
         return _Wanted(self.kind.children[place], self.unit, self.path + step)
 
     @property
     def where(self) -> str:
-        """The column and its type, as errors name them."""
+        """The column and its type, for errors."""
         return place_of(f"{self.path} {self.kind}")
 
     def nulls(self, count: int) -> pa.Array:
-        """So many NULLs."""
+        """An array of `count` NULLs."""
         return pa.nulls(count, arrow_of(self.kind, self.unit or "us"))
 
     def refuse(self, source: pa.DataType, reason: object) -> SerializationError:
-        """The error that says why a value of type `source` does not fit."""
+        """The error for a value of type `source` that does not fit."""
         return SerializationError(f"a value of {source} does not fit: {reason}", where=self.where)
 
 
 def _fit_or_name_row(array: pa.Array, wanted: _Wanted, first: int) -> pa.Array:
-    """As `_fit`; its error names the first row that does not fit, unless it is the type that does not."""
+    """As `_fit`, but the error names the first row that does not fit, unless the type itself does not."""
     try:
         return _fit(array, wanted)
     except SerializationError:
@@ -168,7 +167,7 @@ def _fit_or_name_row(array: pa.Array, wanted: _Wanted, first: int) -> pa.Array:
 
 
 def _first_misfit(array: pa.Array, wanted: _Wanted) -> int | None:
-    """The first row that does not fit by itself, found by halves; None when no row or each would fail."""
+    """The first row that does not fit, by binary search; None when the type itself does not fit, or every row does."""
     if not _fits(array.slice(0, 0), wanted):
         return None
     start, end = 0, len(array)
@@ -190,7 +189,7 @@ def _fits(array: pa.Array, wanted: _Wanted) -> bool:
 
 
 def _fit(array: pa.Array, wanted: _Wanted) -> pa.Array:
-    """The array in the type that is wanted, every value as it was."""
+    """The array in the target type, without changing any value."""
     if array.type == wanted.kind.arrow and _holds_anything(wanted.kind):
         return array
     source = array.type
@@ -207,15 +206,15 @@ def _fit(array: pa.Array, wanted: _Wanted) -> pa.Array:
 
 
 def _holds_anything(kind: HiveType) -> bool:
-    """Whether every value of the Arrow type is one of the Hive type, so that none needs a look."""
-    return kind.kind not in _LOOKED_AT and all(map(_holds_anything, kind.children))
+    """Whether each value of the Arrow type is valid for the Hive type, so that none needs a check."""
+    return kind.kind not in _CHECKED_KINDS and all(map(_holds_anything, kind.children))
 
 
-_LOOKED_AT = ("varchar", "char", "date", "timestamp", "map")
+_CHECKED_KINDS = ("varchar", "char", "date", "timestamp", "map")
 
 
 def _decoded(array: pa.Array) -> pa.Array:
-    """What the array stands for, without an encoding of Arrow that is not a type of values."""
+    """The array without Arrow encodings (dictionary, run-end, view, extension)."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return _STORED[kind.extension_name](array) if kind.extension_name in _STORED else array
@@ -232,7 +231,7 @@ _STORED: dict[str, Callable[[Any], pa.Array]] = {
     "arrow.uuid": lambda array: array.storage,
     "arrow.bool8": lambda array: pc.cast(array.storage, pa.bool_()),
 }
-# Few functions of Arrow take these.
+# Few of Arrow's functions support these types.
 _PLAINER = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary(), pa.float16(): pa.float32()}
 
 
@@ -260,7 +259,7 @@ def _cast(array: pa.Array, wanted: _Wanted) -> pa.Array:
 
 
 def _nearest(array: pa.Array, wanted: _Wanted) -> pa.Array:
-    # Arrow rounds a decimal's text right, but not the decimal itself
+    # Arrow converts the text of a decimal to the nearest float, but not the decimal itself.
     near = _cast(pc.cast(array, pa.string()) if of.is_decimal(array.type) else array, wanted)
     if pc.any(pc.and_(pc.is_inf(near), pc.is_finite(array))).as_py():
         raise wanted.refuse(array.type, f"out of range for {wanted.kind}")
@@ -268,7 +267,7 @@ def _nearest(array: pa.Array, wanted: _Wanted) -> pa.Array:
 
 
 def _whole_decimal(array: pa.Array, wanted: _Wanted) -> pa.Array:
-    """Arrow asks for room for every integer of the type; a decimal is judged by its values."""
+    """Arrow requires a precision for all integers of the type; a wide decimal is checked by its values instead."""
     return _cast(pc.cast(array, pa.decimal256(20, 0)), wanted)
 
 
@@ -305,30 +304,30 @@ def _timestamp(array: pa.Array, wanted: _Wanted) -> pa.Array:
 
 
 def _without_zone(array: pa.Array) -> pa.Array:
-    """The wall time in UTC of what has a zone."""
+    """The time in UTC of timestamps with a zone."""
     return array.view(pa.timestamp(array.type.unit)) if getattr(array.type, "tz", None) else array
 
 
 def _check_years(numbers: pa.Array, seconds: int, parts: int, source: pa.DataType, wanted: _Wanted) -> None:
-    """Raise SerializationError for days or parts of a second that are not in the years 0001 to 9999."""
+    """Raise SerializationError for days or fractions of a second outside the years 0001 to 9999."""
     ends = pc.min_max(numbers).as_py()
     first, last = FIRST_SECOND // seconds * parts, (LAST_SECOND // seconds + 1) * parts - 1
     if ends["min"] is not None and (ends["min"] < first or ends["max"] > last):
-        raise wanted.refuse(source, "its year is not one of 0001 to 9999")
+        raise wanted.refuse(source, "its year is outside 0001 to 9999")
 
 
 def _array(array: pa.Array, wanted: _Wanted) -> pa.Array:
-    # what hides behind a NULL is no value: `flatten`, here and below, leaves it out or makes it NULL
+    # A NULL list may have elements in memory; `flatten` drops them, and makes those of a NULL struct NULL.
     items = _fit(array.flatten(), wanted.inside(0, "[]"))
     return pa.ListArray.from_arrays(_offsets(array, wanted)[0], items)
 
 
 def _offsets(array: pa.Array, wanted: _Wanted) -> tuple[pa.Array, Any]:
-    """Offsets of the lists into what `flatten` makes of them, NULL where a list is; and the lengths."""
+    """Offsets of the lists into their flattened elements, NULL for a NULL list; and their lengths."""
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends = np.concatenate(([0], np.cumsum(lengths)))
     if ends[-1] > _OFFSET:
-        raise wanted.refuse(array.type, "too many elements at once")
+        raise wanted.refuse(array.type, "too many elements in one batch")
     mask = np.append(array.is_null().to_numpy(zero_copy_only=False), False) if array.null_count else None
     return pa.array(ends.astype(np.int32), mask=mask), lengths
 
@@ -344,16 +343,16 @@ def _map(array: pa.Array, wanted: _Wanted) -> pa.Array:
     keys, values = pairs.flatten()
     keys = _fit(keys, wanted.inside(0, "[].key"))
     if keys.null_count:
-        raise wanted.refuse(kind, "a key is NULL")
+        raise wanted.refuse(kind, "a map has a NULL key")
     offsets, lengths = _offsets(array, wanted)
-    if _has_twins(keys, lengths):
-        raise wanted.refuse(kind, "a map has a key twice")
+    if _has_duplicates(keys, lengths):
+        raise wanted.refuse(kind, "a map has a duplicate key")
     return pa.MapArray.from_arrays(offsets, keys, _fit(values, wanted.inside(1, "[].value")))
 
 
-def _has_twins(keys: pa.Array, lengths: Any) -> bool:
+def _has_duplicates(keys: pa.Array, lengths: Any) -> bool:
     if of.is_floating(keys.type):
-        keys = pc.add(keys, 0.0)  # the two zeros are one key
+        keys = pc.add(keys, 0.0)  # 0.0 and -0.0 are the same key
     encoded = pc.dictionary_encode(keys)
     codes = encoded.indices.to_numpy() + np.repeat(np.arange(len(lengths)), lengths) * len(encoded.dictionary)
     return len(np.unique(codes)) < len(codes)

@@ -1,6 +1,6 @@
-"""Whatever exports Arrow, data frames of pandas and polars too, becomes an Arrow table.
+"""Converts objects that export Arrow, and pandas and polars data frames, to Arrow tables.
 
-Invariant: a value that the way to Arrow would cut refuses the whole of the data.
+Invariant: if the conversion would truncate a value, the data is refused as a whole.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ import pyarrow.types as of
 
 from ingestd.streaming.errors import SerializationError
 
-CAST = "cast the column before you write it"
-_UNREADABLE = (ValueError, TypeError, OverflowError, NotImplementedError)  # Arrow's own are among these
+CAST = "cast the column before writing it"
+# Exceptions of conversions; those of Arrow are subclasses of these.
+_UNREADABLE = (ValueError, TypeError, OverflowError, NotImplementedError)
 
 
 def place_of(path: str, row: int | None = None) -> str:
-    """The place of a column, and of a row in it (from 0), as errors name it."""
+    """A column, and a row in it (from 0), as errors name them."""
     return f"Arrow data, column {path}" if row is None else f"Arrow data, row {row}, column {path}"
 
 
 def as_table(data: object) -> pa.Table:
-    """The data as a table, no value changed. Raises SerializationError."""
+    """The data as a table, without changing any value. Raises SerializationError."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
     try:
         if isinstance(data, type):
-            raise TypeError("it is a class")
+            raise TypeError("a class was passed instead of an instance")
         if _is_frame(data, "pandas"):
             return _of_pandas(data)
         if _is_frame(data, "polars"):
@@ -39,16 +40,18 @@ def as_table(data: object) -> pa.Table:
         if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
             return pa.table(data)
     except _UNREADABLE as error:
-        raise SerializationError(f"{type(data).__name__} is no Arrow table: {error}", where="Arrow data") from error
+        raise SerializationError(
+            f"{type(data).__name__} cannot be converted to an Arrow table: {error}", where="Arrow data"
+        ) from error
     raise SerializationError(
         f"an ArrowWriter cannot write {type(data).__name__}",
         where="Arrow data",
-        hint="give a pyarrow RecordBatch or Table, or a data frame",
+        hint="pass a pyarrow RecordBatch or Table, or a data frame",
     )
 
 
 def _is_frame(data: object, library: str) -> bool:
-    """Whether it is a frame of a library, which is not imported for this: who has a frame has the library."""
+    """Whether `data` is a data frame of `library`; a program that has one has imported the library."""
     module = sys.modules.get(library)
     return module is not None and isinstance(data, module.DataFrame)
 
@@ -66,25 +69,27 @@ def _of_pandas(frame: Any) -> pa.Table:
         for row, value in enumerate(values.notna()):
             if value and not _is_kept(values.iloc[row], field.type):
                 raise SerializationError(
-                    f"not all objects are of {field.type}", where=place_of(field.name, row), hint=CAST
+                    f"not all objects of the column are of type {field.type}",
+                    where=place_of(field.name, row),
+                    hint=CAST,
                 )
     return table
 
 
 def _name_object(frame: Any) -> None:
-    """Raise SerializationError for the first row that Arrow cannot read together with those before it."""
+    """Raise SerializationError for the first row that Arrow cannot convert together with the rows before it."""
     for place, name in enumerate(frame.columns):
         values = frame.iloc[:, place]
         if values.dtype != object or _is_readable(values):
             continue
-        start, end = 0, len(values)  # so many rows can be read, so many cannot
+        start, end = 0, len(values)  # the first `start` rows can be converted, the first `end` cannot
         while end - start > 1:
             middle = (start + end) // 2
             start, end = (middle, end) if _is_readable(values.iloc[:middle]) else (start, middle)
         value = values.iloc[end - 1]
         raise SerializationError(
-            f"DataFrame is no Arrow table: {type(value).__name__} {str(value)[:40]!r} does not fit the rows before it,"
-            " or no type of Arrow",
+            f"DataFrame cannot be converted to an Arrow table: {type(value).__name__} {str(value)[:40]!r} fits no Arrow"
+            " type, or not that of the rows before it",
             where=place_of(str(name), end - 1),
             hint=CAST,
         )
@@ -99,9 +104,9 @@ def _is_readable(values: Any) -> bool:
 
 
 def _is_kept(value: Any, kind: pa.DataType) -> bool:
-    """Whether pyarrow keeps all of a Python object.
+    """Whether pyarrow converts a Python object without loss.
 
-    It makes dates of objects if the first is one, else microseconds, and cuts off what is finer.
+    If the first object is a date, pyarrow converts all to dates; timestamps become microseconds. It truncates the rest.
     """
     if of.is_date(kind):
         return not isinstance(value, datetime)
@@ -117,5 +122,5 @@ def _is_kept(value: Any, kind: pa.DataType) -> bool:
 
 def _check_polars(frame: Any) -> None:
     for name, kind in frame.schema.items():
-        if kind == sys.modules["polars"].Object:  # it exports their addresses in memory, as binary
-            raise SerializationError("Python objects are no Arrow data", where=place_of(name), hint=CAST)
+        if kind == sys.modules["polars"].Object:  # polars exports their memory addresses as binary
+            raise SerializationError("Python objects are not Arrow data", where=place_of(name), hint=CAST)

@@ -199,7 +199,7 @@ class TransactionBatch:
             txn = self._open_transaction()
             if self._output:
                 self._output.discard()
-            self._heartbeat.forget(txn.id)
+            self._heartbeat.remove(txn.id)
             transactions.abort(self._session.metastore, txn.id)
             self.current, self.state = None, TxnState.ABORTED
             self._session.stats.aborted_transactions += 1
@@ -287,7 +287,7 @@ class TransactionBatch:
         alone = not self.partitions or transactions.strengthen_lock(metastore, txn, self._locks, wait=self._wait())
         with self._counted_up(txn, done.added):
             deltas.refuse_overtaken(self.partitions, write_id)
-            self._heartbeat.forget(txn.id)
+            self._heartbeat.remove(txn.id)
             self._commit(txn, extras.key_value)
         return alone
 

@@ -1,6 +1,6 @@
-"""Hive's configuration as far as a streaming client needs it: a mapping, or a `hive-site.xml`.
+"""The Hive configuration of a streaming client: a mapping, or a `hive-site.xml`.
 
-Invariant: the settings that streaming forces have their forced values whatever was given, and a change is logged.
+Invariant: settings that streaming requires have the required values; an overridden value is logged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORCED = {
     "hive.exec.dynamic.partition.mode": "nonstrict",
     "hive.metastore.client.cache.enabled": "false",
 }
-# The sixth that it forces: to what `streaming_optimizations` says, whatever a hive-site.xml has.
+# The sixth forced setting: it follows the option `streaming_optimizations`.
 OPTIMIZATIONS = "hive.exec.orc.delta.streaming.optimizations.enabled"
 _URIS = ("metastore.thrift.uris", "hive.metastore.uris")
 _TIMEOUTS = ("metastore.client.socket.timeout", "hive.metastore.client.socket.timeout")
@@ -42,15 +42,15 @@ _UNIT_SECONDS = {
 
 
 class Configuration(dict[str, str]):
-    """Settings by their Hive names."""
+    """Hive settings by name."""
 
     @classmethod
     def of(
         cls, given: Mapping[str, str] | str | Path | None, *, streaming_optimizations: bool | None = None
     ) -> Configuration:
-        """Take a mapping or read a `hive-site.xml` (None: no file is looked for), then force what streaming forces.
+        """The settings of a mapping or of the `hive-site.xml` at a path (None: no settings), plus the forced ones.
 
-        Raises InvalidConnection for anything else, and naming the file when it cannot be read.
+        Raises InvalidConnection for another type, and when the file cannot be read.
         """
         settings = cls(_read(Path(given)) if isinstance(given, (str, Path)) else _checked(given))
         forced = dict(FORCED)
@@ -58,28 +58,28 @@ class Configuration(dict[str, str]):
             forced[OPTIMIZATIONS] = str(streaming_optimizations).lower()
         for name, value in forced.items():
             if settings.get(name, value) != value:
-                why = "the option streaming_optimizations says so" if name == OPTIMIZATIONS else "streaming needs it"
+                why = "as the option streaming_optimizations" if name == OPTIMIZATIONS else "required by streaming"
                 _log.warning("%s is set to %s: %s (was %s)", name, value, why, settings[name])
             settings[name] = value
         return settings
 
     def metastore_uri(self) -> str:
-        """Addresses of the metastore, comma-separated. Raises InvalidConnection when there are none."""
+        """Metastore addresses, comma-separated. Raises InvalidConnection when no address is configured."""
         found = next((self[name] for name in _URIS if self.get(name, "").strip()), "")
         if not found:
             raise InvalidConnection(
-                "no metastore is named",
+                "no metastore address is configured",
                 where="metastore_uri",
-                hint=f"give it, such as thrift://localhost:9083, or a configuration with {_URIS[1]}",
+                hint=f"pass metastore_uri, such as thrift://localhost:9083, or a configuration with {_URIS[1]}",
             )
         return found
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """A setting that is `true` or `false`."""
+        """A boolean setting."""
         return self.get(name, str(default)).strip().lower() == "true"
 
     def number(self, name: str, default: float) -> float:
-        """A setting that is a number. Raises InvalidConnection naming it."""
+        """A numeric setting. Raises InvalidConnection for other text."""
         text = self.get(name, "").strip()
         try:
             return float(text) if text else default
@@ -87,18 +87,18 @@ class Configuration(dict[str, str]):
             raise InvalidConnection(f"{text!r} is not a number", where=name) from error
 
     def timeout_seconds(self) -> float:
-        """How long an answer of the metastore is waited for. Raises InvalidConnection naming the setting."""
+        """Time limit for an answer of the metastore. Raises InvalidConnection for text that is not a duration."""
         for name in _TIMEOUTS:
             if text := self.get(name, "").strip():
                 seconds = seconds_of(text)
                 if not seconds:
-                    raise InvalidConnection(f"{text!r} is not a time above 0, such as 30s", where=name)
+                    raise InvalidConnection(f"{text!r} is not a duration above 0, such as 30s", where=name)
                 return seconds
         return _TIMEOUT_SECONDS
 
 
 def seconds_of(text: str) -> float | None:
-    """A time as Hive writes it: a number, and ns, us, ms, s (the default), m, h or d; None for anything else."""
+    """Seconds of a Hive duration: a number and ns, us, ms, s (the default), m, h or d. None for other text."""
     match = _TIME.fullmatch(text.strip().lower())
     return int(match[1]) * _UNIT_SECONDS[match[2]] if match and match[2] in _UNIT_SECONDS else None
 
@@ -112,7 +112,7 @@ def _checked(given: object) -> Mapping[str, str]:
             where="configuration",
         )
     for name, value in given.items():
-        check_text("configuration, a setting's name", name)
+        check_text("configuration, name of a setting", name)
         check_text(f"configuration, {name}", value)
     return given
 

@@ -58,6 +58,12 @@ _ROW_COUNT_SECONDS = 5.0  # time limit of `close` for checking row counts
 class HiveStreamingConnection:
     """A connection to one table, open from its construction. As a context manager it closes itself."""
 
+    options: ConnectionOptions
+    configuration: Configuration
+    """Hive's settings, with those that streaming forces."""
+    metastore_uri: str
+    """Metastore addresses, comma-separated."""
+
     @takes_options(ConnectionOptions)
     def __init__(self, options: ConnectionOptions) -> None:
         """Connect to the metastore and check the table.

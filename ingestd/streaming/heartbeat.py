@@ -1,7 +1,7 @@
-"""Keeps the open transactions of a batch alive from a thread of its own.
+"""Keeps the open transactions of a batch alive, from a thread of its own.
 
-Invariant: a transaction that the metastore has given up is reported at the next call on the connection, and none is
-beaten after the batch has ended.
+Invariant: a transaction that the metastore has aborted is reported at the next call on the connection, and no heartbeat
+is sent after the batch has ended.
 """
 
 from __future__ import annotations
@@ -19,76 +19,78 @@ from ingestd.streaming.errors import TransactionError
 
 _TIMEOUT = "hive.txn.timeout"
 _DEFAULT_SECONDS = 300.0
-_AGAIN_SECONDS = 2.0
+_RETRY_SECONDS = 2.0
+_STOP_SECONDS = 5.0
 
 
 def transaction_timeout(metastore: Metastore) -> float:
-    """Seconds after which the metastore gives up a transaction without heartbeat (`hive.txn.timeout`)."""
+    """Seconds without a heartbeat after which the metastore aborts a transaction (`hive.txn.timeout`)."""
     text = str(metastore.call("get_config_value", _TIMEOUT, f"{_DEFAULT_SECONDS:.0f}s"))
     return seconds_of(text) or _DEFAULT_SECONDS
 
 
 class Heartbeat:
-    """Beats every `interval_seconds`; the method `on_turn` is called after each beat, from this thread.
+    """Sends a heartbeat for each transaction every `interval_seconds`, then calls the method `after_beat`.
 
-    It ends with the object of `on_turn`: who was interrupted while it was made has nothing to stop it by.
+    The thread also ends when the object of `after_beat` is garbage collected: a caller that is interrupted while it
+    creates the batch has no reference left to stop the thread with.
     """
 
     def __init__(
-        self, metastore: Metastore, txn_ids: Iterable[int], interval_seconds: float, on_turn: Callable[[], None]
+        self, metastore: Metastore, txn_ids: Iterable[int], interval_seconds: float, after_beat: Callable[[], None]
     ) -> None:
         self._metastore = metastore
         self._guard = threading.Lock()
         self._alive = set(txn_ids)
         self._lost: dict[int, str] = {}
         self._interval = interval_seconds
-        self._on_turn = WeakMethod(on_turn)
-        self._ended = threading.Event()
+        self._after_beat = WeakMethod(after_beat)
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ingestd-streaming-heartbeat", daemon=True)
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
-        """Whether its thread lives."""
+        """Whether the thread is alive."""
         return self._thread.is_alive()
 
     def check(self, txn_id: int) -> None:
-        """Raise TransactionError when the metastore has given up this transaction; waits for no beat."""
+        """Raise TransactionError when the metastore has aborted this transaction. Makes no network call."""
         why = self._lost.get(txn_id)
         if why:
             raise TransactionError(
                 why, where=f"transaction {txn_id}", hint="begin a new transaction and write its records again"
             )
 
-    def forget(self, txn_id: int) -> None:
-        """Leave a transaction that has ended alone; returns when no beat of it is on its way."""
+    def remove(self, txn_id: int) -> None:
+        """Stop heartbeating a transaction; returns when no heartbeat of it is in flight."""
         with self._guard:
             self._alive.discard(txn_id)
 
     def stop(self) -> None:
-        """No beat any more."""
-        self._ended.set()
+        """Stop heartbeating."""
+        self._stopped.set()
         if self.is_running and self._thread is not threading.current_thread():
-            self._thread.join(timeout=5.0)
+            self._thread.join(timeout=_STOP_SECONDS)
 
     def _run(self) -> None:
         wait = self._interval
-        while not pause(wait, self._ended):
-            if self._on_turn() is None:
+        while not pause(wait, self._stopped):
+            if self._after_beat() is None:
                 break
-            wait = self._interval if self._beat() else min(self._interval, _AGAIN_SECONDS)
-            if on_turn := self._on_turn():
-                on_turn()
-                del on_turn
+            wait = self._interval if self._beat() else min(self._interval, _RETRY_SECONDS)
+            if after_beat := self._after_beat():
+                after_beat()
+                del after_beat  # a strong reference here would keep its object alive
         self._metastore.close()
 
     def _beat(self) -> bool:
-        """One beat for each: ids of a batch need not be neighbours, so a range could hit others' transactions.
+        """Send one heartbeat per transaction; False when no metastore answered.
 
-        False when no metastore answered.
+        A heartbeat for a range of ids could hit transactions of other clients: the ids of a batch need not be adjacent.
         """
         for txn_id in sorted(self._alive):
-            with self._guard:  # for one beat only: a commit waits for it
+            with self._guard:  # released between heartbeats, because a commit waits for it
                 if txn_id in self._alive and not self._beat_one(txn_id):
                     return False
         return True
@@ -97,11 +99,11 @@ class Heartbeat:
         try:
             alive = leases.heartbeat_transaction(self._metastore, txn_id)
         except Unavailable:
-            return False  # the next call meets the same trouble and reports it
-        except Exception as error:  # noqa: BLE001 - without heartbeats the transaction is lost, whatever ended them
+            return False  # the next call of the connection meets and reports the same error
+        except Exception as error:  # noqa: BLE001 - without heartbeats the transaction is lost, whatever the cause
             alive, why = False, getattr(error, "what", None) or f"a heartbeat failed: {error!r}"
         else:
-            why = "the metastore has aborted the transaction: time-out, or an administrator"
+            why = "the metastore aborted the transaction: time-out, or an administrator"
         if not alive:
             self._alive.discard(txn_id)
             self._lost[txn_id] = why

@@ -1,7 +1,9 @@
-"""Which rows a batch of transactions cannot show right while its files are open.
+"""Rejects dates before 1582-10-15 in transaction batches.
 
-Invariant: a file that grows has footers without a calendar, and Hive then takes days before 1582-10-15 for Julian ones;
-no such day gets into a shared file. A file of one transaction has none of this.
+The intermediate footers of a file that is still written do not name a calendar, and Hive then reads days before
+1582-10-15 as Julian dates. The final footer, and so a file of a single transaction, is read correctly.
+
+Invariant: no such day is written to a shared file.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import pyarrow.compute as pc
 
 from ingestd.formats.decoder import Decoder, DecodeResult, Reject
 
-REASON = "days before 1582-10-15 cannot be written with a transaction_batch_size over 1; use 1"
+REASON = "days before 1582-10-15 require transaction_batch_size=1"
 _FIRST_DAY = (date(1582, 10, 15) - date(1970, 1, 1)).days
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
 def old_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-    """Which rows hold such a day, in whatever depth; None when no row does."""
+    """Mask of the rows that contain such a day at any depth; None when no row does."""
     found = [array for array in batch.columns if _is_old(array)]
     if not found:
         return None
@@ -34,7 +36,7 @@ def old_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
 
 
 def _is_old(array: pa.Array) -> bool:
-    """Whether any value is such a day."""
+    """Whether any value is a day before 1582-10-15."""
     kind = array.type
     if pa.types.is_struct(kind):
         return any(_is_old(child) for child in array.flatten())
@@ -53,12 +55,12 @@ def _is_old(array: pa.Array) -> bool:
     return least is not None and least < first
 
 
-# A year before 1583 as text, in whatever format: only then is a record looked at closely.
+# A year before 1583 in text of any format. Only a record that matches is decoded by the check.
 _MAY_BE_OLD = re.compile(rb"(?<![0-9])(?:0[0-9]{3}|1[0-4][0-9]{2}|15[0-7][0-9]|158[0-2])-").search
 
 
 def modern_check(decoder: ModernDecoder, check: Callable[[bytes], Reject | None]) -> Callable[[bytes], Reject | None]:
-    """`check` that refuses such a record too."""
+    """`check`, extended to reject records with such a day."""
 
     def checked(record: bytes) -> Reject | None:
         found = check(record)
@@ -70,13 +72,13 @@ def modern_check(decoder: ModernDecoder, check: Callable[[bytes], Reject | None]
 
 
 class ModernDecoder:
-    """A decoder that refuses the records of such rows too."""
+    """A decoder that also rejects records with such a day."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
-        """Decode a block."""
+        """Decode a block of records."""
         decoded = self._decoder.decode(values)
         masks = [old_rows(batch) for batch in decoded.batches]
         if all(mask is None for mask in masks):

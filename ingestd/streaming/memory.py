@@ -1,6 +1,6 @@
-"""Whether memory is short, so that rows that wait must go to their files (Java: heap above a threshold).
+"""Detects when memory is short, so that buffered rows must be written to their files (Java: heap above a threshold).
 
-Invariant: a container's own limit counts where there is one.
+Invariant: the limit of a container takes precedence over the memory of the machine.
 """
 
 from __future__ import annotations
@@ -17,7 +17,11 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 class MemoryWatch:
-    """Looks at the memory in use each time a number of bytes has been written, by default what the settings say."""
+    """Compares memory in use with a threshold once per `interval_bytes` of input.
+
+    Defaults are those of the Hive settings `hive.streaming.auto.flush.check.interval.size`,
+    `hive.streaming.auto.flush.enabled` and `hive.heap.memory.monitor.usage.threshold`.
+    """
 
     def __init__(self, configuration: Configuration, interval_bytes: int | None) -> None:
         self._interval = interval_bytes or configuration.number(
@@ -28,7 +32,7 @@ class MemoryWatch:
         self._next = self._interval
 
     def is_short(self, written_bytes: int) -> bool:
-        """Whether rows must be flushed now; `written_bytes` is the total so far."""
+        """Whether rows must be flushed now; `written_bytes` is the total input so far."""
         if written_bytes < self._next:
             return False
         self._next = written_bytes + self._interval
@@ -36,7 +40,7 @@ class MemoryWatch:
 
 
 def used_share() -> float:
-    """Resident memory of this process as a share (0 to 1) of what it may have."""
+    """Resident memory of this process as a share (0 to 1) of its limit."""
     return float(psutil.Process().memory_info().rss / _limit())
 
 

@@ -1,6 +1,6 @@
-"""The process and the thread that a connection belongs to, and how the end of a `with` block treats its errors.
+"""The process and thread that a connection belongs to, and closing at the end of a `with` block.
 
-Invariant: a forked child never touches what belongs to its parent: transactions, files and sockets.
+Invariant: a forked child never touches the transactions, files and sockets of its parent.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _log = logging.getLogger(__name__)
 
 
 class _Process:
-    """The id of this process. A system call for each record would take longer than all the rest of `write`."""
+    """Caches the id of this process: a system call for each record would cost more than the rest of `write`."""
 
     def __init__(self) -> None:
         self.read()
         os.register_at_fork(after_in_child=self.read)
 
     def read(self) -> None:
-        """Ask the system."""
+        """Read the id from the system."""
         self.id = os.getpid()
 
 
@@ -31,7 +31,7 @@ _this = _Process()
 
 
 class Owner:
-    """The process and thread that create this object; after `release` the thread that is checked next."""
+    """The process and thread that create this object; after `release`, the next thread that calls `check`."""
 
     def __init__(self) -> None:
         self._process = _this.id
@@ -40,40 +40,40 @@ class Owner:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is a forked child of the owner."""
+        """Whether this process is a forked child of the owner."""
         return self._process != _this.id
 
     def release(self) -> None:
-        """Let the next thread that is checked become the owner."""
+        """Let the next thread that calls `check` become the owner."""
         self._thread = 0
 
     def check_process(self) -> None:
         """Raise StreamingException in a forked child of the owner."""
         if self._process != _this.id:
             raise StreamingException(
-                "this is a forked child, and the connection belongs to the process that made it",
+                "a forked child cannot use a connection of its parent process",
                 where=f"process {os.getpid()}, not {self._process}",
-                hint="make a new connection in the child",
+                hint="open a new connection in the child",
             )
 
     def check(self) -> None:
-        """Raise StreamingException in a forked child of the owner, and in another thread than the owner's."""
-        if self._process != _this.id:  # compared here, too: this is called for each record
+        """Raise StreamingException in a forked child of the owner and in any other thread."""
+        if self._process != _this.id:  # repeated from `check_process`: this method runs once per record
             self.check_process()
         if not self._thread:
             with self._guard:
                 self._thread = self._thread or threading.get_ident()
         if self._thread != threading.get_ident():
             raise StreamingException(
-                "a connection belongs to one thread", hint="make one for each thread, or hand it over"
+                "a connection belongs to one thread", hint="open one per thread, or call hand_over() first"
             )
 
 
 def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
-    """Call `close` at the end of a `with` block. If the block raised `error`, a failure of `close` is only logged."""
+    """Call `close` at the end of a `with` block; if the block raised `error`, only log a failure of `close`."""
     try:
         close()
     except StreamingException as failure:
         if error is None:
             raise
-        _log.warning("not closed as it should be, after another error: %s", failure)
+        _log.warning("closing failed after another error: %s", failure)

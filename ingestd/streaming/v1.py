@@ -1,6 +1,6 @@
-"""The older face of Hive Streaming (hive-hcatalog-streaming): end points, connections, transaction batches.
+"""The V1 API of Hive Streaming (hive-hcatalog-streaming): end points, connections, transaction batches.
 
-Invariant: nothing is written or committed here; every call maps onto one `HiveStreamingConnection`.
+Invariant: each transaction batch delegates to one `HiveStreamingConnection`; this module writes and commits nothing.
 """
 
 from __future__ import annotations
@@ -69,24 +69,25 @@ __all__ = [
 
 
 class InvalidColumn(StreamingException):
-    """A field name is no column of the table."""
+    """A field name does not match any column of the table."""
 
 
 class InvalidPartition(StreamingException):
-    """The end point's partition does not exist, or the table is not partitioned like that."""
+    """The partition of the end point does not exist, or its values do not fit the partition columns."""
 
 
 class TransactionBatchUnAvailable(StreamingException):
-    """A batch of transactions could not be opened. Try again, with backoff."""
+    """A batch of transactions could not be opened. Retry with backoff."""
 
     reaction = Reaction.RETRY
 
 
 @dataclass(frozen=True, slots=True)
 class HiveEndPoint:
-    """A table, or one partition of it: `partition_values` has one for each partition column, by name or in order.
+    """A table or one of its partitions.
 
-    `metastore_uri` None: the configuration says it.
+    `partition_values` has one value per partition column, by name or in the order of the columns. `metastore_uri` None:
+    that of the configuration.
     """
 
     metastore_uri: str | None
@@ -96,19 +97,19 @@ class HiveEndPoint:
 
     def new_connection(
         self,
-        create_partitions: bool = False,  # noqa: FBT001, FBT002 - Java's shape
+        create_partitions: bool = False,  # noqa: FBT001, FBT002 - Java's signature
         agent_info: str = "",
         *,
         configuration: Mapping[str, str] | str | Path | None = None,
         security: Security | None = None,
     ) -> StreamingConnection:
-        """Connect; with `create_partitions` the partition is made when it is missing (clients may race for it).
+        """Connect. With `create_partitions` a missing partition is created; concurrent clients all succeed.
 
         `configuration` and `security` are those of `ConnectionOptions`. Raises ConnectionError, InvalidConnection,
         InvalidTable, InvalidPartition, PartitionCreationFailed.
         """
         check_flag("create_partitions", create_partitions)
-        # What a connection would refuse is refused before anybody is called.
+        # Validate the options before the first network call.
         ConnectionOptions(
             record_writer=StrictJsonWriter(),
             database=self.database,
@@ -147,7 +148,7 @@ class HiveEndPoint:
             with streaming_errors(CREATING_PARTITION):
                 ensure_partitions(metastore, table, {name: values})
         elif not read_partitions(metastore, table, [name]):
-            raise InvalidPartition(f"there is no partition {name}", where=where, hint="create_partitions=True")
+            raise InvalidPartition(f"there is no partition {name}", where=where, hint="pass create_partitions=True")
 
 
 class StreamingConnection:
@@ -165,13 +166,14 @@ class StreamingConnection:
         self._closed = False
 
     def fetch_transaction_batch(self, count: int, writer: RecordWriter) -> TransactionBatch:
-        """Open `count` transactions that share their files; the batch belongs to the thread that calls it first.
+        """Open `count` transactions that share their files. The batch belongs to the first thread that calls it.
 
-        Raises TransactionBatchUnAvailable, or what `HiveStreamingConnection` raises: ConnectionError, InvalidTable …
+        Raises TransactionBatchUnAvailable when the transactions cannot be opened, otherwise as
+        `HiveStreamingConnection`: ConnectionError, InvalidConnection, InvalidTable.
         """
         self._owner.check_process()
         if self._closed:
-            raise StreamingException("the connection is closed", hint="make a new one")
+            raise StreamingException("the connection is closed", hint="open a new one")
         connection = HiveStreamingConnection(
             database=self.end_point.database,
             table=self.end_point.table,
@@ -195,14 +197,14 @@ class StreamingConnection:
         return batch
 
     def close(self) -> None:
-        """Close every batch that was fetched; raises the first error once all have been tried."""
+        """Close all fetched batches; raises the first error after every batch was tried."""
         self._owner.check_process()
         self._closed = True
         failures = []
         for batch in self._batches:
             try:
                 batch.close()
-            except StreamingException as error:  # noqa: PERF203 - one try a batch is what this loop is about
+            except StreamingException as error:  # noqa: PERF203 - an error must not keep the others open
                 failures.append(error)
         if failures:
             raise failures[0]
@@ -217,7 +219,7 @@ class StreamingConnection:
 
 
 class TransactionBatch:
-    """Transactions that are used one after the other; each commits or aborts by itself."""
+    """Transactions that are used one after the other; each is committed or aborted on its own."""
 
     def __init__(self, connection: HiveStreamingConnection, count: int) -> None:
         self._connection = connection
@@ -225,9 +227,9 @@ class TransactionBatch:
         self._closed = False
 
     def begin_next_transaction(self) -> None:
-        """Begin the next transaction. Raises InvalidTransactionState when none is left."""
+        """Begin the next transaction. Raises InvalidTransactionState when all are used."""
         if not self._remaining:
-            raise InvalidTransactionState("no transaction of the batch is left", hint="fetch another batch")
+            raise InvalidTransactionState("all transactions of the batch are used", hint="fetch another batch")
         self._connection.begin_transaction()
         self._remaining -= 1
 
@@ -236,19 +238,19 @@ class TransactionBatch:
         self._connection.write(data)
 
     def commit(self) -> None:
-        """Commit the open transaction."""
+        """Commit the open transaction. Raises TransactionError, SerializationError."""
         self._connection.commit_transaction()
 
     def abort(self) -> None:
-        """Abort the open transaction."""
+        """Abort the open transaction. Raises TransactionError."""
         self._connection.abort_transaction()
 
     def remaining_transactions(self) -> int:
-        """Transactions that have not begun."""
+        """Number of transactions that have not begun."""
         return self._remaining
 
     def current_transaction_state(self) -> TxnState:
-        """State of the transaction that is or was last open."""
+        """State of the current or last transaction."""
         return self._connection.current_transaction_state
 
     def current_txn_id(self) -> int | None:
@@ -260,7 +262,7 @@ class TransactionBatch:
         return self._closed
 
     def close(self) -> None:
-        """Abort what remains."""
+        """Abort the open transaction and the unused ones."""
         self._connection.close()
         self._closed = True
         self._remaining = 0
@@ -275,7 +277,10 @@ class TransactionBatch:
 
 
 class DelimitedInputWriter(RecordWriter):
-    """Delimited text whose fields are named in their order; '' or None drops a field, a column not named is NULL."""
+    """Reads delimited text with fields in the order of `field_names`.
+
+    The field of an empty name or None is dropped. A column that is not named is NULL.
+    """
 
     reads_by_position = False
 
@@ -291,7 +296,7 @@ class DelimitedInputWriter(RecordWriter):
         bad_values: Literal["null", "reject"] = "null",
         bad_counts: Literal["fit", "reject"] = "fit",
     ) -> None:
-        """The options are those of `DelimitedFormat`. Raises StreamingException."""
+        """The other options are those of `DelimitedFormat`. Raises StreamingException for an invalid option."""
         super().__init__()
         _check_names("field_names", field_names)
         self._fields = tuple(field_names)
@@ -301,15 +306,15 @@ class DelimitedInputWriter(RecordWriter):
             )
 
     def decoder(self, columns: Sequence[Column]) -> Decoder:
-        """See `RecordWriter`. Raises InvalidColumn for a field that is no column."""
+        """See `RecordWriter`. Raises InvalidColumn for a field name that is not a column."""
         with streaming_errors():
             return _Reordered(self._fields, columns, self._format)
 
 
 def get_field_reordering(field_names: Sequence[str | None], columns: Sequence[str]) -> list[int]:
-    """The column of each field, -1 for a field that is dropped (DelimitedInputWriter.getFieldReordering).
+    """Index of each field's column, -1 for a dropped field (DelimitedInputWriter.getFieldReordering).
 
-    Case does not count. Raises InvalidColumn for a name that is no column and for more fields than columns.
+    Names match in any case. Raises InvalidColumn for a name that is not a column and for more fields than columns.
     """
     _check_names("field_names", field_names)
     _check_names("columns", columns)
@@ -318,7 +323,7 @@ def get_field_reordering(field_names: Sequence[str | None], columns: Sequence[st
     places = {name.lower(): place for place, name in enumerate(columns)}
     unknown = [name for name in field_names if name and name.lower() not in places]
     if unknown:
-        raise InvalidColumn(f"{unknown[0]!r} is no column of the table", hint=f"columns: {', '.join(columns)}")
+        raise InvalidColumn(f"the table has no column {unknown[0]!r}", hint=f"columns: {', '.join(columns)}")
     return [places[name.lower()] if name else -1 for name in field_names]
 
 
@@ -333,7 +338,7 @@ def _check_names(name: str, given: object) -> None:
 
 
 class _Reordered:
-    """Decodes fields in their own order, then gives them the table's."""
+    """Decodes fields in the order of the records, then arranges them as the table's columns."""
 
     def __init__(self, fields: Sequence[str | None], columns: Sequence[Column], layout: DelimitedFormat) -> None:
         mapping = get_field_reordering(fields, [column.name for column in columns])
@@ -344,12 +349,12 @@ class _Reordered:
         self._decoder = DelimitedDecoder(read, layout)
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
-        """Decode a block."""
+        """Decode a block of records."""
         decoded = self._decoder.decode(values)
         return DecodeResult([self._reorder(batch) for batch in decoded.batches], decoded.rejects, decoded.skipped)
 
     def check(self, value: bytes) -> Reject | None:
-        """Why this record would be a reject, if it would; it is not decoded for that."""
+        """The reject of a bad record, found without decoding it; None for a good one."""
         return self._decoder.check(value)
 
     def _reorder(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,7 +1,6 @@
-"""The record writers: what a connection's `write` takes and how it becomes rows.
+"""The record writers: what a connection's `write` accepts and how it becomes rows.
 
-Invariant: a writer keeps nothing of a connection, so one writer may serve several connections, one after the other or
-side by side.
+Invariant: a writer holds no state of a connection, so several connections may share it, also at the same time.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from ingestd.streaming.record_stream import LINES
 
 
 class RecordWriter(ABC):
-    """Turns records, which are bytes, into rows (org.apache.hive.streaming.RecordWriter).
+    """Converts records, which are bytes, into rows (org.apache.hive.streaming.RecordWriter).
 
-    Others may implement it: `decoder` is all that is needed, `docs/streaming.md` shows one for msgpack. A decoder with
-    a method `check` besides makes writing one by one much faster, see `checker`.
-    `line_delimiter_pattern` splits the streams that `write` is given; it may have no groups.
+    To write your own, implement `decoder`; docs/streaming.md shows a writer for msgpack. If its decoder also has a
+    method `check`, writing records one by one is much faster (see `checker`). `line_delimiter_pattern` is a regular
+    expression without groups that splits streams into records.
 
-    `reads_by_position` says that the fields of a record are the columns in their order, partition columns last. Then a
-    connection with dynamic partitioning refuses to go on after ADD COLUMNS, which would shift the partition values.
-    Set it to False in a writer that finds fields by their names.
+    `reads_by_position` states that the fields of a record are the columns in order, partition columns last. After ADD
+    COLUMNS a connection with dynamic partitioning then raises TableChanged, because the partition values would shift.
+    Set it to False in a writer that finds fields by name.
     """
 
     reads_by_position: ClassVar[bool] = True
@@ -42,15 +41,18 @@ class RecordWriter(ABC):
 
     @abstractmethod
     def decoder(self, columns: Sequence[Column]) -> Decoder:
-        """A decoder of blocks of records into these columns: the table's, then, if dynamic, the partition columns."""
+        """A decoder that converts blocks of records into these columns.
+
+        `columns` are the table's, followed by the partition columns with dynamic partitioning.
+        """
 
     def checker(self, columns: Sequence[Column]) -> Callable[[bytes], Reject | None]:
-        """A look at one record before it is taken, so that a bad one is refused at once; it says what is wrong.
+        """A function that checks a single record before it is buffered, so that `write` refuses a bad one immediately.
 
-        It is the decoder's own `check(value: bytes) -> Reject | None` if it has one: the reject that `decode` would
-        make of a block of this record alone, or None. Without one it decodes such a block, and `write(bytes)` takes
-        about 1,000 records a second, where `check` lets it take a hundred times as many; lists and streams are never
-        looked at like this.
+        It is the decoder's own `check(value: bytes) -> Reject | None` if there is one: it returns the reject that
+        `decode` would return for this record alone, or None. Otherwise it decodes a block of one record, which limits
+        `write(bytes)` to about 1,000 records per second, a hundredth of the rate with `check`. Records of lists and
+        streams are not checked one by one.
         """
         decoder = self.decoder(columns)
         quick: Callable[[bytes], Reject | None] | None = getattr(decoder, "check", None)
@@ -64,10 +66,10 @@ class RecordWriter(ABC):
 
 
 class StrictDelimitedInputWriter(RecordWriter):
-    """Delimited text, read as Hive's LazySimpleSerDe reads it (table in docs/streaming.md).
+    """Reads delimited text as Hive's LazySimpleSerDe does (see the table in docs/streaming.md).
 
-    By default a bad value is NULL, a missing field is NULL and a field too many is dropped, as in Hive;
-    `bad_values="reject"` and `bad_counts="reject"` refuse such records with a SerializationError instead.
+    As in Hive, malformed values and missing fields become NULL by default, and extra fields are dropped. With
+    `bad_values="reject"` and `bad_counts="reject"` such records raise SerializationError instead.
     """
 
     def __init__(  # noqa: PLR0913 - the options of a format, by name only
@@ -82,7 +84,7 @@ class StrictDelimitedInputWriter(RecordWriter):
         bad_values: Literal["null", "reject"] = "null",
         bad_counts: Literal["fit", "reject"] = "fit",
     ) -> None:
-        """The options are those of `DelimitedFormat`. Raises StreamingException."""
+        """The options are those of `DelimitedFormat`. Raises StreamingException for an invalid option."""
         super().__init__(line_delimiter_pattern=line_delimiter_pattern)
         with streaming_errors():
             self.format = DelimitedFormat(
@@ -96,7 +98,7 @@ class StrictDelimitedInputWriter(RecordWriter):
 
 
 class StrictJsonWriter(RecordWriter):
-    """One JSON object per record, as `ingestd.formats.json` reads it: nothing is wrapped, cut or set to 0."""
+    """Reads one JSON object per record (`ingestd.formats.json`). No value is wrapped, truncated or replaced by 0."""
 
     reads_by_position = False
 
@@ -106,7 +108,7 @@ class StrictJsonWriter(RecordWriter):
 
 
 class StrictRegexWriter(RecordWriter):
-    """Text that a regular expression matches as a whole; group n is column n (RegexSerDe)."""
+    """Reads text with a regular expression that matches the whole record; group n is column n (RegexSerDe)."""
 
     def __init__(
         self,
@@ -117,7 +119,7 @@ class StrictRegexWriter(RecordWriter):
         bad_values: Literal["null", "reject"] = "null",
         unmatched: Literal["null", "reject"] = "reject",
     ) -> None:
-        """The options are those of `RegexDecoder`. Raises StreamingException."""
+        """The options are those of `RegexDecoder`. Raises StreamingException for an invalid option."""
         super().__init__(line_delimiter_pattern=line_delimiter_pattern)
         check_text("regex", regex, kind=StreamingException)
         check_flag("ignore_case", ignore_case, kind=StreamingException)
@@ -145,5 +147,7 @@ def _compiled(pattern: str) -> re.Pattern[bytes]:
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise StreamingException(f"{pattern!r} is not a regular expression: {error}") from error
     if compiled.groups:
-        raise StreamingException(f"{pattern!r} has groups", where="line_delimiter_pattern", hint="use (?:…)")
+        raise StreamingException(
+            f"{pattern!r} has groups", where="line_delimiter_pattern", hint="write groups as (?:…)"
+        )
     return compiled

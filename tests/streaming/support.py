@@ -57,6 +57,7 @@ def client(stack: Stack, script: str, *arguments: str) -> subprocess.Popen[str]:
     root = str(Path(__file__).resolve().parents[2])
     return subprocess.Popen(
         [sys.executable, str(path), stack.addresses.metastore, stack.name, *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -35,16 +35,16 @@ from tests.support.stack import Stack
     [
         (
             {"record_writer": StrictJsonWriter},
-            r"record_writer is the class StrictJsonWriter → write StrictJsonWriter\(",
+            r"record_writer is the class StrictJsonWriter → pass an instance: StrictJsonWriter\(",
         ),
         ({"record_writer": "json"}, "record_writer must be a RecordWriter or an ArrowWriter, not str"),
         (
             {"static_partition_values": [2024, 1]},
-            r'\[0\]: a partition value is text \(str\), not int 2024 → write "2024"',
+            r'\[0\]: a partition value must be text \(str\), not int 2024 → pass "2024"',
         ),
-        ({"static_partition_values": [None]}, 'not NoneType None → write "" for NULL'),
-        ({"static_partition_values": {"day": True}}, 'not bool True → write "true"'),
-        ({"static_partition_values": {5: "a"}}, "a column's name must be text"),
+        ({"static_partition_values": [None]}, 'not NoneType None → pass "" for NULL'),
+        ({"static_partition_values": {"day": True}}, 'not bool True → pass "true"'),
+        ({"static_partition_values": {5: "a"}}, "column name must be text"),
         ({"static_partition_values": "Asia"}, "must be a list of values or a mapping by name, not str"),
         ({"static_partition_values": b"Asia"}, "must be a list of values or a mapping by name, not bytes"),
         ({"static_partition_values": {"Asia", "India"}}, "must be a list of values or a mapping by name, not set"),
@@ -66,8 +66,8 @@ from tests.support.stack import Stack
         ({"table": b"t"}, "table must be text"),
         ({"database": 5}, "database must be text"),
         ({"agent_info": object()}, "agent_info must be text"),
-        ({"metastore_uri": ""}, "metastore_uri is empty → leave it out .* or say thrift://localhost:9083"),
-        ({"metastore_uri": None}, "no metastore is named"),
+        ({"metastore_uri": ""}, "metastore_uri is empty → omit it .* or pass thrift://localhost:9083"),
+        ({"metastore_uri": None}, "no metastore address is configured"),
         ({"metastore_uri": 9083}, "metastore_uri must be text"),
         ({"metastore_uri": "localhost:9083"}, "is not a metastore address"),
         ({"security": "kerberos"}, "security must be a Security, not str"),
@@ -75,7 +75,7 @@ from tests.support.stack import Stack
         ({"configuration": {"hive.txn.timeout": 5}}, "configuration, hive.txn.timeout must be text"),
         ({"configuration": "a\0b"}, "cannot read the configuration"),
         ({"configuration": Path("/nowhere/hive-site.xml")}, "cannot read the configuration"),
-        ({"configuration": {"hive.metastore.client.socket.timeout": "soon"}}, "'soon' is not a time above 0"),
+        ({"configuration": {"hive.metastore.client.socket.timeout": "soon"}}, "'soon' is not a duration above 0"),
         ({"tabel": "t"}, "there is no option 'tabel' → did you mean table"),
     ],
 )
@@ -83,7 +83,7 @@ def test_options_when_they_cannot_be_then_invalid_connection_says_how_to_write_t
     options: dict[str, Any], what: str
 ) -> None:
     nobody = f"thrift://localhost:{free_port()}"
-    given = {"table": "t", "record_writer": ArrowWriter(), "metastore_uri": nobody} | options
+    given: dict[str, Any] = {"table": "t", "record_writer": ArrowWriter(), "metastore_uri": nobody} | options
     with pytest.raises(InvalidConnection, match=what):
         HiveStreamingConnection(**given)
 
@@ -124,7 +124,7 @@ WRONG: dict[str, Any] = {
         (lambda: v1.DelimitedInputWriter(["id", WRONG["number"]]), r"field_names\[1\] must be text"),
         (lambda: v1.get_field_reordering("ab", ["a", "b"]), "field_names must be a list of names"),
         (lambda: v1.HiveEndPoint("", "default", "t").new_connection(), "metastore_uri is empty"),
-        (lambda: v1.HiveEndPoint(None, "default", "t").new_connection(), "no metastore is named"),
+        (lambda: v1.HiveEndPoint(None, "default", "t").new_connection(), "no metastore address is configured"),
         (lambda: v1.HiveEndPoint("thrift://h", "default", WRONG["number"]).new_connection(), "table must be text"),
         (lambda: v1.HiveEndPoint("thrift://h", "default", "t", "day").new_connection(), "must be a list of values"),
         (
@@ -201,7 +201,7 @@ def test_partition_values_when_given_by_name_or_in_order_then_the_same_partition
                 "1 partition values, but the table is partitioned",
             ),
             (lambda: connection.create_partition_if_not_exists(text), "must be a list of values"),
-            (lambda: connection.create_partition_if_not_exists({"country": "a"}), "each partition column once"),
+            (lambda: connection.create_partition_if_not_exists({"country": "a"}), "name each partition column once"),
             (lambda: connection.commit_transaction(text), "partitions must be a list, not str"),
             (lambda: connection.commit_transaction([text]), "must be a list of values"),
             (lambda: connection.commit_transaction([number]), "must be a list of values"),
@@ -218,7 +218,7 @@ def test_partition_values_when_given_by_name_or_in_order_then_the_same_partition
         connection.commit_transaction([by_name])
 
     for wrong in ({"continent": "Asia"}, {"continent": "a", "Continent": "b"}, {"continent": "a", "land": "b"}):
-        with pytest.raises(InvalidConnection, match=r"partitioned by .'continent', 'country'.* each partition column"):
+        with pytest.raises(InvalidConnection, match=r"partitioned by .'continent', 'country'.* name each partition"):
             connect(stack, static_partition_values=wrong)
     names = [row[0] for row in stack.sql(f"SHOW PARTITIONS {stack.name}")]
     assert names == ["continent=Asia/country=India", "continent=Asia/country=Japan"]
@@ -254,7 +254,7 @@ def test_records_when_they_are_bytes_of_any_kind_then_taken_and_nothing_else_is(
                 connection.write(data)
         connection.commit_transaction()
         connection.begin_transaction()
-        with pytest.raises(StreamingException, match=r"a stream has read\(size\)"):
+        with pytest.raises(StreamingException, match=r"a stream must have read\(size\)"):
             connection.write(Unread())
 
     sees(stack, [1, 2, 3, 4, 5])
@@ -284,7 +284,7 @@ def test_decoder_of_ones_own_when_it_breaks_its_contract_then_told_and_nothing_i
     stack.table("id int, note string")
     answers: list[tuple[Any, str]] = [
         (lambda _: None, "the decoder returned NoneType, not DecodeResult"),
-        (lambda _: DecodeResult([], [], 0), "0 rows, 0 rejects and 0 skipped tombstones of 1 records"),
+        (lambda _: DecodeResult([], [], 0), "0 rows, 0 rejects and 0 skipped tombstones for 1 records"),
         (lambda _: DecodeResult([ONE.rename_columns(["id", "x"])], [], 0), "columns .'id', 'x'., not .'id', 'note'."),
     ]
     for answer, what in answers:

@@ -136,12 +136,12 @@ REFUSES: list[tuple[str, Any, str]] = [
     ("array<int>", pa.array([1]), "int64 cannot become array<int>"),
     ("map<string,int>", pa.array([{"a": 1}]), "cannot become map<string,int>"),
     ("map<string,int>", pa.array([[{"a": 1, "b": 2}]]), "cannot become map<string,int>"),
-    ("map<string,int>", pa.array([[{"key": None, "value": 2}]]), "a key is NULL"),
-    ("map<double,int>", pa.array([[(0.0, 1)], [(0.0, 1), (-0.0, 2)]], PAIRS), "key twice"),
+    ("map<string,int>", pa.array([[{"key": None, "value": 2}]]), "a NULL key"),
+    ("map<double,int>", pa.array([[(0.0, 1)], [(0.0, 1), (-0.0, 2)]], PAIRS), "duplicate key"),
     ("map<string,tinyint>", pa.array([[("a", 300)]], pa.map_(pa.string(), pa.int64())), r"c\[\].value tinyint"),
     ("struct<a:struct<b:char(2)>>", pa.array([{"a": {"b": "xyz"}}]), r"column c.a.b char\(2\)"),
     ("struct<x:int>", pa.array([{"x": 1, "z": 2}]), "has no field z"),
-    ("struct<x:int>", pa.array([{"x": 1, "X": 2}]), "(?i)field x is there twice"),
+    ("struct<x:int>", pa.array([{"x": 1, "X": 2}]), "(?i)field x is duplicated"),
     ("array<struct<x:int>>", pa.array([[{"y": 1}]]), r"column c\[\] struct<x:int>: .* has no field y"),
 ]
 
@@ -234,7 +234,7 @@ def test_columns_when_named_in_any_case_then_found_and_missing_ones_are_null() -
 
 
 @pytest.mark.parametrize(
-    ("names", "reason"), [(["id", "ID"], "column id is there twice"), (["id", "x", "y"], "has no column x, y")]
+    ("names", "reason"), [(["id", "ID"], "column id is duplicated"), (["id", "x", "y"], "has no column x, y")]
 )
 def test_columns_when_given_twice_or_unknown_then_refused(names: list[str], reason: str) -> None:
     with pytest.raises(SerializationError, match=reason):

@@ -27,7 +27,7 @@ from tests.support.stack import Stack
     ids=["list", "struct", "mixed"],
 )
 def test_pandas_objects_when_pyarrow_would_cut_what_is_in_them_then_refused(value: Any) -> None:
-    with pytest.raises(SerializationError, match="not all objects are of"):
+    with pytest.raises(SerializationError, match="not all objects of the column are of"):
         batches(pd.DataFrame({"c": [value]}), c="array<timestamp>")
 
 

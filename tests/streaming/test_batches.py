@@ -25,6 +25,7 @@ from ingestd.streaming import (
 )
 from tests.streaming.support import client, connect, rows, sees
 from tests.support.compaction import compact
+from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 from tests.support.truncate import Truncation
 
@@ -197,39 +198,44 @@ def test_batch_when_partitions_come_in_later_transactions_then_each_appears_with
 
 
 KILLED = """
-import sys, time
+import sys
 import pyarrow as pa
 from ingestd.streaming import ArrowWriter, HiveStreamingConnection
 
-uri, table = sys.argv[1:]
+_, table, uri = sys.argv[1:]
 connection = HiveStreamingConnection(
     table=table, metastore_uri=uri, record_writer=ArrowWriter(), transaction_batch_size=4
 )
 for turn in range(3):
     connection.begin_transaction()
     connection.write(pa.table({"id": list(range(turn * 10, turn * 10 + 10)), "note": ["x"] * 10}))
-    if turn < 2:
-        connection.commit_transaction()
-    else:
-        connection._batch._output.flush()
-        connection._batch._output.finish()
-print(*connection.txn_to_write_ids, flush=True)
-time.sleep(600)
+    if turn == 2:
+        print(*connection.txn_to_write_ids, flush=True)
+        sys.stdin.readline()
+    connection.commit_transaction()
 """
 
 
-def test_client_killed_inside_a_batch_then_committed_transactions_stay_and_the_open_one_vanishes(stack: Stack) -> None:
+def test_client_killed_inside_a_commit_of_a_batch_then_committed_rows_stay_and_those_of_the_commit_vanish(
+    stack: Stack,
+) -> None:
+    """The commit stops between writing its files and the request for its lock."""
     make_table(stack)
-    process = client(stack, KILLED)
-    try:
-        assert process.stdout
-        ids = [int(one) for one in process.stdout.readline().split()]
-        sees(stack, list(range(20)))
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
-        assert process.stdout
-        process.stdout.close()
+    with proxy(stack.addresses.metastore) as between:
+        process = client(stack, KILLED, between.uri)
+        try:
+            assert process.stdin
+            assert process.stdout
+            ids = [int(one) for one in process.stdout.readline().split()]
+            locks = between.calls["lock"]
+            between.hold("lock")
+            process.stdin.write("commit\n")
+            process.stdin.flush()
+            eventually("the lock of the commit", lambda: between.calls["lock"] > locks, 20)
+            sees(stack, list(range(20)))
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.communicate(timeout=30)
 
     sees(stack, list(range(20)))
     with connect(stack) as connection, connection.transaction():

@@ -109,7 +109,7 @@ def test_table_when_it_is_recreated_unlike_then_table_changed_and_nothing_is_wri
                 connection.begin_transaction()
             assert isinstance(caught.value, TransactionError)
             assert not caught.value.is_retriable
-            assert "make a new one" in caught.value.hint
+            assert "open a new one" in caught.value.hint
         assert connection.current_transaction_state is TxnState.ABORTED
         assert transactions.open_transactions(stack.metastore, connection.agent_info) == []
 

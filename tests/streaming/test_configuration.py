@@ -63,14 +63,14 @@ class _Raw:
         ({"static_partition_values": "Asia"}, "must be a list"),
         ({"transaction_batch_size": 0}, "1 or more"),
         ({"write_id": 5}, "belong together"),
-        ({"statement_id": 1}, "needs a write_id"),
-        ({"write_id": 5, "table_object": _Raw()}, "another table"),
-        ({"write_id": 5, "table_object": _Raw(), "table": "orders", "database": "other"}, "another table"),
+        ({"statement_id": 1}, "requires write_id"),
+        ({"write_id": 5, "table_object": _Raw()}, "do not match table_object"),
+        ({"write_id": 5, "table_object": _Raw(), "table": "orders", "database": "other"}, "do not match table_object"),
     ],
 )
 def test_options_that_cannot_be_then_refused_before_anybody_is_called(options: dict[str, Any], what: str) -> None:
     nobody = f"thrift://localhost:{free_port()}"
-    given = {"table": "t", "record_writer": ArrowWriter(), "metastore_uri": nobody} | options
+    given: dict[str, Any] = {"table": "t", "record_writer": ArrowWriter(), "metastore_uri": nobody} | options
     with pytest.raises(StreamingException, match=what) as caught:
         HiveStreamingConnection(**given)
     assert type(caught.value) is InvalidConnection
@@ -110,7 +110,7 @@ def test_configuration_then_the_six_settings_have_their_values_and_each_change_i
         found = Configuration.of(site, streaming_optimizations=True)
     assert found == FORCED | {OPTIMIZATIONS: "true", "a.b": "c"}
     assert len(caplog.records) == len(FORCED) + 1 == 6
-    assert f"{OPTIMIZATIONS} is set to true: the option streaming_optimizations says so (was false)" in caplog.messages
+    assert f"{OPTIMIZATIONS} is set to true: as the option streaming_optimizations (was false)" in caplog.messages
 
     caplog.clear()
     again = Configuration.of(found, streaming_optimizations=True)
@@ -144,7 +144,6 @@ def test_transaction_timeout_then_it_is_the_metastores_and_beats_come_at_its_hal
         with closing(Metastore(server.uri)) as client:
             make_table(client, TableName("default", "beaten"))
         with HiveStreamingConnection(table="beaten", metastore_uri=door.uri, record_writer=ArrowWriter()) as connection:
-            assert connection._session.timeout_seconds == 3
             connection.begin_transaction()
             watch = Stopwatch()
             for _ in range(2):

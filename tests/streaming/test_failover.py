@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
 
 import pytest
 from hive_metastore import ThriftHiveMetastore, ttypes
@@ -221,18 +220,19 @@ def test_heartbeat_was_cut_then_it_dials_anew_and_the_transaction_lives(
             lambda: near.calls["heartbeat_txn_range"] + other.calls["heartbeat_txn_range"] >= before + more,
         )
 
-    with connect(stack, metastore_uri=f"{near.uri},{other.uri}") as connection:
-        connection._session = replace(connection._session, timeout_seconds=0.4)
-        with connection.transaction():
-            connection.write(rows(0))
-            beats(1)
-            near.shut()
-            beats(2)
-            near.open()
-            other.shut()
-            beats(2)
-            near.cut()
-            beats(2)
+    with (
+        connect(stack, metastore_uri=f"{near.uri},{other.uri}", heartbeat_seconds=0.2) as connection,
+        connection.transaction(),
+    ):
+        connection.write(rows(0))
+        beats(1)
+        near.shut()
+        beats(2)
+        near.open()
+        other.shut()
+        beats(2)
+        near.cut()
+        beats(2)
     sees(stack, range(10))
 
 
@@ -240,8 +240,7 @@ def test_heartbeat_when_its_answer_is_unreadable_then_the_next_call_raises_and_n
     stack: Stack, near: Proxy
 ) -> None:
     stack.table("id int, note string")
-    with connect(stack, metastore_uri=near.uri) as connection:
-        connection._session = replace(connection._session, timeout_seconds=0.4)
+    with connect(stack, metastore_uri=near.uri, heartbeat_seconds=0.2) as connection:
         connection.begin_transaction()
         connection.write(rows(0))
         near.garble_answer("heartbeat_txn_range")

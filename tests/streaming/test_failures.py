@@ -16,7 +16,6 @@ from hive_metastore import ttypes
 
 from ingestd.errors import Reaction
 from ingestd.hive import transactions
-from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.storage.local import local_path
 from ingestd.streaming import (
@@ -33,7 +32,6 @@ from ingestd.streaming import (
     TxnState,
     v1,
 )
-from ingestd.streaming.heartbeat import Heartbeat
 from tests.streaming.support import connect, rows, sees
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
@@ -208,49 +206,26 @@ def test_static_partition_when_written_then_others_may_be_overwritten_meanwhile(
 
 
 def test_joined_transaction_when_it_writes_then_it_leaves_the_transaction_to_its_owner(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
+    stack: Stack,
 ) -> None:
     stack.table("id int, note string")
     table = load_acid_table(stack.metastore, TableName("default", stack.name))
     owner, write_id = transactions.begin_writing(stack.metastore, table.name, "owner")
-    called: list[str] = []
-    real = Metastore.call
 
-    def call(metastore: Metastore, name: str, *arguments: Any) -> Any:
-        called.append(name)
-        return real(metastore, name, *arguments)
-
-    with connect(stack, write_id=write_id, table_object=table.raw) as joined:
-        monkeypatch.setattr(Metastore, "call", call)
+    with (
+        proxy(stack.addresses.metastore) as between,
+        connect(stack, metastore_uri=between.uri, write_id=write_id, table_object=table.raw) as joined,
+    ):
+        before = between.calls.copy()
         joined.begin_transaction()
         joined.write(rows(0))
         joined.commit_transaction()
-        monkeypatch.undo()
-    # The table is compared with the one that was given; nothing else is called.
-    assert called == ["get_table_req", "get_not_null_constraints"]
+        called = between.calls - before
+    # The table is compared with `table_object`; no other call is made.
+    assert called == {"get_table_req": 1, "get_not_null_constraints": 1}
     transactions.commit(stack.metastore, owner)
 
     assert len(stack.sql(f"SELECT id FROM {stack.name}")) == 10
-
-
-def test_heartbeat_when_asked_then_beats_twice_within_the_metastores_timeout(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stack.table("id int, note string")
-    made: list[float] = []
-    real = Heartbeat.__init__
-
-    def note(self: Heartbeat, metastore: Metastore, txn_ids: Any, interval_seconds: float, on_turn: Any) -> None:
-        made.append(interval_seconds)
-        real(self, metastore, txn_ids, interval_seconds, on_turn)
-
-    monkeypatch.setattr(Heartbeat, "__init__", note)
-    said = stack.metastore.call("get_config_value", "hive.txn.timeout", "none")
-    with connect(stack) as connection, connection.transaction():
-        assert isinstance(connection, HiveStreamingConnection)
-
-    assert said in ("300", "300s")
-    assert made == [150.0]
 
 
 def test_next_batch_when_a_transaction_is_open_then_refused_and_nothing_is_lost(stack: Stack) -> None:
@@ -276,7 +251,7 @@ def test_joined_transaction_when_given_a_key_then_refused_and_its_rows_stay(stac
     with connect(stack, write_id=write_id, table_object=table.raw) as joined:
         joined.begin_transaction()
         joined.write(rows(0))
-        with pytest.raises(InvalidTransactionState, match="the owner of a joined transaction"):
+        with pytest.raises(InvalidTransactionState, match="only the owner of a joined transaction"):
             joined.commit_transaction(key="_meta.offset", value="1")
         joined.commit_transaction()
     transactions.commit(stack.metastore, owner)

@@ -12,29 +12,30 @@ import threading
 import pytest
 
 from ingestd.background import Background
-from ingestd.streaming import StreamingException, record_buffer
+from ingestd.streaming import StreamingException
+from ingestd.streaming.record_stream import LINES, split
 
 
 @pytest.mark.parametrize(
     ("pattern", "pieces"),
     [
-        (record_buffer.LINES, [b"\r", b"\n", b"a", b"b"]),
+        (LINES, [b"\r", b"\n", b"a", b"b"]),
         (re.compile(rb"END(?:ING)?"), [b"END", b"ENDING", b"I", b"x", b"N"]),
         (re.compile(rb";+"), [b";", b"a"]),
     ],
     ids=["lines", "words", "semicolons"],
 )
 def test_stream_when_split_by_chunks_of_any_size_then_as_if_it_were_read_whole(
-    monkeypatch: pytest.MonkeyPatch, pattern: re.Pattern[bytes], pieces: list[bytes]
+    pattern: re.Pattern[bytes], pieces: list[bytes]
 ) -> None:
     choose = random.Random(1)
     for _ in range(3000):
         text = b"".join(choose.choices(pieces, k=choose.randrange(14)))
-        monkeypatch.setattr(record_buffer, "_CHUNK_BYTES", choose.randrange(1, 7))
+        blocks = split(io.BytesIO(text), pattern, chunk_bytes=choose.randrange(1, 7))
         expected = pattern.split(text)
         if not expected[-1]:
             expected.pop()
-        assert [record for part in record_buffer.split(io.BytesIO(text), pattern) for record in part] == expected
+        assert [record for block in blocks for record in block] == expected
 
 
 def test_background_when_calls_come_then_one_at_a_time_in_order_and_errors_come_out_once() -> None:
@@ -97,5 +98,5 @@ def test_background_when_the_interpreter_ends_then_calls_are_made_all_the_same()
 
 
 def test_stream_when_it_gives_text_then_refused() -> None:
-    with pytest.raises(StreamingException, match="a stream gives bytes, not str"):
-        list(record_buffer.split(io.StringIO("a\nb"), record_buffer.LINES))  # type: ignore[arg-type]
+    with pytest.raises(StreamingException, match="a stream must return bytes, not str"):
+        list(split(io.StringIO("a\nb"), LINES))  # type: ignore[arg-type]

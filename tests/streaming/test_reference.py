@@ -65,6 +65,7 @@ OURS = {
     "Builder.with_security",
     "Builder.with_lock_seconds",
     "Builder.with_batch_seconds",
+    "Builder.with_heartbeat_seconds",
     "Builder.with_auto_flush_check_interval_size",
     "HiveStreamingConnection.transaction",
     "HiveStreamingConnection.fetch_batch",

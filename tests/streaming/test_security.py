@@ -9,7 +9,6 @@ import getpass
 import logging
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +142,8 @@ def test_tickets_of_the_keytab_expire_while_data_flows_then_every_commit_is_ther
 
     with closing(Metastore(near.uri, security=security)) as client:
         make_table(client, name, partitioned=True)
-        with _connect(None, name.table, configuration=site, security=security) as connection:
+        with _connect(None, name.table, configuration=site, security=security, heartbeat_seconds=0.5) as connection:
             assert connection.username == "brief"
-            connection._session = replace(connection._session, timeout_seconds=1.0)  # beats twice a second
             while monotonic() < over or count < 3:
                 with connection.transaction():
                     assert _open_user(client, connection.current_txn_id) == "brief"

@@ -62,9 +62,9 @@ def test_block_when_it_ends_its_transaction_itself_then_that_stands_and_a_failur
             connection.commit_transaction()
             connection.begin_transaction()
             connection.write(rows(20))
-        with pytest.raises(TransactionError, match="nothing of the transaction is visible"):
+        with pytest.raises(TransactionError, match="none of its rows is visible"):
             swallow(stack, connection)
-        with pytest.raises(TransactionError, match="closed while it was open"):
+        with pytest.raises(TransactionError, match="closed while the transaction was open"):
             write_and_close(connection)
 
     sees(stack, [*range(10), *range(20, 30)])

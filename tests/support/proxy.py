@@ -30,6 +30,7 @@ class Proxy:
         self._lost_calls: Counter[str] = Counter()
         self._lost_answers: Counter[str] = Counter()
         self._garbled_answers: Counter[str] = Counter()
+        self._held: set[str] = set()
         self.calls: Counter[str] = Counter()
         self.flowing = threading.Event()
         self.flowing.set()
@@ -80,6 +81,14 @@ class Proxy:
         """Make the next answers to `method` unreadable: the method's name in them is not UTF-8."""
         with self._guard:
             self._garbled_answers[method] += times
+
+    def hold(self, method: str) -> None:
+        """Let further calls of `method` wait until their client disconnects; the metastore never receives them."""
+        self._held.add(method)
+
+    def is_held(self, method: str) -> bool:
+        """Whether calls of `method` wait."""
+        return method in self._held
 
     def note(self, method: str) -> tuple[bool, bool, bool]:
         """Count a call; whether it is to be lost, whether its answer is, and whether that is to be garbled."""
@@ -136,6 +145,10 @@ class _Pair:
                 if method := _method(piece):
                     lost, self._losing, self._garbling = self._proxy.note(method)
                     if lost:
+                        break
+                    if self._proxy.is_held(method):
+                        while self._near.recv(1 << 16):
+                            pass
                         break
                 self._proxy.flowing.wait()
                 self._far.sendall(piece)
