@@ -79,7 +79,7 @@ from tests.support.stack import Stack
         ({"tabel": "t"}, "there is no option 'tabel' → did you mean table"),
     ],
 )
-def test_options_when_they_cannot_be_then_invalid_connection_says_how_to_write_them(
+def test_options_when_invalid_then_invalid_connection_names_the_correct_form(
     options: dict[str, Any], what: str
 ) -> None:
     nobody = f"thrift://localhost:{free_port()}"
@@ -133,7 +133,7 @@ WRONG: dict[str, Any] = {
         ),
     ],
 )
-def test_writers_and_end_points_when_given_wrong_types_then_streaming_errors_say_so(
+def test_writers_and_end_points_when_given_wrong_types_then_streaming_exception(
     make: Callable[[], object], what: str
 ) -> None:
     with pytest.raises(StreamingException, match=what):
@@ -152,7 +152,7 @@ def test_writers_and_end_points_when_given_wrong_types_then_streaming_errors_say
         (lambda: Security.from_hive_conf(WRONG["path"]), "conf: must be Mapping"),
     ],
 )
-def test_security_when_given_wrong_types_then_config_error_says_so_and_tells_no_value(
+def test_security_when_given_wrong_types_then_config_error_without_the_value(
     make: Callable[[], object], what: str
 ) -> None:
     with pytest.raises(ConfigError, match=what) as caught:
@@ -160,12 +160,12 @@ def test_security_when_given_wrong_types_then_config_error_says_so_and_tells_no_
     assert "b','" not in str(caught.value)
 
 
-def test_delimiters_when_a_flat_table_never_needs_the_others_then_their_defaults_may_be_the_same() -> None:
+def test_field_delimiter_when_equal_to_an_unused_delimiter_then_accepted() -> None:
     decoder = StrictDelimitedInputWriter(field_delimiter="\x02").decoder(INTS)
     assert decoder.decode([b"1\x022"]).batches[0].to_pydict() == {"a": [1], "b": [2]}
 
 
-def test_field_reordering_when_the_case_differs_then_it_does_not_count() -> None:
+def test_field_reordering_when_the_case_differs_then_names_match() -> None:
     assert v1.get_field_reordering(["B", "a", ""], ["A", "b", "c"]) == [1, 0, -1]
 
 
@@ -177,7 +177,7 @@ class Record(bytes):
     """Bytes of one's own."""
 
 
-def test_partition_values_when_given_by_name_or_in_order_then_the_same_partition(stack: Stack) -> None:
+def test_partition_values_when_passed_by_name_or_in_order_then_the_same_partition(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="continent string, country string")
     values: list[Any] = [
         {"country": "India", "CONTINENT": "Asia"},
@@ -232,7 +232,7 @@ class Unread:
         return b""
 
 
-def test_records_when_they_are_bytes_of_any_kind_then_taken_and_nothing_else_is(stack: Stack) -> None:
+def test_records_when_of_any_bytes_type_then_accepted_and_other_types_refused(stack: Stack) -> None:
     stack.table("id int, note string")
     released = memoryview(b"9")
     released.release()
@@ -280,7 +280,7 @@ class Answers:
 ONE = pa.RecordBatch.from_pydict({"id": pa.array([1], pa.int32()), "note": pa.array(["a"])})
 
 
-def test_decoder_of_ones_own_when_it_breaks_its_contract_then_told_and_nothing_is_written(stack: Stack) -> None:
+def test_custom_decoder_when_it_breaks_its_contract_then_refused_and_nothing_is_written(stack: Stack) -> None:
     stack.table("id int, note string")
     answers: list[tuple[Any, str]] = [
         (lambda _: None, "the decoder returned NoneType, not DecodeResult"),

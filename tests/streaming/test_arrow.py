@@ -95,7 +95,7 @@ KEEPS: list[tuple[str, Any, list[Any]]] = [
 
 
 @pytest.mark.parametrize(("kind", "array", "values"), KEEPS, ids=[f"{kind} of {a.type}"[:60] for kind, a, _ in KEEPS])
-def test_value_when_its_column_can_hold_it_then_it_is_as_it_was(kind: str, array: pa.Array, values: list[Any]) -> None:
+def test_value_when_its_column_can_hold_it_then_unchanged(kind: str, array: pa.Array, values: list[Any]) -> None:
     assert written(array, kind) == values
 
 
@@ -196,7 +196,7 @@ def is_kept(value: Any, found: Any, kind: str) -> bool:
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(list(SOURCES)), st.sampled_from([*INTEGERS, *FLOATS, *DECIMALS]), st.data())
-def test_numbers_when_drawn_at_random_then_kept_or_refused(source: pa.DataType, kind: str, data: Any) -> None:
+def test_random_numbers_when_converted_then_unchanged_or_refused(source: pa.DataType, kind: str, data: Any) -> None:
     values = data.draw(st.lists(SOURCES[source] | st.none(), min_size=1, max_size=3))
     array = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, len(values)], pa.array(values, source))], ["X"])
     values = [value for value in array.to_pylist()[0]["X"] if value is not None]
@@ -210,7 +210,7 @@ def test_numbers_when_drawn_at_random_then_kept_or_refused(source: pa.DataType, 
         assert all(is_kept(*pair, kind) for pair in zip(values, found, strict=True))
 
 
-def test_memory_when_the_caller_fills_it_again_then_rows_stay_as_they_were() -> None:
+def test_rows_when_the_caller_reuses_their_memory_then_unchanged() -> None:
     numbers = np.array([1, 2, 3])
     (batch,) = batches(pa.table({"id": numbers}), id="bigint")
     numbers[:] = 9
@@ -227,7 +227,7 @@ def test_slice_of_a_large_table_when_written_then_only_its_rows_are_copied() -> 
     assert batch.get_total_buffer_size() < 10_000
 
 
-def test_columns_when_named_in_any_case_then_found_and_missing_ones_are_null() -> None:
+def test_columns_when_named_in_any_case_then_matched_and_missing_ones_are_null() -> None:
     (batch,) = batches(pa.table({"ID": [1]}), id="int", gone="array<string>")
 
     assert batch.to_pylist() == [{"id": 1, "gone": None}]
@@ -236,12 +236,12 @@ def test_columns_when_named_in_any_case_then_found_and_missing_ones_are_null() -
 @pytest.mark.parametrize(
     ("names", "reason"), [(["id", "ID"], "column id is duplicated"), (["id", "x", "y"], "has no column x, y")]
 )
-def test_columns_when_given_twice_or_unknown_then_refused(names: list[str], reason: str) -> None:
+def test_columns_when_duplicate_or_unknown_then_refused(names: list[str], reason: str) -> None:
     with pytest.raises(SerializationError, match=reason):
         batches(pa.table([[1]] * len(names), names), id="int")
 
 
-def test_timestamps_when_they_have_a_zone_then_utc_wall_times() -> None:
+def test_timestamps_when_they_have_a_zone_then_stored_in_utc() -> None:
     berlin = pa.array([datetime(2020, 1, 1, 12, tzinfo=timezone.utc)], pa.timestamp("us", "Europe/Berlin"))
 
     assert written(berlin, "timestamp") == [datetime(2020, 1, 1, 12)]
@@ -267,7 +267,7 @@ def test_timestamps_when_their_units_differ_then_one_holds_all_if_any_can(
     assert batch.column(1).to_pylist() == [[coarse]]
 
 
-def test_complex_value_when_null_hides_something_then_nobody_looks_at_it() -> None:
+def test_complex_value_when_null_then_its_hidden_elements_are_ignored() -> None:
     hidden = pa.array(["ok", "much too long", "much too long"])
     masked = pa.array([False, True, True])
     lists = pa.ListArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), hidden, mask=masked)
@@ -279,13 +279,13 @@ def test_complex_value_when_null_hides_something_then_nobody_looks_at_it() -> No
     assert written(structs.slice(1), "struct<x:char(2)>") == [None, None]
 
 
-def test_data_when_it_is_large_then_batches_are_of_a_size_that_offsets_hold() -> None:
+def test_data_when_large_then_split_into_batches_that_fit_32_bit_offsets() -> None:
     done = batches(pa.table({"s": pa.array(["x"] * 300_000, pa.large_string())}), s="string")
 
     assert [batch.num_rows for batch in done] == [1 << 18, 300_000 - (1 << 18)]
 
 
-def test_timestamps_when_no_unit_holds_all_then_hive_reads_each_as_it_was(stack: Stack) -> None:
+def test_timestamps_when_no_unit_holds_all_then_hive_reads_each_unchanged(stack: Stack) -> None:
     stack.table("id int, at timestamp, until timestamp")
     table = pa.table({"id": [1], "at": view([1_577_836_800_000_000_001], NS), "until": pa.array([FAR], US)})
 

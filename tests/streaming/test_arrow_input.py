@@ -26,12 +26,12 @@ from tests.support.stack import Stack
     ],
     ids=["list", "struct", "mixed"],
 )
-def test_pandas_objects_when_pyarrow_would_cut_what_is_in_them_then_refused(value: Any) -> None:
+def test_pandas_objects_when_pyarrow_would_truncate_them_then_refused(value: Any) -> None:
     with pytest.raises(SerializationError, match="not all objects of the column are of"):
         batches(pd.DataFrame({"c": [value]}), c="array<timestamp>")
 
 
-def test_pandas_when_it_has_an_index_and_gaps_then_no_column_and_nulls() -> None:
+def test_pandas_index_and_nan_when_converted_then_no_column_and_null() -> None:
     days = pd.Series([date(2020, 1, 1), pd.NaT, None], dtype=object)
     frame = pd.DataFrame({"x": [1.0, math.nan, 3.0], "day": days})
 
@@ -57,9 +57,7 @@ FRAMES: list[tuple[str, Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "make", "reason"), FRAMES)
-def test_frame_when_it_is_no_arrow_data_or_would_lose_something_then_refused(
-    kind: str, make: Callable[[], Any], reason: str
-) -> None:
+def test_frame_when_not_convertible_without_loss_then_refused(kind: str, make: Callable[[], Any], reason: str) -> None:
     with pytest.raises(SerializationError, match=reason):
         batches(make(), c=kind)
 
@@ -121,7 +119,7 @@ def polars_frame() -> Any:
 
 
 @pytest.mark.parametrize("frame", [pandas_frame, polars_frame])
-def test_frame_when_written_then_hive_reads_every_value_as_it_was(stack: Stack, frame: Callable[[], Any]) -> None:
+def test_frame_when_written_then_hive_reads_every_value_unchanged(stack: Stack, frame: Callable[[], Any]) -> None:
     stack.table(COLUMNS)
 
     with connect(stack) as connection, connection.transaction():

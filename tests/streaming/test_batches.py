@@ -50,7 +50,7 @@ def files_of(stack: Stack) -> list[str]:
 
 
 @pytest.mark.parametrize("clustered", ["", BUCKETED], ids=["plain", "bucketed"])
-def test_batch_when_transactions_commit_and_abort_then_readers_see_exactly_the_committed(
+def test_batch_when_transactions_commit_and_abort_then_only_committed_rows_are_visible(
     stack: Stack, clustered: str
 ) -> None:
     make_table(stack, clustered)
@@ -87,7 +87,7 @@ def test_batch_when_transactions_commit_and_abort_then_readers_see_exactly_the_c
     assert stack.sql(f"SELECT note FROM {stack.name} WHERE id = 25") == [("changed",)]
 
 
-def test_batch_when_the_table_is_overwritten_meanwhile_then_no_row_commits_where_nobody_sees_it(stack: Stack) -> None:
+def test_batch_when_the_table_is_overwritten_before_the_commit_then_transaction_error(stack: Stack) -> None:
     make_table(stack)
 
     with connect(stack, transaction_batch_size=3) as connection:
@@ -111,9 +111,7 @@ def _flushing_at_once() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("size", [1, 3], ids=["alone", "batch"])
-def test_truncate_when_it_comes_before_the_commit_then_no_row_commits_where_nobody_sees_it(
-    stack: Stack, size: int
-) -> None:
+def test_truncate_when_before_the_commit_then_transaction_error(stack: Stack, size: int) -> None:
     make_table(stack)
     with connect(stack, transaction_batch_size=size, **_flushing_at_once()) as connection:
         with connection.transaction():
@@ -129,7 +127,7 @@ def test_truncate_when_it_comes_before_the_commit_then_no_row_commits_where_nobo
     assert sorted(row[0] for row in stack.sql(f"SELECT id FROM {stack.name}")) == list(range(10, 20))
 
 
-def test_truncate_when_it_runs_beside_the_commit_then_the_transaction_fails_and_its_rows_are_taken_back(
+def test_truncate_when_during_the_commit_then_transaction_error_and_rows_are_withdrawn(
     stack: Stack,
 ) -> None:
     make_table(stack)
@@ -152,7 +150,7 @@ def test_truncate_when_it_runs_beside_the_commit_then_the_transaction_fails_and_
     assert [row["id"] for row in orc.read_table(file)["row"].to_pylist()] == list(range(20))
 
 
-def test_batch_when_rows_of_an_aborted_transaction_are_in_the_file_already_then_not_counted(stack: Stack) -> None:
+def test_batch_when_rows_of_an_aborted_transaction_are_in_its_file_then_not_counted(stack: Stack) -> None:
     make_table(stack)
     short = {"hive.heap.memory.monitor.usage.threshold": "0"}
 
@@ -165,7 +163,7 @@ def test_batch_when_rows_of_an_aborted_transaction_are_in_the_file_already_then_
     sees(stack, [*range(10), *range(20, 30)])
 
 
-def test_batch_when_used_up_then_the_next_follows_by_itself(stack: Stack) -> None:
+def test_batch_when_used_up_then_the_next_one_is_opened(stack: Stack) -> None:
     make_table(stack)
 
     with connect(stack, transaction_batch_size=2) as connection:
@@ -178,7 +176,7 @@ def test_batch_when_used_up_then_the_next_follows_by_itself(stack: Stack) -> Non
     assert connection.stats.committed_transactions == 5
 
 
-def test_batch_when_partitions_come_in_later_transactions_then_each_appears_with_its_commit(stack: Stack) -> None:
+def test_batch_when_later_transactions_add_partitions_then_each_appears_with_its_commit(stack: Stack) -> None:
     make_table(stack, partitioned="PARTITIONED BY (day string)")
 
     with connect(stack, transaction_batch_size=3) as connection:
@@ -216,7 +214,7 @@ for turn in range(3):
 """
 
 
-def test_client_killed_inside_a_commit_of_a_batch_then_committed_rows_stay_and_those_of_the_commit_vanish(
+def test_client_when_killed_in_a_commit_of_a_batch_then_only_earlier_commits_are_visible(
     stack: Stack,
 ) -> None:
     """The commit stops between writing its files and the request for its lock."""
@@ -247,7 +245,7 @@ def test_client_killed_inside_a_commit_of_a_batch_then_committed_rows_stay_and_t
     sees(stack, [*range(20), *range(100, 110)])
 
 
-def test_batch_when_it_grows_old_then_it_is_closed_without_the_program(stack: Stack) -> None:
+def test_batch_when_older_than_batch_seconds_then_closed_in_the_background(stack: Stack) -> None:
     make_table(stack)
 
     with connect(stack, transaction_batch_size=5, batch_seconds=1.0) as connection:
@@ -261,7 +259,7 @@ def test_batch_when_it_grows_old_then_it_is_closed_without_the_program(stack: St
     assert len({name.split("/")[0] for name in files_of(stack)}) == 2
 
 
-def test_old_dates_when_written_in_a_batch_then_refused_and_the_transaction_goes_on(stack: Stack) -> None:
+def test_julian_dates_when_written_in_a_batch_then_rejected_and_the_transaction_goes_on(stack: Stack) -> None:
     stack.sql(f"CREATE TABLE {stack.name} (id int, day date) STORED AS ORC TBLPROPERTIES ('transactional'='true')")
     old = pa.table({"id": pa.array([1], pa.int32()), "day": [date(1500, 1, 1)]})
     new = pa.table({"id": pa.array([2], pa.int32()), "day": [date(1600, 1, 1)]})
@@ -282,7 +280,7 @@ def test_old_dates_when_written_in_a_batch_then_refused_and_the_transaction_goes
     ]
 
 
-def test_many_partitions_when_more_than_files_may_be_open_then_all_rows_are_there(stack: Stack) -> None:
+def test_many_partitions_when_above_the_limit_of_open_files_then_all_rows_are_stored(stack: Stack) -> None:
     make_table(stack, partitioned="PARTITIONED BY (day string)")
     days = [f"d{number:03d}" for number in range(70)]
 
@@ -298,7 +296,7 @@ def state(connection: HiveStreamingConnection) -> TxnState:
     return connection.current_transaction_state
 
 
-def test_states_when_calls_come_in_the_wrong_order_then_refused(stack: Stack) -> None:
+def test_calls_when_in_the_wrong_order_then_refused(stack: Stack) -> None:
     make_table(stack)
     refused: list[Callable[[HiveStreamingConnection], object]] = [
         lambda one: one.write(rows(0)),

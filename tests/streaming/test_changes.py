@@ -41,7 +41,7 @@ def write(connection: HiveStreamingConnection, *records: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3], ids=["alone", "batch"])
-def test_table_when_it_gets_columns_moves_or_is_recreated_alike_then_the_connection_writes_it_as_it_is(
+def test_table_when_extended_moved_or_recreated_alike_then_its_new_definition_is_written(
     stack: Stack, size: int
 ) -> None:
     stack.table("id int, note string")
@@ -89,7 +89,7 @@ def test_table_when_it_gets_columns_moves_or_is_recreated_alike_then_the_connect
     ],
     ids=["columns", "unpartitioned", "partitions", "dropped", "not acid"],
 )
-def test_table_when_it_is_recreated_unlike_then_table_changed_and_nothing_is_written(
+def test_table_when_recreated_with_another_definition_then_table_changed_and_nothing_is_written(
     stack: Stack, columns: str | None, partitioned: str, what: str
 ) -> None:
     stack.table("id int, note string", "day string")
@@ -117,7 +117,7 @@ def test_table_when_it_is_recreated_unlike_then_table_changed_and_nothing_is_wri
         assert stack.sql(f"SELECT * FROM {stack.name}") == []
 
 
-def test_partitioned_table_when_it_gets_columns_then_only_writers_that_find_fields_by_name_go_on(stack: Stack) -> None:
+def test_partitioned_table_when_columns_are_added_then_only_writers_by_name_continue(stack: Stack) -> None:
     stack.table("id int, note string", "day string")
     by_place = StrictDelimitedInputWriter(field_delimiter=",")
     pattern = StrictRegexWriter(r"(\d+) (\w+)")
@@ -145,7 +145,7 @@ def test_partitioned_table_when_it_gets_columns_then_only_writers_that_find_fiel
     ]
 
 
-def test_partition_when_it_is_moved_or_dropped_within_a_batch_then_rows_go_where_it_is(stack: Stack) -> None:
+def test_partition_when_moved_or_dropped_within_a_batch_then_rows_go_to_its_new_location(stack: Stack) -> None:
     stack.table("id int, note string", "day string")
     elsewhere = new_place(stack)
 
@@ -164,7 +164,7 @@ def test_partition_when_it_is_moved_or_dropped_within_a_batch_then_rows_go_where
     assert stack.ids() == [20, 21, 30, 31, 40, 41]
 
 
-def test_bucket_when_its_partition_is_dropped_and_made_again_within_a_batch_then_no_row_is_lost(stack: Stack) -> None:
+def test_bucket_when_its_partition_is_recreated_within_a_batch_then_no_row_is_lost(stack: Stack) -> None:
     stack.sql(
         f"CREATE TABLE {stack.name} (id int, note string) PARTITIONED BY (day string)"
         " CLUSTERED BY (id) INTO 4 BUCKETS STORED AS ORC TBLPROPERTIES ('transactional'='true')"
@@ -183,7 +183,7 @@ def test_bucket_when_its_partition_is_dropped_and_made_again_within_a_batch_then
     sees(stack, [*range(10, 18), *range(20, 28)])
 
 
-def test_joined_transaction_when_its_table_object_is_old_then_table_changed(stack: Stack) -> None:
+def test_joined_transaction_when_its_table_object_is_outdated_then_table_changed(stack: Stack) -> None:
     stack.table("id int, note string")
     old = load_acid_table(stack.metastore, TableName("default", stack.name))
     stack.sql(f"ALTER TABLE {stack.name} ADD COLUMNS (extra string)")
@@ -268,7 +268,7 @@ connection.close()
 
 
 @pytest.mark.parametrize("size", ["1", "3"], ids=["alone", "batch"])
-def test_fork_when_the_child_calls_then_refused_and_the_parents_transaction_is_as_it_was(
+def test_forked_child_when_it_calls_then_refused_and_the_parents_transaction_is_unaffected(
     stack: Stack, size: str
 ) -> None:
     stack.table("id int, note string")

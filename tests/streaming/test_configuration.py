@@ -38,7 +38,7 @@ _NONE, _SNAPPY, _ZSTD = 0, 2, 5
 # --- options
 
 
-def test_builder_then_has_a_method_for_every_option_and_no_other() -> None:
+def test_builder_then_has_exactly_one_method_per_option() -> None:
     given: dict[str, Any] = {}
     builder = Builder(lambda **options: given.update(options))
     methods = [method for name, method in inspect.getmembers(builder) if name.startswith("with_")]
@@ -68,7 +68,7 @@ class _Raw:
         ({"write_id": 5, "table_object": _Raw(), "table": "orders", "database": "other"}, "do not match table_object"),
     ],
 )
-def test_options_that_cannot_be_then_refused_before_anybody_is_called(options: dict[str, Any], what: str) -> None:
+def test_options_when_contradictory_then_refused_before_any_network_call(options: dict[str, Any], what: str) -> None:
     nobody = f"thrift://localhost:{free_port()}"
     given: dict[str, Any] = {"table": "t", "record_writer": ArrowWriter(), "metastore_uri": nobody} | options
     with pytest.raises(StreamingException, match=what) as caught:
@@ -76,17 +76,17 @@ def test_options_that_cannot_be_then_refused_before_anybody_is_called(options: d
     assert type(caught.value) is InvalidConnection
 
 
-def test_record_writer_was_not_given_to_the_builder_then_refused() -> None:
+def test_builder_when_the_record_writer_is_missing_then_refused() -> None:
     with pytest.raises(StreamingException, match="record writer is missing"):
         HiveStreamingConnection.new_builder().with_table("t").connect()
 
 
-def test_table_object_then_the_names_may_be_left_out_or_be_its_own() -> None:
+def test_table_object_when_names_are_omitted_or_match_then_accepted() -> None:
     for database, table in (("", ""), ("", "ORDERS"), ("sales", "orders")):
         ConnectionOptions(record_writer=ArrowWriter(), write_id=5, table_object=_Raw(), database=database, table=table)
 
 
-def test_static_values_when_none_then_as_if_not_given(stack: Stack) -> None:
+def test_static_partition_values_when_none_then_dynamic_partitioning(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="day string")
     with connect(stack, static_partition_values=None) as connection:
         assert connection.is_dynamic_partitioning
@@ -99,7 +99,7 @@ def test_static_values_when_none_then_as_if_not_given(stack: Stack) -> None:
 # --- configuration
 
 
-def test_configuration_then_the_six_settings_have_their_values_and_each_change_is_logged(
+def test_configuration_then_six_settings_are_forced_and_each_override_is_logged(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     wrong = dict.fromkeys(FORCED, "wrong") | {OPTIMIZATIONS: "false", "a.b": " c "}
@@ -121,7 +121,7 @@ def test_configuration_then_the_six_settings_have_their_values_and_each_change_i
     assert not caplog.records
 
 
-def test_optimizations_are_switched_off_in_the_configuration_then_the_option_counts(
+def test_optimizations_when_disabled_in_the_configuration_then_the_option_takes_precedence(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack.table("id int, note string")
@@ -135,9 +135,7 @@ def test_optimizations_are_switched_off_in_the_configuration_then_the_option_cou
 # --- what a session has
 
 
-def test_transaction_timeout_then_it_is_the_metastores_and_beats_come_at_its_half(
-    processes: None, tmp_path: Path
-) -> None:
+def test_heartbeat_interval_then_half_of_the_metastores_transaction_timeout(processes: None, tmp_path: Path) -> None:
     """A metastore of its own, as the stack's value is Hive's default."""
     names = dict.fromkeys(("hive.txn.timeout", "metastore.txn.timeout"), "3s")
     with metastore(Home(tmp_path / "home"), "brief", names) as server, proxy(server.uri) as door:
@@ -159,7 +157,7 @@ def test_transaction_timeout_then_it_is_the_metastores_and_beats_come_at_its_hal
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(("table", "compression"), [("ZLIB", _ZSTD), ("", _ZSTD), ("SNAPPY", _SNAPPY), ("NONE", _NONE)])
-def test_optimized_then_files_have_light_compression_and_no_dictionaries_or_indexes(
+def test_files_when_optimized_then_light_compression_and_no_dictionaries_or_indexes(
     stack: Stack, table: str, compression: int, size: int
 ) -> None:
     stack.table("id int, note string", **({"orc.compress": table} if table else {}))
@@ -172,7 +170,7 @@ def test_optimized_then_files_have_light_compression_and_no_dictionaries_or_inde
     assert stack.sql(f"SELECT count(*), count(DISTINCT note) FROM {stack.name} WHERE id >= 0") == [(30_000, 5)]
 
 
-def test_not_optimized_then_files_are_as_the_table_says_with_dictionaries_and_indexes(stack: Stack) -> None:
+def test_files_when_not_optimized_then_the_tables_compression_dictionaries_and_indexes(stack: Stack) -> None:
     stack.table("id int, note string", **{"orc.compress": "ZLIB"})
     found = _Orc(_written(stack, size=1, streaming_optimizations=False))
     assert found.compression == orc_proto.ZLIB
@@ -225,7 +223,7 @@ def _number(message: bytes, number: int) -> int:
     return orc_proto.number(dict(orc_proto.fields(message)), number)
 
 
-def test_hive_site_then_named_by_its_path_only(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hive_site_when_not_named_then_not_read(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `configuration` no file is looked for, not even where Hive's own clients look."""
     stack.table("id int, note string")
     (tmp_path / "hive-site.xml").write_text("<configuration><nonsense")

@@ -45,7 +45,7 @@ def write_and_fail(connection: HiveStreamingConnection) -> None:
         _ = 1 // (connection.stats.committed_transactions - 1)
 
 
-def test_transaction_when_it_commits_or_aborts_then_hive_sees_just_the_committed(stack: Stack) -> None:
+def test_transactions_when_committed_or_aborted_then_only_committed_rows_are_visible(stack: Stack) -> None:
     stack.table("id int, note string")
 
     with connect(stack) as connection:
@@ -89,7 +89,7 @@ def test_partitions_when_dynamic_then_null_and_empty_go_to_the_default_partition
     ]
 
 
-def test_json_when_the_partition_is_in_the_record_then_found_by_its_name(stack: Stack) -> None:
+def test_json_when_the_record_has_the_partition_then_matched_by_name(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="day string, hour int")
 
     with connect(stack, record_writer=StrictJsonWriter()) as connection, connection.transaction():
@@ -101,7 +101,7 @@ def test_json_when_the_partition_is_in_the_record_then_found_by_its_name(stack: 
     assert sorted(found) == [(1, None, "a/b", 5), (2, "x", missing, None), (3, None, missing, None)]
 
 
-def test_stream_when_lines_end_in_many_ways_then_each_is_one_record(stack: Stack) -> None:
+def test_stream_when_line_ends_are_mixed_then_one_record_per_line(stack: Stack) -> None:
     stack.table("id int, note string")
     writer = StrictDelimitedInputWriter(field_delimiter=",")
 
@@ -119,7 +119,7 @@ def test_stream_when_lines_end_in_many_ways_then_each_is_one_record(stack: Stack
     sees(stack, [1, 2, 3, 4, 5, 6, 7])
 
 
-def test_bad_json_when_written_one_by_one_then_refused_at_once_and_the_rest_commits(stack: Stack) -> None:
+def test_bad_json_when_written_one_by_one_then_refused_immediately_and_the_rest_commits(stack: Stack) -> None:
     stack.table("id int, note string")
 
     with connect(stack, record_writer=StrictJsonWriter()) as connection:
@@ -139,7 +139,7 @@ def test_bad_json_when_written_one_by_one_then_refused_at_once_and_the_rest_comm
     assert sorted(stack.sql(f"SELECT id, note FROM {stack.name}")) == [(1, "good"), (4, None), (5, None), (6, None)]
 
 
-def test_arrow_when_columns_do_not_fit_then_refused_whole_and_named(stack: Stack) -> None:
+def test_arrow_when_a_column_does_not_fit_then_the_call_is_refused_and_names_it(stack: Stack) -> None:
     stack.table("id int, note varchar(5)")
 
     with connect(stack) as connection:
@@ -158,7 +158,7 @@ def test_arrow_when_columns_do_not_fit_then_refused_whole_and_named(stack: Stack
     assert stack.sql(f"SELECT id, note FROM {stack.name}") == [(7, "12345")]
 
 
-def test_tables_and_arguments_when_wrong_then_each_says_what(stack: Stack) -> None:
+def test_tables_and_arguments_when_wrong_then_a_specific_error(stack: Stack) -> None:
     stack.sql(f"CREATE EXTERNAL TABLE {stack.name}_plain (id int) STORED AS ORC")
     stack.table("id int", partitioned="day string")
 
@@ -178,7 +178,7 @@ def test_tables_and_arguments_when_wrong_then_each_says_what(stack: Stack) -> No
         connect(stack, configuration=stack.directory / "hive-site.xml")
 
 
-def test_partition_values_when_not_in_normal_form_then_normalised_or_refused(
+def test_partition_values_when_not_in_normal_form_then_normalized_or_refused(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack.table("id int, note string", partitioned="p int")
@@ -211,7 +211,7 @@ def test_partition_values_when_not_in_normal_form_then_normalised_or_refused(
     assert [row[0] for row in stack.sql(f"SHOW PARTITIONS {stack.name}")] == ["p=08", "p=10", "p=7", "p=9"]
 
 
-def test_configuration_when_read_from_hive_site_then_forced_settings_win_and_are_logged(
+def test_configuration_when_read_from_hive_site_then_forced_settings_are_logged(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack.table("id int, note string")
@@ -234,7 +234,7 @@ def test_configuration_when_read_from_hive_site_then_forced_settings_win_and_are
     sees(stack, list(range(10)))
 
 
-def test_memory_when_it_is_short_then_rows_that_wait_are_written(stack: Stack) -> None:
+def test_memory_when_short_then_buffered_rows_are_flushed(stack: Stack) -> None:
     stack.table("id int, note string")
     short = {"hive.heap.memory.monitor.usage.threshold": "0"}
     flushes = []
@@ -249,7 +249,7 @@ def test_memory_when_it_is_short_then_rows_that_wait_are_written(stack: Stack) -
     sees(stack, list(range(9000)))
 
 
-def test_commit_when_asked_then_says_what_it_put_where(stack: Stack) -> None:
+def test_write_directories_when_committed_then_list_deltas_and_files(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="day string")
 
     with connect(stack) as connection, connection.transaction():
@@ -264,7 +264,7 @@ def test_commit_when_asked_then_says_what_it_put_where(stack: Stack) -> None:
             assert all((local_path(one.location) / one.delta / file).is_file() for file in one.files)
 
 
-def test_batch_when_storage_cannot_read_growing_files_then_refused(stack: Stack) -> None:
+def test_batch_when_on_an_object_store_then_refused(stack: Stack) -> None:
     stack.table("id int, note string")
     raw = read_table(stack.metastore, name_of(stack))
     raw.sd.location = "s3a://bucket/there"
@@ -275,7 +275,7 @@ def test_batch_when_storage_cannot_read_growing_files_then_refused(stack: Stack)
     check_storage(load_acid_table(stack.metastore, name_of(stack)), options)
 
 
-def test_thread_when_another_one_calls_then_refused(stack: Stack) -> None:
+def test_connection_when_called_by_another_thread_then_refused(stack: Stack) -> None:
     stack.table("id int, note string")
     caught: list[BaseException] = []
 
@@ -304,7 +304,7 @@ def test_thread_when_another_one_calls_then_refused(stack: Stack) -> None:
         connection.begin_transaction()
 
 
-def test_transaction_when_the_metastore_gave_it_up_then_the_next_call_says_so_and_nothing_is_visible(
+def test_transaction_when_aborted_by_the_metastore_then_the_next_call_fails_and_nothing_is_visible(
     stack: Stack,
 ) -> None:
     stack.table("id int, note string")

@@ -54,7 +54,7 @@ def dynamic(uri: str, database: str) -> None:
     connection.close()
 
 
-def test_example_of_the_documents_when_both_threads_stream_then_hive_reads_every_row(stack: Stack) -> None:
+def test_example_of_the_documents_when_two_threads_write_then_hive_reads_every_row(stack: Stack) -> None:
     database = f"testing_{stack.name}"
     stack.sql(f"CREATE DATABASE {database}")
     stack.sql(f"CREATE TABLE {database}.alerts {ALERTS}")

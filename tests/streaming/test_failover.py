@@ -49,7 +49,7 @@ def _open_transactions(stack: Stack, agent: str) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_address_goes_away_in_mid_transaction_then_it_commits_at_the_other(
+def test_address_when_lost_during_a_transaction_then_commits_at_the_other(
     stack: Stack, near: Proxy, other: Proxy, size: int
 ) -> None:
     stack.table("id int, note string")
@@ -71,7 +71,7 @@ def test_address_goes_away_in_mid_transaction_then_it_commits_at_the_other(
     sees(stack, range(40))
 
 
-def test_address_goes_away_in_mid_transaction_with_new_partitions_then_all_rows_are_there_once(
+def test_address_when_lost_with_new_partitions_then_rows_are_stored_once(
     stack: Stack, near: Proxy, other: Proxy
 ) -> None:
     stack.table("id int, note string", partitioned="day string")
@@ -97,7 +97,7 @@ SURVIVED = [
 ]
 
 
-def test_every_call_loses_its_first_answer_then_the_rows_are_there_once(stack: Stack, near: Proxy) -> None:
+def test_every_call_when_its_first_answer_is_lost_then_rows_are_stored_once(stack: Stack, near: Proxy) -> None:
     """One address only, so each is asked again there; the commit is settled by `hive/ending.py`, which asks too."""
     stack.table("id int, note string", partitioned="day string")
     for method in [*SURVIVED, "commit_txn"]:
@@ -121,7 +121,7 @@ def test_every_call_loses_its_first_answer_then_the_rows_are_there_once(stack: S
     sees(stack, [*range(10), *range(20, 30)])
 
 
-def test_row_count_loses_its_answer_then_nothing_is_repeated_or_visible_and_the_next_transaction_counts_right(
+def test_row_count_when_its_answer_is_lost_then_not_repeated_and_the_transaction_fails(
     stack: Stack, near: Proxy
 ) -> None:
     stack.table("id int, note string")
@@ -138,7 +138,7 @@ def test_row_count_loses_its_answer_then_nothing_is_repeated_or_visible_and_the_
     sees(stack, range(10, 20))
 
 
-def test_begin_loses_its_answer_then_it_is_not_repeated_and_the_next_one_works(stack: Stack, near: Proxy) -> None:
+def test_begin_when_its_answer_is_lost_then_not_repeated_and_the_next_begin_works(stack: Stack, near: Proxy) -> None:
     stack.table("id int, note string")
     with connect(stack, metastore_uri=near.uri, agent_info=stack.name) as connection:
         near.lose_answer("open_txns")
@@ -172,7 +172,7 @@ def _interrupted(near: Proxy) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_call_when_interrupted_then_its_answer_is_not_taken_for_that_of_the_next(
+def test_call_when_interrupted_then_its_answer_is_not_read_by_the_next_call(
     stack: Stack, near: Proxy, size: int
 ) -> None:
     stack.table("id int, note string")
@@ -191,7 +191,7 @@ def test_call_when_interrupted_then_its_answer_is_not_taken_for_that_of_the_next
     sees(stack, [*range(10), *range(20, 30)])
 
 
-def test_idle_connection_was_cut_then_the_next_begin_and_the_next_commit_work(stack: Stack, near: Proxy) -> None:
+def test_idle_connection_when_cut_then_the_next_call_reconnects(stack: Stack, near: Proxy) -> None:
     stack.table("id int, note string")
     with connect(stack, metastore_uri=near.uri) as connection:
         near.cut()
@@ -208,7 +208,7 @@ def test_idle_connection_was_cut_then_the_next_begin_and_the_next_commit_work(st
     sees(stack, range(20))
 
 
-def test_heartbeat_was_cut_then_it_dials_anew_and_the_transaction_lives(
+def test_heartbeat_when_cut_then_reconnects_and_the_transaction_stays_alive(
     stack: Stack, near: Proxy, other: Proxy
 ) -> None:
     stack.table("id int, note string")
@@ -236,7 +236,7 @@ def test_heartbeat_was_cut_then_it_dials_anew_and_the_transaction_lives(
     sees(stack, range(10))
 
 
-def test_heartbeat_when_its_answer_is_unreadable_then_the_next_call_raises_and_nothing_is_written(
+def test_heartbeat_when_its_answer_is_garbled_then_the_next_call_fails_and_nothing_is_visible(
     stack: Stack, near: Proxy
 ) -> None:
     stack.table("id int, note string")
@@ -254,7 +254,7 @@ def test_heartbeat_when_its_answer_is_unreadable_then_the_next_call_raises_and_n
     sees(stack, range(10, 20))
 
 
-def test_nobody_is_left_then_the_error_says_so_and_the_next_transaction_starts_anew(
+def test_all_addresses_when_down_then_connection_error_and_a_later_transaction_works(
     stack: Stack, near: Proxy, other: Proxy
 ) -> None:
     stack.table("id int, note string")
@@ -286,7 +286,7 @@ def test_nobody_is_left_then_the_error_says_so_and_the_next_transaction_starts_a
     stack.metastore.call("abort_txn", ttypes.AbortTxnRequest(txnid=left))
 
 
-def test_nobody_is_there_at_first_then_connection_error(near: Proxy, other: Proxy, stack: Stack) -> None:
+def test_all_addresses_when_down_at_connect_then_connection_error(near: Proxy, other: Proxy, stack: Stack) -> None:
     near.shut()
     other.shut()
     with pytest.raises(ConnectionError, match="no metastore answers"):
@@ -296,7 +296,7 @@ def test_nobody_is_there_at_first_then_connection_error(near: Proxy, other: Prox
 # --- the rule itself
 
 
-def test_table_of_repeatable_calls_then_each_is_a_call_and_none_makes_anything_twice() -> None:
+def test_repeatable_calls_then_each_exists_and_none_could_apply_twice() -> None:
     assert not [name for name in module.REPEATABLE if not hasattr(ThriftHiveMetastore.Client, name)]
     never = {
         "open_txns",
@@ -309,7 +309,7 @@ def test_table_of_repeatable_calls_then_each_is_a_call_and_none_makes_anything_t
     assert not never & set(module.REPEATABLE)
 
 
-def test_lock_outside_a_transaction_loses_its_answer_then_it_is_not_repeated(stack: Stack, near: Proxy) -> None:
+def test_lock_when_outside_a_transaction_and_its_answer_is_lost_then_not_repeated(stack: Stack, near: Proxy) -> None:
     component = lease_component(TableName("default", stack.name))
     with closing(Metastore(near.uri)) as metastore:
         near.lose_answer("lock")
@@ -320,7 +320,7 @@ def test_lock_outside_a_transaction_loses_its_answer_then_it_is_not_repeated(sta
     stack.metastore.call("unlock", ttypes.UnlockRequest(lockid=held.lockid))
 
 
-def test_answers_are_lost_again_and_again_then_the_call_fails_after_one_try_more_than_addresses(
+def test_call_when_all_answers_are_lost_then_fails_after_one_attempt_more_than_addresses(
     near: Proxy, other: Proxy
 ) -> None:
     with closing(Metastore(f"{near.uri},{other.uri}")) as metastore:
@@ -331,14 +331,14 @@ def test_answers_are_lost_again_and_again_then_the_call_fails_after_one_try_more
         assert near.calls["get_all_databases"] + other.calls["get_all_databases"] == 3
 
 
-def test_metastore_answers_with_an_error_then_it_is_not_asked_again(near: Proxy) -> None:
+def test_call_when_the_metastore_answers_with_an_error_then_not_repeated(near: Proxy) -> None:
     with closing(Metastore(near.uri)) as metastore:
         with pytest.raises(module.MetastoreRefusal):
             metastore.call("get_config_value", "fs.not.of.hive", "")
         assert near.calls["get_config_value"] == 1
 
 
-def test_cut_while_others_use_it_then_each_thread_dials_for_itself(near: Proxy) -> None:
+def test_connection_when_cut_under_several_threads_then_each_reconnects(near: Proxy) -> None:
     metastore = Metastore(near.uri)
     failed: list[BaseException] = []
     ended = threading.Event()

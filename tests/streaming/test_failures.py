@@ -41,7 +41,7 @@ def open_agents(stack: Stack, agent: str) -> list[int]:
     return transactions.open_transactions(stack.metastore, agent)
 
 
-def test_records_when_written_one_by_one_then_counted_at_once_and_an_abort_forgets_none(stack: Stack) -> None:
+def test_records_when_written_one_by_one_then_counted_immediately_even_if_aborted(stack: Stack) -> None:
     stack.table("id int, note string")
 
     with connect(stack, record_writer=StrictJsonWriter()) as connection:
@@ -74,7 +74,7 @@ def test_write_when_given_no_bytes_then_refused_and_the_transaction_goes_on(stac
     sees(stack, [1, 2, 3])
 
 
-def test_batch_when_the_metastore_gave_a_transaction_up_then_the_next_record_says_so(stack: Stack) -> None:
+def test_batch_when_the_metastore_aborted_its_transaction_then_a_later_write_fails(stack: Stack) -> None:
     stack.table("id int, note string")
     writer = StrictDelimitedInputWriter(field_delimiter=",")
 
@@ -122,7 +122,7 @@ def small_disk(place: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [1, 3], ids=["alone", "batch"])
-def test_disk_when_it_is_full_then_io_failure_and_all_that_was_open_is_aborted(stack: Stack, size: int) -> None:
+def test_disk_when_full_then_io_failure_and_the_open_transactions_are_aborted(stack: Stack, size: int) -> None:
     stack.table("id int, note string")
     table = load_acid_table(stack.metastore, TableName("default", stack.name))
     choose = random.Random(1)
@@ -148,7 +148,7 @@ def test_disk_when_it_is_full_then_io_failure_and_all_that_was_open_is_aborted(s
         sees(stack, [1, 2])
 
 
-def test_partition_when_its_directory_cannot_be_made_then_partition_creation_failed(stack: Stack) -> None:
+def test_partition_when_its_directory_cannot_be_created_then_partition_creation_failed(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="day string")
     table = load_acid_table(stack.metastore, TableName("default", stack.name))
     (local_path(table.location) / "day=b").write_text("in the way")
@@ -166,7 +166,7 @@ def test_partition_when_its_directory_cannot_be_made_then_partition_creation_fai
     sees(stack, [10])
 
 
-def test_connection_when_handed_over_then_it_is_the_workers(stack: Stack) -> None:
+def test_connection_when_handed_over_then_belongs_to_the_next_thread(stack: Stack) -> None:
     stack.table("id int, note string")
     connection = connect(stack)
     connection.begin_transaction()
@@ -190,7 +190,7 @@ def test_connection_when_handed_over_then_it_is_the_workers(stack: Stack) -> Non
     sees(stack, list(range(30)))
 
 
-def test_static_partition_when_written_then_others_may_be_overwritten_meanwhile(stack: Stack) -> None:
+def test_static_partition_when_being_written_then_others_can_be_overwritten(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="day string")
 
     with connect(stack, static_partition_values=["a"]) as connection:
@@ -205,7 +205,7 @@ def test_static_partition_when_written_then_others_may_be_overwritten_meanwhile(
     sees(stack, [*range(10), 100])
 
 
-def test_joined_transaction_when_it_writes_then_it_leaves_the_transaction_to_its_owner(
+def test_joined_transaction_when_written_then_only_its_table_is_read_from_the_metastore(
     stack: Stack,
 ) -> None:
     stack.table("id int, note string")
@@ -243,7 +243,7 @@ def test_next_batch_when_a_transaction_is_open_then_refused_and_nothing_is_lost(
     sees(stack, list(range(20)))
 
 
-def test_joined_transaction_when_given_a_key_then_refused_and_its_rows_stay(stack: Stack) -> None:
+def test_joined_transaction_when_committed_with_a_key_then_refused_and_its_rows_stay(stack: Stack) -> None:
     stack.table("id int, note string", **{"_meta.offset": "0"})
     table = load_acid_table(stack.metastore, TableName("default", stack.name))
     owner, write_id = transactions.begin_writing(stack.metastore, table.name, "owner")
@@ -272,7 +272,7 @@ def test_text_stream_when_written_then_refused_and_the_transaction_goes_on(stack
     sees(stack, [1, 2])
 
 
-def test_v1_connection_when_a_batch_is_another_threads_then_the_others_are_closed(stack: Stack) -> None:
+def test_v1_connection_when_a_batch_belongs_to_another_thread_then_the_others_are_closed(stack: Stack) -> None:
     stack.table("id int, note string")
     end_point = v1.HiveEndPoint(stack.addresses.metastore, "default", stack.name)
     connection = end_point.new_connection()
@@ -287,7 +287,7 @@ def test_v1_connection_when_a_batch_is_another_threads_then_the_others_are_close
     connection.close()
 
 
-def test_commit_when_its_answer_is_lost_then_found_out_and_each_row_is_there_once(
+def test_commit_when_its_answer_is_lost_then_resolved_and_rows_are_stored_once(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack.table("id int, note string")
@@ -306,7 +306,7 @@ def test_commit_when_its_answer_is_lost_then_found_out_and_each_row_is_there_onc
     sees(stack, list(range(20)))
 
 
-def test_commit_when_nobody_can_be_asked_then_outcome_unknown_and_that_is_not_tried_again(
+def test_commit_when_its_outcome_cannot_be_queried_then_outcome_unknown_and_not_retriable(
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.table("id int, note string")
@@ -328,7 +328,7 @@ def test_commit_when_nobody_can_be_asked_then_outcome_unknown_and_that_is_not_tr
     sees(stack, list(range(20)))  # it had happened
 
 
-def test_v1_batch_when_the_metastore_is_away_then_unavailable(stack: Stack) -> None:
+def test_v1_batch_when_the_metastore_does_not_answer_then_batch_unavailable(stack: Stack) -> None:
     stack.table("id int, note string")
     writer = v1.DelimitedInputWriter(["id", "note"], ",")
 

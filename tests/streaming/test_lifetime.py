@@ -32,7 +32,7 @@ def name_of(stack: Stack) -> TableName:
     return TableName("default", stack.name)
 
 
-def test_heartbeat_when_a_batch_waits_long_then_all_its_transactions_stay_alive(stack: Stack) -> None:
+def test_heartbeat_when_a_batch_is_open_then_all_its_transactions_stay_alive(stack: Stack) -> None:
     stack.table("id int, note string")
 
     with connect(stack, transaction_batch_size=3, heartbeat_seconds=0.5) as connection:
@@ -52,7 +52,7 @@ def open_transactions(stack: Stack) -> list[ttypes.TxnInfo]:
     return list(stack.metastore.call("get_open_txns_info").open_txns)
 
 
-def test_heartbeat_when_nobody_has_its_batch_any_more_then_it_ends(stack: Stack) -> None:
+def test_heartbeat_when_its_batch_is_garbage_collected_then_ends(stack: Stack) -> None:
     class Batch:
         def on_turn(self) -> None:
             """Nothing to do."""
@@ -64,9 +64,7 @@ def test_heartbeat_when_nobody_has_its_batch_any_more_then_it_ends(stack: Stack)
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_stream_when_it_ends_the_transaction_itself_then_its_further_records_are_refused(
-    stack: Stack, size: int
-) -> None:
+def test_stream_when_it_commits_while_being_read_then_later_records_are_refused(stack: Stack, size: int) -> None:
     class Stream(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             if self.tell():
@@ -84,7 +82,7 @@ def test_stream_when_it_ends_the_transaction_itself_then_its_further_records_are
     sees(stack, [1, 2, 5])
 
 
-def test_lock_when_somebody_has_the_table_exclusively_then_waited_for(stack: Stack) -> None:
+def test_lock_when_another_client_holds_the_table_then_waits(stack: Stack) -> None:
     stack.table("id int, note string")
     taken = stack.metastore.call(
         "lock",
@@ -111,7 +109,7 @@ def test_lock_when_somebody_has_the_table_exclusively_then_waited_for(stack: Sta
     sees(stack, list(range(10)))
 
 
-def test_commit_when_given_partitions_and_a_key_then_both_come_with_it(stack: Stack) -> None:
+def test_commit_when_given_partitions_and_a_key_then_sets_both(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="day string", **{"_meta.offset": "0"})
 
     with connect(stack) as connection:
@@ -139,7 +137,7 @@ def test_commit_when_given_partitions_and_a_key_then_both_come_with_it(stack: St
 
 
 @pytest.mark.parametrize("outcome", ["commit", "abort"])
-def test_joined_transaction_when_its_owner_ends_it_then_rows_follow_it(stack: Stack, outcome: str) -> None:
+def test_joined_transaction_when_its_owner_commits_or_aborts_then_its_rows_follow(stack: Stack, outcome: str) -> None:
     stack.table("id int, note string", partitioned="day string")
     table = load_acid_table(stack.metastore, name_of(stack))
     owner, write_id = transactions.begin_writing(stack.metastore, table.name, "owner")
@@ -180,7 +178,7 @@ print(connection.current_txn_id, flush=True)
 """
 
 
-def test_program_that_ends_with_an_open_transaction_then_it_is_aborted(stack: Stack) -> None:
+def test_program_when_it_ends_with_an_open_transaction_then_aborted(stack: Stack) -> None:
     stack.table("id int, note string")
 
     process = client(stack, LEFT_OPEN)
@@ -192,7 +190,7 @@ def test_program_that_ends_with_an_open_transaction_then_it_is_aborted(stack: St
     assert stack.count() == 0
 
 
-def test_program_killed_while_it_writes_then_the_next_client_clears_its_files(stack: Stack) -> None:
+def test_program_when_killed_while_writing_then_a_later_client_removes_its_files(stack: Stack) -> None:
     stack.table("id int, note string")
     process = client(stack, LEFT_OPEN + "\nimport time\ntime.sleep(600)\n")
     try:
@@ -215,7 +213,7 @@ def staging_of(stack: Stack) -> Path:
     return local_path(load_acid_table(stack.metastore, name_of(stack)).location) / ".ingestd-streaming"
 
 
-def test_optimizations_when_off_then_dictionaries_and_indexes_are_written_and_rows_are_the_same(stack: Stack) -> None:
+def test_optimizations_when_disabled_then_other_files_and_the_same_rows(stack: Stack) -> None:
     stack.table("id int, note string")
     sizes = []
     for optimized in (True, False):

@@ -95,7 +95,7 @@ def public(kind: type) -> set[str]:
     return {name for name in names if not name.startswith("_")}
 
 
-def test_reference_when_read_then_every_java_name_has_one_row_and_what_is_not_java_is_ours() -> None:
+def test_reference_then_has_one_row_per_java_name_and_lists_our_additions() -> None:
     rows = rows_of("Java name → Python name")
     listed = [name for row in rows for name in re.findall(r"`([^`]+)`", row[0]) if "property" not in row[0]]
     assert sorted(listed) == sorted(name for line in JAVA for name in java_names(line))
@@ -108,14 +108,14 @@ def java_names(line: str) -> list[str]:
     return re.findall(r"(?:, |\S)+", line)
 
 
-def test_page_when_read_then_how_records_are_read_is_what_the_decoders_say() -> None:
+def test_page_then_repeats_the_tables_of_the_decoders() -> None:
     for title, module in READERS.items():
         assert module.__doc__
         said = inspect.cleandoc(module.__doc__).split("\n\n", 2)[2]
         assert section("How records are read").split(f"### {title}\n\n")[1].split("\n\n###")[0].strip() == said
 
 
-def test_reference_when_read_then_every_python_name_exists_and_none_is_missing() -> None:
+def test_reference_then_lists_exactly_the_public_python_names() -> None:
     named = {name for row in rows_of("Java name → Python name") for name in re.findall(r"`([\w.]+)", row[1])}
     for kind in DESCRIBED:
         prefix = "v1." if kind.__module__ == v1.__name__ else ""
@@ -142,11 +142,11 @@ OPTIONS = {
 }
 
 
-def test_options_when_listed_then_each_is_in_the_reference() -> None:
+def test_reference_then_lists_every_option() -> None:
     assert [name for name in ConnectionOptions.__dataclass_fields__ if f"`{name}`" not in PAGE] == []
 
 
-def test_errors_when_listed_then_each_class_has_a_row_and_its_reaction_agrees() -> None:
+def test_error_table_then_has_a_row_per_class_that_agrees_with_its_reaction() -> None:
     table = {name: row[2] for row in rows_of("Errors, and what to do") for name in re.findall(r"`([\w.]+)`", row[0])}
     classes = [kind for kind in vars(ingestd.streaming).values() if is_error(kind)]
     assert {kind.__name__ for kind in classes} == {name for name in table if not name.startswith("v1.")}
@@ -158,7 +158,7 @@ def is_error(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, StreamingException)
 
 
-def test_msgpack_writer_of_the_page_when_used_then_rows_come_and_bad_records_are_refused(stack: Stack) -> None:
+def test_msgpack_writer_of_the_page_when_used_then_rows_are_stored_and_bad_records_refused(stack: Stack) -> None:
     stack.table("id int, note string")
     code = re.findall(r"```python\n(.*?)```", section("A record writer of your own"), re.DOTALL)[0]
     page: dict[str, Any] = {}
@@ -173,7 +173,7 @@ def test_msgpack_writer_of_the_page_when_used_then_rows_come_and_bad_records_are
     assert sorted(stack.sql(f"SELECT id, note FROM {stack.name}")) == [(1, "one"), (2, None), (3, None)]
 
 
-def test_importing_streaming_then_neither_spark_nor_kafka_comes_along() -> None:
+def test_import_of_streaming_then_neither_spark_nor_kafka_is_imported() -> None:
     program = (
         "import sys, ingestd.streaming, ingestd.streaming.v1\n"
         "print([name for name in sys.modules if name.split('.')[0] in ('pyspark', 'py4j', 'confluent_kafka')])"

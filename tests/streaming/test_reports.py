@@ -56,7 +56,7 @@ def test_rejects_when_records_are_bad_then_have_index_and_the_whole_record(stack
     sees(stack, [0, 1, 2, 3, 4])
 
 
-def test_rejects_of_a_stream_when_there_are_too_many_bytes_then_the_last_are_named_by_their_beginning(
+def test_rejects_of_a_stream_when_above_the_size_limit_then_the_last_have_only_their_head(
     stack: Stack,
 ) -> None:
     stack.table("id int, note string")
@@ -91,7 +91,7 @@ def test_arrow_when_a_value_does_not_fit_then_row_and_column_are_named(data: obj
         list(ArrowWriter().batches(data, [Column("a", HiveType.parse(kind))]))
 
 
-def test_batch_when_it_is_larger_than_the_metastore_opens_at_once_then_all_its_transactions_are_there(
+def test_batch_when_larger_than_the_metastores_limit_then_opened_by_several_calls(
     stack: Stack,
 ) -> None:
     stack.table("id int, note string")
@@ -108,7 +108,7 @@ def test_batch_when_it_is_larger_than_the_metastore_opens_at_once_then_all_its_t
     assert transactions.open_transactions(stack.metastore, stack.name) == []
 
 
-def test_stats_when_transactions_fail_then_counted_and_what_was_asked_for_does_not_change(stack: Stack) -> None:
+def test_stats_when_transactions_fail_then_counted_and_a_snapshot_does_not_change(stack: Stack) -> None:
     stack.table("id int, note string")
 
     with connect(stack) as connection:
@@ -130,7 +130,7 @@ def test_stats_when_transactions_fail_then_counted_and_what_was_asked_for_does_n
         assert connection.stats.records_written == 20
 
 
-def test_partition_when_clients_race_to_make_it_then_just_one_has_created_it(stack: Stack) -> None:
+def test_partition_when_clients_race_to_create_it_then_exactly_one_counts_it(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="day string")
     start = threading.Barrier(4)
     days = [f"day {number}" for number in range(4)]
@@ -153,7 +153,7 @@ def test_partition_when_clients_race_to_make_it_then_just_one_has_created_it(sta
     assert sum(created) == len(days)
 
 
-def test_v1_connection_when_it_is_closed_then_no_batch_can_be_fetched(stack: Stack) -> None:
+def test_v1_connection_when_closed_then_no_batch_can_be_fetched(stack: Stack) -> None:
     stack.table("id int, note string")
     connection = v1.HiveEndPoint(stack.addresses.metastore, "default", stack.name).new_connection()
     connection.close()
@@ -171,7 +171,7 @@ def test_v1_connection_when_it_is_closed_then_no_batch_can_be_fetched(stack: Sta
     ],
     ids=["option", "configuration", "option overrides configuration"],
 )
-def test_metastore_when_it_is_silent_then_waited_for_no_longer_than_said(options: dict[str, Any]) -> None:
+def test_metastore_when_silent_then_connection_error_after_the_time_limit(options: dict[str, Any]) -> None:
     watch = Stopwatch()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"thrift://127.0.0.1:{silent.getsockname()[1]}"
@@ -181,12 +181,12 @@ def test_metastore_when_it_is_silent_then_waited_for_no_longer_than_said(options
     assert watch.steps["refused"] < 30_000  # 60 s and more without the setting
 
 
-def test_timeout_when_read_from_the_configuration_then_in_seconds_and_60_by_default() -> None:
+def test_metastore_timeout_when_read_from_the_configuration_then_in_seconds_and_60_by_default() -> None:
     assert Configuration.of({}).timeout_seconds() == 60.0
     assert Configuration.of({"metastore.client.socket.timeout": "2m"}).timeout_seconds() == 120.0
 
 
-def test_msgpack_writer_of_the_page_when_records_have_wrong_shapes_then_each_is_refused(
+def test_msgpack_writer_of_the_page_when_records_are_malformed_then_each_is_rejected(
     page_writer: RecordWriter,
 ) -> None:
     columns = [Column(name, HiveType.parse(kind)) for name, kind in (("id", "int"), ("note", "varchar(5)"))]

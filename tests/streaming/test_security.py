@@ -87,7 +87,7 @@ def _open_user(client: Metastore, txn_id: int | None) -> str:
 # --- what a configuration and credentials make together
 
 
-def test_keytab_of_the_configuration_then_it_counts_for_a_user_who_can_read_it(
+def test_keytab_of_the_configuration_when_readable_and_a_user_is_given_then_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "some.keytab"
@@ -105,7 +105,7 @@ def test_keytab_of_the_configuration_then_it_counts_for_a_user_who_can_read_it(
     assert given == Security(Kerberos(SERVER, "etl", Path("/mine")))
 
 
-def test_user_then_one_name_means_who_we_are_in_every_mode() -> None:
+def test_user_then_sets_the_identity_in_every_login_mode() -> None:
     plain = {"metastore.client.auth.mode": "PLAIN", "metastore.client.plain.username": "other"}
     assert Security.from_hive_conf(plain, user="etl", password=PASSWORD) == Security(Plain("etl", PASSWORD))
     assert Security.from_hive_conf({}, user="etl") == Security(unsecured_user="etl")
@@ -123,7 +123,7 @@ def test_user_then_one_name_means_who_we_are_in_every_mode() -> None:
     [(Protection.AUTH, "authentication", True), (Protection.CONFIDENTIALITY, "privacy", False)],
     ids=["auth", "auth-conf"],
 )
-def test_tickets_of_the_keytab_expire_while_data_flows_then_every_commit_is_there(
+def test_keytab_when_its_tickets_expire_while_writing_then_every_commit_succeeds(
     near: Proxy, keytab: Path, tmp_path: Path, protection: Protection, given: str, *, is_readable: bool
 ) -> None:
     site = _site(
@@ -159,7 +159,7 @@ def test_tickets_of_the_keytab_expire_while_data_flows_then_every_commit_is_ther
     assert (b"open_txns" in near.sent) is is_readable
 
 
-def test_ticket_cache_of_the_caller_then_it_is_used_and_says_who_we_are(
+def test_ticket_cache_of_the_caller_then_used_for_the_login_and_the_user_name(
     kdc: Realm, server: Process, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KRB5CCNAME", kdc.ticket("ingestd", kdc.keytab("ingestd", "ingestd")))
@@ -182,7 +182,7 @@ def test_ticket_cache_of_the_caller_then_it_is_used_and_says_who_we_are(
         assert visible_ids(client, name) == list(range(10))
 
 
-def test_no_ticket_or_no_sasl_in_the_configuration_then_the_connection_is_refused_and_says_why(
+def test_connection_when_a_ticket_or_the_sasl_setting_is_missing_then_refused_with_the_reason(
     server: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     conf = {"hive.metastore.uris": server.uri, "hive.metastore.kerberos.principal": SERVER}
@@ -197,7 +197,7 @@ def test_no_ticket_or_no_sasl_in_the_configuration_then_the_connection_is_refuse
 # --- password, TLS
 
 
-def test_password_over_tls_then_it_streams_also_after_an_idle_cut(
+def test_password_over_tls_when_cut_while_idle_then_reconnects(
     home: Home, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     certificates = make(tmp_path)
@@ -242,7 +242,7 @@ def test_password_over_tls_then_it_streams_also_after_an_idle_cut(
 # --- no login
 
 
-def test_unsecured_then_the_metastore_believes_the_user_that_it_is_told(
+def test_user_when_there_is_no_login_then_sent_to_the_metastore(
     stack: Stack, home: Home, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack.table("id int, note string")

@@ -79,7 +79,7 @@ ARROW = pa.table(
     ],
     ids=["delimited", "json", "arrow"],
 )
-def test_every_type_when_written_then_hive_reads_it_as_it_was(stack: Stack, writer: Any, data: Any) -> None:
+def test_every_type_when_written_then_hive_reads_it_unchanged(stack: Stack, writer: Any, data: Any) -> None:
     stack.table(COLUMNS)
 
     with connect(stack, record_writer=writer) as connection, connection.transaction():
@@ -88,7 +88,7 @@ def test_every_type_when_written_then_hive_reads_it_as_it_was(stack: Stack, writ
     assert sorted(stack.sql(READ + stack.name)) == [EXPECTED, NULLS]
 
 
-def test_regex_when_it_matches_then_groups_are_columns_and_what_does_not_match_is_refused(stack: Stack) -> None:
+def test_regex_when_it_matches_then_groups_are_columns_otherwise_rejected(stack: Stack) -> None:
     stack.table("id int, word string", partitioned="day string")
     writer = StrictRegexWriter(r"(\d+) (?:\[(\w+)\])? on (.*)")
 

@@ -27,7 +27,7 @@ COLUMNS = ["col1", "col2", "col3", "col4", "col5"]
         (["col3", "col4"], [2, 3]),
     ],
 )
-def test_field_reordering_when_fields_are_dropped_moved_or_fewer_then_as_the_source_says(
+def test_field_reordering_when_fields_are_dropped_moved_or_fewer_then_as_in_java(
     fields: Sequence[str | None], mapping: list[int]
 ) -> None:
     assert v1.get_field_reordering(fields, COLUMNS) == mapping
@@ -55,7 +55,7 @@ DEEP = [Column("deep", HiveType.parse("array<" * 9 + "int" + ">" * 9))]
         (v1.StrictRegexWriter("(.*) (.*)"), b"1 one", b"one", ""),
     ],
 )
-def test_checker_of_our_writers_then_it_is_the_decoders_own_and_its_verdict_is_that_of_decode(
+def test_checker_of_a_built_in_writer_then_is_the_decoders_own_and_agrees_with_decode(
     writer: RecordWriter, good: bytes, bad: bytes, column: str
 ) -> None:
     decoder = writer.decoder(NOTES)
@@ -85,7 +85,7 @@ class Quick(Refusing):
 
 
 @pytest.mark.parametrize(("decoder", "reason"), [(Refusing(), "no"), (Quick(), "at a glance")])
-def test_checker_when_a_decoder_has_a_check_then_that_else_it_decodes(decoder: Refusing, reason: str) -> None:
+def test_checker_when_the_decoder_has_no_check_then_decodes_one_record(decoder: Refusing, reason: str) -> None:
     class Writer(RecordWriter):
         def decoder(self, columns: Sequence[Column]) -> Refusing:
             return decoder
@@ -117,14 +117,12 @@ UNMATCHED: dict[str, Any] = {"unmatched": "drop"}
         (lambda: v1.StrictRegexWriter("(a)(b)", **UNMATCHED).decoder(NOTES), "unmatched is 'drop'"),
     ],
 )
-def test_writers_when_given_what_they_cannot_use_then_streaming_errors_say_so(
-    make: Callable[[], Any], what: str
-) -> None:
+def test_writers_when_given_unusable_options_then_streaming_exception(make: Callable[[], Any], what: str) -> None:
     with pytest.raises(StreamingException, match=what):
         make()
 
 
-def test_batch_when_fields_come_in_another_order_then_rows_are_right(stack: Stack) -> None:
+def test_batch_when_fields_are_in_another_order_then_rows_are_correct(stack: Stack) -> None:
     stack.table("id int, note string, other double", partitioned="day string")
     end_point = v1.HiveEndPoint(stack.addresses.metastore, "default", stack.name, ("today",))
 
@@ -160,7 +158,7 @@ def test_batch_when_fields_come_in_another_order_then_rows_are_right(stack: Stac
     sees(stack, [1, 2, 3, 5])
 
 
-def test_end_points_when_they_do_not_fit_then_the_documents_errors(stack: Stack) -> None:
+def test_end_points_when_they_do_not_fit_then_the_documented_errors(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="day string")
     uri = stack.addresses.metastore
 
@@ -177,7 +175,7 @@ def test_end_points_when_they_do_not_fit_then_the_documents_errors(stack: Stack)
         connection.fetch_transaction_batch(2, v1.DelimitedInputWriter(["nonsense"], ","))
 
 
-def test_partition_when_many_clients_race_to_make_it_then_one_wins_and_none_fails(stack: Stack) -> None:
+def test_partition_when_many_clients_race_to_create_it_then_none_fails(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="day string")
     start = threading.Barrier(6)
     failures: list[BaseException] = []

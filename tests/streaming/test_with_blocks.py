@@ -17,7 +17,7 @@ from tests.support.stack import Stack
 
 
 @pytest.mark.parametrize("size", [1, 3], ids=["alone", "batch"])
-def test_block_when_it_raises_while_the_metastore_is_away_then_its_own_error_leaves(stack: Stack, size: int) -> None:
+def test_block_when_it_raises_while_the_metastore_is_down_then_its_own_error_is_raised(stack: Stack, size: int) -> None:
     stack.table("id int, note string")
 
     def fail(between: Proxy) -> None:
@@ -48,7 +48,7 @@ def write_and_close(connection: HiveStreamingConnection) -> None:
         connection.close()
 
 
-def test_block_when_it_ends_its_transaction_itself_then_that_stands_and_a_failure_is_told(stack: Stack) -> None:
+def test_block_when_it_ends_its_transaction_then_respected_and_an_earlier_failure_is_raised(stack: Stack) -> None:
     stack.table("id int, note string")
 
     with connect(stack) as connection:

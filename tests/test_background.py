@@ -1,0 +1,70 @@
+"""`Background` runs calls in order, raises their errors once, and finishes when the interpreter exits."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ingestd.background import Background
+
+
+def test_calls_when_queued_then_run_in_order_and_errors_are_raised_once() -> None:
+    work = Background("test")
+    done: list[int] = []
+    running = threading.Event()
+    go_on = threading.Event()
+
+    def slow() -> None:
+        running.set()
+        assert go_on.wait(10)
+        done.append(1)
+
+    work.run(slow)
+    assert running.wait(10)
+    assert done == []
+    go_on.set()
+    work.run(lambda: done.append(2))
+    work.wait()
+    assert done == [1, 2]
+
+    work.run(lambda: done.append(1 // 0))
+    with pytest.raises(ZeroDivisionError):
+        work.run(lambda: done.append(3))
+    work.wait()
+    assert done == [1, 2]
+    work.run(lambda: done.append(1 // 0))
+    work.close()
+    work.run(lambda: done.append(4))
+    work.close()
+    assert done == [1, 2, 4]
+    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("test")] == []
+
+
+AFTER_EXIT = """
+import threading, time, atexit
+from ingestd.background import Background
+
+def wait():
+    threading.main_thread().join()
+    time.sleep(0.2)
+    work()
+
+def work():
+    background = Background("late")
+    for number in range(3):
+        background.run(lambda: print(number, flush=True))
+        background.wait()
+
+threading.Thread(target=wait).start()
+atexit.register(work)
+"""
+
+
+def test_calls_when_the_interpreter_exits_then_still_run() -> None:
+    ended = subprocess.run([sys.executable, "-c", AFTER_EXIT], capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.split() == ["0", "1", "2"] * 2
