@@ -10,7 +10,7 @@
 
 "refused" is InvalidTransactionState and changes nothing. A failure is any error except a bad record (RecordError) in
 begin, write or commit: it also aborts the unused transactions of the batch, and the next begin opens a new batch.
-Outside OPEN only begin can fail. A joined transaction can begin only once.
+Outside OPEN only begin can fail; if it cannot even open a batch, the state stays. A joined transaction can begin once.
 
 Invariant: at most one transaction of a connection is open.
 """

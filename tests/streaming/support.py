@@ -1,4 +1,4 @@
-"""What the tests of streaming share: connections to a test's own table, and clients in processes of their own."""
+"""Support for the tests of streaming: connections to the test's table, and client programs."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from tests.support.stack import Stack
 
 
 def rows(first: int, count: int = 10, **more: list[str]) -> pa.Table:
-    """`count` rows with ids from `first`, and further columns."""
+    """`count` rows with ids from `first`, plus the columns in `more`."""
     ids = list(range(first, first + count))
     return pa.table({"id": pa.array(ids, pa.int32()), "note": [f"note {one}" for one in ids], **more})
 
 
 def batches(data: object, **types: str) -> list[pa.RecordBatch]:
-    """The data as batches of a table with these columns."""
+    """The data, converted by an ArrowWriter to a table with these columns."""
     return list(ArrowWriter().batches(data, [Column(name, HiveType.parse(text)) for name, text in types.items()]))
 
 
 def connect(stack: Stack, **options: Any) -> HiveStreamingConnection:
-    """A connection to the test's table."""
+    """Connect to the test's table."""
     defaults: dict[str, Any] = {
         "database": "default",
         "table": stack.name,
@@ -42,7 +42,7 @@ def connect(stack: Stack, **options: Any) -> HiveStreamingConnection:
 
 
 def counted(stack: Stack, name: str = "") -> int:
-    """The number that Hive answers `count(*)` from once it trusts it: numRows of the table or of all its partitions."""
+    """numRows of the table, or the sum of its partitions: the source of `count(*)` once Hive trusts its statistics."""
     table = load_acid_table(stack.metastore, TableName("default", name or stack.name))
     if not table.partition_columns:
         return int(table.parameters["numRows"])
@@ -51,7 +51,7 @@ def counted(stack: Stack, name: str = "") -> int:
 
 
 def client(stack: Stack, script: str, *arguments: str) -> subprocess.Popen[str]:
-    """A Python program that streams; it gets the metastore's URI and the table's name before `arguments`."""
+    """Start a Python program with the metastore's URI, the table's name and `arguments` on its command line."""
     path = stack.directory / f"client-{uuid.uuid4().hex[:6]}.py"
     path.write_text(script, encoding="utf-8")
     root = str(Path(__file__).resolve().parents[2])
@@ -66,7 +66,7 @@ def client(stack: Stack, script: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def sees(stack: Stack, ids: Sequence[int], where: str = "") -> None:
-    """HiveServer2 reads exactly these ids: row by row, through a Tez job, and counted."""
+    """Assert that HiveServer2 reads exactly these ids: row by row, in a Tez job, and from its statistics."""
     expected = sorted(ids)
     assert sorted(row[0] for row in stack.sql(f"SELECT id FROM {stack.name} {where}")) == expected
     assert stack.count(where) == len(expected)

@@ -1,4 +1,4 @@
-"""Arguments of wrong types and values: each is an error of the streaming API that says how to write it."""
+"""Arguments of the wrong type or out of range raise a StreamingException that names the correct form."""
 
 from __future__ import annotations
 
@@ -170,11 +170,11 @@ def test_field_reordering_when_the_case_differs_then_names_match() -> None:
 
 
 class Text(str):
-    """A str of one's own."""
+    """A subclass of str."""
 
 
 class Record(bytes):
-    """Bytes of one's own."""
+    """A subclass of bytes."""
 
 
 def test_partition_values_when_passed_by_name_or_in_order_then_the_same_partition(stack: Stack) -> None:
@@ -226,7 +226,7 @@ def test_partition_values_when_passed_by_name_or_in_order_then_the_same_partitio
 
 
 class Unread:
-    """Not a stream: its `read` takes no size."""
+    """Not a stream: its `read` has no parameter for a size."""
 
     def read(self) -> bytes:
         return b""
@@ -261,7 +261,7 @@ def test_records_when_of_any_bytes_type_then_accepted_and_other_types_refused(st
 
 
 class Own(RecordWriter):
-    """A writer of one's own that never calls `RecordWriter.__init__`, with the decoder that it is given."""
+    """A custom writer that never calls `RecordWriter.__init__`."""
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
@@ -271,7 +271,7 @@ class Own(RecordWriter):
 
 
 class Answers:
-    """A decoder that answers what it was told to."""
+    """A decoder that returns what `answer` returns."""
 
     def __init__(self, answer: Callable[[Sequence[bytes | None]], Any]) -> None:
         self.decode = answer

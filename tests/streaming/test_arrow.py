@@ -1,4 +1,4 @@
-"""ArrowWriter keeps every value as it was, or refuses the call: each conversion, and frames as users have them."""
+"""ArrowWriter converts every value without change, or refuses the call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def written(array: pa.Array, kind: str) -> list[Any]:
 
 
 def view(values: list[int | None], kind: pa.DataType) -> pa.Array:
-    """An array of a type that is numbers inside."""
+    """An array of a type that is stored as numbers."""
     return pa.array(values, pa.int64()).view(kind)
 
 
@@ -41,7 +41,7 @@ CATEGORIES = pa.DictionaryArray.from_arrays(
     pa.array([1, None, 0], pa.uint32()), pa.array(["b", "a", "unused and long"], pa.string_view())
 )
 RUNS = pa.RunEndEncodedArray.from_arrays(pa.array([2, 3], pa.int32()), pa.array(["b", None]))
-JSON = pa.array(["{}"], pa.json_() if hasattr(pa, "json_") else pa.string())  # since Arrow 19
+JSON = pa.array(["{}"], pa.json_() if hasattr(pa, "json_") else pa.string())  # added in Arrow 19
 MIDNIGHT = view([86_400_000_000, None, -86_400_000_000], US)
 KEEPS: list[tuple[str, Any, list[Any]]] = [
     ("tinyint", pa.array([1, -128, None], pa.int64()), [1, -128, None]),
@@ -184,7 +184,7 @@ def fits(value: Any, kind: str) -> bool:
 
 
 def is_kept(value: Any, found: Any, kind: str) -> bool:
-    """Whether the column's value is the number, or the nearest float."""
+    """Whether the column's value equals the number, or is the nearest float."""
     if kind not in FLOATS or not math.isfinite(value):
         return bool(found == value) or (math.isnan(found) and math.isnan(value))
     make = FLOATS[kind][0]

@@ -1,4 +1,4 @@
-"""Frames of pandas and polars arrive as they are, or are refused."""
+"""pandas and polars data frames are converted without change, or refused."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ STAMP = pd.Timestamp("2020-01-01 00:00:00.000000001")
 FRAMES: list[tuple[str, Callable[[], Any], str]] = [
     ("date", lambda: pd.DataFrame({"c": [date(2020, 1, 1), datetime(2020, 1, 1, 5)]}, dtype=object), "not all objects"),
     ("timestamp", lambda: pd.DataFrame({"c": [STAMP]}, dtype=object), "not all objects"),
-    ("int", lambda: pd.DataFrame({"c": [1, "x"]}, dtype=object), "no Arrow table"),
-    ("int", lambda: pd.DataFrame({"c": [2**70]}, dtype=object), "no Arrow table"),
+    ("int", lambda: pd.DataFrame({"c": [1, "x"]}, dtype=object), "cannot be converted to an Arrow table"),
+    ("int", lambda: pd.DataFrame({"c": [2**70]}, dtype=object), "cannot be converted to an Arrow table"),
     ("int", lambda: pd.DataFrame([[1, 2]], columns=["c", "c"]), "Duplicate column"),
     ("int", lambda: pd.DataFrame({"c": pd.period_range("2020", periods=1)}), "period"),
     ("binary", lambda: pl.DataFrame({"c": pl.Series([object()], dtype=pl.Object)}), "Python objects"),
-    ("bigint", lambda: pl.DataFrame({"c": pl.Series([1], dtype=pl.Int128)}), "no Arrow table"),
-    ("int", lambda: pl.Series([1]), "no Arrow table"),
+    ("bigint", lambda: pl.DataFrame({"c": pl.Series([1], dtype=pl.Int128)}), "cannot be converted to an Arrow table"),
+    ("int", lambda: pl.Series([1]), "cannot be converted to an Arrow table"),
     ("int", lambda: pl.LazyFrame({"c": [1]}), "cannot write LazyFrame"),
     ("int", lambda: {"c": [1]}, "cannot write dict"),
 ]

@@ -1,4 +1,4 @@
-"""Transaction batches: N transactions share a delta and a file for each bucket, and readers look in between."""
+"""Transaction batches: N transactions share a delta and one file per bucket, which readers see commit by commit."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_batch_when_the_table_is_overwritten_before_the_commit_then_transaction_
 
 
 def _flushing_at_once() -> dict[str, Any]:
-    """Options with which each write registers its partitions and gives its rows to the files of the batch."""
+    """Options that flush after each write: partitions are registered, and rows written to the files of the batch."""
     short = {"hive.heap.memory.monitor.usage.threshold": "0"}
     return {"configuration": short, "auto_flush_check_interval_size": 1}
 
@@ -117,8 +117,8 @@ def test_truncate_when_before_the_commit_then_transaction_error(stack: Stack, si
         with connection.transaction():
             connection.write(rows(0))
         connection.begin_transaction()
-        connection.write(rows(10))  # and its partitions are registered, in a batch
-        stack.sql(f"TRUNCATE TABLE {stack.name}")  # waits for commits only, and those take moments
+        connection.write(rows(10))  # in a batch this also registers its partitions
+        stack.sql(f"TRUNCATE TABLE {stack.name}")  # it waits only for commits
         with pytest.raises(TransactionError, match="truncated"):
             connection.commit_transaction()
         with connection.transaction():
@@ -136,7 +136,7 @@ def test_truncate_when_during_the_commit_then_transaction_error_and_rows_are_wit
         with connection.transaction():
             connection.write(rows(0))
         truncation = Truncation(stack.metastore, name)
-        with connection.transaction():  # it is not waited for
+        with connection.transaction():  # the commit does not wait for it
             connection.write(rows(10))
         connection.begin_transaction()
         connection.write(rows(20))
@@ -217,7 +217,7 @@ for turn in range(3):
 def test_client_when_killed_in_a_commit_of_a_batch_then_only_earlier_commits_are_visible(
     stack: Stack,
 ) -> None:
-    """The commit stops between writing its files and the request for its lock."""
+    """The client is killed after it wrote the files of the commit, while it waits for the lock of the commit."""
     make_table(stack)
     with proxy(stack.addresses.metastore) as between:
         process = client(stack, KILLED, between.uri)
@@ -239,7 +239,7 @@ def test_client_when_killed_in_a_commit_of_a_batch_then_only_earlier_commits_are
     with connect(stack) as connection, connection.transaction():
         connection.write(rows(100))
     sees(stack, [*range(20), *range(100, 110)])
-    for txn in ids[2:]:  # as the metastore's time-out will
+    for txn in ids[2:]:  # as the metastore does after a time-out
         transactions.abort(stack.metastore, txn)
     compact(stack, f"default.{stack.name}", "major")
     sees(stack, [*range(20), *range(100, 110)])

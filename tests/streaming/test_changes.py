@@ -1,4 +1,4 @@
-"""A table that changes between two transactions of one connection, and a program that forks."""
+"""A table that changes between two transactions of a connection, and a program that forks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def recreate(stack: Stack, columns: str, partitioned: str = "") -> None:
 
 
 def new_place(stack: Stack) -> Path:
-    """A directory for a table or partition to move to; Hive wants it in the warehouse."""
+    """A new location for a table or partition; Hive requires it to be in the warehouse."""
     place = local_path(stack.addresses.warehouse) / f"{stack.name}_elsewhere"
     place.mkdir()
     return place
@@ -69,7 +69,7 @@ def test_table_when_extended_moved_or_recreated_alike_then_its_new_definition_is
         with arrow.transaction():
             arrow.write(rows(30, 1))
         write_ids = [*by_name.txn_to_write_ids.values(), *arrow.txn_to_write_ids.values()]
-        assert max(write_ids) <= 7  # the new table's own
+        assert max(write_ids) <= 7  # write ids of the new table
         sees(stack, [3, 4, 30])
 
         stack.sql(f"ALTER TABLE {stack.name} SET LOCATION 'file:{elsewhere}'")
@@ -254,7 +254,7 @@ if not child:
         with own.transaction():
             own.write(rows(50))
     print("said", json.dumps(said), flush=True)
-    sys.exit()  # all that ends with an interpreter ends here, destructors too
+    sys.exit()  # runs exit handlers and destructors in the child
 assert os.waitpid(child, 0)[1] == 0
 connection.write(rows(1))
 connection.commit_transaction()

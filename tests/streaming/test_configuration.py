@@ -1,4 +1,4 @@
-"""Options, the builder, Hive's configuration and what it makes of a session, and the files that come of it."""
+"""Options, the builder, the Hive configuration, and their effects on heartbeats and files."""
 
 from __future__ import annotations
 
@@ -49,6 +49,19 @@ def test_builder_then_has_exactly_one_method_per_option() -> None:
     assert len(set(given.values())) == len(methods)
     renamed = {"configuration": "with_hive_conf"}
     assert all(value == renamed.get(option, f"with_{option}") for option, value in given.items())
+
+
+def test_constructor_then_its_parameters_are_the_options_for_help_and_type_checkers() -> None:
+    parameters = inspect.signature(HiveStreamingConnection).parameters
+    assert list(parameters) == [field.name for field in fields(ConnectionOptions)]
+    assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for one in parameters.values())
+    # mypy reports an unused "type: ignore", so these lines also test the static types.
+    with pytest.raises(InvalidConnection, match="no option 'tabel'"):
+        HiveStreamingConnection(record_writer=ArrowWriter(), tabel="t")  # type: ignore[call-arg]
+    with pytest.raises(InvalidConnection, match="table must be text"):
+        HiveStreamingConnection(record_writer=ArrowWriter(), table=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="options by name"):
+        HiveStreamingConnection(ArrowWriter())  # type: ignore[call-arg]
 
 
 class _Raw:
@@ -116,7 +129,7 @@ def test_configuration_then_six_settings_are_forced_and_each_override_is_logged(
     again = Configuration.of(found, streaming_optimizations=True)
     assert again == found
     assert Configuration.of(None, streaming_optimizations=False) == FORCED | {OPTIMIZATIONS: "false"}
-    # Read for `Security.from_hive_conf` before there is a connection, so nobody has said it yet.
+    # Without a connection, as for `Security.from_hive_conf`, the option is not known.
     assert Configuration.of({}) == FORCED
     assert not caplog.records
 
@@ -132,11 +145,11 @@ def test_optimizations_when_disabled_in_the_configuration_then_the_option_takes_
         caplog.clear()
 
 
-# --- what a session has
+# --- heartbeats
 
 
 def test_heartbeat_interval_then_half_of_the_metastores_transaction_timeout(processes: None, tmp_path: Path) -> None:
-    """A metastore of its own, as the stack's value is Hive's default."""
+    """Uses its own metastore: the one of the stack has Hive's default of 300 s."""
     names = dict.fromkeys(("hive.txn.timeout", "metastore.txn.timeout"), "3s")
     with metastore(Home(tmp_path / "home"), "brief", names) as server, proxy(server.uri) as door:
         with closing(Metastore(server.uri)) as client:
@@ -146,7 +159,7 @@ def test_heartbeat_interval_then_half_of_the_metastores_transaction_timeout(proc
             watch = Stopwatch()
             for _ in range(2):
                 seen = door.calls["heartbeat_txn_range"]
-                eventually("a beat", lambda: door.calls["heartbeat_txn_range"] > seen, 10)  # noqa: B023
+                eventually("a heartbeat", lambda: door.calls["heartbeat_txn_range"] > seen, 10)  # noqa: B023
                 watch.lap("beats")
             assert 2800 < watch.steps["beats"] < 4500
             connection.commit_transaction()
@@ -164,7 +177,7 @@ def test_files_when_optimized_then_light_compression_and_no_dictionaries_or_inde
     file = _written(stack, size=size)
     found = _Orc(file)
     assert found.compression == compression
-    # Integers and strings as they are: DIRECT or DIRECT_V2.
+    # DIRECT and DIRECT_V2 encode integers and strings without dictionaries.
     assert set(found.encodings) <= {_DIRECT, _DIRECT_V2}
     assert found.index_entries <= 1
     assert stack.sql(f"SELECT count(*), count(DISTINCT note) FROM {stack.name} WHERE id >= 0") == [(30_000, 5)]
@@ -179,7 +192,7 @@ def test_files_when_not_optimized_then_the_tables_compression_dictionaries_and_i
 
 
 def _written(stack: Stack, size: int, **options: Any) -> Path:
-    """A file of 30,000 rows."""
+    """Write a file of 30,000 rows and return its path."""
     with connect(stack, transaction_batch_size=size, **options) as connection:
         connection.begin_transaction()
         connection.write(pa.table({"id": range(30_000), "note": [f"value {n % 5}" for n in range(30_000)]}))
@@ -190,7 +203,7 @@ def _written(stack: Stack, size: int, **options: Any) -> Path:
 
 
 class _Orc:
-    """What the tail of a file and the footers of its stripes say, by the field numbers of orc_proto."""
+    """Metadata from a file's tail and stripe footers, by the field numbers of orc_proto."""
 
     def __init__(self, file: Path) -> None:
         data = file.read_bytes()
@@ -224,7 +237,7 @@ def _number(message: bytes, number: int) -> int:
 
 
 def test_hive_site_when_not_named_then_not_read(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `configuration` no file is looked for, not even where Hive's own clients look."""
+    """Without `configuration` no file is searched for, not even in HIVE_CONF_DIR."""
     stack.table("id int, note string")
     (tmp_path / "hive-site.xml").write_text("<configuration><nonsense")
     monkeypatch.setenv("HIVE_CONF_DIR", str(tmp_path))

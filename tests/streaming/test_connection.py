@@ -1,4 +1,4 @@
-"""One connection: what it writes, what it counts, how it refuses, and what it leaves when it ends."""
+"""One connection: its rows, its counters, its errors, and what remains when it ends."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_partitions_when_dynamic_then_null_and_empty_go_to_the_default_partition
     found = stack.sql(f"SELECT id, note, day, hour FROM {stack.name}")
     assert sorted(found) == [
         (1, "a", "2026-01-01", 5),
-        (2, "b", "__HIVE_DEFAULT_PARTITION__", None),  # so Hive shows a string's default partition
+        (2, "b", "__HIVE_DEFAULT_PARTITION__", None),  # as Hive shows the default partition of a string column
         (3, "c", "__HIVE_DEFAULT_PARTITION__", 7),
         (4, "d", "a/b=c", 5),
     ]

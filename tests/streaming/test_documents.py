@@ -1,4 +1,4 @@
-"""The documents' own example: two threads stream into a bucketed, partitioned table, read back through HiveServer2."""
+"""The example of the source documents: two threads write a bucketed, partitioned table; HiveServer2 reads it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def static(uri: str, database: str) -> None:
 
 
 def dynamic(uri: str, database: str) -> None:
-    """Thread 2: dynamic partitioning, by the builder."""
+    """Thread 2: dynamic partitioning, with the builder."""
     connection = (
         HiveStreamingConnection.new_builder()
         .with_database(database)

@@ -1,4 +1,4 @@
-"""Connections to the metastore break in every place, and a streaming client goes on."""
+"""A streaming client survives broken connections to the metastore at every call."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ SURVIVED = [
 
 
 def test_every_call_when_its_first_answer_is_lost_then_rows_are_stored_once(stack: Stack, near: Proxy) -> None:
-    """One address only, so each is asked again there; the commit is settled by `hive/ending.py`, which asks too."""
+    """With a single address calls are repeated there; `publish/outcome.py` resolves the outcome of the commit."""
     stack.table("id int, note string", partitioned="day string")
     for method in [*SURVIVED, "commit_txn"]:
         near.lose_answer(method)
@@ -114,7 +114,7 @@ def test_every_call_when_its_first_answer_is_lost_then_rows_are_stored_once(stac
         connection.abort_transaction()
         assert near.calls["abort_txn"] == 2
         asked = ttypes.ShowLocksRequest(dbname="default", tablename=stack.name)
-        assert not stack.metastore.call("show_locks", asked).locks  # the second lock went with the first
+        assert not stack.metastore.call("show_locks", asked).locks  # the abort released both locks
         with connection.transaction():
             connection.write(rows(20, day=["a", "c"] * 5))
 
@@ -155,10 +155,10 @@ def test_begin_when_its_answer_is_lost_then_not_repeated_and_the_next_begin_work
 
 @contextmanager
 def _interrupted(near: Proxy) -> Iterator[None]:
-    """Ctrl-C comes in the block while a call waits for its answer, which comes after that."""
+    """Send SIGINT while a call in the block waits for its answer, then let the answer through."""
 
     def interrupt() -> None:
-        eventually("a call that waits", lambda: near.calls.total() > calls)
+        eventually("a waiting call", lambda: near.calls.total() > calls)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         near.flowing.set()
 
@@ -281,7 +281,7 @@ def test_all_addresses_when_down_then_connection_error_and_a_later_transaction_w
         with connection.transaction():
             connection.write(rows(10))
     sees(stack, range(10, 20))
-    # Nobody could be told to abort it: it is left to its time-out.
+    # The abort reached no metastore, so the transaction is left to its time-out.
     assert left in stack.metastore.call("get_open_txns").open_txns
     stack.metastore.call("abort_txn", ttypes.AbortTxnRequest(txnid=left))
 
@@ -293,7 +293,7 @@ def test_all_addresses_when_down_at_connect_then_connection_error(near: Proxy, o
         connect(stack, metastore_uri=f"{near.uri},{other.uri}")
 
 
-# --- the rule itself
+# --- which calls are repeated
 
 
 def test_repeatable_calls_then_each_exists_and_none_could_apply_twice() -> None:

@@ -1,4 +1,4 @@
-"""What a streaming client is told when something fails, and what is left of its transactions then."""
+"""Errors of a streaming client, and the state of its transactions after them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_batch_when_the_metastore_aborted_its_transaction_then_a_later_write_fai
                 return error
             return None
 
-        error = eventually("a beat to find out", refused, 20)
+        error = eventually("a heartbeat that finds the transaction aborted", refused, 20)
         assert "aborted the transaction" in error.what
         assert error.reaction is Reaction.REWIND
         assert connection.current_transaction_state is TxnState.ABORTED
@@ -325,7 +325,7 @@ def test_commit_when_its_outcome_cannot_be_queried_then_outcome_unknown_and_not_
         with connection.transaction():
             connection.write(rows(10))
 
-    sees(stack, list(range(20)))  # it had happened
+    sees(stack, list(range(20)))  # the commit had succeeded
 
 
 def test_v1_batch_when_the_metastore_does_not_answer_then_batch_unavailable(stack: Stack) -> None:

@@ -1,4 +1,4 @@
-"""What keeps a transaction alive, what makes it wait, and what is left when its program ends."""
+"""Heartbeats, locks and commits of a transaction, and what remains when its program ends."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_program_when_killed_while_writing_then_a_later_client_removes_its_files
     assert [one.name for one in staging.iterdir()] == [str(txn_id)]
 
     with connect(stack):
-        assert [one.name for one in staging.iterdir()] == [str(txn_id)]  # its transaction is open still
+        assert [one.name for one in staging.iterdir()] == [str(txn_id)]  # the transaction is still open
     transactions.abort(stack.metastore, txn_id)
     with connect(stack):
         assert list(staging.iterdir()) == []

@@ -33,8 +33,8 @@ DESCRIBED = [
     v1.StreamingConnection,
     v1.TransactionBatch,
 ]
-# Every public method of org.apache.hive.streaming and org.apache.hive.hcatalog.streaming that a user of Java calls, as
-# the first column has it.
+# The public methods of org.apache.hive.streaming and org.apache.hive.hcatalog.streaming that Java programs call, as
+# written in the first column.
 JAVA = """
 HiveStreamingConnection.newBuilder() Builder.withDatabase Builder.withTable Builder.withStaticPartitionValues
 Builder.withAgentInfo Builder.withHiveConf Builder.withTransactionBatchSize Builder.withStreamingOptimizations
@@ -58,7 +58,7 @@ TransactionBatch.remainingTransactions TransactionBatch.getCurrentTransactionSta
 TransactionBatch.isClosed TransactionBatch.close TransactionBatch.heartbeat DelimitedInputWriter
 DelimitedInputWriter.getFieldReordering
 """.replace("_", " ").split("\n")
-# What Python adds, or Hive has as a property of the table.
+# Additions of this API, and options that are table properties in Hive.
 OURS = {
     "Builder.with_metastore_uri",
     "Builder.with_metastore_timeout_seconds",
@@ -90,7 +90,7 @@ def rows_of(title: str) -> list[list[str]]:
 
 
 def public(kind: type) -> set[str]:
-    """Methods, properties, fields and annotated attributes, inherited ones too."""
+    """Public methods, properties, fields and annotated attributes, including inherited ones."""
     names = {name for base in kind.__mro__[:-1] for name in (*vars(base), *vars(base).get("__annotations__", {}))}
     return {name for name in names if not name.startswith("_")}
 
@@ -104,7 +104,7 @@ def test_reference_then_has_one_row_per_java_name_and_lists_our_additions() -> N
 
 
 def java_names(line: str) -> list[str]:
-    """Names are separated by blanks; a blank behind a comma is part of one."""
+    """Names separated by blanks; a blank after a comma belongs to the name."""
     return re.findall(r"(?:, |\S)+", line)
 
 
@@ -162,7 +162,7 @@ def test_msgpack_writer_of_the_page_when_used_then_rows_are_stored_and_bad_recor
     stack.table("id int, note string")
     code = re.findall(r"```python\n(.*?)```", section("A record writer of your own"), re.DOTALL)[0]
     page: dict[str, Any] = {}
-    exec(code, page)  # the page is ours
+    exec(code, page)  # trusted: part of this repository
 
     with connect(stack, record_writer=page["MsgpackWriter"]()) as connection, connection.transaction():
         connection.write(msgpack.packb({"id": 1, "note": "one"}))

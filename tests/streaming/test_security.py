@@ -1,6 +1,6 @@
-"""Streaming through logins: Kerberos with tickets that expire meanwhile, passwords, TLS, and a name that is just told.
+"""Streaming to secured metastores: Kerberos with expiring tickets, passwords, TLS, and a user name without a login.
 
-The secured metastores have no HiveServer2, so rows are read from the files of all write ids that are committed.
+The secured metastores have no HiveServer2, so the tests read the rows of all committed write ids from the files.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def near(server: Process) -> Iterator[Proxy]:
 
 
 def _site(folder: Path, **properties: str) -> Path:
-    """A hive-site.xml; `__` stands for the dots of a name."""
+    """Write a hive-site.xml; `__` in a keyword stands for a dot."""
     lines = "".join(
         f"<property><name>{key.replace('__', '.')}</name><value>{value}</value></property>"
         for key, value in properties.items()
@@ -79,12 +79,12 @@ def _connect(uri: str | None, table: str, **options: Any) -> HiveStreamingConnec
 
 
 def _open_user(client: Metastore, txn_id: int | None) -> str:
-    """Who the metastore says has opened a transaction."""
+    """The user that the metastore recorded for a transaction."""
     (found,) = [txn for txn in client.call("get_open_txns_info").open_txns if txn.id == txn_id]
     return str(found.user)
 
 
-# --- what a configuration and credentials make together
+# --- security settings from a configuration and credentials
 
 
 def test_keytab_of_the_configuration_when_readable_and_a_user_is_given_then_used(
@@ -148,10 +148,10 @@ def test_keytab_when_its_tickets_expire_while_writing_then_every_commit_succeeds
                 with connection.transaction():
                     assert _open_user(client, connection.current_txn_id) == "brief"
                     connection.write(rows(count * 20, day=["a", "b"] * 5))
-                    # The second half goes by fresh logins, those after the expiry by fresh tickets.
+                    # Reconnecting logs in again; after the expiry that requires new tickets.
                     dialled = near.accepted
                     near.cut()
-                    eventually("the heartbeat to dial anew", lambda: near.accepted > dialled)  # noqa: B023
+                    eventually("the heartbeat to reconnect", lambda: near.accepted > dialled)  # noqa: B023
                     connection.write(rows(count * 20 + 10, day=["b", "c"] * 5))
                 count += 1
             assert connection.stats.committed_transactions == count
@@ -205,7 +205,7 @@ def test_password_over_tls_when_cut_while_idle_then_reconnects(
         "metastore.authentication": "CONFIG",
         "metastore.authentication.config.username": "ingestd",
         "metastore.authentication.config.password": PASSWORD,
-        # The metastore ends at once when it is to be told the user as well.
+        # The metastore closes the connection if set_ugi is sent as well.
         "metastore.execute.setugi": "false",
     }
     conf = {
@@ -260,7 +260,7 @@ def test_user_when_there_is_no_login_then_sent_to_the_metastore(
     sees(stack, range(10))
     assert not caplog.records
 
-    # What the metastore itself does for us, it does as that user.
+    # Objects that the metastore creates belong to that user.
     with metastore(home, "open", {}) as server, closing(Metastore(server.uri, security=told)) as client:
         client.call("create_database", ttypes.Database(name="told", parameters={}))
         assert client.call("get_database", "told").ownerName == "etl"

@@ -1,4 +1,4 @@
-"""Every writer brings every column type to Hive as it was."""
+"""Every writer stores values of every column type without change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The older face: end points, transaction batches, fields in their own order."""
+"""The V1 API: end points, transaction batches, fields in any order."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def test_checker_of_a_built_in_writer_then_is_the_decoders_own_and_agrees_with_d
 
 
 class Refusing:
-    """A decoder of one's own, with no quick look."""
+    """A custom decoder without `check`."""
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         return DecodeResult([], [Reject.of(row, value, "", "no") for row, value in enumerate(values) if value], 0)
 
 
 class Quick(Refusing):
-    """The same with one."""
+    """The same with `check`."""
 
     def check(self, value: bytes) -> Reject | None:
         return Reject.of(0, value, "", "at a glance")
@@ -190,7 +190,7 @@ def test_partition_when_many_clients_race_to_create_it_then_none_fails(stack: St
                 batch.write(str(number).encode())
                 batch.commit()
                 batch.close()
-        except BaseException as error:  # noqa: BLE001 - the main thread tells of it
+        except BaseException as error:  # noqa: BLE001 - the main thread reports it
             failures.append(error)
 
     threads = [threading.Thread(target=race, args=(number,)) for number in range(6)]

@@ -1,4 +1,4 @@
-"""`with connection` and `with connection.transaction()`: which error leaves the block."""
+"""`with connection` and `with connection.transaction()`: which error the block raises."""
 
 from __future__ import annotations
 
