@@ -1,4 +1,4 @@
-"""One mapping's life: plan, stage, commit, and what happens when a step fails.
+"""The life of one mapping: ownership, recovery, and a pipeline of plan, stage and commit.
 
-Invariant: rows and the offsets that produced them travel in one value, from the plan to the commit.
+Invariant: rows and the offset ranges they came from travel in one value, from the plan to the commit.
 """

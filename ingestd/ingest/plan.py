@@ -1,8 +1,8 @@
-"""When the next transaction is due and which offset ranges it takes.
+"""When the next transaction is due, and which offset ranges it reads.
 
-Invariant: ranges are contiguous from the position, so the end of one plan is the position of the next; a plan never
-reaches past the last stable offset, and a gap between the position and what Kafka still has is never stepped over
-unless the policy says so. A position is used only with the topic that it was stored for: topic ids are unique, so when
+Invariant: ranges are contiguous from the position, so a plan starts where the previous one ends. No plan exceeds the
+last stable offset. A gap between the position and the first offset that Kafka still has is skipped only if
+`on_offset_loss` says so. A position is used only with the topic that it was stored for: topic ids are unique, so if
 `confirm` finds the id of the position after the records were read, all of them came from that topic.
 """
 
@@ -18,20 +18,21 @@ from ingestd.ingest.options import MappingOptions, OnLoss, StartOptions
 from ingestd.kafka.admin import Broker, Topic
 from ingestd.kafka.ranges import OffsetRange, Offsets, Position, TopicIdentity, TopicPartition, cap
 
+# How often the ends of the partitions are read, and how often the topics are described.
 _LOOK_SECONDS = 0.1
 _TOPICS_SECONDS = 10.0
-# A new leader may for a moment report an end that is lower than what its predecessor had already served.
+# A new leader may report for a moment an end that is lower than what the former leader has served.
 _BEHIND_SECONDS = 5.0
-# Until a stage has shown how large records are they are taken for large: the first transactions are small, not huge.
-_FIRST_GUESS_BYTES = 8192.0
+# The assumed size of a record until a stage has measured it: large, so that the first transactions are not too large.
+_ASSUMED_RECORD_BYTES = 8192.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The ranges of one transaction; `before` is the stored position that it follows, `after` what it will store.
+    """The ranges of one transaction, the stored position before it, and the position that it stores.
 
-    `gaps` says which lost offsets it passes over. A plan without ranges only stores a position: one that replaces a
-    lost one, or one whose topics were unknown.
+    `gaps` describes the lost offsets that it skips. A plan without ranges only stores a position: the first one, one
+    that replaces a lost one, or one that adds the ids of topics.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -41,32 +42,32 @@ class Plan:
 
 
 class Planner:
-    """Watches the ends of a mapping's topics; not thread-safe, one per mapping."""
+    """Plans the transactions of one mapping. `confirm` and `learn_size` may be called from other threads."""
 
     def __init__(self, broker: Broker, options: MappingOptions) -> None:
         self._broker = broker
         self._options = options
-        self._record_bytes = _FIRST_GUESS_BYTES
+        self._record_bytes = _ASSUMED_RECORD_BYTES
         self._topics: dict[str, Topic] = {}
         self._topics_known = Deadline.after(0.0)
         self._behind: dict[TopicPartition, Deadline] = {}
-        self._last = monotonic() - options.commit.interval
+        self._last_plan_at = monotonic() - options.commit.interval
 
     def first_position(self) -> Position:
-        """Where the very first run begins."""
+        """The position where the first run of the mapping starts, by the option `start`."""
         topics = self._broker.topics(self._options.topics)
         partitions = [partition for topic in topics.values() for partition in topic.partitions]
         offsets = start_offsets(self._broker, partitions, self._options.start)
         return Position(offsets, {name: topic.identity for name, topic in topics.items()})
 
     def ends(self) -> dict[TopicPartition, int]:
-        """The last stable offsets of all partitions, now; the topics are described again every few seconds."""
+        """The last stable offset of every partition. The topics are described again every few seconds."""
         if self._topics_known.passed:
             self._describe()
         return self._broker.ends(p for topic in self._topics.values() for p in topic.partitions)
 
     def confirm(self, plan: Plan) -> None:
-        """Raise RangeLost when a topic is no longer the one that was planned; call it after the ranges were read."""
+        """Raise RangeLost when a topic was recreated since the plan; call it after its ranges were read."""
         for name, topic in self._broker.topics(sorted({r.topic for r in plan.ranges})).items():
             planned = plan.after.topics[name]
             if topic.identity.differs(planned):
@@ -75,30 +76,31 @@ class Planner:
                     where=f"topic {name}",
                 )
 
-    def observe(self, records: int, size: int) -> None:
-        """Learn the records' size from a finished stage."""
+    def learn_size(self, records: int, size: int) -> None:
+        """Estimate the size of a record from a stage that read `records` with `size` bytes of values."""
         if records:
             self._record_bytes = max(1.0, size / records)
 
     def next(self, stored: Position, until: Offsets | None, is_over: Callable[[], bool]) -> Plan | None:
-        """Wait for the next plan; None once `is_over` says so, or when `until` was given and has been reached.
+        """Wait for the next plan. None when `is_over` returns True, or when `until` is given and reached.
 
-        `stored` is the position that the last commit stores. Raises OffsetsLost where Kafka no longer has it and the
-        policy is to stop.
+        `stored` is the position that the previous plan stores. Raises OffsetsLost when Kafka no longer has it and
+        `on_offset_loss` is `stop`; InvalidTopic, BrokerUnavailable.
         """
-        self._topics_known = Deadline.after(0.0)  # described below, unless it is over: a silent broker takes its time
+        # Makes `ends` describe the topics, but only after `is_over`: an unavailable broker would delay a shutdown.
+        self._topics_known = Deadline.after(0.0)
         draft = _Draft(dict(stored.offsets), dict(stored.topics))
         while not is_over():
             ends = self.ends()
-            self._follow_topics(draft)
-            self._take_in(draft, ends)
+            self._check_topics(draft)
+            self._check_partitions(draft, ends)
             goal = ends if until is None else {p: min(end, until.get(p, 0)) for p, end in ends.items()}
             waiting = sum(max(0, end - draft.offsets[p]) for p, end in goal.items())
             must_store = bool(draft.gaps) or draft.topics != stored.topics
             if until is not None and not (waiting or must_store or self._behind):
                 return None
             if must_store or (waiting and (until is not None or self._is_due(waiting))):
-                self._pass_over_lost(draft, goal)
+                self._skip_expired(draft, goal)
                 backlog = [OffsetRange(*p, draft.offsets[p], end) for p, end in goal.items() if end > draft.offsets[p]]
                 if backlog or must_store or draft.gaps:
                     return self._plan(stored, draft, backlog)
@@ -110,20 +112,20 @@ class Planner:
         self._topics_known = Deadline.after(_TOPICS_SECONDS)
 
     def _is_due(self, waiting: int) -> bool:
-        return monotonic() - self._last >= self._options.commit.interval or waiting >= self._most_offsets()
+        return monotonic() - self._last_plan_at >= self._options.commit.interval or waiting >= self._max_offsets()
 
-    def _most_offsets(self) -> int:
+    def _max_offsets(self) -> int:
         commit = self._options.commit
         return max(1, min(commit.rows, int(commit.bytes / self._record_bytes)))
 
     def _plan(self, stored: Position, draft: _Draft, backlog: list[OffsetRange]) -> Plan:
-        self._last = monotonic()
-        ranges = tuple(cap(backlog, self._most_offsets()))
+        self._last_plan_at = monotonic()
+        ranges = tuple(cap(backlog, self._max_offsets()))
         after = draft.offsets | {TopicPartition(r.topic, r.partition): r.next for r in ranges}
         return Plan(ranges, stored, Position(after, draft.topics), tuple(draft.gaps))
 
-    def _follow_topics(self, draft: _Draft) -> None:
-        """Give up the offsets of a topic that was recreated, or that another cluster has under the same name."""
+    def _check_topics(self, draft: _Draft) -> None:
+        """Replace the offsets of a topic that was recreated, or that belongs to another cluster."""
         for name, topic in self._topics.items():
             known = draft.topics.get(name, TopicIdentity())
             if topic.identity.differs(known):
@@ -139,43 +141,46 @@ class Planner:
             else:
                 draft.topics[name] = known.merged(topic.identity)
 
-    def _take_in(self, draft: _Draft, ends: Offsets) -> None:
-        """New partitions begin at their beginning; one that ends before our position for some seconds was truncated."""
+    def _check_partitions(self, draft: _Draft, ends: Offsets) -> None:
+        """Start new partitions at their first offset; detect truncated ones.
+
+        A partition counts as truncated when its end has been lower than the position for some seconds.
+        """
         draft.offsets |= self._broker.earliest(p for p in ends if p not in draft.offsets)
         behind = {p: end for p, end in ends.items() if draft.offsets[p] > end}
-        self._behind = {p: self._behind[p] if p in self._behind else self._look_again() for p in behind}
+        self._behind = {p: self._behind[p] if p in self._behind else self._recheck_later() for p in behind}
         for partition in [p for p, limit in self._behind.items() if limit.passed]:
             self._resolve_truncated(draft, partition, ends[partition])
             del self._behind[partition]
 
-    def _look_again(self) -> Deadline:
-        # Whether the topic was recreated must not be answered from what is remembered.
+    def _recheck_later(self) -> Deadline:
+        # Forces a new description of the topics: they may have been recreated.
         self._topics_known = Deadline.after(0.0)
         return Deadline.after(_BEHIND_SECONDS)
 
     def _resolve_truncated(self, draft: _Draft, partition: TopicPartition, end: int) -> None:
-        """Go on at the end: what lies before it was ingested already, unless it may be another topic's."""
+        """Continue at the end: the records before it were ingested already, unless the topic may be another one."""
         gap = f"Kafka ends at {end}, before the committed position {draft.offsets[partition]}"
         if draft.topics[partition.topic].topic_id:
-            gap += ": the partition was truncated; what was ingested is not read again"
+            gap += ": the partition was truncated; records that were ingested are not read again"
             self._policy(draft, str(partition), gap)
             draft.offsets[partition] = end
         else:
             policy = self._policy(draft, str(partition), f"{gap}: the topic was recreated or truncated")
             draft.offsets[partition] = self._broker.earliest([partition])[partition] if policy == "earliest" else end
 
-    def _pass_over_lost(self, draft: _Draft, goal: Offsets) -> None:
-        """Answer gaps at the beginning, where retention passed us."""
+    def _skip_expired(self, draft: _Draft, goal: Offsets) -> None:
+        """Skip offsets that retention removed before they were ingested."""
         first = self._broker.earliest(p for p, end in goal.items() if end > draft.offsets[p])
         for partition, earliest in first.items():
             position = draft.offsets[partition]
             if position < earliest:
-                gap = f"offsets {position}..{earliest} are gone: retention passed them"
+                gap = f"offsets {position}..{earliest} were removed by retention"
                 policy = self._policy(draft, str(partition), gap)
                 draft.offsets[partition] = earliest if policy == "earliest" else goal[partition]
 
     def _policy(self, draft: _Draft, where: str, gap: str) -> Literal["earliest", "latest"]:
-        """How to go on. Raises OffsetsLost when the policy is to stop."""
+        """Note a gap and return the policy for it. Raises OffsetsLost when the policy is to stop."""
         policy: OnLoss = self._options.on_offset_loss
         if policy == "stop":
             raise OffsetsLost(gap, where=where, hint="set on_offset_loss: earliest or latest to continue")
@@ -185,7 +190,7 @@ class Planner:
 
 @dataclass(slots=True)
 class _Draft:
-    """The position that the next plan begins at, and the gaps that it passes over, which must be stored."""
+    """The position where the next plan starts, and the gaps that it skips. It must be stored if there are any."""
 
     offsets: dict[TopicPartition, int]
     topics: dict[str, TopicIdentity]
@@ -195,7 +200,7 @@ class _Draft:
 def start_offsets(
     broker: Broker, partitions: Sequence[TopicPartition], start: StartOptions
 ) -> dict[TopicPartition, int]:
-    """Next offsets of a first run."""
+    """The first offsets to read, by the option `start`."""
     if start.at == "earliest":
         return broker.earliest(partitions)
     if start.at == "latest":

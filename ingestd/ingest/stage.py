@@ -1,7 +1,7 @@
-"""The stage: one task reads its ranges, decodes, routes and writes ORC files that no reader can see yet.
+"""The stage of one Spark task: read offset ranges, decode and route the records, write ORC files that no reader sees.
 
-Runs inside Spark tasks. Invariant: columnar from the consumer's batches to the ORC file, and nothing is kept beyond a
-block and the writer pool's budget, whatever the size of the ranges.
+Invariant: data is columnar from the consumer's batches to the ORC file. Memory is bounded by one block of records and
+the budget of the writer pool, whatever the size of the ranges.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from ingestd.kafka.reader import Block, read
 from ingestd.schema import Column
 from ingestd.storage.local import make_leaf
 
+# Length of the beginning of a rejected record that its error shows.
 _HEAD = 80
 
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """What one task must do; `bucket` numbers its files, so no two tasks of a transaction share one.
+    """The input of one task. No two tasks of a transaction have the same `bucket`, the number in their files' names.
 
-    A transaction may write at most `most_partitions` partitions.
+    `topics` identifies the topics of the ranges, `staging` is the path of the transaction's staging directory, and
+    `max_partitions` limits the partitions of the transaction.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -45,12 +47,12 @@ class StageTask:
     write_id: int
     bucket: int
     staging: str
-    most_partitions: int
+    max_partitions: int
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """What one task did: its files, the records it read and the bytes of their values."""
+class StageResult:
+    """The output of one task: its files, the records it read, those it skipped, and the bytes of their values."""
 
     files: tuple[StagingFile, ...]
     records: int
@@ -58,9 +60,9 @@ class Staged:
     bytes: int
 
 
-def run(task: StageTask) -> Staged | IngestdError:
-    """Stage one task's ranges. A known error is returned, not raised: Spark would turn it into text."""
-    # Millions of messages come and go by reference counts; looking for cycles among them cost 17 % of the CPU.
+def run(task: StageTask) -> StageResult | IngestdError:
+    """Stage the ranges of one task. An IngestdError is returned, not raised: Spark would convert it to text."""
+    # Messages are freed by their reference counts. The search for cycles among millions of them took 17 % of the CPU.
     gc.disable()
     try:
         return _stage(task)
@@ -70,8 +72,8 @@ def run(task: StageTask) -> Staged | IngestdError:
         gc.enable()
 
 
-def _stage(task: StageTask) -> Staged:
-    # A retried task must never write into the files of its first attempt.
+def _stage(task: StageTask) -> StageResult:
+    # A retried task must not write to the files of its first attempt, which may still be running.
     directory = Path(task.staging) / f"task-{task.bucket}-{uuid.uuid4().hex[:8]}"
     make_leaf(directory)
     json = JsonDecoder(_record_columns(task), tombstones=task.tombstones)
@@ -81,17 +83,17 @@ def _stage(task: StageTask) -> Staged:
     try:
         for block in read(task.kafka, task.ranges, topics=task.topics):
             decoded = decoder.decode(block.values)
-            _refuse(block, decoded)
+            _raise_first_reject(block, decoded)
             _write(task, pool, decoded)
             records, skipped, size = records + len(block.values), skipped + decoded.skipped, size + block.size
-        return Staged(tuple(pool.close()), records, skipped, size)
+        return StageResult(tuple(pool.close()), records, skipped, size)
     except BaseException:
         pool.abort()
         raise
 
 
 def _record_columns(task: StageTask) -> tuple[Column, ...]:
-    """Columns that come out of the record: with static partition values those are not asked for."""
+    """The columns that are decoded from the records: not the partition columns if these have static values."""
     return task.shape.columns + (() if task.static_partition else task.shape.partition_columns)
 
 
@@ -99,29 +101,29 @@ def _write(task: StageTask, pool: WriterPool, decoded: DecodeResult) -> None:
     for batch in decoded.batches:
         for part in route(batch, task.shape, task.static_partition):
             pool.add(part.partition, part.rows)
-        refuse_too_many(pool.partitions, task.most_partitions)
+        check_partition_count(pool.partitions, task.max_partitions)
 
 
-def refuse_too_many(partitions: int, most: int) -> None:
-    """Raise TooManyPartitions for a transaction that writes more partitions than it may."""
-    if partitions > most:
+def check_partition_count(count: int, limit: int) -> None:
+    """Raise TooManyPartitions when a transaction writes more than `limit` partitions."""
+    if count > limit:
         raise TooManyPartitions(
-            f"one transaction would write more than {most:,} partitions",
+            f"one transaction would write more than {limit:,} partitions",
             where="commit.partitions",
-            hint="partition by a column with fewer values, let a transaction take fewer records (commit.rows,"
-            " commit.bytes), or raise commit.partitions if the metastore can bear it",
+            hint="partition by a column with fewer values, limit a transaction to fewer records (commit.rows,"
+            " commit.bytes), or raise commit.partitions if the metastore can handle the load",
         )
 
 
-def _refuse(block: Block, decoded: DecodeResult) -> None:
-    """Stop at the first bad record. Dead letters, when they come, take `decoded.rejects` here instead."""
+def _raise_first_reject(block: Block, decoded: DecodeResult) -> None:
+    """Raise RecordError for the first record that was rejected. Dead letters will take all rejects here instead."""
     if not decoded.rejects:
         return
     reject: Reject = decoded.rejects[0]
     column = f", column {reject.column}" if reject.column else ""
-    more = f" ({len(decoded.rejects)} bad records in this block)" if len(decoded.rejects) > 1 else ""
+    more = f" ({len(decoded.rejects)} rejected records in this batch)" if len(decoded.rejects) > 1 else ""
     raise RecordError(
-        f"{reject.reason}{more}; the record begins {reject.head[:_HEAD]!r}",
+        f"{reject.reason}{more}; the record starts with {reject.head[:_HEAD]!r}",
         where=f"{block.origin(reject.row)}{column}",
-        hint="mend the producer or the table; the mapping stands before this record, nothing is lost",
+        hint="fix the producer or the table; the mapping stopped before this record, nothing was lost",
     )

@@ -243,7 +243,7 @@ def test_topic_when_its_beginning_is_gone_at_the_first_run_then_begins_at_what_i
 def test_offsets_when_lost_and_policy_is_stop_then_names_the_gap(cases: _Topics) -> None:
     text = cases.error(cases.second, "lost")
     assert f"{cases.name('lost')}[0]" in text
-    assert "offsets 10..15 are gone" in text
+    assert "offsets 10..15 were removed by retention" in text
     assert "on_offset_loss" in text
     assert cases.ids("lost") == list(range(10))
 
@@ -252,7 +252,7 @@ def test_offsets_when_lost_and_policy_is_earliest_then_goes_on_and_tells(cases: 
     assert cases.ids("skipped") == [*range(10), *range(15, 20)]
     gaps = [e["gap"] for e in cases.second.events("offsets_lost") if e["mapping"] == cases.name("skipped")[-40:]]
     assert len(gaps) == 1
-    assert "offsets 10..15 are gone" in gaps[0]
+    assert "offsets 10..15 were removed by retention" in gaps[0]
 
 
 def test_offsets_when_lost_and_policy_is_latest_then_goes_on_at_the_end(cases: _Topics) -> None:

@@ -1,0 +1,100 @@
+"""Recovery: what an owner does before its first transaction, and again after a transaction failed.
+
+Invariant: nothing that is kept in memory decides what was committed. Recovery aborts every open transaction of the
+mapping, whoever opened it, and then reads the state that the last commit stored: that is where the mapping continues.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingestd.clock import Deadline
+from ingestd.errors import InvalidTable
+from ingestd.hive.control import ControlTable, ensure_control_table, read_state
+from ingestd.hive.tables import Table
+from ingestd.ingest import events
+from ingestd.ingest.commit import Committer
+from ingestd.ingest.services import Services
+from ingestd.ingest.state import MappingState
+from ingestd.ingest.target import load_target
+from ingestd.publish.row_counts import RowCounts
+
+# A new owner checks the row counts of the whole table after this delay, so that its first commit does not wait.
+_SURVEY_SECONDS = 3.0
+# At shutdown: how long partitions that were committed to lately may take to be checked.
+_CLOSE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a mapping continues: its table as it is now, and the state of the last commit (None before the first).
+
+    `aborted` are the ids of the transactions that recovery found open.
+    """
+
+    table: Table
+    committer: Committer
+    state: MappingState | None
+    aborted: list[int]
+
+
+class Recovery:
+    """Recovers one mapping as often as needed, and keeps the row counts of its table in between."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._options = services.options
+        self._counts: RowCounts | None = None
+
+    def run(self) -> Checkpoint:
+        """Abort what is open, remove what it staged, and read where the last commit ended.
+
+        Only the owner may call it. Raises InvalidTable when the mapping cannot write its table, TableMissing, or an
+        Unavailable.
+        """
+        services = self._services
+        aborted = services.ownership.abort_leftovers()
+        table = load_target(services.metastore, self._options)
+        services.staging.sweep(table)
+        control = ensure_control_table(services.metastore, self._options.control)
+        committer = Committer(
+            services.metastore,
+            self._options,
+            control,
+            self._row_counts(table),
+            services.signals.abort,
+            services.on_wait,
+        )
+        return Checkpoint(table, committer, self._stored_state(control), aborted)
+
+    def release(self) -> None:
+        """Stop caring for the row counts at once: another daemon owns the mapping now, or may."""
+        self._close(0.0)
+
+    def close(self) -> None:
+        """Check the row counts of recent commits for the last time, for some seconds at most."""
+        self._close(_CLOSE_SECONDS)
+
+    def _stored_state(self, control: ControlTable) -> MappingState | None:
+        state = MappingState.parse(read_state(self._services.metastore, control))
+        if state is not None and state.table != str(self._options.table):
+            raise InvalidTable(
+                f"the mapping has written to {state.table} so far, not to {self._options.table}",
+                where=f"mapping {self._options.name}",
+                hint="a mapping keeps its table: define a mapping with another name for another table",
+            )
+        return state
+
+    def _row_counts(self, table: Table) -> RowCounts:
+        """The row counts that this owner keeps; a new owner checks those of the whole table once."""
+        if self._counts is None:
+            writer = f"{self._options.control_database}.{self._options.name}"
+            report = events.RowCountEvents(self._options.name)
+            self._counts = RowCounts(self._services.metastore, table.name, writer, report)
+            self._counts.survey(_SURVEY_SECONDS)
+        return self._counts
+
+    def _close(self, seconds: float) -> None:
+        if self._counts is not None:
+            self._counts.close(Deadline.after(seconds), self._services.signals.abort)
+        self._counts = None
