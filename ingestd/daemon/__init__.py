@@ -1,4 +1,4 @@
-"""The daemon: puts the parts together, runs the mappings side by side, ends on signals.
+"""The daemon: assembles the mappings of a configuration, runs them concurrently, and stops on signals.
 
-Invariant: one broken mapping never stops the others.
+Invariant: a mapping that fails never stops the others.
 """

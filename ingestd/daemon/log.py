@@ -1,4 +1,7 @@
-"""Log lines: text for a person at a terminal, one JSON object a line for everything else; always on stderr."""
+"""The format of the log on stderr: text on a terminal, one JSON object per line otherwise.
+
+Invariant: a log line has a bounded length, and what the modules log through `logging` has the same format.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ import structlog
 
 Form = Literal["auto", "text", "json"]
 Level = Literal["debug", "info", "warning", "error"]
-# A metastore may put its whole stack trace into a message that is told every ten seconds.
+# A metastore may put a whole stack trace into the message of an error that is logged every ten seconds.
 _LONGEST = 2_000
 
 
 def configure(form: Form, level: Level) -> None:
-    """Set the form of all log lines and the lowest level; `auto` looks at whether stderr is a terminal."""
+    """Set the format and the lowest level of the log of this process; `auto` means text if stderr is a terminal."""
     text = form == "text" or (form == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), sort_keys=False)
@@ -35,13 +38,13 @@ def configure(form: Form, level: Level) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
-    # py4j and thrift report through logging what their doors translate anyway; our own modules have no other way.
-    logging.basicConfig(level=logging.CRITICAL, handlers=[_Lines()])
+    # Only messages of our own modules: those of py4j and thrift repeat errors that our packages translate.
+    logging.basicConfig(level=logging.CRITICAL, handlers=[_Notes()])
     logging.getLogger("ingestd").setLevel(level.upper())
 
 
-class _Lines(logging.Handler):
-    """Writes what a module says through `logging` as a line like all others."""
+class _Notes(logging.Handler):
+    """Logs a message that a module writes through `logging` as the event `note`."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """See `logging.Handler`."""
@@ -50,12 +53,12 @@ class _Lines(logging.Handler):
 
 
 def shortened(text: str) -> str:
-    """The text, or its beginning and its length when it is longer than 2,000 characters."""
+    """The text; if it has more than 2,000 characters, its beginning and its length."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
 
 
 def _shorten(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Cut long texts of a line; lists stay whole, since offsets may be among them that somebody needs."""
+    """Shorten the long texts of an event. Lists stay complete: they may contain offsets that an operator needs."""
     for key, value in line.items():
         if isinstance(value, str):
             line[key] = shortened(value)

@@ -108,11 +108,11 @@ class Supervisor:
         lost = self._engine.lost
         if lost is not None and not self._signals.stop.is_set():
             events.engine_lost(lost)
-            self._note(lost)
+            self._add_error(lost)
             self._signals.stop.set()
 
-    def _note(self, error: IngestdError) -> None:
-        """Keep an error. EngineLost reaches every mapping; it is kept once, as the first error."""
+    def _add_error(self, error: IngestdError) -> None:
+        """Add an error to the result. EngineLost, which every mapping raises, is added once and in first place."""
         if not isinstance(error, EngineLost):
             self._errors.append(error)
         elif not any(isinstance(known, EngineLost) for known in self._errors):
@@ -150,5 +150,5 @@ class Supervisor:
         if error is None:
             events.stopped(loop.options.name)
         else:
-            self._note(error)
+            self._add_error(error)
             events.failed(loop.options.name, error)

@@ -1,6 +1,6 @@
-"""Asks the real systems whether a mapping could work, without moving a record.
+"""Checks with the real systems whether a mapping can work, without ingesting a record.
 
-Invariant: whatever a check makes (a lease, a hidden directory) is gone when it ends.
+Invariant: a check removes what it creates: a lease, a hidden directory.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from ingestd.publish.staging import DAEMON
 from ingestd.storage import local
 from ingestd.storage.local import Location
 
-# Somebody sits before the terminal.
+# Interactive: fail fast.
 _ANSWER_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of a report; `error` is None when all is well."""
+    """The result of one check; `error` is None if it passed."""
 
     subject: str
     detail: str
@@ -36,13 +36,13 @@ class Finding:
 
 
 def check_metastore(metastore: Metastore) -> Iterator[Finding]:
-    """Does it answer, and does it grant locks?"""
+    """Check that the metastore answers and grants locks."""
     yield _finding("metastore", lambda: f"answers, version {metastore.call('getVersion')}")
     yield _finding("metastore locks", lambda: _try_lock(metastore))
 
 
 def check_mapping(metastore: Metastore, options: MappingOptions) -> Iterator[Finding]:
-    """Topics, table and storage of one mapping."""
+    """Check the topics, the table and the storage of one mapping."""
     subject = f"mapping {options.name}"
     for topic in options.topics:
         yield _finding(f"{subject}, topic {topic}", lambda topic=topic: _try_topic(options, topic))  # type: ignore[misc]
@@ -62,10 +62,10 @@ def _try_lock(metastore: Metastore) -> str:
     lock_id = leases.try_acquire(metastore, name, "ingestd/check")
     if lock_id is None:
         raise MetastoreUnavailable(
-            "a lock on a new name was not granted", hint="hive.txn.manager must be DbTxnManager, see SHOW LOCKS"
+            "a lock on an unused name was not granted", hint="set hive.txn.manager to DbTxnManager; see SHOW LOCKS"
         )
     leases.release(metastore, lock_id)
-    return "are granted"
+    return "granted"
 
 
 def _try_topic(options: MappingOptions, topic: str) -> str:
@@ -96,4 +96,4 @@ def _try_storage(metastore: Metastore, options: MappingOptions) -> str:
         local.write_bytes(probe / "probe", b"ingestd")
     finally:
         local.remove_tree(probe)
-    return f"{location.path} can be written"
+    return f"{location.path} is writable"

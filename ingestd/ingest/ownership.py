@@ -1,11 +1,13 @@
-"""Who works on a mapping: one daemon holds the owner lease, the others stand by and watch it.
+"""Ownership of a mapping: one daemon holds the owner lease, the others are standbys and watch it.
 
-Invariant: this decides liveness only. Two daemons that both believe they own a mapping cannot commit the same range:
-the lease inside the transaction and the offsets read under it see to that (`commit.py`).
-A claim, held or waiting, counts as dead when its heartbeats ceased for `patience_seconds`, at once when it was made by
-a process of this machine that is gone, or by ourselves in a call whose answer was lost. Dead claims are released: one
-that waits would block every later request for `hive.txn.timeout`. As long as a live claim is seen no lock is requested,
-so a standby that is killed leaves none. Taking over means: take the lease, then abort what the owner left open.
+Invariant: ownership decides liveness only. Two daemons that both believe they own a mapping cannot both commit a range:
+the lease inside the transaction and the offsets that are read under it prevent that (`commit.py`).
+
+A claim is a lock on the owner lease, held or waiting. It is dead when its heartbeats have stopped for
+`patience_seconds`, when the process that made it ran on this machine and has ended, or when this object made it in a
+call whose answer was lost. Dead claims are released: one that waits would block later requests until
+`hive.txn.timeout`. A standby requests no lock while it sees a live claim, so a standby that is killed leaves no lock.
+A takeover acquires the lease and then aborts the transactions that the previous owner left open.
 """
 
 from __future__ import annotations
@@ -18,32 +20,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingestd.clock import Deadline, pause
-from ingestd.errors import IngestdError, OwnershipLost, Unavailable
+from ingestd.errors import OwnershipLost, Unavailable
 from ingestd.hive import leases, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import Claim
 from ingestd.ingest.options import MappingOptions
 
+# How often a standby looks at the claims while there is an owner.
 _LOOK_SECONDS = 1.0
-# Two that ask at once see each other's waiting lock, and no holder.
+# The same while there is none: daemons that request the lease at the same moment see only each other's waiting locks.
 _CONTEST_SECONDS = 0.2
-_BEAT_SECONDS = 2.0
-# Heartbeats of transactions are rarer: hive.txn.timeout is minutes.
-_TXN_BEATS_EVERY = 5
+_HEARTBEAT_SECONDS = 2.0
+# Transactions need fewer heartbeats than the lease, because hive.txn.timeout is minutes.
+_LEASE_HEARTBEATS_PER_TXN_HEARTBEAT = 5
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """A claim as it was when it changed last, and when its silence counts as death."""
+class _Observation:
+    """A claim in its latest state, and when it counts as dead unless a heartbeat changes it."""
 
     claim: Claim
-    silence: Deadline
+    expires: Deadline
 
 
 class Ownership:
-    """This daemon's claim to one mapping; `acquire`, then `check` before each step that costs, then `release`.
+    """This daemon's ownership of one mapping: `acquire`, then `check` before each expensive step, then `release`.
 
-    `on_lost` is told, by the heartbeat thread, of an error that ended the heartbeats.
+    `on_lost` is called in the heartbeat thread with the error that ended the heartbeats. `agent` names this daemon in
+    its locks and transactions.
     """
 
     def __init__(
@@ -67,29 +71,32 @@ class Ownership:
         self._lost = threading.Event()
 
     def acquire(self, stop: threading.Event, on_wait: Callable[[Claim], None]) -> bool:
-        """Wait until the mapping is ours; False when `stop` came first. `on_wait` is called once for each owner."""
+        """Wait until this daemon owns the mapping; False when `stop` is set first.
+
+        `on_wait` is called once for each other owner. Raises MetastoreUnavailable.
+        """
         self._lost.clear()
-        seen: dict[int, _Seen] = {}
-        told = 0
+        seen: dict[int, _Observation] = {}
+        reported = 0
         while not stop.is_set():
             alive = self._release_dead(seen)
             if not alive:
                 lock_id = leases.try_acquire(self._metastore, self._lease, self.agent)
                 if lock_id is not None:
-                    self._begin(lock_id)
+                    self._start_heartbeats(lock_id)
                     return True
-            elif alive[0].lock_id != told and self._is_worth_telling(seen[alive[0].lock_id]):
+            elif alive[0].lock_id != reported and self._is_reportable(seen[alive[0].lock_id]):
                 on_wait(alive[0])
-                told = alive[0].lock_id
+                reported = alive[0].lock_id
             pause(_LOOK_SECONDS if alive and alive[0].is_held else _CONTEST_SECONDS, stop)
         return False
 
-    def _is_worth_telling(self, seen: _Seen) -> bool:
-        """Whether the claim is held, or has waited for long: a rival that asks at the same moment waits shortly."""
-        return seen.claim.is_held or seen.silence.left < self._patience - _LOOK_SECONDS
+    def _is_reportable(self, seen: _Observation) -> bool:
+        """Whether the claim is held or has waited for long. A rival that requests at the same moment waits briefly."""
+        return seen.claim.is_held or seen.expires.left < self._patience - _LOOK_SECONDS
 
-    def _release_dead(self, seen: dict[int, _Seen]) -> list[Claim]:
-        """Release claims of the dead; returns the others. `seen` keeps since when each claim has been unchanged."""
+    def _release_dead(self, seen: dict[int, _Observation]) -> list[Claim]:
+        """Release dead claims and return the others. `seen` has an observation of each claim, by lock id."""
         found = leases.claims(self._metastore, self._lease)
         for gone in set(seen) - {claim.lock_id for claim in found}:
             del seen[gone]
@@ -97,8 +104,8 @@ class Ownership:
         for claim in found:
             known = seen.get(claim.lock_id)
             if known is None or known.claim != claim:
-                known = seen[claim.lock_id] = _Seen(claim, Deadline.after(self._patience))
-            if known.silence.passed or claim.agent == self.agent or _died_here(claim.agent):
+                known = seen[claim.lock_id] = _Observation(claim, Deadline.after(self._patience))
+            if known.expires.passed or claim.agent == self.agent or _has_ended_here(claim.agent):
                 leases.release(self._metastore, claim.lock_id)
             else:
                 alive.append(claim)
@@ -106,29 +113,29 @@ class Ownership:
 
     @property
     def held(self) -> bool:
-        """True while the lease is ours, as far as the last heartbeat knows."""
+        """True if this daemon owned the lease at the last heartbeat."""
         return self._lock_id is not None and not self._lost.is_set()
 
     def check(self) -> None:
-        """Raise OwnershipLost once a heartbeat has found the lease gone."""
+        """Raise OwnershipLost if the last heartbeat failed or found that the lease is lost."""
         if self._lost.is_set():
             raise OwnershipLost(
-                "the lease is lost: another daemon took the mapping over, or heartbeats ended",
+                "the lease is lost: another daemon took over the mapping, or the heartbeats failed",
                 where=f"lease {self._lease}",
             )
 
     def track(self, txn_id: int) -> None:
-        """Keep a transaction alive from now on."""
+        """Send heartbeats for a transaction from now on."""
         with self._guard:
             self._open.add(txn_id)
 
     def untrack(self, txn_id: int) -> None:
-        """Leave a transaction that has ended alone."""
+        """Send no more heartbeats for a transaction, because it has ended."""
         with self._guard:
             self._open.discard(txn_id)
 
     def abort_leftovers(self) -> list[int]:
-        """Abort every open transaction of this mapping, whoever opened it; returns their ids."""
+        """Abort every open transaction of this mapping, of any daemon; returns their ids."""
         ids = transactions.open_transactions(self._metastore, self._prefix)
         for txn_id in ids:
             transactions.abort(self._metastore, txn_id)
@@ -137,55 +144,48 @@ class Ownership:
         return ids
 
     def release(self) -> None:
-        """Give the mapping up, so that a standby need not wait."""
+        """Release the lease, so that a standby can take over at once. Raises MetastoreUnavailable."""
         self._ended.set()
-        if self._lock_id is not None:  # released as well when heartbeats ended: it may be ours still
+        if self._lock_id is not None:  # also after the heartbeats failed: the lock may still exist
             leases.release(self._metastore, self._lock_id)
         self._lock_id = None
 
-    def _begin(self, lock_id: int) -> None:
+    def _start_heartbeats(self, lock_id: int) -> None:
         self._lock_id = lock_id
         self._ended = threading.Event()
-        beat = threading.Thread(target=self._beat, args=(lock_id, self._ended), name="heartbeat", daemon=True)
-        beat.start()
+        arguments = (lock_id, self._ended)
+        threading.Thread(target=self._send_heartbeats, args=arguments, name="heartbeat", daemon=True).start()
 
-    def _beat(self, lock_id: int, ended: threading.Event) -> None:
-        """Heartbeat the lease and, less often, the open transactions, over this thread's own connection."""
-        turn = 0
-        while not pause(_BEAT_SECONDS, ended):
-            turn += 1
+    def _send_heartbeats(self, lock_id: int, ended: threading.Event) -> None:
+        """Send heartbeats for the lease and, less often, for open transactions. The thread has its own connection."""
+        count = 0
+        while not pause(_HEARTBEAT_SECONDS, ended):
+            count += 1
             try:
                 if not leases.heartbeat(self._metastore, lock_id):
                     self._lost.set()
                     break
-                if turn % _TXN_BEATS_EVERY == 0:
-                    self._beat_transactions()
+                if count % _LEASE_HEARTBEATS_PER_TXN_HEARTBEAT == 0:
+                    self._send_transaction_heartbeats()
             except Unavailable:
-                # The step in progress meets the same trouble and reports it; beats go on when the metastore is back.
-                continue
-            except IngestdError as error:
-                self._lose(error)
-                break
-            except Exception as error:  # noqa: BLE001 - without heartbeats the lease is lost, whatever ended them
-                self._lose(error)
+                continue  # the step in progress has the same problem and reports it
+            except Exception as error:  # noqa: BLE001 - without heartbeats the lease is lost, whatever the error
+                self._lost.set()
+                self._on_lost(error)
                 break
         self._metastore.close()
 
-    def _lose(self, error: Exception) -> None:
-        self._lost.set()
-        self._on_lost(error)
-
-    def _beat_transactions(self) -> None:
+    def _send_transaction_heartbeats(self) -> None:
         with self._guard:
             open_now = list(self._open)
         for txn_id in open_now:
-            # One that has ended makes its own next call fail, which is where it is handled.
+            # If the transaction has ended, its own next call fails and handles that.
             leases.heartbeat_transaction(self._metastore, txn_id)
 
 
 def _identity() -> str:
-    """`machine:pid:start`: a process of one boot of one machine (or container), told apart from a later one."""
-    return f"{_machine()}:{os.getpid()}:{_started(os.getpid())}"
+    """`machine:pid:start time`: identifies a process of one boot of one machine or container."""
+    return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}"
 
 
 def _machine() -> str:
@@ -193,19 +193,19 @@ def _machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
         return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        # Without /proc nothing can be said about other processes: only silence tells that an owner died.
+        # Without /proc nothing is known about other processes: an owner is dead when its heartbeats stop.
         return uuid.uuid4().hex[:8]
 
 
-def _started(pid: int) -> str:
+def _start_time(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except OSError:
         return ""
 
 
-def _died_here(agent: str) -> bool:
-    """True when `agent` was a process of this machine that runs no more."""
+def _has_ended_here(agent: str) -> bool:
+    """Whether `agent` was a process of this machine that no longer runs."""
     identity = agent.rpartition("/")[2].rpartition("-")[0]
     machine, pid, started = [*identity.split(":"), "", "", ""][:3]
-    return machine == _machine() and pid.isdigit() and _started(int(pid)) != started
+    return machine == _machine() and pid.isdigit() and _start_time(int(pid)) != started

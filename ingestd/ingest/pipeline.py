@@ -151,7 +151,7 @@ class Pipeline:
             answers = self._services.engine.run(self._options.name, stage.run, self._tasks(work))
         except JobFailed as error:
             if self._services.signals.abort.is_set():
-                raise TransactionAborted("stopped by a signal", where=f"mapping {self._options.name}") from error
+                raise TransactionAborted("aborted during shutdown", where=f"mapping {self._options.name}") from error
             raise
         return list(_results(work, answers))
 

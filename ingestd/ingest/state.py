@@ -1,6 +1,6 @@
-"""What a commit records about a mapping, as the text of one table parameter.
+"""The state that each commit of a mapping stores, as the text of one parameter of its control table.
 
-Invariant: the text is ASCII JSON, written whole by each commit and never by anything else.
+Invariant: the text is ASCII JSON. Only commits write it, each of them all of it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from dataclasses import dataclass, field
 
 from ingestd.kafka.ranges import Position, TopicIdentity, TopicPartition
 
-# Version 2 added `topics`; a state of version 1 is read as one whose topics are unknown.
+# Version 2 added `topics`. In a state of version 1 the topics are unknown.
 _VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MappingState:
-    """The state after a commit: `position` is the committed position; `rows` counts all rows ever committed."""
+    """The state after a commit: `position` is the committed position, `rows` counts the rows of all commits so far.
+
+    `txn`, `write_id`, `owner` and `at` (ISO 8601, UTC) describe the last commit.
+    """
 
     table: str
     position: Position = field(default_factory=Position)
@@ -38,7 +41,7 @@ class MappingState:
 
     @classmethod
     def parse(cls, text: str) -> MappingState | None:
-        """The state that `text` holds; None when nothing was ever committed."""
+        """Parse the text of a state; None for the empty text of a mapping that has never committed."""
         if not text:
             return None
         document = json.loads(text)

@@ -1,6 +1,6 @@
-"""The table of a mapping, and where in it the mapping's rows belong.
+"""The table of a mapping, and the static partition that its rows belong to.
 
-Invariant: a table that leaves `load_target` can take every row of its mapping.
+Invariant: a mapping can write to every table that `load_target` returns.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from ingestd.ingest.options import MappingOptions
 
 
 def load_target(metastore: Metastore, options: MappingOptions) -> Table:
-    """Read and check the mapping's table. Raises InvalidTable naming the first thing that does not fit."""
+    """Read and check the mapping's table. Raises InvalidTable for the first property that a mapping cannot handle."""
     table = load_acid_table(metastore, options.table)
     if table.bucketing:
         raise InvalidTable(
             "the table is bucketed",
             where=f"table {table.name}",
-            hint="mappings do not write bucketed tables yet: leave CLUSTERED BY out",
+            hint="mappings do not write bucketed tables: create the table without CLUSTERED BY",
         )
     static_values(table, options)
     return table
 
 
 def static_values(table: Table, options: MappingOptions) -> tuple[str, ...]:
-    """The static partition values in the table's order and in normal form, () when there are none.
+    """The static partition values in the order of the table's partition columns, in normal form; () without any.
 
-    Raises InvalidTable when they do not fit the table's partition columns or a column's type.
+    Raises InvalidTable when they do not match the partition columns or the type of one.
     """
     keys = [c.name for c in table.partition_columns]
     given = {k.lower(): v for k, v in options.partition.items()}
@@ -37,7 +37,7 @@ def static_values(table: Table, options: MappingOptions) -> tuple[str, ...]:
         raise InvalidTable(
             f"partition names {sorted(given)}, but the table is partitioned by {keys}",
             where=where,
-            hint="give a value for every partition column, or none",
+            hint="set a value for every partition column, or for none",
         )
     try:
         return tuple(static_partition_value(c, given[c.name]) for c in table.partition_columns) if given else ()

@@ -213,20 +213,20 @@ def test_check_online_then_confirms_each_item_or_says_how_to_fix_it(run: Run, on
         return found[0]
 
     name = online.stack.name
-    for start in ("metastore: answers", "metastore locks: are granted", f"mapping fine, topic {name}: 2 partitions"):
+    for start in ("metastore: answers", "metastore locks: granted", f"mapping fine, topic {name}: 2 partitions"):
         assert line(start).startswith("✓ ")
     assert line(f"mapping fine, table default.{name}").endswith("full ACID ORC, 1 columns")
     assert "partition dt=2026-11-21" in line("mapping parts, table")
-    assert line("mapping fine, storage").endswith("can be written")
+    assert line("mapping fine, storage").endswith("is writable")
     for start, words, hint in (
         (f"mapping lost, topic {name}-none", "does not exist", "create the topic"),
         ("mapping nowhere, table", "does not exist", "create the table"),
-        ("mapping bucketed, table", "is bucketed", "leave CLUSTERED BY out"),
+        ("mapping bucketed, table", "is bucketed", "without CLUSTERED BY"),
         ("mapping union, table", "uniontype<int,string> is not supported", "use "),
         ("mapping insert_only, table", "is an insert-only table", "use a full ACID table"),
         ("mapping external, table", "is not a transactional table", "transactional"),
         ("mapping view, table", "is a view", "use a table"),
-        ("mapping wrong, table", "['day']", "give a value for every partition column"),
+        ("mapping wrong, table", "['day']", "set a value for every partition column"),
     ):
         assert line(start).startswith("✗ ")
         assert words in line(start)
