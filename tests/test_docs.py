@@ -1,0 +1,109 @@
+"""The documentation agrees with the code: links resolve; named files, functions, floors, keys and commands exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from ingestd import errors
+from ingestd.cli.main import cli
+from ingestd.config.document import Document, load
+from ingestd.config.validation import keys
+from ingestd.errors import IngestdError
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.joinpath("docs").glob("*.md"))]
+GUIDES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "contributing.md"]
+KEYS = sorted(set(keys(Document)))
+
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+each_guide = pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _anchors(page: Path) -> set[str]:
+    """Anchors of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", _text(page), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@each_page
+def test_link_then_resolves(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", _text(page)):
+        if link.startswith(("http://", "https://")):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (page.parent / file).resolve() if file else page
+        assert target.exists(), link
+        assert not anchor or anchor in _anchors(target), link
+
+
+@each_guide
+def test_guide_then_is_short(page: Path) -> None:
+    assert len(_text(page).splitlines()) <= 150
+
+
+def _definitions(node: ast.AST, prefix: str = "") -> Iterator[str]:
+    """Names of classes, methods and functions, such as `Engine.run`."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef)):
+            yield f"{prefix}{child.name}"
+            yield from _definitions(child, f"{prefix}{child.name}.")
+
+
+@each_guide
+def test_file_when_named_in_a_guide_then_exists_and_defines_the_named_function(page: Path) -> None:
+    found = re.findall(r"`((?:[\w.]+/)+[\w.]*|\w+\.py)(?:::([\w.]+))?`", _text(page))
+    assert found
+    for name, definition in found:
+        paths = [path for path in (ROOT / "ingestd" / name, ROOT / name) if path.exists()]
+        assert paths, name
+        assert not definition or definition in set(_definitions(ast.parse(_text(paths[0])))), f"{name}::{definition}"
+
+
+def test_floors_in_architecture_then_are_those_of_the_import_contract() -> None:
+    contract = re.search(r"^layers = \[(.+?)\]", _text(ROOT / "pyproject.toml"), re.MULTILINE | re.DOTALL)
+    drawing = re.search(r"^```floors\n(.+?)```", _text(GUIDES[0]), re.MULTILINE | re.DOTALL)
+    assert contract
+    assert drawing
+    floors = [re.findall(r"\w+", line) for line in re.findall(r'"(.+?)"', contract[1])]
+    drawn = [re.findall(r"\w+", line.partition("  ")[0]) for line in drawing[1].splitlines()]
+    assert drawn == floors
+
+
+def _commands(group: click.Group, path: str = "ingestd") -> Iterator[str]:
+    for name, command in group.commands.items():
+        yield f"{path} {name}"
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{path} {name}")
+
+
+def test_readme_then_names_every_configuration_key() -> None:
+    assert len(KEYS) > 30
+    readme = _text(PAGES[0])
+    assert not [path for path, name in KEYS if not re.search(rf"[`.{{ ]{name}[`:.,}} ]", readme)]
+
+
+def test_readme_then_names_every_command() -> None:
+    readme = _text(PAGES[0])
+    assert not [command for command in _commands(cli) if command not in readme]
+
+
+def test_readme_then_names_every_exit_code() -> None:
+    readme = _text(PAGES[0])
+    codes = {c.exit_code for c in vars(errors).values() if isinstance(c, type) and issubclass(c, IngestdError)}
+    assert not [code for code in sorted(codes | {0, 2, 70}) if not re.search(rf"\b{code}\b", readme)]
+
+
+def test_example_configuration_then_loads_and_names_every_key() -> None:
+    example = ROOT / "config" / "ingestd.example.yaml"
+    load([example])
+    assert not [path for path, name in KEYS if not re.search(rf"\b{name}:", _text(example))]
