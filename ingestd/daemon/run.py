@@ -1,4 +1,4 @@
-"""From a validated configuration to running mappings, and from signals to their end.
+"""Runs the mappings of a validated configuration, and stops them on signals.
 
 Invariant: a signal handler only sets a flag. The first signal lets open transactions finish, the second aborts them.
 Everything that concerns the whole process (signals, failpoints, Spark's JVM) is in `run_daemon`; `run_mappings` can run
@@ -31,7 +31,7 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
     try:
         engine = _start_engine(document, signals.stop)
     except IngestdError:
-        if signals.stop.is_set():  # a signal during the start: no mapping has begun
+        if signals.stop.is_set():  # a signal during the start, before any mapping ran
             return []
         raise
     try:
@@ -50,8 +50,8 @@ def run_mappings(
 
     Uses the caller's `engine`: does not stop it, does not read the section `spark`. The Spark jobs of a mapping are
     grouped by its name, so cancelling a mapping cancels those of another one with the same name. Installs no signal
-    handler, configures no logging and reads no environment variable. `observe` is told of each step of each
-    transaction, in the thread that took it.
+    handler, configures no logging and reads no environment variable. `observe` is called with the name of each step
+    of each transaction, in the thread that completed it.
 
     Returns the errors that ended mappings (see `Supervisor.run`). Raises ConfigError.
     """

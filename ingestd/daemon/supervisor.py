@@ -38,7 +38,7 @@ _LOOK_SECONDS = 0.1
 # Seconds after an abort: first the engine is killed, which ends every call that waits for it; then `run` returns.
 _KILL_SECONDS = 5.0
 _END_SECONDS = 10.0
-# After the engine is lost, transactions that are staged already get this long to commit.
+# After the engine is lost, transactions that are already staged have this long to commit.
 _WITHOUT_ENGINE_SECONDS = 10.0
 
 
@@ -102,8 +102,8 @@ class Supervisor:
     def _stop_without_engine(self) -> None:
         """Stop all mappings once the engine is lost; standbys must not take over without one.
 
-        Not during a shutdown: a SIGTERM to the whole process group ends the JVM too, and only a mapping that still
-        needs it fails.
+        Not during a shutdown: a SIGTERM to the whole process group ends the JVM too. Then only a mapping that still
+        needs the engine fails.
         """
         lost = self._engine.lost
         if lost is not None and not self._signals.stop.is_set():

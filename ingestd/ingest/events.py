@@ -21,7 +21,7 @@ _MAX_NAMES = 16
 
 
 def committed(mapping: str, done: Committed) -> None:
-    """A transaction was committed. Its ranges are a field of this event unless they are many."""
+    """A transaction was committed. If it has many ranges, `committed_ranges` lists them."""
     work = done.work
     ranges = [str(r) for r in work.plan.ranges]
     optional: dict[str, Any] = {}
@@ -146,7 +146,7 @@ def left_running(mappings: str, error: IngestdError) -> None:
 
 
 def stopped(mapping: str) -> None:
-    """The mapping ended because it was told to or because it has caught up."""
+    """The mapping was stopped, or it has caught up."""
     _log.info("stopped", mapping=mapping)
 
 

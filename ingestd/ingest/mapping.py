@@ -1,6 +1,6 @@
-"""One mapping's life: own it, recover, run its pipeline, and again after a failure, until it is told to end.
+"""The life of one mapping: become its owner, recover, run the pipeline; after a failure, start over.
 
-Invariant: after any failure that passes, the mapping continues with a recovery; see `recovery.py` and `pipeline.py`.
+Invariant: after every retriable error a recovery precedes the next transaction (`recovery.py`, `pipeline.py`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from ingestd.spark.errors import JobFailed, JobTimeout, WorkerLost
 
 # Stages in a row that may fail because a worker was lost or the stage timed out.
 _STAGE_ATTEMPTS = 5
-# Standbys look for a free lease once a second; a daemon that gives a lease up for their benefit waits longer.
+# The wait after a daemon has released the lease for a standby. Standbys look for a free lease once a second.
 _ASIDE_SECONDS = 3.0
-# Two RENAMEs that swap tables take a moment, for which the table is missing.
+# How long a table may be missing: two RENAMEs that swap tables are not atomic.
 _SWAP_SECONDS = 10.0
 _OUT_OF_MEMORY = (
     "most often the kernel killed it for lack of memory (see dmesg): give the machine or container more memory, or "
@@ -44,9 +44,9 @@ _OUT_OF_MEMORY = (
 
 
 class MappingLoop:
-    """Runs one mapping. With `drain` it ends when it has committed what Kafka held after the first recovery.
+    """Runs one mapping. With `drain` it ends when it has committed the records that Kafka had after the first recovery.
 
-    `observe` is told of each step of each transaction (`steps.py`).
+    `observe` is called with each step of each transaction (`steps.py`).
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class MappingLoop:
         self._missing_until: Deadline | None = None
 
     def run(self) -> None:
-        """Run until stopped or caught up. Raises the IngestdError that ends this mapping; retriable ones do not."""
+        """Run until stopped or caught up. Raises the IngestdError that ends the mapping, which is not retriable."""
         try:
             retry.call(
                 self._attempt, stop=self._services.signals.stop, on_wait=self._services.on_wait, backoff=self._backoff
@@ -85,7 +85,7 @@ class MappingLoop:
             self._close()
 
     def cancel(self) -> None:
-        """Make the running stages fail now."""
+        """Make the running stages fail immediately."""
         self._services.engine.cancel(self.options.name)
 
     def _attempt(self) -> None:
@@ -105,13 +105,13 @@ class MappingLoop:
             raise
 
     def _own_and_recover(self) -> Pipeline | None:
-        """The pipeline that continues at the stored position; None when told to stop while this was a standby."""
+        """The pipeline that continues at the stored position; None when stopped as a standby."""
         ownership = self._services.ownership
         if not ownership.held:
             self._recovery.release()
             if not ownership.acquire(self._services.signals.stop, partial(events.standby, self.options.name)):
                 return None
-        # A daemon that has lost its engine must leave the mapping to another one.
+        # Without an engine the daemon must not keep the mapping from a standby.
         self._services.engine.check()
         with self._tolerating_a_swap():
             checkpoint = self._recovery.run()
@@ -156,7 +156,7 @@ class MappingLoop:
             pause(_ASIDE_SECONDS, self._services.signals.stop)
 
     def _warn_about(self, table: Table) -> None:
-        """Log, once in the life of the process, what is unusual about the table."""
+        """Log warnings about the table, once for each process."""
         if self._has_warned:
             return
         if table.warnings:
@@ -167,7 +167,7 @@ class MappingLoop:
         self._has_warned = True
 
     def _close(self) -> None:
-        """Abort what is open, release the lease, leave the consumer group. Without a metastore, both time out."""
+        """Abort open transactions, release the lease, close all clients. If the metastore is down, both time out."""
         ownership = self._services.ownership
         try:
             if ownership.held:

@@ -21,7 +21,7 @@ from ingestd.publish.row_counts import RowCounts
 
 # A new owner checks the row counts of the whole table after this delay, so that its first commit does not wait.
 _SURVEY_SECONDS = 3.0
-# At shutdown: how long partitions that were committed to lately may take to be checked.
+# The time limit at shutdown for checking the row counts of recent commits.
 _CLOSE_SECONDS = 10.0
 
 
@@ -39,7 +39,7 @@ class Checkpoint:
 
 
 class Recovery:
-    """Recovers one mapping as often as needed, and keeps the row counts of its table in between."""
+    """Recovers one mapping, any number of times, and maintains the row counts of its table in between."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -47,7 +47,7 @@ class Recovery:
         self._counts: RowCounts | None = None
 
     def run(self) -> Checkpoint:
-        """Abort what is open, remove what it staged, and read where the last commit ended.
+        """Abort open transactions, remove their staging directories, and read the state that the last commit stored.
 
         Only the owner may call it. Raises InvalidTable when the mapping cannot write its table, TableMissing, or an
         Unavailable.
@@ -68,11 +68,11 @@ class Recovery:
         return Checkpoint(table, committer, self._stored_state(control), aborted)
 
     def release(self) -> None:
-        """Stop caring for the row counts at once: another daemon owns the mapping now, or may."""
+        """Stop maintaining the row counts immediately: another daemon may own the mapping."""
         self._close(0.0)
 
     def close(self) -> None:
-        """Check the row counts of recent commits for the last time, for some seconds at most."""
+        """Check the row counts of recent commits one last time, for at most some seconds."""
         self._close(_CLOSE_SECONDS)
 
     def _stored_state(self, control: ControlTable) -> MappingState | None:
@@ -86,7 +86,7 @@ class Recovery:
         return state
 
     def _row_counts(self, table: Table) -> RowCounts:
-        """The row counts that this owner keeps; a new owner checks those of the whole table once."""
+        """The row counts that this owner maintains. A new owner checks those of the whole table once."""
         if self._counts is None:
             writer = f"{self._options.control_database}.{self._options.name}"
             report = events.RowCountEvents(self._options.name)

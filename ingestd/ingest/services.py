@@ -1,6 +1,6 @@
 """What the parts of one mapping share: recovery, the pipeline and the loop around them.
 
-Invariant: these objects live as long as the mapping. What one recovery finds is a `Checkpoint` and ends with the next.
+Invariant: these objects live as long as the mapping; a `Checkpoint` is valid until the next recovery only.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How the mappings of a process are told to end.
+"""The signals that end mappings.
 
-Invariant: events are only ever set; `abort` is set after `stop`, by a second signal or after a time limit.
+Invariant: an event is never cleared; `abort` is set after `stop`, by a second signal or after a time limit.
 """
 
 from __future__ import annotations

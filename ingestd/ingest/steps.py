@@ -1,4 +1,4 @@
-"""The steps of a transaction, and the observer that is told of each.
+"""The steps of a transaction, and the observer that they are reported to.
 
 Invariant: a step is reported after its effects, in the thread that took it. An observer that raises an IngestdError
 makes the transaction fail after that step; one that blocks delays it.
@@ -16,7 +16,7 @@ STEPS = (
     *("placed", "announced", "counted", "committed", "mirrored"),
 )
 
-# Is told the name of each step that a mapping of this process has completed.
+# Called with the name of each step that a mapping has completed.
 Observe = Callable[[str], None]
 
 
