@@ -19,7 +19,7 @@ from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
 from ingestd.streaming import TransactionError
 from tests.streaming.support import connect, rows
-from tests.support.daemon import DaemonProcess
+from tests.support.daemon import DaemonProcess, Hold
 from tests.support.metastore import Home, Process, metastore
 from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table, visible_ids
@@ -96,7 +96,10 @@ def test_daemon_whose_transaction_is_aborted_after_it_published_then_takes_the_f
     stack.topic(1)
     make_table(stack.metastore, _name(stack))
     stack.produce({"id": number, "note": ""} for number in range(30))
-    daemon, gate, txn_id = _held(stack, "counted")
+    hold = Hold("counted", times=2)
+    daemon = stack.start(stack.config(), "--until-caught-up", hold=hold)
+    hold.wait()
+    (txn_id,) = transactions.open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/")
     (placed,) = _deltas(stack)
     table = local_path(load_acid_table(stack.metastore, _name(stack)).location)
     transactions.abort(stack.metastore, txn_id)
@@ -104,7 +107,7 @@ def test_daemon_whose_transaction_is_aborted_after_it_published_then_takes_the_f
     # The metastore removed the delta; it is back as if the daemon had been frozen just before it placed it.
     (table / placed).mkdir()
     (table / placed / "bucket_00000").write_bytes(b"")
-    gate.touch()
+    hold.release()
 
     assert daemon.wait() == 0, daemon.text()[-2000:]
     assert visible_ids(stack.metastore, _name(stack)) == list(range(30))

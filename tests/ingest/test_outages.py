@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
@@ -15,7 +16,7 @@ from ingestd.errors import BrokerUnavailable, SandboxError
 from ingestd.hive.transactions import open_transactions
 from ingestd.kafka.admin import Broker
 from ingestd.sandbox import Sandbox, SandboxOptions
-from tests.support.daemon import DaemonProcess
+from tests.support.daemon import Daemon, DaemonProcess, Hold
 from tests.support.stack import Stack, eventually
 
 RECORDS = 800
@@ -42,16 +43,15 @@ def stack(own: Sandbox, request: pytest.FixtureRequest, tmp_path_factory: pytest
         made.close()
 
 
-def _start(stack: Stack, **environment: str) -> DaemonProcess:
-    """A daemon that commits a hundred rows at a time; a metastore that is silent for 3 s counts as away."""
-    config = stack.config(
+def _config(stack: Stack) -> Path:
+    """Commits of a hundred rows; a metastore that does not answer within 3 s is unavailable."""
+    return stack.config(
         {"commit": {"rows": 100, "interval": "300ms"}},
         metastore={"uri": stack.addresses.metastore, "timeout": "3s"},
     )
-    return stack.start_process(config, **environment)
 
 
-def _commits(daemon: DaemonProcess) -> int:
+def _commits(daemon: Daemon) -> int:
     return sum(e["rows"] > 0 for e in daemon.events("committed"))
 
 
@@ -76,23 +76,23 @@ def _prepare(stack: Stack) -> DaemonProcess:
     stack.topic(2)
     _produce(stack, range(RECORDS))
     stack.table("id bigint")
-    daemon = _start(stack)
+    daemon = stack.start_process(_config(stack))
     _more_commits(daemon)
     return daemon
 
 
-def _more_commits(daemon: DaemonProcess) -> None:
+def _more_commits(daemon: Daemon) -> None:
     wanted = _commits(daemon) + 2
     eventually("two commits more", lambda: _commits(daemon) >= wanted)
 
 
-def _says_so(daemon: DaemonProcess, reason: str, waits: int) -> None:
+def _says_so(daemon: Daemon, reason: str, waits: int) -> None:
     told = eventually("the daemon to say so", lambda: daemon.events("waiting")[waits:], 60)
     assert told[0]["reason"] == reason
     assert _commits(daemon) < RECORDS // 100, "the outage came too late to be one"
 
 
-def _assert_every_id_once(stack: Stack, daemon: DaemonProcess) -> None:
+def _assert_every_id_once(stack: Stack, daemon: Daemon) -> None:
     """All that was produced before, and what is produced now."""
     _produce(stack, range(RECORDS, RECORDS + 100))
     eventually("all rows", lambda: _rows(stack) == RECORDS + 100, 90)
@@ -156,14 +156,14 @@ def test_metastore_when_paused_and_then_killed_in_mid_stream_then_every_id_comes
 def test_metastore_when_silent_during_a_commit_then_says_so_and_every_id_comes_once(stack: Stack, own: Sandbox) -> None:
     stack.topic(2)
     stack.table("id bigint")
-    gate = stack.directory / "gate"
-    daemon = _start(stack, INGESTD_TESTING="1", INGESTD_FAILPOINT=f"counted@2=hold:{gate}")
+    hold = Hold("counted", times=2)
+    daemon = stack.start(_config(stack), hold=hold)
     eventually("the mapping to be owned", lambda: daemon.events("owner"))
     _produce(stack, range(RECORDS))
-    eventually("all but the commit", lambda: os.path.exists(f"{gate}.held"))
+    hold.wait()
     own.pause_service("metastore")
     try:
-        gate.touch()
+        hold.release()
         eventually("the daemon to say so, more than once", lambda: len(daemon.events("waiting")) > 1, 30)
     finally:
         own.resume_service("metastore")
@@ -179,7 +179,7 @@ def test_second_sigterm_when_the_stage_hangs_then_aborts_at_once_and_leaves_noth
     stack.topic(1)
     stack.table("id bigint")
     gate = stack.directory / "gate"
-    daemon = _start(stack, INGESTD_TESTING="1", INGESTD_FAILPOINT=f"opened@2=hold:{gate}")
+    daemon = stack.start_process(_config(stack), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"opened@2=hold:{gate}")
     eventually("the mapping to be owned", lambda: daemon.events("owner"))
     stack.produce({"id": n} for n in range(50))
     eventually("the transaction", lambda: os.path.exists(f"{gate}.held"))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from tests.support.stack import Stack, eventually
+from tests.support.daemon import Hold
+from tests.support.stack import Stack
 
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["table", "partition"])
@@ -17,15 +16,13 @@ def test_overwrite_between_open_and_lock_then_our_rows_come_after_it(stack: Stac
     stack.produce({"id": number, "note": "before", "dt": "a"} for number in range(10))
     stack.drain(config)
     stack.produce({"id": number, "note": "after", "dt": "a"} for number in range(10, 30))
-    gate = stack.directory / "gate"
-    daemon = stack.start_process(
-        config, "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}"
-    )
-    eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
+    hold = Hold("staged")
+    daemon = stack.start(config, "--until-caught-up", hold=hold)
+    hold.wait()
 
     part = " PARTITION (dt='a')" if partitioned else ""
     stack.sql(f"INSERT OVERWRITE TABLE {stack.name}{part} VALUES (1000, 'theirs')")
-    gate.touch()
+    hold.release()
 
     assert daemon.wait() == 0, daemon.text()[-2000:]
     assert stack.ids() == [*range(10, 30), 1000]

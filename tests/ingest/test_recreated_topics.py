@@ -24,7 +24,7 @@ from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import OffsetRange, TopicPartition
 from ingestd.kafka.reader import ReadLimits, read
 from ingestd.sandbox import Addresses
-from tests.support.daemon import Daemon
+from tests.support.daemon import Daemon, Hold
 from tests.support.kafka import KafkaBroker, kafka_broker
 from tests.support.stack import Stack, eventually
 
@@ -249,24 +249,24 @@ def own(addresses: Addresses, broker: KafkaBroker, request: pytest.FixtureReques
 def test_range_when_lost_between_plan_and_read_then_the_policy_holds(own: Stack, broker: KafkaBroker) -> None:
     """Two daemons wait behind their second plan, offsets 10..20, while one topic is trimmed and one recreated."""
     names = trimmed, recreated = f"{own.name}_trimmed", f"{own.name}_recreated"
-    daemons = []
+    daemons, holds = [], []
     for name in names:
         broker.create(name)
         own.table("id bigint", name=f"default.{name}")
         own.produce(({"id": n} for n in FIRST), name)
         mapping = {"name": name, "topics": [name], "table": f"default.{name}", "on_offset_loss": "earliest"}
-        gate = f"planned@2=hold:{own.directory / name}"
-        daemons.append(own.start_process(own.config(mapping), INGESTD_TESTING="1", INGESTD_FAILPOINT=gate))
-    for name in names:
+        holds.append(Hold("planned", times=2))
+        daemons.append(own.start(own.config(mapping), hold=holds[-1]))
+    for name, hold in zip(names, holds, strict=True):
         _arrive(own, name, FIRST[-1])
         own.produce(({"id": n} for n in range(10, 20)), name)
-        eventually("the second plan", (own.directory / f"{name}.held").exists)
+        hold.wait()
     broker.admin.delete_records([_TopicPartition(trimmed, 0, 15)])[_TopicPartition(trimmed, 0)].result(30)
     broker.delete(recreated)
     broker.create(recreated)
     own.produce(({"id": n} for n in range(100, 125)), recreated)
-    for name in names:
-        (own.directory / name).touch()
+    for hold in holds:
+        hold.release()
     for name, last, daemon in ((trimmed, 19, daemons[0]), (recreated, 124, daemons[1])):
         _arrive(own, name, last)
         daemon.terminate()

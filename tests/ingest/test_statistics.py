@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
 
 from tests.support.compaction import compact
-from tests.support.daemon import Daemon
+from tests.support.daemon import Daemon, Hold
 from tests.support.stack import Stack, eventually
 
 PARTITIONED = pytest.mark.parametrize("partitioned", ["", "dt string"], ids=["table", "partition"])
@@ -56,14 +55,12 @@ class _Table:
     def held(self, step: str, between: Callable[[], object], count: int = 3) -> Daemon:
         """Commit ours with something done by others while the transaction is held after `step`."""
         self.stop()
-        gate = self.stack.directory / f"gate-{len(self.ids)}"
         self._produce(count)
-        daemon = self.stack.start_process(
-            self.config, "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}=hold:{gate}"
-        )
-        eventually(f"held after {step}", lambda: os.path.exists(f"{gate}.held"))
+        hold = Hold(step)
+        daemon = self.stack.start(self.config, "--until-caught-up", hold=hold)
+        hold.wait()
         between()
-        gate.touch()
+        hold.release()
         assert daemon.wait() == 0
         return daemon
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pytest
 from ingestd.hive import transactions
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.storage.local import local_path
+from tests.support.daemon import Hold
 from tests.support.stack import Stack, eventually
 
 
@@ -32,14 +32,14 @@ def test_table_directory_when_not_mounted_then_waits_and_writes_nothing_elsewher
     stack.table("id int", partitioned="dt string" if partitioned else "")
     place = _place(stack)
     unmounted = place.with_name(f"{place.name}.unmounted")
-    gate = stack.directory / "gate"
-    daemon = stack.start_process(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}")
+    hold = Hold("staged")
+    daemon = stack.start(stack.config(), hold=hold)
     eventually("the mapping to be owned", lambda: daemon.events("owner"))
 
     stack.produce({"id": number, "dt": "a"} for number in range(10))
-    eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
+    hold.wait()
     place.rename(unmounted)  # between stage and publish
-    gate.touch()
+    hold.release()
     waits = eventually("two tries", lambda: daemon.events("waiting")[1:], 30)
     assert {one["reason"] for one in waits} == {"StorageUnavailable"}
     assert f"{place}: the directory does not exist" in waits[0]["error"]
@@ -102,17 +102,15 @@ def test_table_that_moves_while_a_transaction_is_staged_then_nothing_is_left_whe
     stack.table("id int")
     old = _place(stack)
     new = old.with_name(f"{old.name}_moved")
-    gate = stack.directory / "gate"
+    hold = Hold("staged")
     stack.produce({"id": number} for number in range(10))
-    daemon = stack.start_process(
-        stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}"
-    )
-    eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
+    daemon = stack.start(stack.config(), "--until-caught-up", hold=hold)
+    hold.wait()
     assert len(_staged(old)) == 1
 
     new.mkdir()
     stack.sql(f"ALTER TABLE {stack.name} SET LOCATION 'file:{new}'")
-    gate.touch()
+    hold.release()
 
     assert daemon.wait() == 0, daemon.text()[-2000:]
     assert [one["reason"] for one in daemon.events("waiting")] == ["TableChanged"]
@@ -125,17 +123,15 @@ def test_table_that_is_swapped_while_a_transaction_is_staged_then_nothing_is_lef
     stack.table("id int")
     stack.table("id int", name=f"default.{stack.name}_new")
     place = _place(stack)
-    gate = stack.directory / "gate"
+    hold = Hold("staged")
     stack.produce({"id": number} for number in range(10))
-    daemon = stack.start_process(
-        stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged=hold:{gate}"
-    )
-    eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
+    daemon = stack.start(stack.config(), "--until-caught-up", hold=hold)
+    hold.wait()
     stack.sql(f"ALTER TABLE {stack.name} RENAME TO {stack.name}_old")
     stack.sql(f"ALTER TABLE {stack.name}_new RENAME TO {stack.name}")
     old = place.with_name(f"{place.name}_old")
     assert len(_staged(old)) == 1
-    gate.touch()
+    hold.release()
 
     assert daemon.wait() == 0, daemon.text()[-2000:]
     assert stack.ids() == list(range(10))
@@ -148,17 +144,12 @@ def test_two_deployments_with_one_mapping_name_and_one_table_then_neither_touche
     stack.topic(1)
     stack.table("id int")
     stack.produce({"id": number} for number in range(10))
-    gate = stack.directory / "gate"
-    first = stack.start_process(
-        stack.config(control={"database": f"{stack.name}_a"}),
-        "--until-caught-up",
-        INGESTD_TESTING="1",
-        INGESTD_FAILPOINT=f"staged=hold:{gate}",
-    )
-    eventually("held after staged", lambda: os.path.exists(f"{gate}.held"))
+    hold = Hold("staged")
+    first = stack.start(stack.config(control={"database": f"{stack.name}_a"}), "--until-caught-up", hold=hold)
+    hold.wait()
 
     stack.drain(stack.config(control={"database": f"{stack.name}_b"}))
-    gate.touch()
+    hold.release()
 
     assert first.wait() == 0, first.text()[-2000:]
     assert not first.events("waiting")

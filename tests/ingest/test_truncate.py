@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from ingestd.hive.control import ensure_control_table, read_state
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.ingest.state import MappingState
 from ingestd.storage.local import local_path
-from tests.support.daemon import Daemon, DaemonProcess
+from tests.support.daemon import Daemon, Hold
 from tests.support.stack import Stack, eventually
 from tests.support.truncate import Truncation, waits_for_lock
 
@@ -36,13 +35,11 @@ def _prepare(stack: Stack, *, partitioned: bool) -> TableName:
     return TableName("default", stack.name)
 
 
-def _held(stack: Stack, step: str) -> tuple[DaemonProcess, Any]:
-    gate = stack.directory / "gate"
-    daemon = stack.start_process(
-        stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}=hold:{gate}"
-    )
-    eventually(f"held after {step}", lambda: os.path.exists(f"{gate}.held"))
-    return daemon, gate
+def _held(stack: Stack, step: str) -> tuple[Daemon, Hold]:
+    hold = Hold(step)
+    daemon = stack.start(stack.config(), "--until-caught-up", hold=hold)
+    hold.wait()
+    return daemon, hold
 
 
 @each_kind
@@ -53,16 +50,16 @@ def test_truncate_when_a_commit_is_on_its_way_then_it_waits_and_comes_after_it(s
     if partitioned:
         stack.sql(f"ALTER TABLE {stack.name} ADD{part}")
     stack.produce(_rows(0, 30))
-    gate = stack.directory / "gate"
-    # The first transaction stores where the mapping begins.
-    daemon = stack.start_process(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"placed@2=hold:{gate}")
-    eventually("held after placed", lambda: os.path.exists(f"{gate}.held"))
+    # The first transaction stores the start position.
+    hold = Hold("placed", times=2)
+    daemon = stack.start(stack.config(), hold=hold)
+    hold.wait()
 
     truncating = threading.Thread(target=lambda: stack.sql(f"TRUNCATE TABLE {stack.name}{part}"))
     truncating.start()
     table = TableName("default", stack.name)
     eventually("TRUNCATE to wait", lambda: waits_for_lock(stack.metastore, table), 20)
-    gate.touch()
+    hold.release()
     truncating.join(60)
     assert not truncating.is_alive()
     assert sum(one["rows"] for one in daemon.events("committed")) == 30
@@ -79,9 +76,9 @@ def test_truncate_when_a_commit_is_on_its_way_then_it_waits_and_comes_after_it(s
 def test_truncate_that_began_before_our_lock_then_the_transaction_is_repeated(stack: Stack) -> None:
     table = _prepare(stack, partitioned=False)
     truncation = Truncation(stack.metastore, table)
-    daemon, gate = _held(stack, "counted")
+    daemon, hold = _held(stack, "counted")
     truncation.finish()
-    gate.touch()
+    hold.release()
 
     assert daemon.wait() == 0, daemon.text()[-2000:]
     assert stack.ids() == list(range(10, 30))
@@ -94,9 +91,9 @@ def test_truncate_that_began_before_our_lock_then_the_transaction_is_repeated(st
 def test_truncate_that_cannot_be_seen_before_the_commit_then_an_error_names_what_it_hides(stack: Stack) -> None:
     table = _prepare(stack, partitioned=True)
     truncation = Truncation(stack.metastore, table, ["dt=a"])
-    daemon, gate = _held(stack, "committed")
+    daemon, hold = _held(stack, "committed")
     truncation.finish()
-    gate.touch()
+    hold.release()
 
     assert daemon.wait() == 0, daemon.text()[-2000:]
     (hidden,) = daemon.events("commit_hidden")
