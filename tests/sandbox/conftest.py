@@ -1,4 +1,4 @@
-"""Fixtures of the sandbox's own tests: state folders that end with the test, and a private copy of the jar cache."""
+"""Fixtures of the sandbox's tests: state folders that end with the test, and a private copy of the jar cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ingestd.sandbox.options import no_progress
 from ingestd.sandbox.state import locked
 
 COMMAND = (sys.executable, "-m", "ingestd", "sandbox")
-# what every JVM honours, Ivy's too: as good as a pulled plug
+# Every JVM honours these properties, Ivy's included: no host can be reached.
 NO_NETWORK = {
     "JAVA_TOOL_OPTIONS": " ".join(
         f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort=9" for scheme in ("http", "https")
@@ -29,13 +29,13 @@ NO_NETWORK = {
 
 
 class Cli:
-    """`ingestd sandbox` as a user runs it, on one state folder."""
+    """`ingestd sandbox` as a command, on one state folder."""
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
-        """Start the command and do not wait for it."""
+        """Start the command without waiting for it."""
         return subprocess.Popen(
             [*COMMAND, *arguments, "--state-dir", str(self.state_dir)],
             stdout=subprocess.PIPE,
@@ -45,7 +45,7 @@ class Cli:
         )
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run the command to its end, at most two minutes."""
+        """Run the command; fails after two minutes."""
         with self.start(*arguments, **env) as started:
             out, err = started.communicate(timeout=120)
         return subprocess.CompletedProcess(started.args, started.returncode, out, err)
@@ -56,7 +56,7 @@ class Cli:
         return [found for found in psutil.process_iter() if all(mark in _command_line(found) for mark in marks)]
 
     def wait_until_nothing_runs(self, seconds: float) -> None:
-        """Return when no JVM of this state folder is left; fail after `seconds`."""
+        """Return when no JVM of this state folder runs; fail after `seconds`."""
         wait_for(lambda: not self.processes(), seconds)
 
 
@@ -77,7 +77,7 @@ def _command_line(found: psutil.Process) -> str:
 
 @pytest.fixture
 def cli(processes: None, tmp_path: Path) -> Iterator[Cli]:
-    """A fresh state folder; whatever a test leaves running there is ended."""
+    """An empty state folder. Services that a test leaves running there are stopped."""
     made = Cli(tmp_path / "state")
     yield made
     Sandbox(SandboxOptions(made.state_dir)).down()
@@ -85,7 +85,7 @@ def cli(processes: None, tmp_path: Path) -> Iterator[Cli]:
 
 @pytest.fixture
 def private_cache(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The jar cache, filled, as hard links: a file may be replaced here, but never written in place."""
+    """A copy of the jar cache made of hard links: tests may replace files, but never write to them in place."""
     with locked(tmp_path / "fill", "the test") as handle, Guard(handle) as guard:
         jars.ensure(jars.groups_for((KAFKA, METASTORE)), java.find_java(), guard, no_progress)
     shared, private = java.cache_folder() / "sandbox", tmp_path / "cache"

@@ -1,4 +1,4 @@
-"""The jar cache: broken and half files are mended, from Ivy's own cache when that is whole, never in silence."""
+"""The jar cache: broken and incomplete files are replaced, from Ivy's own cache if its copies are complete."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def guard(processes: None, tmp_path: Path) -> Iterator[Guard]:
 
 
 def _halve(file: Path) -> None:
-    """Replace the file by its first half; writing in place would break the cache this one shares its bytes with."""
+    """Replace the file with its first half. The original must not be written to: the real cache links to it."""
     half = file.read_bytes()[: file.stat().st_size // 2]
     file.unlink()
     file.write_bytes(half)
 
 
-def test_a_half_and_a_missing_jar_are_mended_without_network(
+def test_jars_when_one_is_incomplete_and_one_missing_then_replaced_without_network(
     private_cache: Path, guard: Guard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", NO_NETWORK["JAVA_TOOL_OPTIONS"])
@@ -48,7 +48,7 @@ def test_a_half_and_a_missing_jar_are_mended_without_network(
     assert all(path.stat().st_ino == inode for path, inode in untouched.items())
 
 
-def test_a_jar_that_is_half_in_ivys_cache_too_is_fetched_again(private_cache: Path, guard: Guard) -> None:
+def test_jar_when_incomplete_in_ivys_cache_as_well_then_fetched_again(private_cache: Path, guard: Guard) -> None:
     _halve(jars.folder() / KAFKA_JAR)
     (kept,) = (private_cache / "sandbox" / "ivy").glob(f"*/*/jars/{Path(KAFKA_JAR).name}")
     _halve(kept)
@@ -58,7 +58,7 @@ def test_a_jar_that_is_half_in_ivys_cache_too_is_fetched_again(private_cache: Pa
     assert seen[-1][1] == seen[-1][2] > 0
 
 
-def test_a_broken_schema_script_is_fetched_again(private_cache: Path, guard: Guard) -> None:
+def test_schema_script_when_broken_then_fetched_again(private_cache: Path, guard: Guard) -> None:
     script = jars.folder() / jars.SCHEMA / "hive-schema-4.0.0.derby.sql"
     _halve(script)
     jars.ensure((jars.SCHEMA,), find_java(), guard, no_progress)
@@ -66,13 +66,13 @@ def test_a_broken_schema_script_is_fetched_again(private_cache: Path, guard: Gua
     assert not list(private_cache.rglob("*.tar.gz"))
 
 
-def test_an_empty_cache_without_network(cli: Cli, tmp_path: Path) -> None:
+def test_up_when_the_cache_is_empty_and_there_is_no_network_then_says_so(cli: Cli, tmp_path: Path) -> None:
     answer = cli.run("up", **NO_NETWORK, INGESTD_CACHE=str(tmp_path / "empty"))
     assert answer.returncode == SandboxError.exit_code
     assert "no network" in answer.stderr.splitlines()[-1]
     assert "Traceback" not in answer.stderr
 
 
-def test_the_lock_names_each_content_once() -> None:
+def test_lock_when_read_then_each_file_name_has_one_content() -> None:
     contents = {(item.name, item.sha256) for item in lock()}
     assert len(contents) == len({item.name for item in lock()})

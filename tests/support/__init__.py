@@ -1,1 +1,1 @@
-"""What the tests share."""
+"""Code that tests share: services, daemons, tables."""

@@ -1,4 +1,4 @@
-"""A CA of a test's own, a certificate for localhost, and a metastore's properties for it."""
+"""A CA for tests, a certificate for localhost, and the properties of a metastore with that certificate."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def make(folder: Path) -> Path:
-    """`ca.pem` signed `server.p12`, for the host localhost only; `other.pem` signed nothing."""
+    """Create `server.p12` for the host localhost, its CA `ca.pem`, and `other.pem`, a CA that signed nothing."""
     key = ["-newkey", "rsa:2048", "-nodes"]
-    # With these uses and identifiers Python 3.13, which looks closely, takes them too.
+    # Python 3.13 verifies strictly: it requires these key usages and identifiers.
     for name in ("ca", "other"):
         ca = ["-x509", "-days", "2", "-subj", f"/CN={name}", "-addext", "keyUsage=critical,keyCertSign"]
         _openssl(folder, "req", *key, *ca, "-keyout", f"{name}.key", "-out", f"{name}.pem")
@@ -23,7 +23,7 @@ def make(folder: Path) -> Path:
 
 
 def over_tls(certificates: Path) -> dict[str, str]:
-    """Properties of a metastore that speaks TLS only."""
+    """Properties of a metastore that only accepts TLS connections."""
     return {
         "metastore.use.SSL": "true",
         "metastore.keystore.path": str(certificates / "server.p12"),

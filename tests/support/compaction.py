@@ -9,7 +9,7 @@ from tests.support.stack import Stack, eventually
 
 
 def compact(stack: Stack, table: str, kind: str, partition: str = "") -> None:
-    """Run one compaction of `db.table` and wait until readers see its result."""
+    """Run one compaction of `db.table` and wait until readers see the result."""
     request_compaction(stack, table, kind, partition)()
 
 
@@ -20,7 +20,11 @@ def request_compaction(stack: Stack, table: str, kind: str, partition: str = "")
     """
     part = f" PARTITION ({partition})" if partition else ""
     before = len(_done(stack, table))
-    eventually("the request", lambda: _accepted(stack, f"ALTER TABLE {table}{part} COMPACT '{kind}'"), 60)
+    eventually(
+        "the compaction request to be accepted",
+        lambda: _accepted(stack, f"ALTER TABLE {table}{part} COMPACT '{kind}'"),
+        60,
+    )
 
     def wait() -> None:
         eventually(f"the {kind} compaction of {table}", lambda: len(_done(stack, table)) > before, 120)
@@ -32,7 +36,7 @@ def _accepted(stack: Stack, request: str) -> bool:
     try:
         stack.sql(request)
     except SandboxError as error:
-        # 4.0.1 refuses while an earlier compaction of the table waits for the cleaner.
+        # Hive 4.0.1 refuses a request while the cleaner has not finished the table's previous compaction.
         if "10432" not in str(error) and "refused" not in str(error).lower():
             raise
         return False

@@ -1,4 +1,4 @@
-"""The parameters that Hive answers `count(*)` from, read and written as ANALYZE does it."""
+"""The parameters from which Hive answers `count(*)`, read and written as ANALYZE does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTEXT = ttypes.EnvironmentContext(properties={"DO_NOT_UPDATE_STATS": "true"})
 
 
 def read_parameters(stack: Stack, partition: str = "", table: str = "") -> dict[str, str]:
-    """Parameters of a partition `key=value` of a table, by default the test's, or of the table itself."""
+    """The parameters of a partition `key=value`, or of the table itself. Default: the test's table."""
     name = TableName("default", table or stack.name)
     if not partition:
         return dict(read_table(stack.metastore, name).parameters)
@@ -26,12 +26,12 @@ def read_parameters(stack: Stack, partition: str = "", table: str = "") -> dict[
 
 
 def number(stack: Stack, partition: str = "", table: str = "") -> int:
-    """`numRows`, from which Hive answers once a compaction has set its flag."""
+    """`numRows`, from which Hive answers after a compaction has set COLUMN_STATS_ACCURATE."""
     return int(read_parameters(stack, partition, table)["numRows"])
 
 
 def end_analyze(stack: Stack, parameters: dict[str, str], snapshot: ValidWriteIds, partition: str = "") -> None:
-    """As HiveServer2 ends an ANALYZE that saw `snapshot` and read these parameters: it sets its flag with them."""
+    """Finish an ANALYZE that saw `snapshot` and read `parameters`: write them and set COLUMN_STATS_ACCURATE."""
     name = TableName("default", stack.name)
     table = load_acid_table(stack.metastore, name)
     txn, write_id = transactions.begin_writing(stack.metastore, name, "tests")
@@ -44,7 +44,7 @@ def end_analyze(stack: Stack, parameters: dict[str, str], snapshot: ValidWriteId
 
 
 def write_parameters(stack: Stack, parameters: dict[str, str], partition: str = "") -> None:
-    """Write parameters back as they were read before, which is what ANALYZE does; Hive drops the flag with it."""
+    """Write back parameters that were read earlier, as ANALYZE does; Hive then removes COLUMN_STATS_ACCURATE."""
     name = TableName("default", stack.name)
     kept = {key: value for key, value in parameters.items() if key != "COLUMN_STATS_ACCURATE"}
     table = load_acid_table(stack.metastore, name)

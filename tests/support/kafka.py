@@ -1,4 +1,4 @@
-"""A single real Kafka broker with settings that a test chooses, from the sandbox's jars and templates."""
+"""A single Kafka broker with its own settings, from the sandbox's jars and configuration templates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.stack import eventually
 
 
 class KafkaBroker:
-    """One broker, which is a cluster of its own; its port and its records stay over `stop` and `start`."""
+    """One broker, a cluster of its own. It keeps its port and its records over `stop` and `start`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,13 +43,13 @@ class KafkaBroker:
             self._plan = Plan(options, layout, numbers, derby(layout.data, 0), runtime, home)
             self._plan.configure(KAFKA)
             settings = layout.conf(KAFKA) / "server.properties"
-            # What the sandbox turns off is left at Kafka's default here: any client may create topics.
+            # The sandbox turns this off. Here Kafka's default applies: any client may create topics.
             settings.write_text(re.sub(r"auto\.create\.topics\.enable=.*\n", "", settings.read_text()))
             format_storage(self._plan, guard)
         self.admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 2})
 
     def start(self) -> KafkaBroker:
-        """Start it and return when it answers."""
+        """Start the broker and return when it answers."""
         work = self._plan.layout.work(KAFKA)
         work.mkdir(parents=True, exist_ok=True)
         self._log.parent.mkdir(exist_ok=True)
@@ -67,29 +67,29 @@ class KafkaBroker:
         return self
 
     def stop(self) -> None:
-        """End it, if it runs."""
+        """Stop the broker if it runs."""
         process, self._process = self._process, None
         if process:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
 
     def topics(self) -> set[str]:
-        """The names of all topics; asking for all of them creates none."""
+        """The names of all topics. A request for all topics never creates one."""
         return set(self.admin.list_topics(timeout=30).topics)
 
     def create(self, name: str, partitions: int = 1) -> None:
-        """Create a topic, as soon as one of that name that was deleted is gone."""
-        eventually(f"topic {name}", lambda: self._try_create(name, partitions))
+        """Create a topic. Waits while a deleted topic of that name still exists."""
+        eventually(f"topic {name} to be created", lambda: self._try_create(name, partitions))
 
     def delete(self, name: str) -> None:
-        """Delete a topic and return when it is not there any more."""
+        """Delete a topic and return when it no longer exists."""
         self.admin.delete_topics([name])[name].result(30)
-        eventually(f"the end of topic {name}", lambda: name not in self.topics())
+        eventually(f"topic {name} to be deleted", lambda: name not in self.topics())
 
     def truncate_log(self, name: str) -> None:
         """Remove all records of partition 0 from the disk of the stopped broker.
 
-        To a client this is an unclean leader election: the new leader's log ends before what the old one had served.
+        For a client this is an unclean leader election: the log of the new leader ends before offsets already read.
         """
         for segment in (self.data / f"{name}-0").glob("*.log"):
             segment.write_bytes(b"")
@@ -104,7 +104,7 @@ class KafkaBroker:
 
 @contextmanager
 def kafka_broker(folder: Path) -> Iterator[KafkaBroker]:
-    """A broker that lives as long as the block."""
+    """A broker that ends with the block."""
     broker = KafkaBroker(folder)
     try:
         yield broker.start()

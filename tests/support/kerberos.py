@@ -1,4 +1,4 @@
-"""A realm of a test's own: a real MIT KDC on a loopback port, its principals, keytabs and tickets."""
+"""A Kerberos realm for tests: an MIT KDC on a loopback port, its principals, keytabs and tickets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support.stack import eventually
 
 NAME = "INGESTD.TEST"
 SHORT_SECONDS = 12
-# Debian keeps the servers where only root's PATH looks.
+# Debian installs the servers in folders that are only in root's PATH.
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 _PACKAGES = {
     "krb5kdc": "krb5-kdc",
@@ -27,7 +27,7 @@ _PACKAGES = {
     "kadmin.local": "krb5-admin-server",
     "kinit": "krb5-user",
 }
-# No name service is asked, since the realm is in no DNS.
+# The realm is not in DNS, so name service lookups are off.
 _KRB5_CONF = """[libdefaults]
  default_realm = {name}
  dns_lookup_realm = false
@@ -53,7 +53,7 @@ _KDC_CONF = """[kdcdefaults]
 
 
 def _require() -> None:
-    """Skip, saying what is missing for a real KDC; with INGESTD_TEST_KERBEROS in the environment, as in CI, fail."""
+    """Skip the test when packages of the KDC are missing; fail if INGESTD_TEST_KERBEROS is set, as in CI."""
     missing = [package for program, package in _PACKAGES.items() if shutil.which(program, path=_PATH) is None]
     missing += [] if find_spec("gssapi") else ["libkrb5-dev", "and pip's ingestd[kerberos]"]
     if missing:
@@ -62,7 +62,7 @@ def _require() -> None:
 
 
 class Realm:
-    """Principals of the realm; `environment` makes a program of this machine belong to it."""
+    """The realm's KDC and principals. A program with `environment` uses the realm."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Realm:
         self._kdc: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Make the realm at the first time, and start its KDC."""
+        """Start the KDC; the first call creates the realm."""
         if not self.conf.exists():
             values = {"name": NAME, "port": self.port, "folder": self.folder}
             (self.folder / "kdc.conf").write_text(_KDC_CONF.format(**values))
@@ -88,18 +88,18 @@ class Realm:
         eventually("the KDC to listen", self._listens, 10)
 
     def stop(self) -> None:
-        """End the KDC; its principals stay."""
+        """Stop the KDC; its principals are kept."""
         if self._kdc:
             self._kdc.send_signal(signal.SIGTERM)
             self._kdc.wait(10)
             self._kdc = None
 
     def add(self, principal: str, *options: str) -> None:
-        """Make a principal with a random key, such as `hive/localhost`; `-maxlife 12s` makes short tickets."""
+        """Create a principal with a random key, such as `hive/localhost`. `-maxlife 12s` limits its tickets."""
         self.run("kadmin.local", "-q", f"addprinc -randkey {' '.join(options)} {principal}")
 
     def keytab(self, name: str, *principals: str, new_key: bool = False) -> Path:
-        """A keytab with the keys of `principals`; with `new_key`, keytabs made before hold an old one."""
+        """A keytab with the keys of `principals`. `new_key` changes the keys, which invalidates earlier keytabs."""
         file = self.folder / f"{name}.keytab"
         keep = "" if new_key else "-norandkey "
         for principal in principals:
@@ -108,13 +108,13 @@ class Realm:
         return file
 
     def ticket(self, principal: str, keytab: Path) -> str:
-        """Log in as kinit does; what KRB5CCNAME must be to use the ticket."""
+        """Log in with kinit. Returns the value of KRB5CCNAME that uses the ticket."""
         cache = f"FILE:{self.folder / principal.replace('/', '_')}.ccache"
         self.run("kinit", "-c", cache, "-k", "-t", str(keytab), principal)
         return cache
 
     def run(self, tool: str, *arguments: str) -> str:
-        """What one of Kerberos' programs says; fails with its words."""
+        """Run a Kerberos program and return its output. Fails with the output when the program does."""
         command = [_tool(tool), *arguments]
         done = subprocess.run(command, env=self._everything(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
@@ -130,10 +130,10 @@ class Realm:
 
 @contextmanager
 def realm(folder: Path) -> Iterator[Realm]:
-    """A realm that this process belongs to, whose KDC lives as long as the block.
+    """A realm that this process uses; its KDC ends with the block.
 
-    Its principals are those of the metastore, `ingestd`, and `brief`, whose tickets are good for SHORT_SECONDS.
-    Skips or fails where there is no KDC (`_require`).
+    Its principals are the metastore's, `ingestd`, and `brief`, whose tickets expire after SHORT_SECONDS. Without the
+    programs of a KDC the test is skipped or fails (`_require`).
     """
     _require()
     made = Realm(folder)
@@ -151,11 +151,11 @@ def realm(folder: Path) -> Iterator[Realm]:
 
 
 def secured(of: Realm, protections: str = "authentication,integrity,privacy") -> tuple[dict[str, str], tuple[str, ...]]:
-    """Properties and JVM options of a metastore that takes only logins of the realm."""
+    """Properties and JVM options of a metastore that only accepts logins of the realm."""
     properties = {
         "hadoop.security.authentication": "kerberos",
         "hadoop.rpc.protection": protections,
-        # Some of Hive's code reads the older name only.
+        # Some of Hive's code only reads the older name.
         "metastore.sasl.enabled": "true",
         "hive.metastore.sasl.enabled": "true",
         "metastore.kerberos.principal": f"hive/localhost@{NAME}",
@@ -166,5 +166,5 @@ def secured(of: Realm, protections: str = "authentication,integrity,privacy") ->
 
 def _tool(name: str) -> str:
     found = shutil.which(name, path=_PATH)
-    assert found, f"the test needs a real KDC and {name} is not there: apt-get install {_PACKAGES[name]}"
+    assert found, f"the test needs a KDC and {name} is missing: apt-get install {_PACKAGES[name]}"
     return found

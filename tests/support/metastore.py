@@ -1,4 +1,4 @@
-"""A single real metastore process with properties that a test chooses, from the sandbox's jars and templates."""
+"""Single metastore processes with their own properties, from the sandbox's jars and configuration templates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.stack import eventually
 
 
 class Home:
-    """A folder for metastores over one database; the schema is laid when it is made."""
+    """A folder for metastores over one database. The constructor creates the schema."""
 
     def __init__(self, folder: Path, database: Database | None = None) -> None:
         layout = Layout(folder)
@@ -42,7 +42,7 @@ class Home:
         )
 
     def plan(self, name: str, port: int) -> Plan:
-        """What the process `name` is made of; its warehouse is the one of all."""
+        """The plan of the metastore `name`. All metastores of a home share the warehouse."""
         listening = {METASTORE: port, ports.DERBY: free_port(), "kafka": 0, "controller": 0, "hiveserver2": 0}
         layout = _Named(self.folder, name)
         return replace(self._plan, ports=listening, layout=layout)
@@ -50,7 +50,7 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class _Named(Layout):
-    """A layout with a configuration, a log and a working folder for each of several metastores."""
+    """A layout with separate configuration, log and working folders for each metastore of a home."""
 
     name: str
 
@@ -65,7 +65,7 @@ class _Named(Layout):
 
 
 class Process:
-    """One metastore on a port of its own, which stays the same over `stop` and `start`."""
+    """One metastore process, whose port stays the same over `stop` and `start`."""
 
     def __init__(self, home: Home, name: str, properties: Mapping[str, str], jvm: tuple[str, ...] = ()) -> None:
         self.port = free_port()
@@ -77,21 +77,21 @@ class Process:
 
     @property
     def uri(self) -> str:
-        """Its address by the host name that its certificate and its principal have."""
+        """Its address, with the host name of its certificate and its principal."""
         return f"thrift://localhost:{self.port}"
 
     def start(self) -> Process:
-        """Start it; `wait` waits."""
+        """Start the metastore without waiting until it listens."""
         self._plan.configure(METASTORE)
         conf, work = self._plan.layout.conf(METASTORE), self._plan.layout.work(METASTORE)
         work.mkdir(parents=True, exist_ok=True)
         properties = "".join(_property(key, value) for key, value in self.properties.items())
         site = conf / "hive-site.xml"
         site.write_text(site.read_text().replace("</configuration>", f"{properties}</configuration>"))
-        # Hadoop's own login looks only here.
+        # Hadoop's login only reads this file.
         (conf / "core-site.xml").write_text(f"<configuration>{properties}</configuration>")
         program, *arguments = self._plan.command(METASTORE)
-        # Only the answers are looked at, so the JVM may spare the work for speed later on.
+        # The process is short-lived, so C2 compilation would cost more than it saves.
         command = [program, "-XX:TieredStopAtLevel=1", *self._jvm, *arguments]
         self.log.parent.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
@@ -101,16 +101,16 @@ class Process:
         return self
 
     def wait(self) -> Process:
-        """Return when it listens."""
+        """Return when the metastore listens."""
         eventually(f"the metastore of {self.log} to listen", self._listens, 60)
         return self
 
     def start_if_stopped(self) -> Process:
-        """Start it unless it runs."""
+        """Start the metastore unless it runs."""
         return self if self._process else self.start()
 
     def stop(self) -> None:
-        """End it, if it runs."""
+        """Stop the metastore if it runs."""
         process, self._process = self._process, None
         if process:
             process.send_signal(signal.SIGTERM)
@@ -118,19 +118,19 @@ class Process:
             process.wait(30)
 
     def pause(self) -> None:
-        """SIGSTOP: it keeps its connections and answers nothing. Returns when every thread has stopped."""
+        """SIGSTOP: connections stay open and are not answered. Returns when every thread has stopped."""
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
-        # The parent learns of the stop when the last thread has stopped.
+        # The parent is notified when the last thread has stopped.
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def resume(self) -> None:
-        """SIGCONT, if it runs."""
+        """SIGCONT, if the metastore runs."""
         if self._process:
             self._process.send_signal(signal.SIGCONT)
 
     def said(self) -> str:
-        """Its log."""
+        """The log."""
         return self.log.read_text(errors="replace")
 
     def _listens(self) -> bool:
@@ -142,7 +142,7 @@ class Process:
 
 @contextmanager
 def metastore(home: Home, name: str, properties: Mapping[str, str], jvm: tuple[str, ...] = ()) -> Iterator[Process]:
-    """A metastore that lives as long as the block."""
+    """A metastore that ends with the block."""
     made = Process(home, name, properties, jvm)
     try:
         yield made.start().wait()
@@ -151,7 +151,7 @@ def metastore(home: Home, name: str, properties: Mapping[str, str], jvm: tuple[s
 
 
 def free_port() -> int:
-    """A port of the loopback address that nobody listens on, nor gets for an outgoing connection meanwhile."""
+    """A free port of the loopback address, outside the range of outgoing connections."""
     return next(port for port in iter(lambda: random.randint(20_000, 32_000), None) if ports.is_free(port))
 
 

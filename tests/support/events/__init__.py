@@ -1,1 +1,1 @@
-"""A metastore that keeps an event log, and what it needs beside the sandbox's."""
+"""A metastore that keeps an event log, and the list of its jars."""

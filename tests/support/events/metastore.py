@@ -1,6 +1,6 @@
-"""A real metastore of Hive 4.2.0 with DbNotificationListener, which the registry has for no other Hive 4.
+"""A metastore of Hive 4.2.0 with DbNotificationListener, the only Hive 4 release published with it.
 
-Its Java is the one from pip, because Hive 4.2 needs 21; its schema is the one of 4.0.0, to which it adds by itself.
+It runs on the Java of the pip package, because Hive 4.2 needs Java 21. It extends the schema of 4.0.0 by itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROPERTIES = {
     "hive.metastore.transactional.event.listeners": "org.apache.hive.hcatalog.listener.DbNotificationListener",
     "hive.metastore.schema.verification": "false",
     "datanucleus.schema.autoCreateAll": "true",
-    # The background threads of 4.2 want Iceberg's classes.
+    # The background threads of 4.2 need Iceberg's classes.
     "metastore.housekeeping.threads.on": "false",
     "metastore.compactor.initiator.on": "false",
     "metastore.compactor.cleaner.on": "false",
@@ -36,7 +36,7 @@ _PROPERTIES = {
 
 
 class _Home(Home):
-    """A home whose metastores are of Hive 4.2.0."""
+    """A home with metastores of Hive 4.2.0."""
 
     def __init__(self, folder: Path, database: database.Database) -> None:
         super().__init__(folder, database)
@@ -49,6 +49,6 @@ class _Home(Home):
 
 @contextmanager
 def metastore_with_events(folder: Path) -> Iterator[Process]:
-    """A metastore over an empty PostgreSQL that lives as long as the block."""
+    """A metastore on an empty PostgreSQL database; both end with the block."""
     with postgres() as url, metastore(_Home(folder, database.postgres(url)), "events", _PROPERTIES) as made:
         yield made
