@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,8 @@ from ingestd.sandbox.state import Child, State, load, save
 
 from .conftest import COMMAND, NO_NETWORK, Cli, wait_for
 
-READY_SECONDS = 25.0
+# Two workers share the machine.
+READY_SECONDS = 40.0
 
 
 def test_sandbox_when_stopped_and_started_without_network_then_keeps_data_and_addresses(cli: Cli) -> None:
@@ -148,7 +150,8 @@ def test_up_when_memory_does_not_suffice_then_says_so(cli: Cli) -> None:
 
 def test_up_when_a_service_ends_at_once_then_fails_and_leaves_no_process(cli: Cli) -> None:
     answer = cli.run("up", JAVA_TOOL_OPTIONS="-XX:MaxMetaspaceSize=12m")
-    _assert_one_sentence(answer, "could not be formatted")
+    # Without a template in the cache it is Kafka's format tool that fails.
+    _assert_one_sentence(answer, r"kafka ended during its start|Kafka's log folder could not be formatted")
     assert not cli.processes()
 
 
@@ -163,7 +166,7 @@ def test_up_when_the_database_cannot_be_used_then_says_so_without_the_password(c
 def _assert_one_sentence(answer: subprocess.CompletedProcess[str], words: str) -> None:
     assert answer.returncode == 69
     assert answer.stdout == ""
-    assert words in answer.stderr.splitlines()[-1]
+    assert re.search(words, answer.stderr.splitlines()[-1])
     assert "Traceback" not in answer.stderr
 
 
