@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ingestd.cli.sandbox import interruptible, shown
+from ingestd.cli.sandbox import interruptible, progress_display
 from ingestd.clock import monotonic
 from ingestd.errors import IngestdError
 from ingestd.kafka.producer import create_topic, produce
@@ -73,7 +73,7 @@ def demo(records: int, keep: bool) -> None:
     kept = False
     try:
         with interruptible():
-            _Show(console, box, state_dir).run(records)
+            _Demo(console, box, state_dir).run(records)
         kept = keep
     finally:
         if kept:
@@ -85,7 +85,7 @@ def demo(records: int, keep: bool) -> None:
         console.print("\nStopped and removed everything. Use --keep to keep it running.")
 
 
-class _Show:
+class _Demo:
     """The steps of the demo, each with a heading."""
 
     def __init__(self, console: Console, box: Sandbox, directory: Path) -> None:
@@ -95,7 +95,7 @@ class _Show:
 
     def run(self, records: int) -> None:
         self._say("Starting Kafka, a Hive Metastore and HiveServer2 on this machine (downloads 270 MiB the first time)")
-        with shown() as progress:
+        with progress_display() as progress:
             addresses = self._box.up(progress)
         self._prepare(addresses)
         self._produce(addresses, records)

@@ -14,7 +14,7 @@ from ingestd.daemon import log
 from ingestd.daemon.run import run_daemon
 from ingestd.daemon.supervisor import StillRunning
 
-config_options: list[Any] = [
+_config_options: list[Any] = [
     click.option(
         "--config",
         "files",
@@ -33,7 +33,7 @@ config_options: list[Any] = [
 
 def with_config(command: Any) -> Any:
     """Add --config and --config-dir to a command."""
-    for option in reversed(config_options):
+    for option in reversed(_config_options):
         command = option(command)
     return command
 

@@ -73,7 +73,7 @@ def sandbox() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
 def up(as_json: bool, **options: Any) -> None:
     """Start the services and wait until they answer."""
-    with interruptible(), shown() as progress:
+    with interruptible(), progress_display() as progress:
         addresses = _sandbox(**options).up(progress)
     if as_json:
         click.echo(addresses.as_json())
@@ -85,7 +85,7 @@ def up(as_json: bool, **options: Any) -> None:
 @_state_dir
 def down(state_dir: Path | None) -> None:
     """Stop the services and keep their data."""
-    with shown() as progress:
+    with progress_display() as progress:
         ended = _sandbox(state_dir=state_dir).down(progress)
     Console(highlight=False).print(f"stopped {', '.join(ended)}" if ended else "nothing was running")
 
@@ -163,7 +163,7 @@ def _print_addresses(addresses: Addresses) -> None:
 
 
 @contextmanager
-def shown() -> Iterator[Callable[[str, int, int], None]]:
+def progress_display() -> Iterator[Callable[[str, int, int], None]]:
     """Show progress on standard error: a bar on a terminal, otherwise one line per step."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:

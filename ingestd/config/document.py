@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from ingestd.config import validation
 from ingestd.config.files import Settings, read_document
-from ingestd.config.validation import faults_in_files, validated
 from ingestd.errors import ConfigError
 from ingestd.hive.options import MetastoreOptions
 from ingestd.ingest.options import CommitOptions, ControlOptions, MappingOptions
@@ -56,17 +56,17 @@ def load(files: Sequence[Path], directory: Path | None = None) -> Document:
     Raises ConfigFaults: every fault with its file, line and path.
     """
     settings = read_document(files, directory)
-    document = checked(settings)
+    document = validate(settings)
     # Only a client finds contradictions and certificates that cannot be read. It connects to nothing.
     _raise_any(_kafka_faults(document, settings, client_faults), settings)
     return document
 
 
-def checked(settings: Settings) -> Document:
+def validate(settings: Settings) -> Document:
     """Validate the content of the files without creating a client. Raises ConfigFaults."""
-    document = validated(Document, settings)
+    document = validation.validate(Document, settings)
     given: Sequence[Mapping[str, Any]] = settings.values["mappings"]
-    mappings = (_completed(document, own, keys) for own, keys in zip(document.mappings, given, strict=True))
+    mappings = (_with_common_values(document, own, keys) for own, keys in zip(document.mappings, given, strict=True))
     document = replace(document, mappings=tuple(mappings))
     _raise_any((*_repeated_names(document.mappings), *_kafka_faults(document, settings, setting_faults)), settings)
     return document
@@ -75,7 +75,7 @@ def checked(settings: Settings) -> Document:
 def _raise_any(faults: Iterable[ConfigError], settings: Settings) -> None:
     found = list(faults)
     if found:
-        raise faults_in_files(found, settings)
+        raise validation.config_faults(found, settings)
 
 
 def _repeated_names(mappings: Sequence[MappingOptions]) -> Iterator[ConfigError]:
@@ -95,7 +95,7 @@ def _kafka_faults(document: Document, settings: Settings, find: FaultFinder) -> 
         yield from find(mapping.kafka, section)
 
 
-def _completed(document: Document, own: MappingOptions, given: Mapping[str, Any]) -> MappingOptions:
+def _with_common_values(document: Document, own: MappingOptions, given: Mapping[str, Any]) -> MappingOptions:
     """The mapping with the common values filled in; `given` contains the keys that the mapping itself sets."""
     commit = {key: getattr(own.commit, key) for key in given.get("commit", {})}
     return replace(

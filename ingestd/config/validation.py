@@ -41,16 +41,16 @@ _SENTENCES = {
 }
 
 
-def validated(options: type[T], settings: Settings) -> T:
+def validate(options: type[T], settings: Settings) -> T:
     """The options that the files define. Raises ConfigFaults: every fault with its file, line and path."""
     try:
-        return _made(options, _model(options).model_validate(settings.values))
+        return _construct(options, _model(options).model_validate(settings.values))
     except ValidationError as error:
         found = [_fault(fault, options, settings) for fault in error.errors()]
-    raise faults_in_files(found, settings)
+    raise config_faults(found, settings)
 
 
-def faults_in_files(found: list[ConfigError], settings: Settings) -> ConfigFaults:
+def config_faults(found: list[ConfigError], settings: Settings) -> ConfigFaults:
     """The distinct faults, with file and line, in the order of the files."""
     located = {str(fault): fault for fault in map(settings.located, found)}
     return ConfigFaults(sorted(located.values(), key=settings.line_order))
@@ -58,7 +58,7 @@ def faults_in_files(found: list[ConfigError], settings: Settings) -> ConfigFault
 
 def keys(options: type, path: str = "") -> Iterator[tuple[str, str]]:
     """Path and name of every key of the options and of their sections: `mappings.commit.rows`, `rows`."""
-    for name, hint in _hints(options).items():
+    for name, hint in _key_types(options).items():
         yield f"{path}{name}", name
         section = _section(hint)
         if section is not None:
@@ -70,13 +70,13 @@ class _Keys(BaseModel):
 
 
 def _model(options: type) -> type[BaseModel]:
-    """The model that checks the keys of an options dataclass; `_made` fills in the defaults."""
-    required = {field.name: _is_required(field) for field in fields(options)}
-    types = {name: (_checked(hint), ... if required[name] else None) for name, hint in _hints(options).items()}
-    return create_model(options.__name__, __base__=_Keys, **types)  # type: ignore[call-overload,no-any-return]
+    """The model that checks the keys of an options dataclass; `_construct` fills in the defaults."""
+    defaults = {field.name: ... if _is_required(field) else None for field in fields(options)}
+    keys_of_model = {name: (_pydantic_type(hint), defaults[name]) for name, hint in _key_types(options).items()}
+    return create_model(options.__name__, __base__=_Keys, **keys_of_model)  # type: ignore[call-overload,no-any-return]
 
 
-def _hints(options: type) -> dict[str, Any]:
+def _key_types(options: type) -> dict[str, Any]:
     """The annotated type of each key."""
     hints = get_type_hints(options, include_extras=True)
     return {field.name: hints[field.name] for field in fields(options) if field.metadata != NOT_A_KEY}
@@ -86,15 +86,15 @@ def _is_required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _made(options: type[T], model: BaseModel) -> T:
+def _construct(options: type[T], model: BaseModel) -> T:
     """The options with the keys that are set. A ConfigError of the dataclass itself becomes a validation error."""
     try:
         return options(**{name: getattr(model, name) for name in model.model_fields_set})
     except ConfigError as error:
-        raise _Refused(error) from None
+        raise _Fault(error) from None
 
 
-class _Refused(ValueError):
+class _Fault(ValueError):
     """Carries a ConfigError through pydantic."""
 
     def __init__(self, fault: ConfigError) -> None:
@@ -102,25 +102,25 @@ class _Refused(ValueError):
         self.fault = fault
 
 
-def _checked(hint: Any) -> Any:
+def _pydantic_type(hint: Any) -> Any:
     """The type for pydantic: options become models, the metadata of `ingestd.keys` becomes validators."""
     if _is_options(hint):
-        return Annotated[_model(hint), AfterValidator(partial(_made, hint))]
+        return Annotated[_model(hint), AfterValidator(partial(_construct, hint))]
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        checked = _checked(arguments[0]) if not _reads(hint) else Any
+        result = _pydantic_type(arguments[0]) if not _reads(hint) else Any
         for mark in hint.__metadata__:
-            checked = Annotated[checked, PlainValidator(mark.read) if isinstance(mark, Reads) else _after(mark)]
-        return checked
+            result = Annotated[result, _validator(mark)]
+        return result
     if origin in (Union, UnionType):
-        return Union[tuple(map(_checked, arguments))]  # noqa: UP007 - of a computed tuple
+        return Union[tuple(map(_pydantic_type, arguments))]  # noqa: UP007 - of a computed tuple
     if origin in (tuple, frozenset, Mapping):
-        return {Mapping: dict}.get(origin, origin)[tuple(map(_checked, arguments))]
+        return {Mapping: dict}.get(origin, origin)[tuple(map(_pydantic_type, arguments))]
     return hint
 
 
-def _after(mark: Check) -> AfterValidator:
-    return AfterValidator(mark.check)
+def _validator(mark: Reads | Check) -> PlainValidator | AfterValidator:
+    return PlainValidator(mark.read) if isinstance(mark, Reads) else AfterValidator(mark.check)
 
 
 def _reads(hint: Any) -> bool:
@@ -145,7 +145,7 @@ def _fault(fault: Any, options: type, settings: Settings) -> ConfigError:
     if fault["type"] == "extra_forbidden":
         return ConfigError(_unknown(options, fault["loc"]), where=path)
     error = fault.get("ctx", {}).get("error")
-    if isinstance(error, _Refused):
+    if isinstance(error, _Fault):
         return error.fault
     given = fault["input"]
     if given is None:
@@ -170,7 +170,7 @@ def _unknown(options: type, location: tuple[str | int, ...]) -> str:
     """The sentence for an unknown key: it names the most similar known key, or all of them."""
     at = options
     for part in location[:-1]:
-        at = (_section(_hints(at)[part]) if isinstance(part, str) else None) or at
-    known = list(_hints(at))
+        at = (_section(_key_types(at)[part]) if isinstance(part, str) else None) or at
+    known = list(_key_types(at))
     close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
     return "unknown key, " + (f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}")

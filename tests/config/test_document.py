@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ingestd.config.document import checked
+from ingestd.config.document import validate
 from ingestd.config.files import Settings
 from ingestd.errors import ConfigError
 from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
@@ -26,12 +26,12 @@ def _document(mapping: dict[str, Any] | None = None, **sections: Any) -> dict[st
 
 
 def _options(mapping: dict[str, Any] | None = None, **sections: Any) -> MappingOptions:
-    return checked(Settings(_document(mapping, **sections))).mappings[0]
+    return validate(Settings(_document(mapping, **sections))).mappings[0]
 
 
 def _fault(mapping: dict[str, Any] | None = None, **sections: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        checked(Settings(_document(mapping, **sections)))
+        validate(Settings(_document(mapping, **sections)))
     return str(caught.value)
 
 
@@ -86,12 +86,12 @@ def test_mapping_when_a_key_is_missing_then_error_names_it(key: str) -> None:
     document = _document()
     del document["mappings"][0][key]
     with pytest.raises(ConfigError, match=rf"mappings\[0\]\.{key}: is missing"):
-        checked(Settings(document))
+        validate(Settings(document))
 
 
 def test_document_when_empty_then_error_names_the_required_sections() -> None:
     with pytest.raises(ConfigError) as caught:
-        checked(Settings({}))
+        validate(Settings({}))
     for key in ("metastore", "kafka", "mappings"):
         assert f"{key}: is missing" in str(caught.value)
 
@@ -162,14 +162,14 @@ def test_metastore_login_then_reaches_the_connection_and_hides_the_password() ->
         "plain": plain,
         "tls": {"ca_file": "/ca.pem", "verify_hostname": False},
     }
-    document = checked(Settings(_document(metastore=section)))
+    document = validate(Settings(_document(metastore=section)))
 
     assert document.metastore.security == Security(
         Plain("ann", "secret-word"), Tls(Path("/ca.pem"), verify_hostname=False)
     )
     assert "secret-word" not in f"{document!r} {document.metastore.security!r}"
     kerberos = {"principal": "hive/_HOST@A", "user": "me@A", "keytab": "/k", "protection": ["auth-conf"]}
-    document = checked(Settings(_document(metastore={"uri": "thrift://localhost:9083", "kerberos": kerberos})))
+    document = validate(Settings(_document(metastore={"uri": "thrift://localhost:9083", "kerberos": kerberos})))
     login = Kerberos("hive/_HOST@A", "me@A", Path("/k"), frozenset({Protection.CONFIDENTIALITY}))
     assert document.metastore.security == Security(login)
 
@@ -189,7 +189,7 @@ def test_mappings_when_two_have_the_same_name_then_is_refused() -> None:
     document = _document()
     document["mappings"] *= 2
     with pytest.raises(ConfigError, match=r"mappings\[1\].name: another mapping is named orders"):
-        checked(Settings(document))
+        validate(Settings(document))
 
 
 def test_mapping_when_optional_keys_are_missing_then_defaults_apply() -> None:
