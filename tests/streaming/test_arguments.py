@@ -82,8 +82,8 @@ from tests.support.stack import Stack
 def test_options_when_invalid_then_invalid_connection_names_the_correct_form(
     options: dict[str, Any], what: str
 ) -> None:
-    nobody = f"thrift://localhost:{free_port()}"
-    given: dict[str, Any] = {"table": "t", "record_writer": ArrowWriter(), "metastore_uri": nobody} | options
+    unused = f"thrift://localhost:{free_port()}"
+    given: dict[str, Any] = {"table": "t", "record_writer": ArrowWriter(), "metastore_uri": unused} | options
     with pytest.raises(InvalidConnection, match=what):
         HiveStreamingConnection(**given)
 

@@ -189,8 +189,8 @@ def is_kept(value: Any, found: Any, kind: str) -> bool:
         return bool(found == value) or (math.isnan(found) and math.isnan(value))
     make = FLOATS[kind][0]
     others = [np.nextafter(make(found), make(end)) for end in (-math.inf, math.inf)]
-    away = abs(Fraction(found) - Fraction(value))
-    return all(not np.isfinite(one) or away <= abs(Fraction(float(one)) - Fraction(value)) for one in others)
+    error = abs(Fraction(found) - Fraction(value))
+    return all(not np.isfinite(one) or error <= abs(Fraction(float(one)) - Fraction(value)) for one in others)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")

@@ -104,7 +104,7 @@ def test_batch_when_the_table_is_overwritten_before_the_commit_then_transaction_
     assert sorted(row[0] for row in stack.sql(f"SELECT id FROM {stack.name}")) == [*range(10, 20), 1000]
 
 
-def _flushing_at_once() -> dict[str, Any]:
+def _flushing_each_write() -> dict[str, Any]:
     """Options that flush after each write: partitions are registered, and rows written to the files of the batch."""
     short = {"hive.heap.memory.monitor.usage.threshold": "0"}
     return {"configuration": short, "auto_flush_check_interval_size": 1}
@@ -113,7 +113,7 @@ def _flushing_at_once() -> dict[str, Any]:
 @pytest.mark.parametrize("size", [1, 3], ids=["alone", "batch"])
 def test_truncate_when_before_the_commit_then_transaction_error(stack: Stack, size: int) -> None:
     make_table(stack)
-    with connect(stack, transaction_batch_size=size, **_flushing_at_once()) as connection:
+    with connect(stack, transaction_batch_size=size, **_flushing_each_write()) as connection:
         with connection.transaction():
             connection.write(rows(0))
         connection.begin_transaction()
@@ -132,7 +132,7 @@ def test_truncate_when_during_the_commit_then_transaction_error_and_rows_are_wit
 ) -> None:
     make_table(stack)
     name = TableName("default", stack.name)
-    with connect(stack, transaction_batch_size=3, **_flushing_at_once()) as connection:
+    with connect(stack, transaction_batch_size=3, **_flushing_each_write()) as connection:
         with connection.transaction():
             connection.write(rows(0))
         truncation = Truncation(stack.metastore, name)

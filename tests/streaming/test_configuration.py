@@ -82,8 +82,8 @@ class _Raw:
     ],
 )
 def test_options_when_contradictory_then_refused_before_any_network_call(options: dict[str, Any], what: str) -> None:
-    nobody = f"thrift://localhost:{free_port()}"
-    given: dict[str, Any] = {"table": "t", "record_writer": ArrowWriter(), "metastore_uri": nobody} | options
+    unused = f"thrift://localhost:{free_port()}"
+    given: dict[str, Any] = {"table": "t", "record_writer": ArrowWriter(), "metastore_uri": unused} | options
     with pytest.raises(StreamingException, match=what) as caught:
         HiveStreamingConnection(**given)
     assert type(caught.value) is InvalidConnection

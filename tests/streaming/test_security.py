@@ -149,9 +149,9 @@ def test_keytab_when_its_tickets_expire_while_writing_then_every_commit_succeeds
                     assert _open_user(client, connection.current_txn_id) == "brief"
                     connection.write(rows(count * 20, day=["a", "b"] * 5))
                     # Reconnecting logs in again; after the expiry that requires new tickets.
-                    dialled = near.accepted
+                    connects = near.accepted
                     near.cut()
-                    eventually("the heartbeat to reconnect", lambda: near.accepted > dialled)  # noqa: B023
+                    eventually("the heartbeat to reconnect", lambda: near.accepted > connects)  # noqa: B023
                     connection.write(rows(count * 20 + 10, day=["b", "c"] * 5))
                 count += 1
             assert connection.stats.committed_transactions == count
