@@ -1,37 +1,50 @@
-"""Makes one staged transaction visible in Hive exactly once: the page everybody must read.
+"""Commits one staged transaction to Hive exactly once: the page everybody must read.
 
-Invariant: rows become readable and the offsets they came from become recorded in the same metastore commit, or neither
-does. Killing the process between any two lines below changes nothing of this.
+Invariant: rows become readable in the same metastore commit that stores the offsets they came from, or neither happens.
+Killing the process between any two lines below does not change this.
+
+The steps of a transaction:
+
+ 1. plan             decide the offset ranges to read                                      `plan.py`
+ 2. open             a transaction and its write id; heartbeats keep it alive              `mapping.py`
+ 3. stage            read, decode and write files into a hidden directory                  `stage.py`
+ 4. lock and fence   lock the table and the lease; the stored offsets must be as planned   here
+ 5. register         the partitions, before a file appears under them                      `publish/protocol.py`
+ 6. place            the deltas, each by one rename
+ 7. announce         the files, to a metastore that keeps an event log
+ 8. count            numRows, which Hive answers `count(*)` from
+ 9. commit           rows and offsets become visible at once
+10. mirror           the offsets to Kafka, where they are a copy for lag tools             `mapping.py`
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from ingestd.acid.writer_pool import StagingFile
 from ingestd.clock import Deadline, Stopwatch
-from ingestd.errors import CommitOutcomeUnknown, IngestdError, OwnershipLost, StorageUnavailable, TableChanged
+from ingestd.errors import CommitOutcomeUnknown, IngestdError, OwnershipLost, TableChanged
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import ControlTable, read_state
-from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table, load_acid_table
 from ingestd.hive.transactions import Transaction, Wait, WriteLock
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.plan import Plan
 from ingestd.ingest.state import MappingState
 from ingestd.kafka.ranges import Position
-from ingestd.publish import counting, deltas, outcome
-from ingestd.publish.deltas import Placed
-from ingestd.publish.notifications import announce
-from ingestd.publish.outcome import Doubt
+from ingestd.publish.deltas import StagedFiles
+from ingestd.publish.outcome import CommitRequest
+from ingestd.publish.protocol import TableWrite, publish
 from ingestd.publish.row_counts import RowCounts
 from ingestd.publish.staging import Staging
 
 _LOCK_SECONDS = 120.0
-# How long to wait for the lock that excludes TRUNCATE; not so long while a long UPDATE keeps it from us every time.
+# How long a commit waits for the lock that excludes TRUNCATE. After a commit that did not get it, because a long UPDATE
+# holds the table, the next commits wait less.
 _PATIENCE_SECONDS = 1.0
 _LITTLE_PATIENCE_SECONDS = 0.1
 
@@ -58,11 +71,11 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """What a commit did.
+class CommitResult:
+    """A transaction that has committed, with the state that was stored.
 
-    `hidden` names partitions (or WHOLE_TABLE) whose new rows nobody can see, with the base directory that hides them: a
-    TRUNCATE got in between.
+    `hidden` names partitions (or WHOLE_TABLE) whose new rows no reader sees, each with the base directory of the
+    TRUNCATE that ran beside the commit.
     """
 
     work: Work
@@ -71,9 +84,10 @@ class Committed:
 
 
 class Committer:
-    """Carries the staged transactions of one mapping through the metastore, one after the other.
+    """Commits the staged transactions of one mapping, one after the other.
 
-    `on_wait(error, seconds)` is told before each wait for the answer to a commit that was lost.
+    `on_wait(error, seconds)` is called before each wait while the outcome of a commit is unknown; `stop` ends all
+    waits.
     """
 
     def __init__(
@@ -93,116 +107,66 @@ class Committer:
         self._on_wait = on_wait
         self._patience_seconds = _PATIENCE_SECONDS
 
-    def commit(self, work: Work, after: MappingState) -> Committed:
+    def commit(self, work: Work, after: MappingState) -> CommitResult:
         """Commit `work`; on return its rows are readable and `after` is the stored state.
 
-        Steps 1 to 3, plan, open and stage, came before (`mapping.py`); 10, the mirror in Kafka, comes after.
-
-        4. lock and fence   the table and the lease, both at once; then the offsets must still be where we began
-        5. register         partitions, before any file appears under them
-        6. place            the deltas, each by one rename
-        7. announce         the files, to a metastore that keeps an event log
-        8. count            the row counts that Hive answers from; what is in doubt is recounted later (`row_counts.py`)
-        9. commit           the one visible moment
-
-        Raises OwnershipLost when somebody else committed meanwhile, TableChanged, TransactionAborted, or an
-        Unavailable: in each case nothing of `work` is or will become visible, and no delta of it is left in place. Only
-        after CommitOutcomeUnknown it may.
+        Raises OwnershipLost when another daemon has committed since the plan, TableChanged, TransactionAborted, or an
+        Unavailable: then nothing of `work` is or will become visible, and no delta of it is left in place. After
+        CommitOutcomeUnknown its deltas stay, because they may be visible.
         """
-        before, alone = self._lock_and_fence(work)
-        partitions = self._register(work)
-        placed = self._place(work, partitions)
-        added = counting.added_rows(work.table, work.files)
-        with deltas.withdrawn_unless_committed(placed):
-            self._done(work, "placed")
-            self._announce(work, placed)
-            with self._counts.counted_up(work.table, work.txn, work.write_id, added, self._stop):
-                self._done(work, "counted")
-                if not alone:
-                    deltas.refuse_overtaken(partitions, work.write_id)
-                self._commit(work, before, after)
-        self._done(work, "committed")
-        hidden = {} if alone else self._hidden(work, partitions)
-        work.staging.discard()
-        return Committed(work, after, hidden)
+        # 4. Lock and fence. From here on no other daemon can commit for the mapping before this transaction has ended.
+        before, excludes_overwrites = self._lock_and_fence(work)
+        # 5. Register, 6. place, 7. announce, 8. count and 9. commit.
+        location, files = work.staging.location, StagedFiles(work.files, work.staging)
+        write = TableWrite(work.table, work.write_id, location, files, self._counts, excludes_overwrites)
+        request = self._request(work, before, after)
+        done = publish(self._metastore, work.txn, [write], request, partial(self._observe, work))[work.table.name]
+        hidden = {str(work.table.name): f"unknown: {done.unchecked}"} if done.unchecked else done.hidden
+        return CommitResult(work, after, hidden)
 
     def _lock_and_fence(self, work: Work) -> tuple[str, bool]:
-        """Take the locks, then see that neither the offsets nor the table moved since they were planned.
+        """Take the locks, then check that neither the offsets nor the table have changed since the plan.
 
-        Only under the lease is the answer final: a rival gets the lease when our transaction has ended, and an ended
-        transaction cannot commit. Returns the text of the stored state, and False when a TRUNCATE may still get in
-        between.
+        Only under the lease is the check final: a rival gets the lease when this transaction has ended, and an ended
+        transaction cannot commit. Returns the text of the stored state, and whether the lock excludes TRUNCATE.
         """
-        alone = transactions.lock_against_overwrites(
+        excludes_overwrites = transactions.lock_against_overwrites(
             self._metastore,
             work.txn,
             [WriteLock(work.table.name, dynamic=bool(work.table.partition_columns))],
             wait=Wait(Deadline.after(_LOCK_SECONDS), self._stop, self._patience_seconds),
             lease=self._options.commit_lease,
         )
-        self._patience_seconds = _PATIENCE_SECONDS if alone else _LITTLE_PATIENCE_SECONDS
+        self._patience_seconds = _PATIENCE_SECONDS if excludes_overwrites else _LITTLE_PATIENCE_SECONDS
         text = read_state(self._metastore, self._control)
         stored = MappingState.parse(text)
         if (stored.position if stored else Position()) != work.plan.before:
-            raise OwnershipLost("the offsets were moved by another daemon", where=f"mapping {self._options.name}")
+            raise OwnershipLost("another daemon has moved the offsets", where=f"mapping {self._options.name}")
         if load_acid_table(self._metastore, work.table.name) != work.table:
-            raise TableChanged("the table's columns or place changed", where=f"table {work.table.name}")
-        self._done(work, "locked")
-        return text, alone
+            raise TableChanged("the table's columns or location changed", where=f"table {work.table.name}")
+        self._observe(work, "locked")
+        return text, excludes_overwrites
 
-    def _register(self, work: Work) -> dict[str, PartitionInfo]:
-        """Make missing partitions and register all that are written."""
-        partitions = deltas.register(
-            self._metastore,
-            work.txn,
-            work.table,
-            work.write_id,
-            work.staging.location,
-            [file.partition for file in work.files],
-        )
-        self._done(work, "registered")
-        return partitions
+    def _request(self, work: Work, before: str, after: MappingState) -> CommitRequest:
+        """Store `after` with the commit. When its answer is lost, the control row tells whether it was stored.
 
-    def _place(self, work: Work, partitions: Mapping[str, PartitionInfo]) -> list[Placed]:
-        """Rename the staged deltas to their place: each appears whole or not at all."""
-        if work.files:
-            deltas.check_alive(self._metastore, work.txn)
-        return deltas.place(work.table, work.write_id, work.files, partitions, work.staging)
-
-    def _announce(self, work: Work, placed: Sequence[Placed]) -> None:
-        """Name the files to whoever replicates the table: the event of the commit does not."""
-        announce(self._metastore, work.table, work.txn, work.write_id, placed)
-        self._done(work, "announced")
-
-    def _commit(self, work: Work, before: str, after: MappingState) -> None:
-        """Commit rows and state at once; an answer that was lost is asked for: the control row has it.
-
-        Once another daemon has committed, the control row tells nothing about this transaction any more: then its
-        deltas, which may be committed, must stay.
+        Once another daemon has committed, the control row no longer tells anything about this transaction: then its
+        deltas must stay, because they may be visible.
         """
         text = after.text()
 
-        def has_happened() -> bool:
+        def has_committed() -> bool:
             stored = read_state(self._metastore, self._control)
             if stored not in (before, text):
                 raise CommitOutcomeUnknown(
                     "the answer to the commit was lost, and another daemon has committed since",
                     where=f"mapping {self._options.name}, transaction {work.txn.id}",
-                    hint="nothing is lost: the mapping continues at the position that is stored",
+                    hint="nothing is lost: the mapping continues at the stored position",
                 )
             return stored == text
 
-        doubt = Doubt(has_happened, self._on_wait, self._stop)
-        outcome.commit(self._metastore, work.txn, self._control.key_value(text), doubt)
+        return CommitRequest(has_committed, self._on_wait, self._stop, self._control.key_value(text))
 
     @staticmethod
-    def _hidden(work: Work, partitions: Mapping[str, PartitionInfo]) -> dict[str, str]:
-        """Where a TRUNCATE overtook the commit, which stands all the same; an error when that cannot be seen now."""
-        try:
-            return deltas.overtaken(partitions, work.write_id)
-        except StorageUnavailable as error:
-            return {str(work.table.name): f"not known: {error}"}
-
-    @staticmethod
-    def _done(work: Work, step: str) -> None:
+    def _observe(work: Work, step: str) -> None:
         work.watch.lap(step)

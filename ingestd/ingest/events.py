@@ -13,14 +13,14 @@ import structlog
 
 from ingestd.errors import IngestdError
 from ingestd.hive.leases import Claim
-from ingestd.ingest.commit import Committed
+from ingestd.ingest.commit import CommitResult
 
 _log: Any = structlog.get_logger("ingestd")
 # The longest list of ranges, partitions or directories in an event that every commit or every start logs.
 _MAX_NAMES = 16
 
 
-def committed(mapping: str, done: Committed) -> None:
+def committed(mapping: str, done: CommitResult) -> None:
     """A transaction was committed. If it has many ranges, `committed_ranges` lists them."""
     work = done.work
     ranges = [str(r) for r in work.plan.ranges]
@@ -54,7 +54,7 @@ def committed_ranges(mapping: str, txn: int, ranges: list[str]) -> None:
     _log.debug("committed_ranges", mapping=mapping, txn=txn, ranges=ranges)
 
 
-def commit_hidden(mapping: str, done: Committed) -> None:
+def commit_hidden(mapping: str, done: CommitResult) -> None:
     """A concurrent TRUNCATE hides the rows of a commit; its offsets are stored."""
     work = done.work
     _log.error(

@@ -27,7 +27,7 @@ _TEXT = re.compile(r"[0-9]+(:[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?")
 # A parameter of a partition has at most 4,000 characters on some databases.
 _MAX_RANGES = 80
 
-Range = tuple[int, int]
+WriteIdRange = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Known:
     """
 
     committed: int = 0
-    batches: frozenset[Range] = frozenset()
+    batches: frozenset[WriteIdRange] = frozenset()
 
 
 NOTHING_KNOWN = Known()
@@ -50,7 +50,7 @@ class CountedIds:
     """All write ids up to `high`, without the ranges `missing`, which are ascending, disjoint and not above it."""
 
     high: int
-    missing: tuple[Range, ...] = ()
+    missing: tuple[WriteIdRange, ...] = ()
 
     @classmethod
     def of(cls, snapshot: ValidWriteIds, own: int = 0) -> CountedIds:
@@ -104,7 +104,7 @@ class CountedIds:
         return True
 
 
-def write_id_range(one: Base | Delta | DeleteDelta) -> Range:
+def write_id_range(one: Base | Delta | DeleteDelta) -> WriteIdRange:
     """First and last write id that may have rows in a directory."""
     if not isinstance(one, Base):
         return one.min_write_id, one.max_write_id
@@ -127,7 +127,7 @@ def _is_shared(one: Base | Delta | DeleteDelta, known: Known) -> bool:
     return isinstance(one, Delta) and not one.visibility_txn and write_id_range(one) in known.batches
 
 
-def _ranges(write_ids: Iterable[int]) -> Iterable[Range]:
+def _ranges(write_ids: Iterable[int]) -> Iterable[WriteIdRange]:
     """The fewest ranges that hold these ids, ascending."""
     first = last = 0
     for write_id in sorted(write_ids):

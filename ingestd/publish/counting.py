@@ -1,7 +1,7 @@
 """How row counts are kept around a commit: count up before it, look at it later, recount what is wrong.
 
 Invariant: numRows is written only by the holder of the table's counting lease, because it can only be read, added to
-and written back; a writer that cannot get the lease leaves `unknown` beside it (`statistics.py`).
+and written back; a writer that cannot get the lease leaves `unknown` beside it (`row_count_parameters.py`).
 
 The lease is held from the count to the end of the transaction. It never delays a commit by more than 5 s: a writer
 that was killed between its count and its commit holds it until the metastore times its transaction out, and meanwhile
@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ingestd.acid.visibility import ValidWriteIds, visible_rows
-from ingestd.acid.writer_pool import StagingFile
 from ingestd.clock import Deadline
 from ingestd.errors import IngestdError, InvalidTable, StorageUnavailable, TransactionAborted
 from ingestd.hive import leases, transactions
@@ -26,9 +25,9 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table, TableName
 from ingestd.hive.transactions import LockTimeout, Transaction, Wait
 from ingestd.hive.write_ids import is_committed, read_snapshot
-from ingestd.publish import statistics
+from ingestd.publish import row_count_parameters
 from ingestd.publish.counted_ids import Known
-from ingestd.publish.statistics import Added, Counters, Moment, Writer
+from ingestd.publish.row_count_parameters import Counters, Increment, Moment, Writer
 from ingestd.storage.local import local_path
 
 _LEASE_SECONDS = 5.0
@@ -49,16 +48,6 @@ class _Turn:
 # By process, too: a turn that another thread had at the moment of a fork never ends in the child.
 _turns: dict[tuple[int, str], _Turn] = {}
 _registry = threading.Lock()
-
-
-def added_rows(table: Table, files: Iterable[StagingFile]) -> dict[str, Added]:
-    """What the files add, by partition name or WHOLE_TABLE."""
-    added: dict[str, Added] = {}
-    for file in files:
-        name = table.partition_name(file.partition)
-        before = added.get(name, Added(0, 0, 0))
-        added[name] = Added(before.rows + file.rows, before.files + 1, before.bytes + file.bytes)
-    return added
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +78,7 @@ class Counter:
 
     @contextmanager
     def counted_up(
-        self, table: Table, txn: Transaction, write_id: int, added: Mapping[str, Added], stop: threading.Event
+        self, table: Table, txn: Transaction, write_id: int, added: Mapping[str, Increment], stop: threading.Event
     ) -> Iterator[frozenset[str]]:
         """Count the rows up and keep the lease for the block, which commits; yields the names to recount later.
 
@@ -102,7 +91,7 @@ class Counter:
         with _in_turn(self.metastore, table, txn, wait) as alone:
             moment = Moment(read_snapshot(self.metastore, table.name), alone, self.known, wait)
             writer = Writer(self.writer, write_id)
-            yield statistics.count_up(self.metastore, table, writer, added, moment)
+            yield row_count_parameters.count_up(self.metastore, table, writer, added, moment)
 
     def look(self, table: Table, names: Sequence[str]) -> dict[str, Look]:
         """Look at the numbers of these partitions, or the whole table; what does not exist is not in the answer.
@@ -112,13 +101,13 @@ class Counter:
         """
         snapshot = read_snapshot(self.metastore, table.name)
         found = {}
-        for counters in statistics.read_counters(self.metastore, table, names):
+        for counters in row_count_parameters.read_counters(self.metastore, table, names):
             try:
                 content = counters.content()
             except (StorageUnavailable, InvalidTable):
                 found[counters.name] = Look(counters, is_right=True)
                 continue
-            right = statistics.is_right(counters, content, snapshot, self.known(counters.name))
+            right = row_count_parameters.is_right(counters, content, snapshot, self.known(counters.name))
             found[counters.name] = Look(counters, right, content.compactions)
         return found
 
@@ -146,12 +135,12 @@ class Counter:
         rows: dict[str, int] = {}
         failed: dict[str, IngestdError] = {}
         left = set(names)
-        for counters in statistics.read_counters(self.metastore, table, names):
+        for counters in row_count_parameters.read_counters(self.metastore, table, names):
             if (rows or failed) and until.passed:
                 break
             left.discard(counters.name)
             try:
-                if not statistics.is_right(counters, counters.content(), snapshot, self.known(counters.name)):
+                if not row_count_parameters.is_right(counters, counters.content(), snapshot, self.known(counters.name)):
                     rows[counters.name] = self._visible_rows(counters, snapshot)
             except (InvalidTable, StorageUnavailable) as error:
                 failed[counters.name] = error
@@ -162,7 +151,7 @@ class Counter:
                 raise TransactionAborted("counting took longer than the metastore waits", where=f"table {table.name}")
             # HiveServer2 would go on answering from a wrong number that it has read, without a new write id.
             own = transactions.allocate(self.metastore, txn, table.name)
-            statistics.set_rows(self.metastore, table, rows, snapshot, own, wait)
+            row_count_parameters.set_rows(self.metastore, table, rows, snapshot, own, wait)
             transactions.commit(self.metastore, txn)
         return Repair(sorted(rows), sorted(left), failed)
 

@@ -1,15 +1,14 @@
-"""Staged files become deltas of an open transaction.
+"""Files of an open transaction: partitions are registered, staged files are placed as deltas, and can be withdrawn.
 
-Invariant: every partition is registered with the transaction before a file appears under it (an aborted write id whose
-partition was never registered becomes visible once HMS forgets it), and a delta appears whole, by one rename. HMS also
-forgets a registered transaction once it has aborted and nothing of it was there to clean, so `place` is called right
-after a heartbeat, and whoever does not commit takes back what was placed (`withdrawn_unless_committed`).
+Invariant: every partition is registered with the transaction before a file appears under it, and a delta appears whole,
+by one rename. An aborted write id whose partition was never registered becomes visible once HMS forgets it. HMS also
+forgets a registered transaction that has aborted and left nothing to clean; therefore files are placed right after a
+heartbeat (`check_alive`), and a transaction that fails before its commit withdraws what it placed (`protocol.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,26 +21,95 @@ from ingestd.acid.layout import (
     parse_directory,
 )
 from ingestd.acid.writer_pool import StagingFile
-from ingestd.errors import CommitOutcomeUnknown, IngestdError, StorageUnavailable, TransactionAborted
+from ingestd.errors import StorageUnavailable, TransactionAborted
 from ingestd.hive import leases, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import Transaction
+from ingestd.publish.row_count_parameters import WHOLE_TABLE, Increment
 from ingestd.publish.staging import Staging, remove_copies
-from ingestd.publish.statistics import WHOLE_TABLE
 from ingestd.storage import local
 from ingestd.storage.local import Location
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class DeltaFiles:
     """Files of one delta directory: `partition` has the values of its partition, `location` is the URI of that."""
 
     partition: tuple[str, ...]
     location: str
     delta: str
     files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The deltas that a transaction placed in one table, and what they add by partition name (or WHOLE_TABLE)."""
+
+    deltas: Sequence[DeltaFiles]
+    increments: Mapping[str, Increment]
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFiles:
+    """Closed files in a staging directory, each named after its partition, statement and bucket."""
+
+    files: Sequence[StagingFile]
+    staging: Staging
+
+    @property
+    def partitions(self) -> Collection[tuple[str, ...]]:
+        """Values of the partitions that the files belong to; `((),)` in an unpartitioned table."""
+        return {file.partition for file in self.files}
+
+    def place(self, table: Table, write_id: int, partitions: Mapping[str, PartitionInfo]) -> Placement:
+        """Gather each delta in the staging directory, then rename it into its partition.
+
+        `partitions` has those of the files by name, registered. Raises StorageUnavailable, or TransactionAborted when
+        the staged files were removed; then nothing is left in place.
+        """
+        deltas: dict[tuple[str, int], list[StagingFile]] = {}
+        for file in self.files:
+            deltas.setdefault((table.partition_name(file.partition), file.statement), []).append(file)
+        placed: list[DeltaFiles] = []
+        try:
+            self.staging.location.check()
+            for number, ((name, statement), parts) in enumerate(deltas.items()):
+                gathered = _gathered(parts, self.staging.path / f"delta-{number}")
+                location = self.staging.location if name == WHOLE_TABLE else Location.of(partitions[name].location)
+                delta = delta_name(write_id, statement)
+                location.receive(gathered, delta, self.staging.copy_name(delta))
+                names = (ORC_ACID_VERSION_FILE, *(bucket_name(file.bucket) for file in parts))
+                placed.append(DeltaFiles(parts[0].partition, partitions[name].location, delta, names))
+        except StorageUnavailable as error:
+            self.withdraw(placed)
+            raise self.staging.explain(error) from error
+        return Placement(placed, self._increments(table))
+
+    def withdraw(self, deltas: Iterable[DeltaFiles]) -> None:
+        """Remove deltas of a transaction that cannot commit any more, as far as storage permits; never raises."""
+        for one in deltas:
+            local.discard_tree(local.local_path(one.location) / one.delta)
+
+    def discard(self) -> None:
+        """Remove the staging directory; never raises."""
+        self.staging.discard()
+
+    def _increments(self, table: Table) -> dict[str, Increment]:
+        found: dict[str, Increment] = {}
+        for file in self.files:
+            name = table.partition_name(file.partition)
+            found[name] = found.get(name, Increment()) + Increment(file.rows, 1, file.bytes)
+        return found
+
+
+def _gathered(parts: Sequence[StagingFile], directory: Path) -> Path:
+    local.make_leaf(directory)
+    for file in parts:
+        local.move(Path(file.path), directory / bucket_name(file.bucket))
+    local.write_bytes(directory / ORC_ACID_VERSION_FILE, ORC_ACID_VERSION)
+    return directory
 
 
 def register(
@@ -52,12 +120,12 @@ def register(
     location: Location,
     partitions: Iterable[tuple[str, ...]],
 ) -> dict[str, PartitionInfo]:
-    """Make missing partitions and register all that are written; returns them by name (or WHOLE_TABLE).
+    """Create missing partitions and register all of them with the transaction; returns them by name (or WHOLE_TABLE).
 
-    `location` is the table's directory as planned. Raises StorageUnavailable when that or a partition's directory is
-    missing, TransactionAborted as `refuse_overtaken`.
+    `partitions` has their values, `location` is the table's directory as planned. Raises StorageUnavailable when that
+    or a partition's directory is missing, TransactionAborted as `refuse_overwritten`.
     """
-    location.check()  # before the metastore makes directories below it
+    location.check()  # before the metastore creates directories below it
     values = {table.partition_name(partition): partition for partition in partitions}
     if not table.partition_columns:
         found = {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}
@@ -74,47 +142,6 @@ def register(
     return found
 
 
-def refuse_overtaken(partitions: Mapping[str, PartitionInfo], write_id: int) -> None:
-    """Raise TransactionAborted where an INSERT OVERWRITE or TRUNCATE took a later write id than ours.
-
-    Its `base_N` hides every delta up to N, ours too, although we commit after it (AcidUtils.getAcidState). Compaction's
-    bases (`_v`) never pass an open write id. The answer is final while `lock_against_overwrites` holds; without it, it
-    is asked again right before the commit, and after it by `overtaken`. Raises StorageUnavailable.
-    """
-    for info in partitions.values():
-        directory = Location.of(info.location)
-        _refuse_base(directory.path, directory.names(), write_id)
-
-
-def overtaken(partitions: Mapping[str, PartitionInfo], write_id: int) -> dict[str, str]:
-    """Partitions (or WHOLE_TABLE) in which a later `base_N` hides what `write_id` committed, each with that base."""
-    found = {}
-    for name, info in partitions.items():
-        directory = Location.of(info.location)
-        base = _later_base(directory.names(), write_id)
-        if base:
-            found[name] = str(directory.path / base)
-    return found
-
-
-def _refuse_base(directory: Path, names: Iterable[str], write_id: int) -> None:
-    base = _later_base(names, write_id)
-    if base:
-        raise TransactionAborted(
-            "the table was overwritten or truncated since this transaction began; its rows would not be seen",
-            where=str(directory / base),
-            hint="the next transaction comes after it",
-        )
-
-
-def _later_base(names: Iterable[str], write_id: int) -> str | None:
-    for name in names:
-        found = parse_directory(name)
-        if isinstance(found, Base) and not found.visibility_txn and found.write_id > write_id:
-            return name
-    return None
-
-
 def check_alive(metastore: Metastore, txn: Transaction) -> None:
     """Send a heartbeat right before files are placed. Raises TransactionAborted when the transaction has ended.
 
@@ -129,56 +156,45 @@ def check_alive(metastore: Metastore, txn: Transaction) -> None:
         )
 
 
-def place(
-    table: Table, write_id: int, files: Iterable[StagingFile], partitions: Mapping[str, PartitionInfo], staging: Staging
-) -> list[Placed]:
-    """Gather each delta in the staging directory, then rename it to its place; returns what lies where.
+def refuse_overwritten(partitions: Mapping[str, PartitionInfo], write_id: int) -> None:
+    """Raise TransactionAborted where an INSERT OVERWRITE or TRUNCATE took a later write id than `write_id`.
 
-    Raises StorageUnavailable, or TransactionAborted when the staged files were removed; then nothing is left in place.
+    Its `base_N` hides every delta up to N, although ours commits after it (AcidUtils.getAcidState). Bases of
+    compactions (`_v`) never pass an open write id. The result is final while `lock_against_overwrites` holds; without
+    that lock, `hiding_bases` must be asked after the commit. Raises StorageUnavailable.
     """
-    deltas: dict[tuple[str, int], list[StagingFile]] = {}
-    for file in files:
-        deltas.setdefault((table.partition_name(file.partition), file.statement), []).append(file)
-    placed: list[Placed] = []
-    try:
-        staging.location.check()
-        for number, ((name, statement), parts) in enumerate(deltas.items()):
-            gathered = _gathered(parts, staging.path / f"delta-{number}")
-            location = staging.location if name == WHOLE_TABLE else Location.of(partitions[name].location)
-            delta = delta_name(write_id, statement)
-            location.receive(gathered, delta, staging.copy_name(delta))
-            names = (ORC_ACID_VERSION_FILE, *(bucket_name(file.bucket) for file in parts))
-            placed.append(Placed(parts[0].partition, partitions[name].location, delta, names))
-    except StorageUnavailable as error:
-        withdraw(placed)
-        raise staging.explain(error) from error
-    return placed
+    for info in partitions.values():
+        directory = Location.of(info.location)
+        _refuse_base(directory.path, directory.names(), write_id)
 
 
-def withdraw(placed: Iterable[Placed]) -> None:
-    """Take back deltas of a transaction that can commit no more, as far as storage permits; never raises."""
-    for one in placed:
-        local.discard_tree(local.local_path(one.location) / one.delta)
+def hiding_bases(partitions: Mapping[str, PartitionInfo], write_id: int) -> dict[str, str]:
+    """By partition name (or WHOLE_TABLE), the path of a later `base_N` that hides what `write_id` committed there.
 
-
-@contextmanager
-def withdrawn_unless_committed(placed: Iterable[Placed]) -> Iterator[None]:
-    """From placing on, up to the commit: an error takes the deltas back, unless the commit may have happened.
-
-    Only an IngestdError does: whatever else interrupts a commit leaves its outcome open.
+    Raises StorageUnavailable.
     """
-    try:
-        yield
-    except CommitOutcomeUnknown:
-        raise
-    except IngestdError:
-        withdraw(placed)
-        raise
+    found = {}
+    for name, info in partitions.items():
+        directory = Location.of(info.location)
+        base = _later_base(directory.names(), write_id)
+        if base:
+            found[name] = str(directory.path / base)
+    return found
 
 
-def _gathered(parts: Sequence[StagingFile], directory: Path) -> Path:
-    local.make_leaf(directory)
-    for file in parts:
-        local.move(Path(file.path), directory / bucket_name(file.bucket))
-    local.write_bytes(directory / ORC_ACID_VERSION_FILE, ORC_ACID_VERSION)
-    return directory
+def _refuse_base(directory: Path, names: Iterable[str], write_id: int) -> None:
+    base = _later_base(names, write_id)
+    if base:
+        raise TransactionAborted(
+            "the table was overwritten or truncated since this transaction began; its rows would be hidden",
+            where=str(directory / base),
+            hint="the next transaction comes after it",
+        )
+
+
+def _later_base(names: Iterable[str], write_id: int) -> str | None:
+    for name in names:
+        found = parse_directory(name)
+        if isinstance(found, Base) and not found.visibility_txn and found.write_id > write_id:
+            return name
+    return None

@@ -16,7 +16,7 @@ from ingestd.clock import Deadline
 from ingestd.hive.client import Metastore, MetastoreRefusal, UnknownCall
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import Transaction
-from ingestd.publish.deltas import Placed
+from ingestd.publish.deltas import DeltaFiles
 
 _LISTENERS = ("hive.metastore.transactional.event.listeners", "metastore.transactional.event.listeners")
 _LOG_KEEPER = "DbNotificationListener"
@@ -39,7 +39,7 @@ def keeps_event_log(metastore: Metastore) -> bool:
     return known[0]
 
 
-def announce(metastore: Metastore, table: Table, txn: Transaction, write_id: int, placed: Iterable[Placed]) -> None:
+def announce(metastore: Metastore, table: Table, txn: Transaction, write_id: int, placed: Iterable[DeltaFiles]) -> None:
     """Announce what `txn` placed; without an event log nothing is sent. Repeating it is safe: HMS keeps a file once.
 
     The same as Hive's writers send (Hive.addWriteNotificationLog): `replace` for an INSERT too, and an empty checksum
@@ -47,7 +47,7 @@ def announce(metastore: Metastore, table: Table, txn: Transaction, write_id: int
     """
     if not keeps_event_log(metastore):
         return
-    by_partition: dict[str, list[Placed]] = {}
+    by_partition: dict[str, list[DeltaFiles]] = {}
     for one in placed:
         by_partition.setdefault(table.partition_name(one.partition), []).append(one)
     # One request for each partition: of two in one batch HMS takes the last (HMSHandler).
@@ -63,7 +63,7 @@ def _setting(metastore: Metastore, key: str) -> str:
         return ""
 
 
-def _request(table: Table, txn: Transaction, write_id: int, placed: Sequence[Placed]) -> Any:
+def _request(table: Table, txn: Transaction, write_id: int, placed: Sequence[DeltaFiles]) -> Any:
     files = dict.fromkeys((f"{one.location}/{one.delta}/{name}", one.delta) for one in placed for name in one.files)
     return ttypes.WriteNotificationLogRequest(
         txnId=txn.id,

@@ -23,10 +23,10 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import partition_names
 from ingestd.hive.tables import Table, TableName, load_acid_table
 from ingestd.hive.transactions import Transaction
-from ingestd.publish import statistics
-from ingestd.publish.counted_ids import Known, Range
+from ingestd.publish import row_count_parameters
+from ingestd.publish.counted_ids import Known, WriteIdRange
 from ingestd.publish.counting import Counter
-from ingestd.publish.statistics import WHOLE_TABLE, Added
+from ingestd.publish.row_count_parameters import WHOLE_TABLE, Increment
 from ingestd.retry import Backoff
 
 # Seconds after the last commit to a partition, or after a compaction of it, at which it is looked at.
@@ -66,7 +66,7 @@ class _State:
 
     table_id: int = 0
     watched: dict[str, _Watched] = field(default_factory=dict)
-    batches: dict[Range, None] = field(default_factory=dict)
+    batches: dict[WriteIdRange, None] = field(default_factory=dict)
     survey_due: float | None = None
     thread: threading.Thread | None = None
     closing: bool = False
@@ -99,9 +99,9 @@ class RowCounts:
         table: Table,
         txn: Transaction,
         write_id: int,
-        added: Mapping[str, Added],
+        added: Mapping[str, Increment],
         stop: threading.Event,
-        batch: Range | None = None,
+        batch: WriteIdRange | None = None,
     ) -> Iterator[None]:
         """Count up what a transaction adds, for a block that commits it.
 
@@ -141,7 +141,7 @@ class RowCounts:
             watched = self._state.watched.get(name)
             return Known(watched.committed if watched else 0, frozenset(self._state.batches))
 
-    def _begin(self, table: Table, batch: Range | None) -> None:
+    def _begin(self, table: Table, batch: WriteIdRange | None) -> None:
         """Remember the batch; a table that was dropped and created again numbers its write ids itself."""
         with self._changed:
             state = self._state
@@ -275,10 +275,10 @@ class RowCounts:
         names: Sequence[str] = (WHOLE_TABLE,)
         if table.partition_columns:
             names = partition_names(self._metastore, table)
-        for start in range(0, len(names), statistics.CHUNK):
+        for start in range(0, len(names), row_count_parameters.CHUNK):
             if pause(_BETWEEN_SECONDS if start else 0.0, self._halt):
                 return
-            found = self._counter.look(table, names[start : start + statistics.CHUNK])
+            found = self._counter.look(table, names[start : start + row_count_parameters.CHUNK])
             self._repair(table, [n for n, one in found.items() if one.counters.is_ours and not one.is_right])
         with self._changed:
             self._state.survey_due = None

@@ -11,24 +11,24 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 
 from ingestd.acid.routing import Part
 from ingestd.clock import Deadline
-from ingestd.errors import CommitOutcomeUnknown, IngestdError, StorageUnavailable
+from ingestd.errors import CommitOutcomeUnknown, IngestdError
 from ingestd.hive import transactions
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import KeyValue, Transaction, Wait, WriteLock
 from ingestd.hive.write_ids import is_committed
-from ingestd.publish import deltas, outcome
-from ingestd.publish.deltas import Placed
-from ingestd.publish.notifications import announce
-from ingestd.publish.outcome import Doubt
+from ingestd.publish import deltas
+from ingestd.publish.deltas import DeltaFiles
+from ingestd.publish.outcome import RESOLVE_SECONDS, CommitRequest
+from ingestd.publish.protocol import Publication, Step, TableWrite, publish
+from ingestd.publish.row_count_parameters import WHOLE_TABLE
 from ingestd.publish.staging import STREAMING, Staging
-from ingestd.publish.statistics import WHOLE_TABLE, Added
 from ingestd.storage.local import Location
 from ingestd.streaming.delta_output import BatchOutput, Output, Partition, TransactionOutput
 from ingestd.streaming.errors import CREATING_PARTITION, InvalidTransactionState, streaming_errors
@@ -96,7 +96,7 @@ class TransactionBatch:
         self.write_ids = list(self.txn_to_write_ids.values())
         self.state = TxnState.INACTIVE
         self.current: Transaction | None = None
-        self.placed: Sequence[Placed] = ()
+        self.placed: Sequence[DeltaFiles] = ()
         self._closed = False
         self._in_doubt = False  # whether the open transaction has been committed
         self._age = Deadline.after(session.batch_seconds)
@@ -177,18 +177,14 @@ class TransactionBatch:
             txn = self._open_transaction()
             self._heartbeat.check(txn.id)
             try:
-                alone = self._publish(txn, extras)
+                publication = self._publish(txn, extras)
             except CommitOutcomeUnknown:
                 self._in_doubt = True
                 raise
-            except IngestdError:
-                # The metastore may have forgotten the transaction already: then what lies in place can be seen.
-                self._files.withdraw()
-                raise
+            self.placed = publication.deltas
             self.current, self.state = None, TxnState.COMMITTED
             self._session.stats.committed_transactions += 1
-            if not alone:
-                self._tell_hidden(txn)
+            _warn_if_hidden(publication, txn)
             if not self._left:
                 self._finish_files()
                 self._end()
@@ -254,7 +250,7 @@ class TransactionBatch:
             )
         assert self._location
         staging = Staging(self._location, STREAMING, str(min(self.txn_to_write_ids)))
-        return TransactionOutput(self._table, self._session.shape, self._partitions.locate, staging)
+        return TransactionOutput(self._session.shape, staging)
 
     def _register(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
         assert self._location
@@ -271,53 +267,45 @@ class TransactionBatch:
     def _wait(self) -> Wait:
         return Wait(Deadline.after(self._session.lock_seconds), threading.Event())
 
-    def _publish(self, txn: Transaction, extras: Extras) -> bool:
-        """Place the files and commit; also answers whether every TRUNCATE had to wait for that.
+    def _publish(self, txn: Transaction, extras: Extras) -> Publication:
+        """Publish the rows and commit. The heartbeat ends before the commit, so that it reports no lost transaction."""
+        metastore = self._session.metastore
+        write = self._table_write(txn, extras)
 
-        The lock for it is taken so late because UPDATE and DELETE wait for it too, and a transaction may take hours.
+        def observe(step: Step) -> None:
+            if step == "counted":
+                self._heartbeat.remove(txn.id)
+
+        request = CommitRequest(
+            partial(is_committed, metastore, txn.id),
+            _warn_of_wait,
+            key_value=extras.key_value,
+            resolve_seconds=RESOLVE_SECONDS,
+        )
+        return publish(metastore, txn, [write], request, observe)[self._table.name]
+
+    def _table_write(self, txn: Transaction, extras: Extras) -> TableWrite:
+        """What the transaction adds to the table, with all partitions registered and the table locked for the commit.
+
+        The lock against TRUNCATE is taken this late because UPDATE and DELETE wait for it too, and a transaction may
+        take hours.
         """
-        metastore = self._session.metastore
-        write_id = self.txn_to_write_ids[txn.id]
-        deltas.check_alive(metastore, txn)
-        done = self._files.finish()
-        self.placed = done.placed
-        if extras.partitions:
-            self._partitions.locate(extras.partitions)
-        announce(metastore, self._table, txn, write_id, done.placed)
-        alone = not self.partitions or transactions.strengthen_lock(metastore, txn, self._locks, wait=self._wait())
-        with self._counted_up(txn, done.added):
-            deltas.refuse_overtaken(self.partitions, write_id)
-            self._heartbeat.remove(txn.id)
-            self._commit(txn, extras.key_value)
-        return alone
-
-    def _tell_hidden(self, txn: Transaction) -> None:
-        """The commit stands; a directory that cannot be listed now tells nothing."""
+        assert self._location
+        files = self._files.finish()
         try:
-            hidden = deltas.overtaken(self.partitions, self.txn_to_write_ids[txn.id])
-        except StorageUnavailable as error:
-            _log.warning("whether a TRUNCATE hides transaction %s is not known: %s", txn.id, error)
-            return
-        for base in hidden.values():
-            _log.error(
-                "rows of transaction %s (write id %s) were committed beside a TRUNCATE and are hidden by %s; if it was"
-                " not meant to remove them, write them again",
-                txn.id,
-                self.txn_to_write_ids[txn.id],
-                base,
+            found = self._partitions.locate({*extras.partitions, *files.partitions})
+            excludes_overwrites = not found or transactions.strengthen_lock(
+                self._session.metastore, txn, self._locks, wait=self._wait()
             )
-
-    def _counted_up(self, txn: Transaction, added: Mapping[str, Added]) -> AbstractContextManager[None]:
-        """Count the rows up for a block that commits them."""
-        write_id = self.txn_to_write_ids[txn.id]
-        some = {name: more for name, more in added.items() if more.rows}
-        batch = (self.write_ids[0], self.write_ids[-1]) if len(self.write_ids) > 1 else None
-        return self._session.counts.counted_up(self._table, txn, write_id, some, threading.Event(), batch)
-
-    def _commit(self, txn: Transaction, key_value: KeyValue | None) -> None:
-        metastore = self._session.metastore
-        doubt = Doubt(lambda: is_committed(metastore, txn.id), _tell_doubt)
-        outcome.commit(metastore, txn, key_value, doubt)
+        except IngestdError:
+            # The metastore may have forgotten the transaction already: then rows that are in place are visible.
+            files.withdraw(())
+            raise
+        write_id, batch = self.txn_to_write_ids[txn.id], None
+        if len(self.write_ids) > 1:
+            batch = (self.write_ids[0], self.write_ids[-1])
+        counts = self._session.counts
+        return TableWrite(self._table, write_id, self._location, files, counts, excludes_overwrites, found, batch)
 
     def _retire(self) -> None:
         """The heartbeat's thread ends a batch that has become old between two transactions."""
@@ -357,5 +345,18 @@ class TransactionBatch:
         self._heartbeat.stop()
 
 
-def _tell_doubt(error: IngestdError, seconds: float) -> None:
-    _log.warning("whether a commit has happened is not known, asking again in %.1f s: %s", seconds, error)
+def _warn_of_wait(error: IngestdError, seconds: float) -> None:
+    _log.warning("the outcome of a commit is unknown, asking again in %.1f s: %s", seconds, error)
+
+
+def _warn_if_hidden(publication: Publication, txn: Transaction) -> None:
+    """Log where a TRUNCATE that ran beside the commit hides its rows."""
+    if publication.unchecked:
+        _log.warning("whether a TRUNCATE hides transaction %s is unknown: %s", txn.id, publication.unchecked)
+    for base in publication.hidden.values():
+        _log.error(
+            "rows of transaction %s were committed beside a TRUNCATE and are hidden by %s; if it was not meant to"
+            " remove them, write them again",
+            txn.id,
+            base,
+        )

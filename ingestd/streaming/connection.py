@@ -22,7 +22,7 @@ from ingestd.errors import IngestdError
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import Transaction
-from ingestd.publish.deltas import Placed
+from ingestd.publish.deltas import DeltaFiles
 from ingestd.publish.notifications import announce
 from ingestd.publish.statistics import WHOLE_TABLE
 from ingestd.storage import local
@@ -356,7 +356,7 @@ class HiveStreamingConnection:
         return {name: info for name, info in known.items() if name != WHOLE_TABLE}
 
     @property
-    def write_directories(self) -> Sequence[Placed]:
+    def write_directories(self) -> Sequence[DeltaFiles]:
         """The deltas of the last commit: of each its partition, the partition's location, and its files."""
         return self._lifecycle.batch.placed if self._lifecycle.batch else ()
 

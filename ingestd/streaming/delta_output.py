@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -22,10 +21,10 @@ from ingestd.background import Background
 from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table
-from ingestd.publish import counting, deltas
-from ingestd.publish.deltas import Placed
+from ingestd.publish.deltas import DeltaFiles, Placement, StagedFiles
+from ingestd.publish.protocol import Files
+from ingestd.publish.row_count_parameters import Increment
 from ingestd.publish.staging import Staging
-from ingestd.publish.statistics import Added
 from ingestd.storage.local import Location, local_path
 
 _log = logging.getLogger(__name__)
@@ -34,14 +33,6 @@ Partition = tuple[str, ...]
 Locate = Callable[[Iterable[Partition]], Mapping[str, PartitionInfo]]
 _PENDING_BYTES = 64 << 20
 _MAX_OPEN = 64
-
-
-@dataclass(frozen=True, slots=True)
-class WriteSummary:
-    """What a transaction wrote: `added` by partition name, and the files that hold it."""
-
-    added: dict[str, Added]
-    placed: Sequence[Placed]
 
 
 class Output(Protocol):
@@ -59,16 +50,12 @@ class Output(Protocol):
         """Free memory: give rows that wait to their files."""
         ...
 
-    def finish(self) -> WriteSummary:
-        """Put everything where the commit makes it readable."""
+    def finish(self) -> Files:
+        """The rows of the transaction, ready to be published."""
         ...
 
     def discard(self) -> None:
         """Forget the transaction's rows; never raises."""
-        ...
-
-    def withdraw(self) -> None:
-        """Take back what `finish` did for a transaction that can commit no more; never raises. Then comes `abandon`."""
         ...
 
     def close(self) -> None:
@@ -83,23 +70,16 @@ class Output(Protocol):
 class TransactionOutput:
     """Each transaction has its own deltas: staged under a hidden directory, renamed to their place at the end."""
 
-    def __init__(
-        self, table: Table, shape: Shape, locate: Locate, staging: Staging, *, statement: int | None = None
-    ) -> None:
+    def __init__(self, shape: Shape, staging: Staging, *, statement: int | None = None) -> None:
         """`statement`: all files take this one; by default a transaction numbers its files itself."""
-        self._table = table
         self._shape = shape
-        self._locate = locate
         self._staging = staging
         self._statement = statement
-        self._write_id = 0
         self._pools: BucketPools | None = None
-        self._placed: Sequence[Placed] = ()
         self._encoding = Background("ingestd-encode")
 
     def begin(self, write_id: int) -> None:
         """See `Output`."""
-        self._write_id = write_id
         self._pools = BucketPools(
             self._staging.make(),
             self._shape,
@@ -121,14 +101,11 @@ class TransactionOutput:
             self._encoding.run(self._pools.flush)
             self._encoding.wait()
 
-    def finish(self) -> WriteSummary:
+    def finish(self) -> StagedFiles:
         """See `Output`."""
         files = self._close_pools(self._pools)
-        found = self._locate({file.partition for file in files})
-        self._placed = deltas.place(self._table, self._write_id, files, found, self._staging)
         self._pools = None
-        self._staging.discard()
-        return WriteSummary(counting.added_rows(self._table, files), self._placed)
+        return StagedFiles(files, self._staging)
 
     def _close_pools(self, pools: BucketPools | None) -> list[StagingFile]:
         assert pools
@@ -153,10 +130,6 @@ class TransactionOutput:
             self._pools.abort()
             self._pools = None
         self._staging.discard()
-
-    def withdraw(self) -> None:
-        """See `Output`."""
-        deltas.withdraw(self._placed)
 
     def close(self) -> None:
         """See `Output`; nothing outlives a transaction."""
@@ -185,8 +158,8 @@ class BatchOutput:
         self._open: OrderedDict[tuple[Partition, int], AppendableFile] = OrderedDict()
         self._statements: dict[tuple[Partition, int], int] = {}
         self._homes: dict[tuple[Partition, int], str] = {}  # locations of their partitions
-        self._flushed: dict[str, Added] = {}
-        self._placed: set[Placed] = set()
+        self._flushed: dict[str, Increment] = {}
+        self._placed: set[DeltaFiles] = set()
         self._finished: list[AppendableFile] = []  # in the open transaction, with rows of it
 
     def begin(self, write_id: int) -> None:
@@ -216,21 +189,30 @@ class BatchOutput:
             self._touched.add((part.partition, part.bucket))
             self._placed.add(self._place_of(part, info.location))
 
-    def finish(self) -> WriteSummary:
+    def finish(self) -> Files:
         """See `Output`."""
+        return self
+
+    @property
+    def partitions(self) -> Collection[Partition]:
+        """See `Files`."""
+        return {part.partition for part in self._waiting} | {one.partition for one in self._placed}
+
+    def place(self, _table: Table, _write_id: int, _partitions: Mapping[str, PartitionInfo]) -> Placement:
+        """See `Files`: give all rows to their files, and let readers have them as their transaction commits."""
         self.flush()
         for key in sorted(self._touched):
             self._flush(key)
         self._touched = set()
-        return WriteSummary(self._flushed, sorted(self._placed, key=str))
+        return Placement(sorted(self._placed, key=str), self._flushed)
 
     def discard(self) -> None:
         """See `Output`; rows that are in a shared file already are hidden by their write id."""
         self._waiting, self._bytes = [], 0
         self._touched = set()
 
-    def withdraw(self) -> None:
-        """See `Output`; rows of the batch's earlier transactions stay."""
+    def withdraw(self, _deltas: Iterable[DeltaFiles] = ()) -> None:
+        """See `Files`; rows of the batch's earlier transactions stay."""
         for file in [*self._open.values(), *self._finished]:
             try:
                 file.withdraw(self._write_id)
@@ -249,17 +231,19 @@ class BatchOutput:
             file.abandon()
         self._open.clear()
 
-    def _place_of(self, part: Part, location: str) -> Placed:
+    def _place_of(self, part: Part, location: str) -> DeltaFiles:
         """Where the rows of a part went. Side files are not told: those are gone when the batch has ended."""
         delta = batch_delta_name(*self._range, self._statements[part.partition, part.bucket])
-        return Placed(part.partition, location, delta, (ORC_ACID_VERSION_FILE, bucket_name(part.bucket)))
+        return DeltaFiles(part.partition, location, delta, (ORC_ACID_VERSION_FILE, bucket_name(part.bucket)))
 
     def _flush(self, key: tuple[Partition, int]) -> None:
         name = self._table.partition_name(key[0])
         with storage_errors(Path(name)):
             done = self._open[key].flush(self._write_id)
-        before = self._flushed.get(name, Added(0, 0, 0))
-        self._flushed[name] = Added(before.rows + done.rows, before.files, before.bytes + done.bytes)
+        self._add(name, Increment(done.rows, 0, done.bytes))
+
+    def _add(self, name: str, more: Increment) -> None:
+        self._flushed[name] = self._flushed.get(name, Increment()) + more
 
     def _file(self, part: Part, info: PartitionInfo) -> AppendableFile:
         key = (part.partition, part.bucket)
@@ -281,9 +265,7 @@ class BatchOutput:
         self._open[key] = AppendableFile(delta, self._shape.columns, part.bucket, statement, self._shape.encoding)
         self._statements[key] = statement
         self._homes[key] = info.location
-        name = self._table.partition_name(part.partition)
-        before = self._flushed.get(name, Added(0, 0, 0))
-        self._flushed[name] = Added(before.rows, before.files + 1, before.bytes)
+        self._add(self._table.partition_name(part.partition), Increment(files=1))
         return self._open[key]
 
     def _leave_moved(self, key: tuple[Partition, int], info: PartitionInfo) -> None:

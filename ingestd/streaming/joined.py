@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ingestd.acid.routing import Part
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
-from ingestd.publish.deltas import Placed
+from ingestd.publish.deltas import DeltaFiles
+from ingestd.publish.row_count_parameters import WHOLE_TABLE
 from ingestd.publish.staging import STREAMING, Staging
-from ingestd.publish.statistics import WHOLE_TABLE
 from ingestd.storage.local import Location
 from ingestd.streaming.batch import Extras, Partitions, TxnState
 from ingestd.streaming.delta_output import Partition, TransactionOutput
@@ -30,7 +30,7 @@ class JoinedTransaction:
         self.write_ids = [write_id]
         self.txn_to_write_ids: dict[int, int] = {}
         self.state = TxnState.INACTIVE
-        self.placed: Sequence[Placed] = ()
+        self.placed: Sequence[DeltaFiles] = ()
         self._statement = max(0, statement_id)
         self._output: TransactionOutput | None = None  # until it has begun
 
@@ -75,8 +75,10 @@ class JoinedTransaction:
     def commit(self, extras: Extras) -> None:
         """Put the files in their place; the owner's commit makes them visible."""
         self._require_open()
-        self._partitions.locate(extras.partitions)
-        self.placed = self._files.finish().placed
+        files = self._files.finish()
+        found = self._partitions.locate({*extras.partitions, *files.partitions})
+        self.placed = files.place(self._session.table, self.write_ids[0], found).deltas
+        files.discard()
         self.state = TxnState.PREPARED_FOR_COMMIT
 
     def abort(self) -> None:
@@ -109,9 +111,9 @@ class JoinedTransaction:
         return self._output
 
     def _new_output(self) -> TransactionOutput:
-        table, shape = self._session.table, self._session.shape
-        staging = Staging(Location.of(table.location), STREAMING, f"w{self.write_ids[0]}-{self._statement}")
-        return TransactionOutput(table, shape, self._partitions.locate, staging, statement=self._statement)
+        location = Location.of(self._session.table.location)
+        staging = Staging(location, STREAMING, f"w{self.write_ids[0]}-{self._statement}")
+        return TransactionOutput(self._session.shape, staging, statement=self._statement)
 
     def _find(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
         table = self._session.table

@@ -258,7 +258,7 @@ _SAYS = """
 import logging
 from ingestd.daemon import log
 log.configure("json", "info")
-for name in ("ingestd.publish.statistics", "py4j", "thrift"):
+for name in ("ingestd.publish.row_counts", "py4j", "thrift"):
     logging.getLogger(name).warning("said by %s", name)
 """
 
@@ -266,7 +266,7 @@ for name in ("ingestd.publish.statistics", "py4j", "thrift"):
 def test_warning_when_from_our_modules_then_is_logged_and_from_libraries_is_not() -> None:
     result = subprocess.run([sys.executable, "-c", _SAYS], capture_output=True, text=True, check=True)
     (line,) = map(json.loads, result.stderr.splitlines())
-    assert (line["level"], line["event"], line["text"]) == ("warning", "note", "said by ingestd.publish.statistics")
+    assert (line["level"], line["event"], line["text"]) == ("warning", "note", "said by ingestd.publish.row_counts")
 
 
 @pytest.mark.parametrize("redirect", ["2>/dev/full", "2>&-", "2>&1 >/dev/null | true"])

@@ -6,7 +6,7 @@ from functools import partial
 
 from ingestd.errors import SandboxError
 from ingestd.hive.tables import TableName, read_table
-from ingestd.publish.statistics import write_back
+from ingestd.publish.row_count_parameters import write_back
 from tests.support.stack import Stack, eventually
 
 

@@ -17,7 +17,7 @@ from ingestd.hive.tables import TableName, read_table
 from ingestd.hive.transactions import KeyValue, Transaction
 from ingestd.hive.write_ids import is_committed, read_snapshot
 from ingestd.publish import outcome
-from ingestd.publish.outcome import Doubt
+from ingestd.publish.outcome import CommitRequest
 from tests.support.proxy import Proxy, proxy
 from tests.support.stack import Stack
 
@@ -40,8 +40,10 @@ class Case:
         stop: threading.Event | None = None,
     ) -> None:
         ask = has_happened or partial(is_committed, self.metastore, self.txn.id)
-        doubt = Doubt(ask, lambda error, _seconds: self.waits.append(error), stop)
-        outcome.commit(self.metastore, self.txn, key_value, doubt)
+        request = CommitRequest(
+            ask, lambda error, _seconds: self.waits.append(error), stop or threading.Event(), key_value
+        )
+        outcome.commit(self.metastore, self.txn, request)
 
     @property
     def commits(self) -> int:
@@ -113,7 +115,7 @@ def test_nobody_answers_until_it_is_stopped_then_outcome_unknown(case: Case) -> 
         stop.set()
         return is_committed(case.metastore, case.txn.id)
 
-    with pytest.raises(CommitOutcomeUnknown, match="look whether its rows are there"):
+    with pytest.raises(CommitOutcomeUnknown, match="check whether its rows are visible"):
         case.commit(has_happened, stop=stop)
     assert len(case.waits) == 2
 

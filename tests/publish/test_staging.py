@@ -19,8 +19,9 @@ from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table, TableName, load_acid_table
 from ingestd.hive.transactions import Transaction
 from ingestd.publish import deltas, staging
+from ingestd.publish.deltas import StagedFiles
+from ingestd.publish.row_count_parameters import WHOLE_TABLE
 from ingestd.publish.staging import Staging
-from ingestd.publish.statistics import WHOLE_TABLE
 from ingestd.schema import Column, HiveType
 from ingestd.storage.local import Location
 from tests.support.stack import Stack
@@ -83,7 +84,7 @@ def test_place_when_a_successor_removed_the_staged_files_then_says_so_and_leaves
     partitions = {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}
 
     with pytest.raises(TransactionAborted, match="staged files were removed"):
-        deltas.place(table, write_id, files, partitions, own)
+        StagedFiles(files, own).place(table, write_id, partitions)
     with pytest.raises(TransactionAborted, match="has ended the transaction"):
         deltas.check_alive(stack.metastore, txn)
     assert not list(own.location.path.glob("delta_*"))

@@ -310,14 +310,14 @@ def test_commit_when_its_outcome_cannot_be_queried_then_outcome_unknown_and_not_
     stack: Stack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stack.table("id int, note string")
-    monkeypatch.setattr("ingestd.publish.outcome._RESOLVE_SECONDS", 1.0)
+    monkeypatch.setattr("ingestd.streaming.batch.RESOLVE_SECONDS", 1.0)
 
     with proxy(stack.addresses.metastore) as between, connect(stack, metastore_uri=between.uri) as connection:
         connection.begin_transaction()
         connection.write(rows(0))
         for method in ("commit_txn", "get_open_txns"):
             between.lose_answer(method, 100)
-        with pytest.raises(CommitOutcomeUnknown, match="look whether its rows are there") as caught:
+        with pytest.raises(CommitOutcomeUnknown, match="check whether its rows are visible") as caught:
             connection.commit_transaction()
         assert not caught.value.is_retriable
         for method in ("commit_txn", "get_open_txns"):

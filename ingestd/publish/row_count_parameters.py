@@ -73,12 +73,15 @@ class Writer:
 
 
 @dataclass(frozen=True, slots=True)
-class Added:
+class Increment:
     """What a transaction adds to one table or partition."""
 
-    rows: int
-    files: int
-    bytes: int
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: Increment) -> Increment:
+        return Increment(self.rows + other.rows, self.files + other.files, self.bytes + other.bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ Change = Callable[[Counters], dict[str, str]]
 
 
 def count_up(
-    metastore: Metastore, table: Table, writer: Writer, added: Mapping[str, Added], moment: Moment
+    metastore: Metastore, table: Table, writer: Writer, added: Mapping[str, Increment], moment: Moment
 ) -> frozenset[str]:
     """Add to the counters as the writer of a write id, leave the mark, drop the flag.
 
@@ -214,7 +217,7 @@ def _of_partition(table: Table, partition: Any) -> Counters:
 class _Mark:
     key: str
     write_id: int
-    amount: Added
+    amount: Increment
 
 
 def _marks(parameters: Mapping[str, str]) -> list[_Mark]:
@@ -224,7 +227,7 @@ def _marks(parameters: Mapping[str, str]) -> list[_Mark]:
         numbers = value.split()
         if key.startswith(_MARK) and len(numbers) == 4 and all(number.isdecimal() for number in numbers):
             write_id, rows, files, size = map(int, numbers)
-            found.append(_Mark(key, write_id, Added(rows, files, size)))
+            found.append(_Mark(key, write_id, Increment(rows, files, size)))
     return found
 
 
@@ -278,7 +281,7 @@ def _forget_marks(parameters: dict[str, str]) -> None:
         del parameters[key]
 
 
-def _add(parameters: dict[str, str], amount: Added, sign: int) -> None:
+def _add(parameters: dict[str, str], amount: Increment, sign: int) -> None:
     for key, more in ((_ROWS, amount.rows), ("numFiles", amount.files), ("totalSize", amount.bytes)):
         parameters[key] = str(max(0, int(parameters.get(key) or 0) + sign * more))
 

@@ -1,0 +1,198 @@
+"""The write protocol: publishes the files of one transaction in any number of tables, and commits it.
+
+    register   the partitions, before a file appears under them
+    place      the files, each delta whole
+    announce   the files, to a metastore that keeps an event log
+    count      numRows, which Hive answers `count(*)` from
+    commit     rows and key-value become visible at once
+
+Invariant: when a step before the commit fails, or the commit itself, every file that was placed is withdrawn; only
+after CommitOutcomeUnknown they stay, because their rows may be visible. The locks must be held before the first step.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from ingestd.errors import CommitOutcomeUnknown, IngestdError, StorageUnavailable
+from ingestd.hive.client import Metastore
+from ingestd.hive.partitions import PartitionInfo
+from ingestd.hive.tables import Table, TableName
+from ingestd.hive.transactions import Transaction
+from ingestd.publish import deltas, outcome
+from ingestd.publish.counted_ids import WriteIdRange
+from ingestd.publish.deltas import DeltaFiles, Placement
+from ingestd.publish.notifications import announce
+from ingestd.publish.outcome import CommitRequest
+from ingestd.publish.row_counts import RowCounts
+from ingestd.storage.local import Location
+
+Step = Literal["registered", "placed", "announced", "counted", "committed"]
+Observer = Callable[[Step], None]
+
+
+class Files(Protocol):
+    """What a transaction adds to one table: `StagedFiles`, or files of a transaction batch that grow in place."""
+
+    @property
+    def partitions(self) -> Collection[tuple[str, ...]]:
+        """Values of the partitions that are written; empty when there are no rows."""
+        ...
+
+    def place(self, table: Table, write_id: int, partitions: Mapping[str, PartitionInfo]) -> Placement:
+        """Put the rows where the commit makes them visible; `partitions` has theirs, by name.
+
+        Raises StorageUnavailable, InvalidTable, TransactionAborted.
+        """
+        ...
+
+    def withdraw(self, deltas: Iterable[DeltaFiles]) -> None:
+        """Undo `place`, of which `deltas` is the result, for a transaction that will not commit; never raises."""
+        ...
+
+    def discard(self) -> None:
+        """Remove what is left in staging after the commit; never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class TableWrite:
+    """What one transaction adds to one table, under the table's write id.
+
+    `location` is the table's directory as planned. `counts` keeps the table's row counts. `excludes_overwrites` says
+    whether the transaction's lock lets no TRUNCATE begin (`transactions.lock_against_overwrites`). `partitions` has
+    those that were registered earlier in the transaction, by name. `batch` is the range of write ids of a transaction
+    batch whose transactions share their files.
+    """
+
+    table: Table
+    write_id: int
+    location: Location
+    files: Files
+    counts: RowCounts
+    excludes_overwrites: bool = False
+    partitions: Mapping[str, PartitionInfo] = field(default_factory=dict)
+    batch: WriteIdRange | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What a committed transaction published in one table.
+
+    `hidden` names partitions (or WHOLE_TABLE) whose new rows no reader sees, each with the base directory of the
+    TRUNCATE that ran beside the commit. `unchecked` is the error when storage could not be asked for such directories.
+    """
+
+    deltas: Sequence[DeltaFiles]
+    hidden: Mapping[str, str]
+    unchecked: StorageUnavailable | None = None
+
+
+def publish(
+    metastore: Metastore,
+    txn: Transaction,
+    writes: Iterable[TableWrite],
+    request: CommitRequest,
+    observe: Observer = lambda _step: None,
+) -> dict[TableName, Publication]:
+    """Publish and commit; on return the rows of all tables are visible. `observe` is called after each step.
+
+    Raises TransactionAborted, InvalidTable, or an Unavailable: then nothing is or will become visible, and no delta is
+    left in place. Raises CommitOutcomeUnknown when it cannot be established whether the transaction has committed.
+    """
+    # Ordered, so that two transactions wait for the counting leases of their tables in the same order.
+    tables = [_TablePublisher(metastore, txn, one) for one in sorted(writes, key=lambda one: str(one.table.name))]
+    try:
+        for table in tables:
+            table.register()
+        observe("registered")
+        if any(table.has_rows for table in tables):
+            deltas.check_alive(metastore, txn)
+        for table in tables:
+            table.place()
+        observe("placed")
+        for table in tables:
+            table.announce()
+        observe("announced")
+        with ExitStack() as counted:
+            for table in tables:
+                counted.enter_context(table.counted(request.stop))
+            observe("counted")
+            for table in tables:
+                table.refuse_overwritten()
+            outcome.commit(metastore, txn, request)
+    except CommitOutcomeUnknown:
+        raise
+    except IngestdError:  # any other exception interrupts the commit and leaves its outcome open
+        for table in tables:
+            table.withdraw()
+        raise
+    observe("committed")
+    return {table.name: table.finish() for table in tables}
+
+
+class _TablePublisher:
+    """The steps of one `TableWrite`, called in the order of `publish`."""
+
+    def __init__(self, metastore: Metastore, txn: Transaction, write: TableWrite) -> None:
+        self._metastore = metastore
+        self._txn = txn
+        self._write = write
+        self._partitions = dict(write.partitions)
+        self._placement = Placement((), {})
+
+    @property
+    def name(self) -> TableName:
+        return self._write.table.name
+
+    @property
+    def has_rows(self) -> bool:
+        return bool(self._write.files.partitions)
+
+    def register(self) -> None:
+        """Register the partitions that were not registered earlier in the transaction."""
+        write = self._write
+        missing = [one for one in write.files.partitions if write.table.partition_name(one) not in self._partitions]
+        if missing:
+            self._partitions |= deltas.register(
+                self._metastore, self._txn, write.table, write.write_id, write.location, missing
+            )
+
+    def place(self) -> None:
+        write = self._write
+        self._placement = write.files.place(write.table, write.write_id, self._partitions)
+
+    def announce(self) -> None:
+        """Name the files to the programs that replicate the table: the event of the commit does not."""
+        write = self._write
+        announce(self._metastore, write.table, self._txn, write.write_id, self._placement.deltas)
+
+    def counted(self, stop: threading.Event) -> AbstractContextManager[None]:
+        """Add the rows to numRows for a block that commits them."""
+        write = self._write
+        increments = {name: more for name, more in self._placement.increments.items() if more.rows}
+        return write.counts.counted_up(write.table, self._txn, write.write_id, increments, stop, write.batch)
+
+    def refuse_overwritten(self) -> None:
+        """Without the lock, or for partitions that were registered before it: look for a TRUNCATE once more."""
+        if self._write.partitions or not self._write.excludes_overwrites:
+            deltas.refuse_overwritten(self._partitions, self._write.write_id)
+
+    def withdraw(self) -> None:
+        self._write.files.withdraw(self._placement.deltas)
+
+    def finish(self) -> Publication:
+        """After the commit, which stands: see whether a TRUNCATE hides it, and remove what is left in staging."""
+        hidden: Mapping[str, str] = {}
+        unchecked = None
+        if not self._write.excludes_overwrites:
+            try:
+                hidden = deltas.hiding_bases(self._partitions, self._write.write_id)
+            except StorageUnavailable as error:
+                unchecked = error
+        self._write.files.discard()
+        return Publication(self._placement.deltas, hidden, unchecked)
