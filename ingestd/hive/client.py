@@ -109,7 +109,7 @@ class Metastore:
         self.addresses = addresses(uris)
         self.timeout_seconds = timeout_seconds
         self.security = security or Security()
-        # Whether its database can compare a table parameter; the first attempt decides (publish/statistics.py).
+        # Whether its database can compare a table parameter; the first attempt decides (hive/parameters.py).
         self.compares_parameters = True
         # Calls that were sent, over all threads; Hive Streaming reports it in its statistics.
         self.calls = 0

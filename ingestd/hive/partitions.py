@@ -18,10 +18,10 @@ from ingestd.hive.tables import Table
 
 # A new partition starts with statistics of zero, which each commit increases. Without numRows Hive would start to count
 # at its own first INSERT, and count(*) would stay wrong.
-# LEFT is the value of numRows after the last change by ingestd (publish/statistics.py).
-LEFT = "ingestd.rows"
+# ROWS_WRITTEN is the value of numRows after the last change by ingestd (publish/row_count_parameters.py).
+ROWS_WRITTEN = "ingestd.rows"
 _SURVEYED_PARTITIONS = 10_000
-_NEW_PARAMETERS = {"numRows": "0", "numFiles": "0", "totalSize": "0", "rawDataSize": "0", LEFT: "0"}
+_NEW_PARAMETERS = {"numRows": "0", "numFiles": "0", "totalSize": "0", "rawDataSize": "0", ROWS_WRITTEN: "0"}
 
 
 def read_partitions(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]:

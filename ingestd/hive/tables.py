@@ -20,6 +20,8 @@ from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.hive.constraints import not_null_columns
 from ingestd.schema import Column, HiveType
 
+# The name of an unpartitioned table among partition names.
+WHOLE_TABLE = ""
 _ORC_INPUT = "org.apache.hadoop.hive.ql.io.orc.OrcInputFormat"
 
 _CREATE_ACID = "create it as a managed table, STORED AS ORC TBLPROPERTIES('transactional'='true')"

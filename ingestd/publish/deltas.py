@@ -24,10 +24,11 @@ from ingestd.acid.writer_pool import StagingFile
 from ingestd.errors import StorageUnavailable, TransactionAborted
 from ingestd.hive import leases, transactions
 from ingestd.hive.client import Metastore
+from ingestd.hive.notifications import WrittenPartition, keeps_event_log, notify_writes
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
-from ingestd.hive.tables import Table
+from ingestd.hive.tables import WHOLE_TABLE, Table
 from ingestd.hive.transactions import Transaction
-from ingestd.publish.row_count_parameters import WHOLE_TABLE, Increment
+from ingestd.publish.row_count_parameters import Increment
 from ingestd.publish.staging import Staging, remove_copies
 from ingestd.storage import local
 from ingestd.storage.local import Location
@@ -154,6 +155,22 @@ def check_alive(metastore: Metastore, txn: Transaction) -> None:
             where=f"transaction {txn.id}",
             hint="nothing is lost: its records are read again",
         )
+
+
+def announce(metastore: Metastore, txn: Transaction, table: Table, write_id: int, placed: Iterable[DeltaFiles]) -> None:
+    """Name the files to a metastore that keeps an event log; without a log nothing is sent. Repeating it is safe.
+
+    The COMMIT_TXN event names no files, so rows that were not announced would never reach a replica. Raises
+    MetastoreUnavailable, InvalidTable.
+    """
+    if not keeps_event_log(metastore):
+        return
+    by_partition: dict[tuple[str, ...], dict[tuple[str, str], None]] = {}
+    for one in placed:
+        files = by_partition.setdefault(one.partition, {})
+        files.update(dict.fromkeys((f"{one.location}/{one.delta}/{name}", one.delta) for name in one.files))
+    partitions = [WrittenPartition(values, list(files)) for values, files in by_partition.items()]
+    notify_writes(metastore, txn, table, write_id, partitions)
 
 
 def refuse_overwritten(partitions: Mapping[str, PartitionInfo], write_id: int) -> None:

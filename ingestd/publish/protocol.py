@@ -24,10 +24,9 @@ from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table, TableName
 from ingestd.hive.transactions import Transaction
 from ingestd.publish import deltas, outcome
-from ingestd.publish.counted_ids import WriteIdRange
 from ingestd.publish.deltas import DeltaFiles, Placement
-from ingestd.publish.notifications import announce
 from ingestd.publish.outcome import CommitRequest
+from ingestd.publish.row_count_parameters import WriteIdRange
 from ingestd.publish.row_counts import RowCounts
 from ingestd.storage.local import Location
 
@@ -169,13 +168,13 @@ class _TablePublisher:
     def announce(self) -> None:
         """Name the files to the programs that replicate the table: the event of the commit does not."""
         write = self._write
-        announce(self._metastore, write.table, self._txn, write.write_id, self._placement.deltas)
+        deltas.announce(self._metastore, self._txn, write.table, write.write_id, self._placement.deltas)
 
     def counted(self, stop: threading.Event) -> AbstractContextManager[None]:
         """Add the rows to numRows for a block that commits them."""
         write = self._write
         increments = {name: more for name, more in self._placement.increments.items() if more.rows}
-        return write.counts.counted_up(write.table, self._txn, write.write_id, increments, stop, write.batch)
+        return write.counts.counted(write.table, self._txn, write.write_id, increments, stop, write.batch)
 
     def refuse_overwritten(self) -> None:
         """Without the lock, or for partitions that were registered before it: look for a TRUNCATE once more."""

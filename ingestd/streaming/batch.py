@@ -20,14 +20,13 @@ from ingestd.clock import Deadline
 from ingestd.errors import CommitOutcomeUnknown, IngestdError
 from ingestd.hive import transactions
 from ingestd.hive.partitions import PartitionInfo
-from ingestd.hive.tables import Table
+from ingestd.hive.tables import WHOLE_TABLE, Table
 from ingestd.hive.transactions import KeyValue, Transaction, Wait, WriteLock
 from ingestd.hive.write_ids import is_committed
 from ingestd.publish import deltas
 from ingestd.publish.deltas import DeltaFiles
 from ingestd.publish.outcome import RESOLVE_SECONDS, CommitRequest
 from ingestd.publish.protocol import Publication, Step, TableWrite, publish
-from ingestd.publish.row_count_parameters import WHOLE_TABLE
 from ingestd.publish.staging import STREAMING, Staging
 from ingestd.storage.local import Location
 from ingestd.streaming.delta_output import BatchOutput, Output, Partition, TransactionOutput

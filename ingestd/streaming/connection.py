@@ -20,11 +20,9 @@ from ingestd.acid.layout import MAX_BUCKET, MAX_STATEMENT, batch_delta_name, buc
 from ingestd.clock import Deadline
 from ingestd.errors import IngestdError
 from ingestd.hive.partitions import PartitionInfo
-from ingestd.hive.tables import Table
+from ingestd.hive.tables import WHOLE_TABLE, Table
 from ingestd.hive.transactions import Transaction
-from ingestd.publish.deltas import DeltaFiles
-from ingestd.publish.notifications import announce
-from ingestd.publish.statistics import WHOLE_TABLE
+from ingestd.publish.deltas import DeltaFiles, announce
 from ingestd.storage import local
 from ingestd.streaming.arguments import PartitionValues, check_list, check_whole
 from ingestd.streaming.arrow import ArrowWriter
@@ -269,7 +267,7 @@ class HiveStreamingConnection:
         if self.write_id is None or self.current_transaction_state is not TxnState.PREPARED_FOR_COMMIT:
             raise InvalidTransactionState("no joined transaction is prepared", hint="call commit_transaction first")
         joined = Transaction(txn_id, self.agent_info)
-        announce(self._session.metastore, self.table, joined, self.write_id, self.write_directories)
+        announce(self._session.metastore, joined, self.table, self.write_id, self.write_directories)
 
     # --- properties: reading one changes nothing and makes no network call
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ingestd.acid.routing import Part
 from ingestd.hive.partitions import PartitionInfo, ensure_partitions
+from ingestd.hive.tables import WHOLE_TABLE
 from ingestd.publish.deltas import DeltaFiles
-from ingestd.publish.row_count_parameters import WHOLE_TABLE
 from ingestd.publish.staging import STREAMING, Staging
 from ingestd.storage.local import Location
 from ingestd.streaming.batch import Extras, Partitions, TxnState

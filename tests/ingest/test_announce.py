@@ -18,10 +18,10 @@ from hive_metastore import ttypes
 
 from ingestd.acid.layout import Delta, parse_directory
 from ingestd.hive.client import CAPABILITIES, Metastore, UnknownCall
+from ingestd.hive.notifications import keeps_event_log
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import begin_writing, commit, register_partitions
-from ingestd.publish.deltas import DeltaFiles
-from ingestd.publish.notifications import announce, keeps_event_log
+from ingestd.publish.deltas import DeltaFiles, announce
 from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
 from ingestd.streaming import ArrowWriter, HiveStreamingConnection, InvalidTransactionState
@@ -223,7 +223,7 @@ def test_metastore_without_the_call_for_many_then_told_one_by_one_and_a_repetiti
             DeltaFiles((day,), f"{table.location}/{table.partition_name([day])}", "delta_x", ("f",)) for day in DAYS
         ]
         for _ in range(2):
-            announce(metastore, table, txn, write_id, placed)
+            announce(metastore, txn, table, write_id, placed)
         commit(metastore, txn)
         assert metastore.methods.count("add_write_notification_log") == 2 * len(DAYS)
     assert _announced(logged)[write_id] == {str(local_path(f"{p.location}/delta_x/f")) for p in placed}
@@ -235,7 +235,7 @@ def test_metastore_with_neither_call_then_told_nothing(logged: Stack) -> None:
     with closing(_Recording(logged.addresses.metastore, single, batch)) as metastore:
         table = load_acid_table(metastore, TableName("default", logged.name))
         txn, write_id = begin_writing(metastore, table.name, "test")
-        announce(metastore, table, txn, write_id, [DeltaFiles((), table.location, "delta_x", ("f",))])
+        announce(metastore, txn, table, write_id, [DeltaFiles((), table.location, "delta_x", ("f",))])
         commit(metastore, txn)
     assert _announced(logged) == {}
 
@@ -247,7 +247,7 @@ def test_metastore_without_event_log_then_asked_once_and_told_nothing(stack: Sta
         txn, write_id = begin_writing(metastore, table.name, "test")
         metastore.methods.clear()
         for _ in range(3):
-            announce(metastore, table, txn, write_id, [DeltaFiles((), table.location, "delta_x", ("f",))])
+            announce(metastore, txn, table, write_id, [DeltaFiles((), table.location, "delta_x", ("f",))])
         assert not keeps_event_log(metastore)
         assert metastore.methods == ["get_config_value"] * 2
         commit(metastore, txn)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from ingestd.errors import SandboxError
+from ingestd.hive.parameters import write_table_back
 from ingestd.hive.tables import TableName, read_table
-from ingestd.publish.row_count_parameters import write_back
 from tests.support.stack import Stack, eventually
 
 
@@ -21,11 +21,11 @@ def test_table_changed_since_it_was_read_when_written_back_then_refused(on_postg
         return bool(read_table(on_postgres.metastore, name).parameters["transient_lastDdlTime"] != touched)
 
     eventually("a change in a later second", changed)
-    assert not write_back(on_postgres.metastore, read, touched, {})
+    assert not write_table_back(on_postgres.metastore, read, touched)
     assert on_postgres.metastore.compares_parameters
     assert read_table(on_postgres.metastore, name).parameters["owner.team"] == "blue"
     fresh = read_table(on_postgres.metastore, name)
-    assert write_back(on_postgres.metastore, fresh, fresh.parameters["transient_lastDdlTime"], {})
+    assert write_table_back(on_postgres.metastore, fresh, fresh.parameters["transient_lastDdlTime"])
 
 
 def test_properties_set_all_the_while_we_commit_then_all_are_there(on_postgres: Stack) -> None:

@@ -16,11 +16,10 @@ from ingestd.acid.writer_pool import WriterPool
 from ingestd.errors import StorageUnavailable, TransactionAborted
 from ingestd.hive import transactions
 from ingestd.hive.partitions import PartitionInfo
-from ingestd.hive.tables import Table, TableName, load_acid_table
+from ingestd.hive.tables import WHOLE_TABLE, Table, TableName, load_acid_table
 from ingestd.hive.transactions import Transaction
 from ingestd.publish import deltas, staging
 from ingestd.publish.deltas import StagedFiles
-from ingestd.publish.row_count_parameters import WHOLE_TABLE
 from ingestd.publish.staging import Staging
 from ingestd.schema import Column, HiveType
 from ingestd.storage.local import Location

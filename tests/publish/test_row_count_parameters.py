@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ingestd.acid.layout import Content, parse_directory
 from ingestd.acid.visibility import ValidWriteIds
-from ingestd.publish.counted_ids import NOTHING_KNOWN, CountedIds, Known, is_empty
+from ingestd.publish.row_count_parameters import NOTHING_KNOWN, CountedIds, Known, is_empty
 
 
 def _content(*names: str) -> Content:

@@ -1,0 +1,111 @@
+"""Write notifications: the files of a transaction, told to a metastore that keeps an event log.
+
+The event of a commit (COMMIT_TXN) names no files; programs that replicate a table find them in these notifications.
+Source: Hive.addWriteNotificationLog, DbNotificationListener.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from hive_metastore import ttypes
+
+from ingestd.clock import Deadline
+from ingestd.hive.client import Metastore, MetastoreRefusal, UnknownCall
+from ingestd.hive.tables import Table
+from ingestd.hive.transactions import Transaction
+
+_LISTENERS = ("hive.metastore.transactional.event.listeners", "metastore.transactional.event.listeners")
+_LOG_KEEPER = "DbNotificationListener"
+# The answer is asked for again after this time: an event log may be switched on while a daemon runs.
+_ASK_AGAIN_SECONDS = 60.0
+_CHUNK = 1000  # as Hive's own writer: hive.write.notification.max.batch.size
+_DEFAULT_CATALOG = "hive"
+_answers: WeakKeyDictionary[Metastore, tuple[bool, Deadline]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPartition:
+    """Files that a transaction wrote to one partition: each by its URI and the name of its delta directory.
+
+    `values` are the partition's values, () for an unpartitioned table.
+    """
+
+    values: tuple[str, ...]
+    files: Sequence[tuple[str, str]]
+
+
+def keeps_event_log(metastore: Metastore) -> bool:
+    """Whether DbNotificationListener is among the metastore's transactional listeners; asked once a minute.
+
+    Raises MetastoreUnavailable.
+    """
+    known = _answers.get(metastore)
+    if known is None or known[1].passed:
+        answer = any(_LOG_KEEPER in _setting(metastore, key) for key in _LISTENERS)
+        known = _answers[metastore] = (answer, Deadline.after(_ASK_AGAIN_SECONDS))
+    return known[0]
+
+
+def notify_writes(
+    metastore: Metastore, txn: Transaction, table: Table, write_id: int, partitions: Sequence[WrittenPartition]
+) -> None:
+    """Send the notifications of a transaction, one for each partition. Repeating it is safe: HMS keeps a file once.
+
+    As Hive's writers do, `replace` is set for an INSERT too, and the checksum is empty for a file system without one.
+    Of two notifications for one partition in one call HMS takes the last (HMSHandler), so a partition must occur once.
+    Raises MetastoreUnavailable, InvalidTable.
+    """
+    requests = [_request(txn, table, write_id, one) for one in partitions]
+    for start in range(0, len(requests), _CHUNK):
+        _send(metastore, table, requests[start : start + _CHUNK])
+
+
+def _setting(metastore: Metastore, key: str) -> str:
+    try:
+        return str(metastore.call("get_config_value", key, ""))
+    except MetastoreRefusal:  # an old metastore refuses keys with this prefix
+        return ""
+
+
+def _request(txn: Transaction, table: Table, write_id: int, partition: WrittenPartition) -> Any:
+    return ttypes.WriteNotificationLogRequest(
+        txnId=txn.id,
+        writeId=write_id,
+        db=table.name.database,
+        table=table.name.table,
+        fileInfo=ttypes.InsertEventRequestData(
+            replace=True,
+            filesAdded=[uri for uri, _ in partition.files],
+            filesAddedChecksum=[""] * len(partition.files),
+            subDirectoryList=[delta for _, delta in partition.files],
+        ),
+        partitionVals=list(partition.values) or None,
+    )
+
+
+def _send(metastore: Metastore, table: Table, requests: Sequence[Any]) -> None:
+    """Send all in one call, or one by one to a metastore that does not know that call.
+
+    Hive 3.1 knows neither, although its listener has the same name: its replication lists the deltas itself.
+    """
+    batch = ttypes.WriteNotificationLogBatchRequest(
+        catalog=table.raw.catName or _DEFAULT_CATALOG,
+        db=table.name.database,
+        table=table.name.table,
+        requestList=list(requests),
+    )
+    if not _is_known(metastore, "add_write_notification_log_in_batch", batch):
+        all(_is_known(metastore, "add_write_notification_log", request) for request in requests)
+
+
+def _is_known(metastore: Metastore, method: str, request: Any) -> bool:
+    """Call `method`; False when the metastore does not know it."""
+    try:
+        metastore.call(method, request)
+    except UnknownCall:
+        return False
+    return True

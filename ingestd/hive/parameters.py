@@ -1,0 +1,192 @@
+"""Parameters of a table or of its partitions: read, changed, and written back under a write id.
+
+Invariant: what is written back undoes no DDL of another client. A table is compared and set on the time of its last
+DDL (HIVE-26882). For partitions HMS ignores the comparison (live experiment B16): they are written back within
+milliseconds after they were read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hive_metastore import ttypes
+
+from ingestd.acid.visibility import ValidWriteIds
+from ingestd.clock import monotonic, now, pause
+from ingestd.errors import MetastoreUnavailable, TransactionAborted
+from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore
+from ingestd.hive.partitions import read_partitions
+from ingestd.hive.tables import WHOLE_TABLE, Table, read_table
+from ingestd.hive.transactions import Wait
+from ingestd.hive.write_ids import as_text, as_writer
+
+_log = logging.getLogger(__name__)
+_DDL_TIME = "transient_lastDdlTime"
+_CONTEXT = {"DO_NOT_UPDATE_STATS": "true"}
+_TRIES = 20
+# The clocks of this machine and of the metastore are assumed to agree within a tenth of a second.
+_SETTLED_SECONDS = 1.1
+# What HiveAlterHandler says when the expected parameter has another value.
+_MODIFIED = "The table has been modified"
+# The statement of HIVE-26882, which the database of the metastore refused.
+_CANNOT_COMPARE = 'update "TABLE_PARAMS" set'
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """Parameters and location of a partition, or of an unpartitioned table under the name WHOLE_TABLE."""
+
+    name: str
+    location: str
+    values: Mapping[str, str]
+
+
+Change = Callable[[Parameters], dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class WriterView:
+    """The write id under which parameters are written, and the snapshot that the writer had read.
+
+    With both, HMS drops the flag of an ANALYZE that does not see the writer's rows (ObjectStore.alterTable,
+    isCurrentStatsValidForTheQuery).
+    """
+
+    write_id: int
+    snapshot: ValidWriteIds
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of the Thrift requests."""
+        return {"writeId": self.write_id, "validWriteIdList": as_text(as_writer(self.snapshot, self.write_id))}
+
+
+def read_parameters(metastore: Metastore, table: Table, names: Sequence[str]) -> Iterator[Parameters]:
+    """Parameters of those of these partitions that exist, or of the whole table; one call for 200 partitions."""
+    if not table.partition_columns:
+        yield _of_table(read_table(metastore, table.name))
+        return
+    for start in range(0, len(names), PARTITIONS_PER_CALL):
+        for partition in read_partitions(metastore, table, names[start : start + PARTITIONS_PER_CALL]):
+            yield _of_partition(table, partition)
+
+
+def change_parameters(
+    metastore: Metastore, table: Table, names: Sequence[str], change: Change, view: WriterView, wait: Wait
+) -> None:
+    """Replace the parameters of these partitions, or of the whole table, by what `change` returns for them.
+
+    `change` may be called again for a table that another client has changed. Partitions that do not exist are skipped.
+    Raises MetastoreUnavailable, TransactionAborted when `wait` was stopped.
+    """
+    if table.partition_columns:
+        _change_partitions(metastore, table, names, change, view)
+    else:
+        _change_table(metastore, table, change, view, wait)
+
+
+def _of_table(raw: Any) -> Parameters:
+    return Parameters(WHOLE_TABLE, raw.sd.location, dict(raw.parameters or {}))
+
+
+def _of_partition(table: Table, partition: Any) -> Parameters:
+    return Parameters(table.partition_name(partition.values), partition.sd.location, dict(partition.parameters or {}))
+
+
+def _change_partitions(
+    metastore: Metastore, table: Table, names: Sequence[str], change: Change, view: WriterView
+) -> None:
+    for start in range(0, len(names), PARTITIONS_PER_CALL):
+        partitions = read_partitions(metastore, table, names[start : start + PARTITIONS_PER_CALL])
+        for partition in partitions:
+            partition.parameters = change(_of_partition(table, partition))
+        if not partitions:
+            continue
+        request = ttypes.AlterPartitionsRequest(
+            dbName=table.name.database,
+            tableName=table.name.table,
+            partitions=partitions,
+            environmentContext=ttypes.EnvironmentContext(properties=dict(_CONTEXT)),
+            **view.fields(),
+        )
+        metastore.call("alter_partitions_req", request)
+
+
+def _change_table(metastore: Metastore, table: Table, change: Change, view: WriterView, wait: Wait) -> None:
+    """Compare and set on the time of the last DDL.
+
+    That time has whole seconds: a table that was changed within this second is read again when the second is over.
+    """
+    for _ in range(_TRIES):
+        raw = read_table(metastore, table.name)
+        changed_at = (raw.parameters or {}).get(_DDL_TIME, "0")
+        seconds = min(_seconds_to_settle(table, changed_at), wait.deadline.left)
+        if seconds > 0:
+            if pause(seconds, wait.stop):
+                raise TransactionAborted("stopped while the row count was updated", where=f"table {table.name}")
+            continue
+        raw.parameters = change(_of_table(raw))
+        if write_table_back(metastore, raw, changed_at, view):
+            return
+    raise MetastoreUnavailable(
+        f"other clients changed the table {_TRIES} times in a row while its row count was updated",
+        where=f"table {table.name}",
+    )
+
+
+# By table name: the last DDL time that was read, and when this process first read it.
+_first_reads: dict[str, tuple[str, float]] = {}
+
+
+def _seconds_to_settle(table: Table, changed_at: str) -> float:
+    """Seconds until the second of the last DDL is certainly over, 0 when it is.
+
+    It is over by the clocks, or because this process first read that time more than a second ago: a metastore whose
+    clock is ahead must not delay commits by that difference.
+    """
+    name = str(table.name)
+    if _first_reads.get(name, ("", 0.0))[0] != changed_at:
+        _first_reads[name] = (changed_at, monotonic())
+        ahead = int(changed_at) - now()
+        if ahead > _SETTLED_SECONDS:
+            _log.warning("the last DDL of table %s is %.0f s in the future: the clocks differ", name, ahead)
+    by_clock = int(changed_at) + _SETTLED_SECONDS - now()
+    since_read = _first_reads[name][1] + _SETTLED_SECONDS - monotonic()
+    return max(0.0, min(by_clock, since_read))
+
+
+def write_table_back(metastore: Metastore, raw: Any, changed_at: str, view: WriterView | None = None) -> bool:
+    """Write a Thrift table back unless it was changed since `changed_at`; False when it was.
+
+    A metastore whose database cannot compare its text columns (Derby, Oracle) reports that once. From then on tables
+    are written back without the comparison, milliseconds after they were read.
+    """
+    properties = dict(_CONTEXT)
+    comparing = metastore.compares_parameters  # another mapping's thread may find out meanwhile
+    if comparing:
+        properties |= {"expected_parameter_key": _DDL_TIME, "expected_parameter_value": changed_at}
+    fields: dict[str, Any] = {}
+    if view is not None:
+        fields = view.fields()
+        raw.writeId = view.write_id  # HMS 4.0 ignores the write id of a request for a table
+    request = ttypes.AlterTableRequest(
+        dbName=raw.dbName,
+        tableName=raw.tableName,
+        table=raw,
+        environmentContext=ttypes.EnvironmentContext(properties=properties),
+        processorCapabilities=CAPABILITIES,
+        processorIdentifier="ingestd",
+        **fields,
+    )
+    try:
+        metastore.call("alter_table_req", request)
+    except MetastoreUnavailable as error:
+        if _MODIFIED in error.what:
+            return False
+        if not (comparing and _CANNOT_COMPARE in error.what):
+            raise
+        metastore.compares_parameters = False
+        return False
+    return True
