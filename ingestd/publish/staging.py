@@ -1,11 +1,11 @@
-"""Where a transaction stages its files, and how what ended transactions left behind is removed.
+"""The staging directories of transactions, and the removal of those that ended transactions left behind.
 
 Invariant: a staging directory is named after its transaction and is removed only by that transaction, or after it has
-ended. The metastore never uses a transaction id again, so the directory of an ended transaction is garbage, whoever
-made it; and what such a transaction renamed out of it was either committed before, or is garbage wherever it is. So a
-process that is frozen while it removes a directory can do no harm when it continues.
+ended. The metastore never reuses a transaction id, so the directory of an ended transaction is garbage, regardless of
+which process created it; files that were renamed out of it were either committed or are garbage too. Therefore a
+process that is frozen while it removes a directory does no harm when it resumes.
 
-To remove the directory is also a fence: a former owner that was frozen and continues has nothing left to publish.
+Removing the directory is also a fence: a former owner that was frozen and resumes has nothing left to publish.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DAEMON = ".ingestd-staging"
 STREAMING = ".ingestd-streaming"
 _COPY = ".ingestd-incoming-"
 _OWN = re.compile(r"[0-9]+")  # the id of a transaction
-_JOINED = re.compile(r"w([0-9]+)-[0-9]+")  # the write id of somebody else's transaction, and a statement
+_JOINED = re.compile(r"w([0-9]+)-[0-9]+")  # the write id of another program's transaction, and a statement
 _COPIES = re.compile(re.escape(_COPY) + r"([0-9]+|w[0-9]+-[0-9]+)-delta_.*")
 
 
@@ -35,8 +35,8 @@ class Staging:
     """The staging directory of one transaction, `<table>/<root>/<owner>`.
 
     `location` is the table's directory as it was when the transaction was planned; `owner` is the transaction's id, or
-    `w<write id>-<statement>` for a transaction that is somebody else's. From `make` to `discard` the table's directory
-    is kept open: it may be renamed meanwhile, since the table is not locked yet. Methods raise StorageUnavailable.
+    `w<write id>-<statement>` for a transaction of another program. The table's directory is kept open from `make` to
+    `discard`, because it may be renamed while the table is not locked. Methods raise StorageUnavailable.
     """
 
     location: Location
@@ -50,12 +50,12 @@ class Staging:
         return self.location.path / self.root / self.owner
 
     def make(self) -> Path:
-        """Create it in the table's directory, which must be there."""
+        """Create it in the table's directory, which must exist."""
         self._table = self.location.hold()
         return self.location.make_directory(self.root, self.owner)
 
     def discard(self) -> None:
-        """Remove it when the transaction has ended or will not commit; never raises. `sweep` removes what stays."""
+        """Remove it when the transaction has ended or will not commit; never raises. `sweep` removes what remains."""
         local.discard_tree(self.path)
         if self._table is not None:
             local.discard_tree(self._table.path / self.root / self.owner)
@@ -67,7 +67,7 @@ class Staging:
         return f"{_COPY}{self.owner}-{delta}"
 
     def explain(self, error: StorageUnavailable) -> IngestdError:
-        """What an error of the staged files means: TransactionAborted if they were removed, else `error` itself.
+        """The cause of an error of the staged files: TransactionAborted if they were removed, else `error` itself.
 
         Raises StorageUnavailable when the table's directory is missing.
         """
@@ -75,18 +75,18 @@ class Staging:
         if self.path.is_dir():
             return error
         return TransactionAborted(
-            "the staged files were removed: the transaction ended while this process was delayed, and its successor"
+            "the staged files were removed: the transaction ended while this process was delayed, and the next owner"
             " cleaned up",
             where=str(self.path),
-            hint="nothing is lost: the transaction is repeated, here or by the successor",
+            hint="nothing is lost: this process or the next owner repeats the transaction",
         )
 
 
 def sweep(metastore: Metastore, table: Table, *, spare: Iterable[str] = ()) -> list[Path]:
     """Remove the staging directories of ended transactions, of all mappings and streaming clients of the table.
 
-    `spare` names owners whose directories are in use. The metastore is asked only if there are others. Returns what was
-    removed. Raises StorageUnavailable after it has tried them all, MetastoreUnavailable.
+    `spare` names owners whose directories are in use; the metastore is asked only if there are others. Returns the
+    directories that were removed. Raises StorageUnavailable after it has tried them all, MetastoreUnavailable.
     """
     found = [one for one in _directories(table) if one.name not in set(spare)]
     ended = ended_owners(metastore, table, {one.name for one in found})
@@ -106,9 +106,9 @@ def sweep(metastore: Metastore, table: Table, *, spare: Iterable[str] = ()) -> l
 
 
 def remove_copies(metastore: Metastore, table: Table, location: Path, names: Iterable[str]) -> None:
-    """Remove half copied deltas of ended transactions from a partition's directory, which holds `names`.
+    """Remove incomplete copies of deltas of ended transactions from a partition's directory, which contains `names`.
 
-    What cannot be removed now stays hidden from readers, and the next transaction tries again.
+    A copy that cannot be removed stays hidden from readers, and the next transaction tries again.
     """
     owners = {name: match[1] for name in names if (match := _COPIES.fullmatch(name))}
     ended = ended_owners(metastore, table, set(owners.values()))
@@ -118,7 +118,7 @@ def remove_copies(metastore: Metastore, table: Table, location: Path, names: Ite
 
 
 def ended_owners(metastore: Metastore, table: Table, owners: set[str]) -> set[str]:
-    """Those whose transaction has committed or aborted; without owners the metastore is not asked."""
+    """The owners whose transaction has committed or aborted; without owners the metastore is not asked."""
     ids = {int(owner) for owner in owners if _OWN.fullmatch(owner)}
     ended = {str(one) for one in ended_transactions(metastore, ids)} if ids else set()
     joined = {owner: int(match[1]) for owner in owners if (match := _JOINED.fullmatch(owner))}
@@ -129,7 +129,7 @@ def ended_owners(metastore: Metastore, table: Table, owners: set[str]) -> set[st
 
 
 def _directories(table: Table) -> list[Path]:
-    """Everything that is named like a staging directory; earlier versions had a level for the mapping's name."""
+    """All directories named like a staging directory; earlier versions had a level for the mapping's name."""
     location = local.local_path(table.location)
     found = []
     with local.guarded(location):

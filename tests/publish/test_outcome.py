@@ -1,4 +1,4 @@
-"""A commit whose answer is lost: it happened, it did not, it never will, or nobody knows."""
+"""A commit whose answer is lost: it has happened, it has not, it never will, or the outcome stays unknown."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.stack import Stack
 
 @dataclass
 class Case:
-    """An open transaction, with a proxy between us and the metastore; `waits` has what was told before each wait."""
+    """An open transaction, with a proxy before the metastore; `waits` has the error before each wait."""
 
     metastore: Metastore
     between: Proxy
@@ -35,11 +35,11 @@ class Case:
 
     def commit(
         self,
-        has_happened: Callable[[], bool] | None = None,
+        has_committed: Callable[[], bool] | None = None,
         key_value: KeyValue | None = None,
         stop: threading.Event | None = None,
     ) -> None:
-        ask = has_happened or partial(is_committed, self.metastore, self.txn.id)
+        ask = has_committed or partial(is_committed, self.metastore, self.txn.id)
         request = CommitRequest(
             ask, lambda error, _seconds: self.waits.append(error), stop or threading.Event(), key_value
         )
@@ -55,14 +55,16 @@ def case(stack: Stack) -> Iterator[Case]:
     name = TableName("default", stack.name)
     stack.table("id int")
     with proxy(stack.addresses.metastore) as between, closing(Metastore(between.uri)) as metastore:
-        yield Case(metastore, between, name, *transactions.begin_writing(metastore, name, "tests/ending"))
+        yield Case(metastore, between, name, *transactions.begin_writing(metastore, name, "tests/outcome"))
 
 
 def _is_visible(stack: Stack, case: Case) -> bool:
     return read_snapshot(stack.metastore, case.table).is_valid(case.write_id)
 
 
-def test_answer_is_lost_then_it_is_asked_for_and_nothing_is_repeated(stack: Stack, case: Case) -> None:
+def test_commit_when_its_answer_is_lost_then_the_outcome_is_asked_for_and_nothing_is_repeated(
+    stack: Stack, case: Case
+) -> None:
     case.between.lose_answer("commit_txn")
     case.between.lose_answer("get_open_txns", 2)  # asked twice each time
     case.commit()
@@ -70,27 +72,31 @@ def test_answer_is_lost_then_it_is_asked_for_and_nothing_is_repeated(stack: Stac
     assert _is_visible(stack, case)
 
 
-def test_call_is_lost_then_it_is_made_again(stack: Stack, case: Case) -> None:
+def test_commit_when_its_call_is_lost_then_it_is_repeated(stack: Stack, case: Case) -> None:
     case.between.lose_call("commit_txn", 2)
     case.commit()
     assert (case.commits, len(case.waits)) == (3, 2)
     assert _is_visible(stack, case)
 
 
-def test_call_is_lost_and_somebody_aborts_meanwhile_then_transaction_aborted(stack: Stack, case: Case) -> None:
-    def has_happened() -> bool:
+def test_commit_when_its_call_is_lost_and_the_transaction_is_aborted_then_transaction_aborted(
+    stack: Stack, case: Case
+) -> None:
+    def has_committed() -> bool:
         transactions.abort(stack.metastore, case.txn.id)
         return False
 
     case.between.lose_call("commit_txn")
     with pytest.raises(TransactionAborted):
-        case.commit(has_happened)
+        case.commit(has_committed)
     assert case.commits == 2
     assert not _is_visible(stack, case)
 
 
-def test_metastore_has_forgotten_it_then_it_is_asked_once_more_how_it_ended(stack: Stack, case: Case) -> None:
-    """HMS forgets committed transactions, and says "no such transaction" then."""
+def test_commit_when_the_metastore_has_forgotten_the_transaction_then_the_outcome_is_asked_for_once_more(
+    stack: Stack, case: Case
+) -> None:
+    """HMS forgets committed transactions, and then answers "no such transaction"."""
     answers = iter([False, True])
     case.between.lose_call("commit_txn")
     transactions.abort(stack.metastore, case.txn.id)
@@ -98,34 +104,36 @@ def test_metastore_has_forgotten_it_then_it_is_asked_once_more_how_it_ended(stac
     assert next(answers, None) is None
 
 
-def test_metastore_refuses_then_aborted_after_three_times(stack: Stack, case: Case) -> None:
+def test_commit_when_the_metastore_refuses_it_three_times_then_transaction_aborted(stack: Stack, case: Case) -> None:
     wrong = KeyValue(read_table(case.metastore, case.table).id, "must begin with _meta", "x")
     with pytest.raises(TransactionAborted, match=r"refused the commit: .*Internal error"):
         case.commit(key_value=wrong)
     assert (case.commits, len(case.waits)) == (3, 3)
-    assert case.txn.id not in transactions.open_transactions(stack.metastore, "tests/ending")
+    assert case.txn.id not in transactions.open_transactions(stack.metastore, "tests/outcome")
     assert not _is_visible(stack, case)
 
 
-def test_nobody_answers_until_it_is_stopped_then_outcome_unknown(case: Case) -> None:
+def test_commit_when_no_metastore_answers_until_it_is_stopped_then_outcome_unknown(case: Case) -> None:
     stop = threading.Event()
     case.between.shut()
 
-    def has_happened() -> bool:
+    def has_committed() -> bool:
         stop.set()
         return is_committed(case.metastore, case.txn.id)
 
     with pytest.raises(CommitOutcomeUnknown, match="check whether its rows are visible"):
-        case.commit(has_happened, stop=stop)
+        case.commit(has_committed, stop=stop)
     assert len(case.waits) == 2
 
 
-def test_nobody_can_tell_any_more_then_outcome_unknown_at_once_and_nothing_is_aborted(stack: Stack, case: Case) -> None:
-    def has_happened() -> bool:
+def test_commit_when_its_outcome_cannot_be_established_then_outcome_unknown_at_once_and_nothing_is_aborted(
+    stack: Stack, case: Case
+) -> None:
+    def has_committed() -> bool:
         raise CommitOutcomeUnknown("another daemon has committed since")
 
     wrong = KeyValue(read_table(case.metastore, case.table).id, "must begin with _meta", "x")
     with pytest.raises(CommitOutcomeUnknown, match="another daemon"):
-        case.commit(has_happened, wrong)
+        case.commit(has_committed, wrong)
     assert (case.commits, len(case.waits)) == (1, 1)
-    assert case.txn.id in transactions.open_transactions(stack.metastore, "tests/ending")
+    assert case.txn.id in transactions.open_transactions(stack.metastore, "tests/outcome")

@@ -1,4 +1,4 @@
-"""The set of counted write ids tells every number that lacks visible rows, whoever did what in which order."""
+"""The set of counted write ids exposes every number that lacks visible rows, in any history of the table."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_text_when_written_then_reads_back(counted: CountedIds, text: str) -> No
 
 
 @pytest.mark.parametrize("text", [None, "", "unknown", "7:", "7:x", "-1", "7:3-", "7;3"])
-def test_text_when_somebody_else_wrote_it_then_is_no_set(text: str | None) -> None:
+def test_text_when_another_program_wrote_it_then_is_no_set(text: str | None) -> None:
     assert CountedIds.parse(text) is None
 
 
@@ -53,7 +53,7 @@ def test_set_when_made_from_a_snapshot_then_has_all_that_has_ended_and_the_write
         assert counted.has_all(first, first + 4, snapshot) == (not missing)
 
 
-def test_set_when_more_ranges_are_open_than_fit_then_ends_before_and_says_no_more_than_it_knows() -> None:
+def test_set_when_more_ranges_are_open_than_fit_then_ends_before_the_first_that_does_not_fit() -> None:
     snapshot = ValidWriteIds("t", 1000, frozenset(range(1, 1000, 2)))
     counted = CountedIds.of(snapshot, 999)
     assert len(counted.text()) < 1000
@@ -114,7 +114,7 @@ def test_location_when_nothing_in_it_is_visible_then_is_empty() -> None:
 
 @dataclass
 class _Partition:
-    """A partition and its parameters as the writers of the model leave them; `rows` is the truth, by write id."""
+    """A model of a partition and its parameters; write id N has N rows, so that sums show which ids were counted."""
 
     high: int = 0
     opened: set[int] = field(default_factory=set)
@@ -144,7 +144,7 @@ class _Partition:
         return self.high
 
     def commit(self, write_id: int, *, here: bool, counting: bool) -> None:
-        """A writer of ours counts under the lease, recounting what is wrong; others do not count at all."""
+        """A `counting` writer holds the lease and recounts a wrong number; others do not count at all."""
         if here:
             self.here.add(write_id)
             if counting:
@@ -171,7 +171,7 @@ _STEPS = st.sampled_from(
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(_STEPS, st.integers(0, 5)), max_size=40))
-def test_any_history_of_writers_aborts_compactions_and_reverts_then_a_number_that_is_vouched_for_is_true(
+def test_any_history_of_writers_aborts_compactions_and_reverts_then_a_number_that_is_known_is_correct(
     steps: list[tuple[str, int]],
 ) -> None:
     table = _Partition()

@@ -1,4 +1,4 @@
-"""Staging directories: who may remove them, and what a transaction is told whose own was removed."""
+"""Staging directories: which are removed, and what a transaction reports whose directory was removed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def _begin(stack: Stack, table: Table) -> tuple[Transaction, int]:
     return transactions.begin_writing(stack.metastore, table.name, "tests")
 
 
-def test_sweep_then_removes_what_ended_transactions_left_and_nothing_else(stack: Stack, table: Table) -> None:
+def test_sweep_when_transactions_have_ended_then_removes_their_directories_and_nothing_else(
+    stack: Stack, table: Table
+) -> None:
     location = Location.of(table.location)
     (aborted, write_id), (committed, _), (living, living_id) = (_begin(stack, table) for _ in range(3))
     transactions.abort(stack.metastore, aborted.id)
@@ -52,7 +54,7 @@ def test_sweep_then_removes_what_ended_transactions_left_and_nothing_else(stack:
         (staging.DAEMON, str(aborted.id)),
         (staging.STREAMING, str(committed.id)),
         (staging.STREAMING, f"w{write_id}-0"),
-        (staging.DAEMON, "a mapping of before", str(aborted.id)),
+        (staging.DAEMON, "an earlier mapping", str(aborted.id)),
     ]
     kept = [
         (staging.DAEMON, str(living.id)),
@@ -70,7 +72,7 @@ def test_sweep_then_removes_what_ended_transactions_left_and_nothing_else(stack:
     transactions.abort(stack.metastore, living.id)
 
 
-def test_place_when_a_successor_removed_the_staged_files_then_says_so_and_leaves_nothing(
+def test_place_when_the_next_owner_removed_the_staged_files_then_transaction_aborted_and_nothing_is_left(
     stack: Stack, table: Table
 ) -> None:
     txn, write_id = _begin(stack, table)
