@@ -22,7 +22,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from ingestd.acid.writer_pool import StagingFile
 from ingestd.clock import Deadline, Stopwatch
@@ -120,7 +119,7 @@ class Committer:
         location, files = work.staging.location, StagedFiles(work.files, work.staging)
         write = TableWrite(work.table, work.write_id, location, files, self._counts, excludes_overwrites)
         request = self._request(work, before, after)
-        done = publish(self._metastore, work.txn, [write], request, partial(self._observe, work))[work.table.name]
+        done = publish(self._metastore, work.txn, [write], request, work.watch.lap)[work.table.name]
         hidden = {str(work.table.name): f"unknown: {done.unchecked}"} if done.unchecked else done.hidden
         return CommitResult(work, after, hidden)
 
@@ -144,7 +143,7 @@ class Committer:
             raise OwnershipLost("another daemon has moved the offsets", where=f"mapping {self._options.name}")
         if load_acid_table(self._metastore, work.table.name) != work.table:
             raise TableChanged("the table's columns or location changed", where=f"table {work.table.name}")
-        self._observe(work, "locked")
+        work.watch.lap("locked")
         return text, excludes_overwrites
 
     def _request(self, work: Work, before: str, after: MappingState) -> CommitRequest:
@@ -166,7 +165,3 @@ class Committer:
             return stored == text
 
         return CommitRequest(has_committed, self._on_wait, self._stop, self._control.key_value(text))
-
-    @staticmethod
-    def _observe(work: Work, step: str) -> None:
-        work.watch.lap(step)
