@@ -6,7 +6,7 @@ tombstone. A column holds exactly what the record says, by the rules of its form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, overload
 
@@ -15,7 +15,6 @@ import pyarrow as pa
 
 HEAD_BYTES = 80
 NEWLINE = 0x0A
-MAX_BUFFER = 1 << 30  # bytes that Arrow reads at once; its string offsets have 31 bits
 
 
 class Lines(Sequence[bytes]):
@@ -67,6 +66,13 @@ def total_bytes(values: Sequence[bytes]) -> int:
 def without_tombstones(values: Sequence[bytes | None]) -> Sequence[bytes]:
     """The values that are not None."""
     return values if isinstance(values, Lines) else [value for value in values if value is not None]
+
+
+def drop_rows(batch: pa.RecordBatch, rows: Iterable[int]) -> pa.RecordBatch:
+    """The batch without these rows."""
+    keep = np.ones(batch.num_rows, np.bool_)
+    keep[list(rows)] = False
+    return batch.filter(pa.array(keep))
 
 
 class RejectError(ValueError):
@@ -154,13 +160,11 @@ class ConstraintDecoder:
         records = _records_of_rows(values, decoded)
         rejects, batches, start = list(decoded.rejects), [], 0
         for batch, found in zip(decoded.batches, violations, strict=True):
-            keep = np.ones(batch.num_rows, np.bool_)
             for row, (column, reason) in found.items():
-                keep[row] = False
                 record = records[start + row]
                 rejects.append(Reject.of(record, values[record], column, reason))
             start += batch.num_rows
-            batches.append(batch.filter(pa.array(keep)) if found else batch)
+            batches.append(drop_rows(batch, found) if found else batch)
         return DecodeResult(batches, sorted(rejects, key=lambda reject: reject.row), decoded.skipped)
 
 

@@ -1,34 +1,35 @@
 r"""Delimited text becomes Arrow batches, as Hive's LazySimpleSerDe (StrictDelimitedInputWriter) reads it.
 
-Invariant: the result does not depend on how records fall into blocks, only on each record.
+Invariant: the result depends on each record alone, never on how records are batched.
 
 A record is the table's columns and then its partition columns, in order. There are no quotes: a `"` is data.
 
-| Column | Takes | Becomes NULL | Differs from Hive 4.0.1 |
+| Column | Accepts | Becomes NULL | Differs from Hive 4.0.1 |
 |---|---|---|---|
-| the record | fields between delimiters; fields too many are dropped | fields too few | `bad_counts="reject"` |
+| the record | fields between delimiters; surplus fields are dropped | missing fields | `bad_counts="reject"` |
 | a field | its bytes; escapes count only if `escape` is set, and are resolved in text only | the NULL text `\N` | |
-| tinyint … bigint | sign, digits, a fraction that is cut off: +5, 007, 5.7, .5 | out of range; all else: " 5", 1e3 | |
+| tinyint … bigint | sign, digits, a fraction, truncated: +5, 007, 5.7, .5 | out of range; all else: " 5", 1e3 | |
 | float, double | Java's text: 1., .5, 5d, 1e400 (infinite), NaN; blanks around | all else: inf | 0x1p3: NULL |
-| decimal(p,s) | digits, fraction, exponent of two digits; half up, at first to 38 digits | too big; all else | |
+| decimal(p,s) | digits, fraction, exponent of two digits; half up, first to 38 digits | too large; all else | |
 | boolean | true, false in any case | all else: 1, 0, t, "true " | no extended literals |
-| string | any text, also the empty one | | bad UTF-8 is a reject |
-| varchar(n), char(n) | text, cut to n characters; char drops trailing blanks | | bad UTF-8 is a reject |
-| binary | base64, padded or not, if valid, else the bytes: `abcd` is base64 | | Hive 3 takes line ends in base64 |
-| date | y-M-d of 8 bytes at least; blanks around, a rest that is no digit | all else | years not 0001 … 9999: NULL |
+| string | any text, also the empty one | | invalid UTF-8 is a reject |
+| varchar(n), char(n) | text, truncated to n characters; char drops trailing blanks | | invalid UTF-8 is a reject |
+| binary | base64, padded or not, if valid, else the bytes: `abcd` is base64 | | Hive 3 accepts line ends in base64 |
+| date | y-M-d of 8 bytes or more; blanks around; text after it but digits | all else | years not 0001 … 9999: NULL |
 | timestamp | y-M-d H:m:s[.f], yyyy-MM-ddTHH:mm[:ss[.f]]; blanks around | all else: a date, a zone | years; see below |
-| array | elements between collection delimiters; no byte at all: the empty array | | |
+| array | elements between collection delimiters; an empty field is the empty array | | |
 | map | entries, keys and values; the first of equal keys wins | an entry without key delimiter: its value | |
-| struct | fields between collection delimiters, as those of the record | fields too few | |
+| struct | fields between collection delimiters, as those of the record | missing fields | |
 
 An empty field is NULL in all columns but string, varchar, char, binary and complex ones; that is never a reject.
 A timestamp with digits below the microsecond is a reject if the record has a timestamp outside the years 1678 to 2261:
 the columns of a batch share one unit. Hive keeps both.
-With `bad_values="reject"` what is malformed ("all else", "out of range") makes the record a reject; Hive has no such
-option. Elements of complex columns follow the lines of their types; deeper levels are delimited by \x04, \x05 … \x08.
-Map entries whose key is NULL are dropped, as Hive does; with `bad_values="reject"` a malformed key is a reject.
-A delimiter may be written as its byte code ("44", as in Hive); of a longer text Hive takes the first character, here
-and for bytes above 127 it is a ConfigError, and so are two equal delimiters.
+With `bad_values="reject"` an invalid field ("all else", "out of range", "too large") makes the record a reject; Hive
+has no such option. Elements of complex columns follow the rows of their types; deeper levels are delimited by \x04,
+\x05 … \x08. Map entries whose key is NULL are dropped, as Hive does; with `bad_values="reject"` an invalid key is a
+reject.
+A delimiter may be written as its byte code ("44", as in Hive). Of a longer text, and of bytes above 127, Hive takes the
+first character; here they are a ConfigError, and so are two equal delimiters.
 """
 
 from __future__ import annotations
@@ -45,24 +46,26 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from ingestd.errors import ConfigError
-from ingestd.formats.decoder import NEWLINE, DecodeResult, Reject, RejectError, join_lines
-from ingestd.formats.lazysimple.columns import Cells, Faults
-from ingestd.formats.lazysimple.values import Style, split
-from ingestd.formats.text import check_choice, decode_block
+from ingestd.formats.decoder import NEWLINE, Reject, RejectError, join_lines
+from ingestd.formats.lazysimple.columns import FieldConverter
+from ingestd.formats.lazysimple.values import FieldSyntax, check_choice, split
+from ingestd.formats.record_decoder import RecordDecoder, RejectReasons
+from ingestd.formats.row_batches import Row
 from ingestd.schema import Column, HiveType
 
-_DEEPER = bytes(range(4, 9))  # LazySerDeParameters: eight separators, the first three may be chosen
+_DEEPER_DELIMITERS = bytes(range(4, 9))  # LazySerDeParameters: eight separators, of which three can be chosen
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _CODE = re.compile(r"[+-]?[0-9]+")
+_BELOW_MICROS = re.compile(rb"\.[0-9]{7}").search
 
 
 @dataclass(frozen=True, slots=True)
 class DelimitedFormat:
-    r"""How records are written; delimiters and escape are one ASCII character or its code as a decimal number.
+    r"""How records are written; each delimiter, and `escape`, is one ASCII character or its code as a decimal number.
 
-    `null_text` is the field that means NULL (`serialization.null.format`). `bad_values` says what a malformed field is:
-    NULL, as in Hive, or a reject; `bad_counts` whether records with more or fewer fields than columns are fitted, as in
-    Hive, or rejected.
+    `null_text` is the field that means NULL (`serialization.null.format`). `bad_values` says what an invalid field is:
+    NULL, as in Hive, or a reject. `bad_counts` says whether a record with more or fewer fields than columns is fitted,
+    as in Hive, or is a reject. Raises ConfigError for other values, and for delimiters that are equal.
     """
 
     field_delimiter: str = "\x01"
@@ -74,39 +77,43 @@ class DelimitedFormat:
     bad_counts: Literal["fit", "reject"] = "fit"
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for what is not of the form above."""
+        """Validate the options."""
         check_choice("bad_values", self.bad_values, ("null", "reject"))
         check_choice("bad_counts", self.bad_counts, ("fit", "reject"))
         if not isinstance(self.null_text, str):
             raise ConfigError(f"null_text must be text, not {type(self.null_text).__name__}")
-        self._refuse_twins(self.style())
+        self._check_distinct(self.syntax())
 
-    def _refuse_twins(self, style: Style) -> None:
-        """A delimiter that is left at its default may be the field delimiter of a table without complex columns."""
+    def _check_distinct(self, syntax: FieldSyntax) -> None:
+        """Raise ConfigError for equal delimiters.
+
+        The default of another delimiter may be chosen as field delimiter, as a table without complex columns does not
+        use the other one; `_check_unambiguous` knows the table.
+        """
         names = ("field_delimiter", "collection_delimiter", "map_key_delimiter")
-        by_name = dict(zip(names, style.separators, strict=False))
-        defaults = {one.name: one.default for one in fields(self)}
+        by_name = dict(zip(names, syntax.separators, strict=False))
+        defaults = {option.name: option.default for option in fields(self)}
         chosen = {name: byte for name, byte in by_name.items() if getattr(self, name) != defaults[name]}
-        pairs = [*combinations(chosen, 2), *(("escape", name) for name in names if by_name[name] == style.escape)]
+        pairs = [*combinations(chosen, 2), *(("escape", name) for name in names if by_name[name] == syntax.escape)]
         for one, other in pairs:
             if one == "escape" or chosen[one] == chosen[other]:
                 raise ConfigError(
                     f"{one} and {other} are both {chr(by_name[other])!r}", hint="give each a character of its own"
                 )
 
-    def style(self) -> Style:
-        """The same in bytes."""
-        firsts = [
+    def syntax(self) -> FieldSyntax:
+        """The same options in bytes."""
+        delimiters = [
             _byte("field_delimiter", self.field_delimiter),
             _byte("collection_delimiter", self.collection_delimiter),
             _byte("map_key_delimiter", self.map_key_delimiter),
         ]
         escape = None if self.escape is None else _byte("escape", self.escape)
-        return Style(bytes(firsts) + _DEEPER, self.null_text.encode(), escape, self.bad_values)
+        return FieldSyntax(bytes(delimiters) + _DEEPER_DELIMITERS, self.null_text.encode(), escape, self.bad_values)
 
 
 def _byte(name: str, text: str) -> int:
-    """The byte that LazyUtils.getByte makes of the text: a code, else the character."""
+    """The byte of a delimiter: its code, else the character (LazyUtils.getByte). Raises ConfigError."""
     if not isinstance(text, str):
         raise ConfigError(f"{name} must be text, not {type(text).__name__}", hint="give the character, such as ','")
     code = int(text) if _CODE.fullmatch(text) else ord(text) if len(text) == 1 else -1
@@ -115,10 +122,10 @@ def _byte(name: str, text: str) -> int:
     raise ConfigError(f"{name} {text!r} is not one ASCII character", hint="give the character, or its code such as 44")
 
 
-def _refuse_ambiguous(columns: Sequence[Column], style: Style) -> None:
-    """Raise ConfigError when two levels of delimiters that these columns need are the same."""
+def _check_unambiguous(columns: Sequence[Column], syntax: FieldSyntax) -> None:
+    """Raise ConfigError when two of the delimiters that these columns need are the same."""
     for column in columns:
-        needed = style.separators[: 1 + _levels(column.type)]
+        needed = syntax.separators[: 1 + _levels(column.type)]
         if len(set(needed)) < len(needed):
             raise ConfigError(
                 f"type {column.type} needs {len(needed)} different delimiters, but they are {needed!r}",
@@ -128,69 +135,70 @@ def _refuse_ambiguous(columns: Sequence[Column], style: Style) -> None:
 
 
 def _levels(kind: HiveType) -> int:
-    """Levels of delimiters inside a value."""
+    """The number of delimiters that a value of the type needs."""
     own = {"array": 1, "struct": 1, "map": 2}.get(kind.kind, 0)
     return own + max(map(_levels, kind.children), default=0)
 
 
-# All that is refused where nothing is strict: what is not UTF-8, and digits below the microsecond, now and then.
-_BELOW_MICROS = re.compile(rb"\.[0-9]{7}").search
+class DelimitedDecoder(RecordDecoder):
+    """Decodes delimited records into the given columns, in that order.
 
-
-class DelimitedDecoder:
-    """Decodes delimited records into the given columns, in that order. Raises ConfigError for types nested too deep."""
+    Raises ConfigError for types nested too deep, and for delimiters that are ambiguous for these columns.
+    """
 
     def __init__(self, columns: Sequence[Column], format: DelimitedFormat) -> None:  # noqa: A002 – the word of the API
-        style = format.style()
-        _refuse_ambiguous(columns, style)
+        super().__init__(columns)
+        syntax = format.syntax()
+        _check_unambiguous(columns, syntax)
         self._width = len(columns)
-        self._cells = Cells(columns, style)
-        self._separator, self._escape, self._null = style.separators[0], style.escape, style.null
+        self._converter = FieldConverter(columns, syntax)
+        self._separator, self._escape, self._null = syntax.separators[0], syntax.escape, syntax.null
         self._null_text = format.null_text
-        self._missing = [None] * self._width
-        self._strict = format.bad_counts == "reject"
-        self._lenient = not self._strict and format.bad_values == "null"
-        ends = b"\r\n" if self._escape is None else b"\r\n" + bytes((self._escape,))
-        self._odd = re.compile(b"[" + re.escape(ends) + b"]|\\A" + _BYTE_ORDER_MARK).search
+        self._nulls = [None] * self._width
+        self._rejects_counts = format.bad_counts == "reject"
+        self._rejects_values = format.bad_values == "reject"
+        special = b"\r\n" if self._escape is None else b"\r\n" + bytes((self._escape,))
+        self._find_special = re.compile(b"[" + re.escape(special) + b"]|\\A" + _BYTE_ORDER_MARK).search
 
-    def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
-        """Decode a block, best of 20,000 to 100,000 records; never raises for what records hold."""
-        return decode_block(values, self._decode)
+    def decode_record(self, value: bytes) -> Row:
+        """See `RecordDecoder`."""
+        return self._converter.row([None if field == self._null else field for field in self._split(value)])
+
+    def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
+        """See `RecordDecoder`."""
+        fields, bad_counts = self._fields(values)
+        batch, bad_fields = self._converter.batch(fields)
+        return batch, {**bad_fields, **bad_counts}
 
     def check(self, value: bytes) -> Reject | None:
-        """Why this record would be a reject, if it would; its row is 0. Much faster than to decode a block of one."""
-        if self._lenient and value.isascii() and not _BELOW_MICROS(value):
-            return None
-        try:
-            self._cells.check([None if field == self._null else field for field in self._split(value)])
-        except RejectError as error:
-            return Reject.of(0, value, error.column, error.reason)
-        return None
+        """See `RecordDecoder`."""
+        lenient = not self._rejects_counts and not self._rejects_values
+        if lenient and value.isascii() and not _BELOW_MICROS(value):
+            return None  # only invalid UTF-8 and digits below the microsecond can make it a reject
+        return super().check(value)
 
-    def _decode(self, values: Sequence[bytes], faults: Faults) -> list[pa.RecordBatch]:
-        return self._cells.decode(self._fields(values, faults), faults)
-
-    def _fields(self, values: Sequence[bytes], faults: Faults) -> list[pa.Array]:
-        """The fields of all records by column: split by Arrow, but for odd records."""
-        whole = self._by_arrow(values)
+    def _fields(self, values: Sequence[bytes]) -> tuple[list[pa.Array], RejectReasons]:
+        """The fields of all records by column, and the rejects; split by Arrow where it splits as Hive does."""
+        whole = self._split_by_arrow(values)
         if whole is not None:
-            return whole
-        plain: list[int] = []
-        odd: list[int] = []
-        for place, value in enumerate(values):
-            (odd if self._is_odd(value) else plain).append(place)
-        even = self._by_arrow([values[place] for place in plain]) if plain else None
-        if even is None:
-            return self._by_hand(values, range(len(values)), faults)
-        others = self._by_hand([values[place] for place in odd], odd, faults)
-        order = pa.array(np.argsort([*plain, *odd]))
-        return [pa.concat_arrays(parts).take(order) for parts in zip(even, others, strict=True)]
+            return whole, {}
+        regular: list[int] = []
+        irregular: list[int] = []
+        for index, value in enumerate(values):
+            (regular if self._is_regular(value) else irregular).append(index)
+        by_arrow = self._split_by_arrow([values[index] for index in regular]) if regular else None
+        if by_arrow is None:
+            return self._split_each(values, range(len(values)))
+        others, rejects = self._split_each([values[index] for index in irregular], irregular)
+        order = pa.array(np.argsort([*regular, *irregular]))
+        return [pa.concat_arrays(parts).take(order) for parts in zip(by_arrow, others, strict=True)], rejects
 
-    def _is_odd(self, value: bytes) -> bool:
-        return value.count(self._separator) != self._width - 1 or self._odd(value) is not None
+    def _is_regular(self, value: bytes) -> bool:
+        """Whether the record has one field per column and no bytes that Arrow treats in its own way."""
+        return value.count(self._separator) == self._width - 1 and self._find_special(value) is None
 
-    def _by_arrow(self, values: Sequence[bytes]) -> list[pa.Array] | None:
-        """The fields of all records by column; None if Arrow would not split them as Hive does."""
+    def _split_by_arrow(self, values: Sequence[bytes]) -> list[pa.Array] | None:
+        """The fields of all records by column; None if Arrow does not split them as Hive does."""
         text = join_lines(values) + b"\n"
         lines = np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE)
         if lines != len(values) or b"\r" in text or text.startswith(_BYTE_ORDER_MARK):
@@ -199,18 +207,18 @@ class DelimitedDecoder:
             return None
         width = text.count(self._separator, 0, text.index(b"\n")) + 1
         has_empty = text.startswith(b"\n") or b"\n\n" in text
-        if (self._strict and width != self._width) or (width > 1 and has_empty):
-            return None  # Arrow takes an empty line for as many empty fields as there are columns
+        if (self._rejects_counts and width != self._width) or (width > 1 and has_empty):
+            return None  # Arrow reads an empty line as one empty field per column
         try:
-            table = self._read(text, [str(place) for place in range(width)])
-        except pa.ArrowInvalid:  # the records have not all the same number of fields
+            table = self._read_csv(text, [str(index) for index in range(width)])
+        except pa.ArrowInvalid:  # the records have different numbers of fields
             return None
         if table.num_rows != len(values):
             return None
         missing = [pa.nulls(len(values), pa.binary())] * (self._width - width)
         return [column.combine_chunks() for column in table.columns] + missing
 
-    def _read(self, text: bytes, names: list[str]) -> pa.Table:
+    def _read_csv(self, text: bytes, names: list[str]) -> pa.Table:
         return pa.csv.read_csv(
             pa.BufferReader(text),
             read_options=pa.csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names),
@@ -225,26 +233,27 @@ class DelimitedDecoder:
             ),
         )
 
-    def _by_hand(self, values: Sequence[bytes], places: Sequence[int], faults: Faults) -> list[pa.Array]:
-        """The same by Python; `places` are the rows that faults are of."""
-        rows = [self._split_or_fault(place, value, faults) for place, value in zip(places, values, strict=True)]
-        return [self._with_nulls(pa.array(column, pa.binary())) for column in zip(*rows, strict=True)]
-
-    def _split_or_fault(self, place: int, value: bytes, faults: Faults) -> Sequence[bytes | None]:
-        try:
-            return self._split(value)
-        except RejectError as error:
-            faults[place] = ("", error.reason)
-            return self._missing
+    def _split_each(self, values: Sequence[bytes], rows: Sequence[int]) -> tuple[list[pa.Array], RejectReasons]:
+        """The fields of records by column, split one by one; `rows` are the rows of the values in the batch."""
+        fields: list[Sequence[bytes | None]] = []
+        rejects: dict[int, tuple[str, str]] = {}
+        for row, value in zip(rows, values, strict=True):
+            try:
+                fields.append(self._split(value))
+            except RejectError as error:  # noqa: PERF203
+                rejects[row] = (error.column, error.reason)
+                fields.append(self._nulls)
+        columns = [pa.array(column, pa.binary()) for column in zip(*fields, strict=True)]
+        return [self._without_null_text(column) for column in columns], rejects
 
     def _split(self, value: bytes) -> Sequence[bytes | None]:
-        """One field for each column, None where the record has none. Raises RejectError for a count that is refused."""
+        """One field per column, None where the record has none. Raises RejectError for a wrong number of fields."""
         fields = split(value, self._separator, self._escape)
         if len(fields) == self._width:
             return fields
-        if self._strict:
+        if self._rejects_counts:
             raise RejectError("", f"record has {len(fields)} fields, the table has {self._width} columns")
-        return [*fields[: self._width], *self._missing[len(fields) :]]
+        return [*fields[: self._width], *self._nulls[len(fields) :]]
 
-    def _with_nulls(self, fields: pa.Array) -> pa.Array:
+    def _without_null_text(self, fields: pa.Array) -> pa.Array:
         return pc.if_else(pc.equal(fields, pa.scalar(self._null, pa.binary())), pa.scalar(None, pa.binary()), fields)

@@ -1,12 +1,14 @@
-"""DecodeResult rows become Arrow batches in which all timestamps have one unit.
+"""Rows become Arrow batches; the range and the units of their dates and timestamps.
 
-Invariant: rows keep their order over the batches, and a new batch begins only where a row needs the other unit.
+Invariant: all timestamps of a batch have one unit, also those inside complex values. Rows keep their order over the
+batches, and a new batch begins only at a row that needs the other unit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import date
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -14,61 +16,71 @@ import pyarrow as pa
 from ingestd.formats.decoder import RejectError
 from ingestd.schema import Column, HiveType
 
-_EPOCH = date(1970, 1, 1).toordinal()
-FIRST_DAY, LAST_DAY = date.min.toordinal() - _EPOCH, date.max.toordinal() - _EPOCH  # the years 0001 to 9999
+# Timestamps are nanoseconds since 1970 of the wall time, an int of any size; dates are days since 1970. An array is a
+# list, a map a list of (key, value) pairs, a struct a tuple in the order of its fields.
+Value = bool | int | float | str | bytes | Decimal | None | list["Value"] | tuple["Value", ...]
+Row = Sequence[Any]  # one Value per column
+
+EPOCH = date(1970, 1, 1).toordinal()
+FIRST_DAY, LAST_DAY = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH  # years 0001 to 9999
 FIRST_SECOND, LAST_SECOND = FIRST_DAY * 86_400, (LAST_DAY + 1) * 86_400 - 1
-FIRST_NANO, LAST_NANO = -(2**63) + 1, 2**63 - 1
-MICRO = 1000
+FIRST_NANO, LAST_NANO = (
+    -(2**63) + 1,
+    2**63 - 1,
+)  # what timestamp[ns] holds: years 1678 to 2261 and parts of their neighbours
+NANOS_PER_SECOND = 1_000_000_000
+NANOS_PER_MICRO = 1000
 
 
-class RowUnits:
-    """The timestamps of a row, those inside complex values too, and the unit that they need."""
+class TimestampUnits:
+    """Finds the unit that the timestamps of a row need."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
-        timed = [place for place, column in enumerate(columns) if has_timestamp(column.type)]
-        self._plain = [place for place in timed if not columns[place].type.is_complex]
-        self._deep = [place for place in timed if columns[place].type.is_complex]
+        timed = [index for index, column in enumerate(columns) if has_timestamp(column.type)]
+        self._primitive = [index for index in timed if not columns[index].type.is_complex]
+        self._complex = [index for index in timed if columns[index].type.is_complex]
 
-    def of(self, row: Sequence[Any]) -> str:
-        """The one unit that holds the row's timestamps, '' when either does. Raises RejectError when none does."""
-        far, fine = False, None
-        for place, stamp in self._stamps(row):
-            far = far or not FIRST_NANO <= stamp <= LAST_NANO
-            fine = place if fine is None and stamp % MICRO else fine
-        if not far:
+    def of(self, row: Row) -> str:
+        """The unit that holds all timestamps of the row, '' when ns and us both do. Raises RejectError if none does."""
+        out_of_range, fine = False, None
+        for index, nanos in self._timestamps(row):
+            out_of_range = out_of_range or not FIRST_NANO <= nanos <= LAST_NANO
+            fine = index if fine is None and nanos % NANOS_PER_MICRO else fine
+        if not out_of_range:
             return "" if fine is None else "ns"
         if fine is None:
             return "us"
         reason = "nanoseconds are kept only if every timestamp of the record is in the years 1678 to 2261"
         raise RejectError(self._columns[fine].name, reason)
 
-    def _stamps(self, row: Sequence[Any]) -> Iterator[tuple[int, int]]:
-        for place in self._plain:
-            if row[place] is not None:
-                yield place, row[place]
-        for place in self._deep:
-            for stamp in instants(row[place], self._columns[place].type):
-                yield place, stamp
+    def _timestamps(self, row: Row) -> Iterator[tuple[int, int]]:
+        """The timestamps of the row, each with the index of its column."""
+        for index in self._primitive:
+            if row[index] is not None:
+                yield index, row[index]
+        for index in self._complex:
+            for nanos in _timestamps_in(row[index], self._columns[index].type):
+                yield index, nanos
 
 
 class RowBatches:
-    """Collects rows of `scalar.Value` (a list for an array, of pairs for a map, a tuple for a struct)."""
+    """Collects rows, and batches that are already built, in their order."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
-        self._units = RowUnits(columns)
+        self._units = TimestampUnits(columns)
         self._batches: list[pa.RecordBatch] = []
-        self._rows: list[Sequence[Any]] = []
+        self._rows: list[Row] = []
         self._unit = ""
 
     def add_batch(self, batch: pa.RecordBatch) -> None:
-        """Append a batch that is ready."""
+        """Append a batch."""
         self._flush()
         self._batches.append(batch)
 
-    def add_row(self, row: Sequence[Any]) -> None:
-        """Append one row. Raises RejectError if its timestamps fit neither ns nor us together."""
+    def add_row(self, row: Row) -> None:
+        """Append a row. Raises RejectError if neither ns nor us holds all its timestamps."""
         unit = self._units.of(row)
         if unit and self._unit and unit != self._unit:
             self._flush()
@@ -90,15 +102,15 @@ class RowBatches:
 
 
 def batch_of(columns: Sequence[Column], arrays: Sequence[pa.Array]) -> pa.RecordBatch:
-    """One batch of the columns; a field's type is its array's, which tells the unit of timestamps."""
+    """A batch of the columns; the type of a field is that of its array, which has the unit of timestamps."""
     fields = [pa.field(column.name, array.type) for column, array in zip(columns, arrays, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def array_of(kind: HiveType, values: Sequence[Any], unit: str = "ns") -> pa.Array:
-    """An Arrow array of the values; their timestamps are nanoseconds and become `unit`, ns or us."""
+    """An Arrow array of `Value`s; timestamps are converted to `unit`, ns or us."""
     if unit == "us" and has_timestamp(kind):
-        values = [_micros(value, kind) for value in values]
+        values = [_in_micros(value, kind) for value in values]
     return pa.array(values, arrow_of(kind, unit))
 
 
@@ -115,19 +127,18 @@ def arrow_of(kind: HiveType, unit: str) -> pa.DataType:
 
 
 def has_timestamp(kind: HiveType) -> bool:
-    """Whether values of the type hold timestamps."""
+    """Whether values of the type contain timestamps."""
     return kind.kind == "timestamp" or any(map(has_timestamp, kind.children))
 
 
-def instants(value: Any, kind: HiveType) -> Iterator[int]:
-    """All timestamps in a value."""
+def _timestamps_in(value: Any, kind: HiveType) -> Iterator[int]:
     if value is None:
         return
     if kind.kind == "timestamp":
         yield value
         return
     for part, child in _parts(value, kind):
-        yield from instants(part, child)
+        yield from _timestamps_in(part, child)
 
 
 def _parts(value: Any, kind: HiveType) -> Iterator[tuple[Any, HiveType]]:
@@ -140,14 +151,14 @@ def _parts(value: Any, kind: HiveType) -> Iterator[tuple[Any, HiveType]]:
         yield from zip(value, kind.children, strict=True)
 
 
-def _micros(value: Any, kind: HiveType) -> Any:
+def _in_micros(value: Any, kind: HiveType) -> Any:
     if value is None or not has_timestamp(kind):
         return value
     if kind.kind == "timestamp":
-        return value // MICRO
+        return value // NANOS_PER_MICRO
     if kind.kind == "array":
-        return [_micros(item, kind.children[0]) for item in value]
+        return [_in_micros(item, kind.children[0]) for item in value]
     if kind.kind == "struct":
-        return tuple(_micros(part, child) for part, child in zip(value, kind.children, strict=True))
+        return tuple(_in_micros(part, child) for part, child in zip(value, kind.children, strict=True))
     key, item = kind.children
-    return [(_micros(left, key), _micros(right, item)) for left, right in value]
+    return [(_in_micros(left, key), _in_micros(right, item)) for left, right in value]

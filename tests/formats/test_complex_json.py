@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ingestd.errors import InvalidTable
 from ingestd.formats import DecodeResult, JsonDecoder
-from ingestd.formats.json.record import SingleDecoder
-from ingestd.formats.json.values import Value
+from ingestd.formats.json.record import RecordReader
+from ingestd.formats.row_batches import Value
 from ingestd.schema import Column, HiveType
 
 NESTED = "map<string,array<struct<a:int,b:decimal(10,2),c:varchar(3)>>>"
@@ -81,7 +81,7 @@ def one(type_text: str, text: str) -> Any:
 
 
 def values(array: pa.Array) -> list[Any]:
-    """What `scalar.converter` gave: nanoseconds, days, tuples, lists of pairs."""
+    """What `nested.converter` gave: nanoseconds, days, tuples, lists of pairs."""
     array.validate(full=True)
     if pa.types.is_struct(array.type):
         rows = zip(*map(values, array.flatten()), strict=True)
@@ -219,8 +219,8 @@ def test_decode_when_any_type_then_arrow_holds_what_the_converter_gave(data: st.
     column = Column("c", kind)
     decoded = JsonDecoder([column]).decode(texts)
     assert decoded.rejects == []
-    single = SingleDecoder([column])
-    expected: list[Value] = [single.decode(text)[0] for text in texts]
+    reader = RecordReader([column])
+    expected: list[Value] = [reader.row(text)[0] for text in texts]
     found = [value for batch in decoded.batches for value in values(batch.column(0))]
     assert repr(found) == repr(expected)
     for batch in decoded.batches:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from decimal import Decimal, localcontext
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.formats import JsonDecoder
@@ -24,6 +24,7 @@ numbers = st.builds(
 
 @pytest.mark.parametrize("quote", ["", '"'])
 @pytest.mark.parametrize(("precision", "scale"), [(38, 20), (38, 0), (38, 38), (30, 10), (10, 2)])
+@settings(deadline=None)
 @given(given_numbers=st.lists(numbers, min_size=1, max_size=5))
 def test_decimal_when_any_number_comes_then_stored_exactly_or_refused(
     precision: int, scale: int, quote: str, given_numbers: list[str]

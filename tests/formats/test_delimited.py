@@ -161,7 +161,10 @@ def test_decode_when_counts_are_refused_then_reject_says_so() -> None:
 
 def test_decode_when_no_value_then_reject() -> None:
     decoded = DelimitedDecoder(columns_of("int"), HIVE).decode([None, b"1", None, b"2"])
-    assert decoded.rejects == [Reject(0, "", "record has no value", b""), Reject(2, "", "record has no value", b"")]
+    assert decoded.rejects == [
+        Reject(0, "", "record has no value (tombstone)", b""),
+        Reject(2, "", "record has no value (tombstone)", b""),
+    ]
     assert (rows(decoded), decoded.skipped) == ([(1,), (2,)], 0)
     assert DelimitedDecoder(columns_of("int"), HIVE).decode([]) == DecodeResult([], [], 0)
 
@@ -283,12 +286,3 @@ def test_decode_when_few_bad_among_many_then_order_and_places_are_kept() -> None
     numbers = [n for batch in decoded.batches for n in batch.column(0).to_pylist()]
     assert numbers == [n for n in range(5000) if n not in (0, 1234, 4999)]
     assert [batch.num_rows for batch in decoded.batches if batch.schema.field(1).type == pa.timestamp("us")] == [1] * 5
-
-
-def test_decode_when_block_is_too_big_for_a_buffer_then_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingestd.formats.text.MAX_BUFFER", 40)
-    decoded = DelimitedDecoder(columns_of("int"), STRICT).decode(
-        [None, *(b"x" if n == 70 else b"%d" % n for n in range(100))]
-    )
-    assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, ""), (71, "c0")]
-    assert rows(decoded) == [(n,) for n in range(100) if n != 70]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from ingestd.formats.decoder import RejectError
 from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
-from ingestd.formats.lazysimple.columns import Cells
-from ingestd.formats.row_batches import RowBatches
+from ingestd.formats.lazysimple.columns import FieldConverter
+from ingestd.formats.row_batches import TimestampUnits
 from ingestd.schema import Column, HiveType
 
 HIVE = DelimitedFormat()
@@ -68,24 +68,24 @@ FORMS = [
 
 def naively(columns: Sequence[Column], form: DelimitedFormat, value: bytes) -> tuple[object, ...] | str:
     """What the reference says of one record: its values, or the column that makes it a reject."""
-    style = form.style()
+    syntax = form.syntax()
     fields: list[bytes | None] = [b""]
     place = 0
     while place < len(value):
         byte = value[place : place + 1]
-        if byte[0] == style.separators[0]:
+        if byte[0] == syntax.separators[0]:
             fields.append(b"")
         else:
-            if byte[0] == style.escape and place + 1 < len(value):
+            if byte[0] == syntax.escape and place + 1 < len(value):
                 byte = value[place : place + 2]
             fields[-1] = (fields[-1] or b"") + byte
         place += len(byte)
     if form.bad_counts == "reject" and len(fields) != len(columns):
         return ""
-    fields = [None if field == style.null else field for field in fields] + [None] * len(columns)
+    fields = [None if field == syntax.null else field for field in fields] + [None] * len(columns)
     try:
-        row = Cells(columns, style).row(fields[: len(columns)])
-        RowBatches(columns).add_row(row)
+        row = FieldConverter(columns, syntax).row(fields[: len(columns)])
+        TimestampUnits(columns).of(row)
     except RejectError as error:
         return error.column
     return tuple(map(comparable, row))
@@ -172,7 +172,7 @@ def blocks(draw: st.DrawFn) -> tuple[list[Column], list[list[list[bytes]]]]:
 def test_decode_when_any_blocks_then_same_as_one_by_one(
     form: DelimitedFormat, drawn: tuple[list[Column], list[list[list[bytes]]]]
 ) -> None:
-    separator = form.style().separators[:1]
+    separator = form.syntax().separators[:1]
     check(drawn[0], form, [[separator.join(fields) for fields in block] for block in drawn[1]])
 
 

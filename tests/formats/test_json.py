@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any
@@ -15,8 +16,10 @@ from hypothesis import strategies as st
 
 from ingestd.formats import DecodeResult, JsonDecoder, Reject
 from ingestd.formats.decoder import RejectError
-from ingestd.formats.json.blocks import LineDecoder
-from ingestd.formats.json.record import SingleDecoder
+from ingestd.formats.json.arrow_reader import ArrowReader
+from ingestd.formats.json.record import RecordReader
+from ingestd.formats.record_decoder import NotColumnar
+from ingestd.formats.row_batches import TimestampUnits
 from ingestd.schema import Column, HiveType
 
 TYPES = [
@@ -279,13 +282,15 @@ def comparable(array: pa.Array) -> list[object]:
 
 def slowly(values: Sequence[bytes]) -> tuple[list[tuple[object, ...]], list[tuple[int, str]]]:
     """What the reference says: rows, and the places and columns of rejects."""
-    single = SingleDecoder(COLUMNS)
+    reader, units = RecordReader(COLUMNS), TimestampUnits(COLUMNS)
     rows: list[tuple[object, ...]] = []
     rejects: list[tuple[int, str]] = []
 
     def decode(place: int, value: bytes) -> None:
         try:
-            rows.append(single.decode(value))
+            row = tuple(reader.row(value))
+            units.of(row)
+            rows.append(row)
         except RejectError as error:
             rejects.append((place, error.column))
 
@@ -330,15 +335,14 @@ def test_decode_when_alike_records_then_arrow_agrees_with_one_by_one(data: st.Da
     texts = data.draw(st.lists(scalar, min_size=1, max_size=3))
     extra = data.draw(st.sampled_from(["", ',"x":null', ',"x":{"k":[]}']))
     values = [f'{{"{column.name}":{text}{extra}}}'.encode() for text in texts]
-    decoder = LineDecoder([column])
-    single = SingleDecoder([column])
-    for block in ([value] for value in values), [values]:
-        for part in block:
-            batch = decoder.decode(part)
-            if batch is not None:
-                expected = [single.decode(value)[0] for value in part]
+    arrow, reader = ArrowReader([column]), RecordReader([column])
+    for batches in ([value] for value in values), [values]:
+        for batch in batches:
+            with suppress(NotColumnar):
+                read = arrow.read(batch)
+                expected = [reader.row(value)[0] for value in batch]
                 expected = [str(value) if isinstance(value, float | Decimal) else value for value in expected]
-                assert comparable(batch.column(0)) == expected
+                assert comparable(read.column(0)) == expected
 
 
 def test_line_decoder_when_ordinary_topic_then_whole_blocks_are_fast() -> None:
@@ -355,4 +359,4 @@ def test_line_decoder_when_ordinary_topic_then_whole_blocks_are_fast() -> None:
         record.replace("2026", "2526"),
     ]
     for variant in variants:
-        assert LineDecoder(columns).decode([variant.encode()] * 3) is not None, variant
+        assert ArrowReader(columns).read([variant.encode()] * 3).num_rows == 3, variant

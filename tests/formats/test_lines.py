@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.formats.decoder import Decoder, Lines, join_lines, total_bytes, without_tombstones
@@ -26,6 +26,7 @@ PIECES = [b"", b"1", b"1,a", b"2,", b"x,y,z", b'{"id":1}', b'{"id":2,"note":"b"}
     ],
     ids=["json", "delimited", "strict", "regex"],
 )
+@settings(deadline=None)
 @given(records=st.lists(st.sampled_from(PIECES), min_size=1, max_size=12))
 def test_lines_when_decoded_then_as_a_list_of_the_same_records(decoder: Decoder, records: list[bytes]) -> None:
     lines = Lines(b"\n".join(records))

@@ -42,7 +42,7 @@ def test_decode_when_not_matched_or_not_utf8_or_no_value_then_rejects() -> None:
     decoded = decoder.decode(values)
     assert [(reject.row, reject.column, reject.reason) for reject in decoded.rejects] == [
         (1, "", "record does not match the regular expression"),
-        (2, "", "record has no value"),
+        (2, "", "record has no value (tombstone)"),
         (3, "", "record is not UTF-8 (byte 0)"),
         (4, "", "record does not match the regular expression"),
         (6, "", "record does not match the regular expression"),

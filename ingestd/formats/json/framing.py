@@ -1,7 +1,7 @@
-"""Many JSON records become one buffer of lines, or nothing when Arrow could misread them.
+"""Many JSON records become one buffer of lines that pyarrow's JSON reader reads correctly.
 
-Invariant: a buffer that `frame` returns has one `{…}` line per record, is UTF-8, and holds nothing that crashes
-pyarrow's JSON reader (a `null` at the root, bottomless nesting).
+Invariant: a buffer that `frame` returns has one `{…}` line per record, is UTF-8, and contains nothing that crashes
+pyarrow's JSON reader (a `null` at the root, unlimited nesting).
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ingestd.formats.decoder import MAX_BUFFER, NEWLINE, join_lines
+from ingestd.formats.decoder import NEWLINE, join_lines
 from ingestd.formats.json.record import MAX_DEPTH
+from ingestd.formats.record_decoder import NotColumnar
 
-_BLANK = b" \t\r\n"
+_BLANKS = b" \t\r\n"
 _OPEN, _CLOSE = 0x7B, 0x7D
 _CONSTANT = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")
 _TINY_HINTS = (  # each begins with a literal, which makes the search fast
@@ -31,31 +32,33 @@ _MAX_DIGITS = 38
 _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
 
-def frame(values: Sequence[bytes]) -> bytes | None:
-    """The values as lines; None when they must be decoded one by one (or in smaller blocks)."""
+def frame(values: Sequence[bytes]) -> bytes:
+    """The values as lines. Raises NotColumnar when Arrow could misread them."""
     text = _lines(values)
     if text is None:
-        text = _lines([value.strip(_BLANK).replace(b"\n", b"\t") for value in values])
-    return None if text is None or len(text) > MAX_BUFFER or not _is_utf8(text) else text
+        text = _lines([value.strip(_BLANKS).replace(b"\n", b"\t") for value in values])
+    if text is None or not _is_utf8(text):
+        raise NotColumnar
+    return text
 
 
 def has_constant(text: bytes) -> bool:
-    """Whether NaN or Inf may stand where a value stands: Arrow's reader takes them, JSON does not know them."""
+    """Whether NaN or Inf may stand in the place of a value; Arrow's reader accepts them, JSON does not."""
     return (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None
 
 
 def has_tiny_number(text: bytes) -> bool:
-    """Whether a number may have more than 38 digits behind the point, written out or by its exponent.
+    """Whether a number may have more than 38 digits after the point, written out or by its exponent.
 
-    For these Arrow reads past its table of powers of ten and may take 1e-39 for a decimal(10,0) zero.
+    Arrow reads past its table of powers of ten for these, and may take 1e-39 for a zero of decimal(10,0).
     """
     return any(hint.search(text) for hint in _TINY_HINTS) and _TINY.search(text) is not None
 
 
 def has_large_number(text: bytes, scale: int) -> bool:
-    """Whether a number may need more than 38 digits once it has `scale` digits behind the point.
+    """Whether a number may need more than 38 digits with `scale` digits after the point.
 
-    Of these Arrow keeps the lowest 128 bits and says nothing (seen in 26).
+    Arrow keeps the lowest 128 bits of these and raises no error (seen in Arrow 26).
     """
     if _has_digits(text, _MAX_DIGITS + 1 - scale):
         return True
@@ -65,12 +68,15 @@ def has_large_number(text: bytes, scale: int) -> bool:
 
 
 def _has_digits(text: bytes, count: int) -> bool:
-    """Whether `count` digits stand in a row; looks at few places only: such a row holds two neighbours of them."""
+    """Whether there are `count` digits in a row.
+
+    It looks at every (count / 2)th byte first: such a row covers two neighbouring ones of these.
+    """
     if count <= 1:
         return True
     letters = np.frombuffer(text, np.uint8)
     step = count // 2
-    digits = letters[::step] - 0x30 < 10  # unsigned: what is below '0' becomes large
+    digits = letters[::step] - 0x30 < 10  # unsigned: bytes below '0' wrap to large numbers
     starts = np.flatnonzero(digits[1:] & digits[:-1]) * step
     if not len(starts):
         return False
@@ -79,9 +85,10 @@ def _has_digits(text: bytes, count: int) -> bool:
 
 
 def _lines(values: Sequence[bytes]) -> bytes | None:
-    """Join with newlines if every value starts with `{`, ends with `}`, has no newline of its own and is safe to read.
+    """The values joined by newlines, or None.
 
-    A raw newline is not allowed inside a JSON string, so `}` newline `{` is always between two root objects.
+    Every value must start with `{`, end with `}`, have no newline and be safe to read. A JSON string cannot contain a
+    raw newline, so `}` newline `{` is always between two root objects.
     """
     text = join_lines(values)
     if not text.startswith(b"{") or not text.endswith(b"}"):
@@ -93,8 +100,8 @@ def _lines(values: Sequence[bytes]) -> bytes | None:
     if (letters[breaks - 1] != _CLOSE).any() or (letters[breaks + 1] != _OPEN).any():
         return None
     if np.count_nonzero(letters == _OPEN) == len(values) and b"[" not in text:
-        return text  # nothing nests
-    # outside strings `null{` can only stand between two objects of one line, where it crashes Arrow (seen in 26)
+        return text  # no nesting
+    # Outside strings, `null{` can only stand between two objects of one line, which crashes Arrow (seen in Arrow 26).
     if b"null" in text and _SECOND_ROOT.search(text):
         return None
     return None if _may_nest(values, int(np.diff(breaks, prepend=-1, append=len(text)).max())) else text
@@ -108,6 +115,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def _may_nest(values: Sequence[bytes], longest: int) -> bool:
+    """Whether a value may nest deeper than MAX_DEPTH; `longest` is the length of the longest one."""
     if longest <= 2 * MAX_DEPTH:  # each level takes two bytes
         return False
     return any(len(value) > 2 * MAX_DEPTH and value.count(b"[") + value.count(b"{") > MAX_DEPTH for value in values)

@@ -1,6 +1,7 @@
-"""One JSON record becomes one row, slowly: the meaning that the fast path must agree with.
+"""One JSON record becomes one row: the reference that defines the meaning of every record, and a faster check.
 
-Invariant: the outcome depends on this record and the columns only, never on its neighbours.
+Invariant: the outcome depends on this record and the columns only. `Precheck` accepts no record that `RecordReader`
+rejects.
 """
 
 from __future__ import annotations
@@ -10,72 +11,106 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from ingestd.formats.decoder import RejectError
-from ingestd.formats.json.values import Number, Unfit, Value, converter
-from ingestd.formats.row_batches import RowUnits
+from ingestd.formats.json.nested import converter, primitive
+from ingestd.formats.json.types import InvalidValue, Number
+from ingestd.formats.row_batches import Row, Value
 from ingestd.schema import Column
 
 MAX_DEPTH = 200
+_MAX_KNOWN_NAMES = 10_000
 
-Row = tuple[Value, ...]
 
-
-class SingleDecoder:
-    """Decodes one record at a time into Python values (see `scalar.converter` for their units)."""
+class RecordReader:
+    """Decodes one record at a time, value by value."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = tuple(columns)
         self._converters = tuple(converter(column.type) for column in columns)
-        self._index = {column.name: place for place, column in enumerate(columns)}
-        self._known: dict[str, int | None] = {}
-        self._units = RowUnits(columns)
-        # in complex values too the last spelling of a name wins
-        self._parser = _ORDERED if any(column.type.is_complex for column in columns) else _PLAIN
+        self._indexes = {column.name: index for index, column in enumerate(columns)}
+        self._known_names: dict[str, int | None] = {}
+        # In complex values, too, the last of several spellings of a name wins.
+        self._parser = _ORDERED if any(column.type.is_complex for column in columns) else _UNORDERED
 
-    def decode(self, value: bytes) -> Row:
+    def row(self, value: bytes) -> Row:
         """The row of one record. Raises RejectError."""
         fields = self._fields(_parse(value, self._parser), value)
         row: list[Value] = []
         try:
             for convert, field in zip(self._converters, fields, strict=True):
                 row.append(None if field is None else convert(field))
-        except Unfit as error:
+        except InvalidValue as error:
             raise RejectError(self._columns[len(row)].name, str(error)) from None
-        self._units.of(row)
-        return tuple(row)
+        return row
 
     def _fields(self, record: dict[str, object], value: bytes) -> list[object]:
+        """The JSON value of each column, None where there is none."""
         fields: list[object] = [None] * len(self._columns)
         seen = set()
-        for key, field in record.items():
-            place = self._place(key)
-            if place is None:
+        for name, field in record.items():
+            index = self._index(name)
+            if index is None:
                 continue
-            if place in seen:  # two spellings of one name: a dict forgets which came last
-                return self._last_wins(value)
-            seen.add(place)
-            fields[place] = field
+            if index in seen:  # two spellings of one name; a dict does not tell which came last
+                return self._last_fields(value)
+            seen.add(index)
+            fields[index] = field
         return fields
 
-    def _last_wins(self, value: bytes) -> list[object]:
+    def _last_fields(self, value: bytes) -> list[object]:
         fields: list[object] = [None] * len(self._columns)
-        for key, field in _parse(value, _ORDERED).items():
-            place = self._place(key)
-            if place is not None:
-                fields[place] = field
+        for name, field in _parse(value, _ORDERED).items():
+            index = self._index(name)
+            if index is not None:
+                fields[index] = field
         return fields
 
-    def _place(self, key: str) -> int | None:
+    def _index(self, name: str) -> int | None:
+        """The column of a field name in any case; None if there is none."""
         try:
-            return self._known[key]
+            return self._known_names[name]
         except KeyError:
-            place = self._index.get(key.lower())
-            if len(self._known) < 10_000:  # keys may be data; the memory of them must not grow
-                self._known[key] = place
-            return place
+            index = self._indexes.get(name.lower())
+            if len(self._known_names) < _MAX_KNOWN_NAMES:  # bounded: field names may be data
+                self._known_names[name] = index
+            return index
+
+
+class Precheck:
+    """Tells quickly that a record is certainly good, or nothing.
+
+    It halves the time of `JsonDecoder.check` for good records, and with it the time of writing records one by one.
+    It accepts no record of a table with complex columns: a check of their values would be as slow as decoding them.
+    """
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._has_complex = any(column.type.is_complex for column in columns)
+        self._is_plain = {
+            column.name: primitive(column.type).is_plain for column in columns if not column.type.is_complex
+        }
+
+    def accepts(self, value: bytes) -> bool:
+        """Whether the record is certainly good."""
+        may_nest = len(value) > 2 * MAX_DEPTH and value.count(b"[") + value.count(b"{") > MAX_DEPTH
+        if self._has_complex or may_nest:
+            return False
+        try:
+            record = _PLAIN_NUMBERS.decode(value.decode())
+        except (ValueError, RecursionError):
+            return False
+        if type(record) is not dict:
+            return False
+        is_plain = self._is_plain
+        for name, field in record.items():
+            if name in is_plain:
+                if field is not None and not is_plain[name](field):
+                    return False
+            elif name.lower() in is_plain:
+                return False
+        return True
 
 
 def nested_too_deep(value: bytes) -> bool:
-    """Whether brackets outside strings go deeper than MAX_DEPTH (parsers recurse; Jackson's own limit is 1000)."""
+    """Whether brackets outside strings nest deeper than MAX_DEPTH (parsers recurse; Jackson's own limit is 1000)."""
     if value.count(b"[") + value.count(b"{") <= MAX_DEPTH:
         return False
     depth, quoted, escaped = 0, False, False
@@ -94,12 +129,12 @@ def nested_too_deep(value: bytes) -> bool:
     return False
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-def _last_positions(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object whose keys stand in the order of their last occurrence."""
+def _by_last_occurrence(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object whose keys are in the order of their last occurrence."""
     plain = dict(pairs)
     if len(plain) == len(pairs):
         return plain
@@ -110,9 +145,10 @@ def _last_positions(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return ordered
 
 
-_PLAIN = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=_refuse_constant)
+_PLAIN_NUMBERS = json.JSONDecoder(parse_constant=_reject_constant)
+_UNORDERED = json.JSONDecoder(parse_float=Number, parse_int=Number, parse_constant=_reject_constant)
 _ORDERED = json.JSONDecoder(
-    parse_float=Number, parse_int=Number, parse_constant=_refuse_constant, object_pairs_hook=_last_positions
+    parse_float=Number, parse_int=Number, parse_constant=_reject_constant, object_pairs_hook=_by_last_occurrence
 )
 
 

@@ -1,6 +1,7 @@
-"""Columns of text fields become Arrow columns: what is plainly written by Arrow, the rest field by field.
+"""Whole columns of text fields become Arrow columns: common spellings by Arrow, the rest field by field.
 
-Invariant: every value equals what `lazy.reader` makes of the field; Arrow sees only spellings that both read alike.
+Invariant: every value equals what `values.reader` returns for the field; Arrow is given only spellings that it reads
+as Hive does.
 """
 
 from __future__ import annotations
@@ -15,135 +16,99 @@ import pyarrow.compute as pc
 
 from ingestd.formats.decoder import RejectError
 from ingestd.formats.lazysimple.values import (
-    FIRST_DAY,
-    LAST_DAY,
     MAX_DIGITS,
     TEXT_KINDS,
-    Malformed,
-    NotText,
+    FieldSyntax,
+    InvalidField,
+    NotUtf8,
     Read,
-    Style,
     reader,
 )
-from ingestd.formats.row_batches import FIRST_NANO, LAST_NANO, MICRO, RowBatches, array_of, batch_of, has_timestamp
+from ingestd.formats.record_decoder import NotColumnar, RejectReasons
+from ingestd.formats.row_batches import (
+    FIRST_DAY,
+    FIRST_NANO,
+    LAST_DAY,
+    LAST_NANO,
+    NANOS_PER_MICRO,
+    Row,
+    array_of,
+    batch_of,
+    has_timestamp,
+)
 from ingestd.schema import INTEGER_BITS, Column, HiveType
-
-SMALLEST_BLOCK = 256  # rows; smaller blocks with timestamps of both units are not split any more
-PARTS = 16
-
-Faults = dict[int, tuple[str, str]]  # row -> column and reason, of rows that become rejects
-
-
-class Mixed(Exception):
-    """A column's timestamps need both units, so its rows must be spread over batches."""
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
-    """The plain spellings of a type, which Arrow reads as Hive does.
+class CommonSpelling:
+    """The spellings of a type that Arrow reads as Hive does.
 
-    A column made of `letters` only is given to `cast` as a whole, which raises pa.ArrowInvalid or ValueError for a
-    field that is not plain; of other columns the fields that match `pattern` are.
+    A column whose bytes are all in `characters` is given to `cast` as a whole; `cast` raises pa.ArrowInvalid or
+    ValueError if a field is spelled otherwise. Of other columns, the fields that match `pattern` are given to it.
     """
 
-    letters: bytes
+    characters: bytes
     pattern: str
     cast: Callable[[HiveType, pa.Array], pa.Array]
 
 
-class Cells:
-    """Turns columns of fields into batches; a field is bytes, or NULL where the record has none or the NULL text."""
+class FieldConverter:
+    """Converts the fields of records; a field is bytes, or None where the record has none or has the NULL text."""
 
-    def __init__(self, columns: Sequence[Column], style: Style) -> None:
+    def __init__(self, columns: Sequence[Column], syntax: FieldSyntax) -> None:
         self._columns = tuple(columns)
-        self._escape = style.escape
-        self._readers = [reader(column.type, style) for column in columns]
-        self._timed = [place for place, column in enumerate(columns) if column.type.kind == "timestamp"]
-        self._deep = any(column.type.is_complex and has_timestamp(column.type) for column in columns)
+        self._escape = syntax.escape
+        self._readers = [reader(column.type, syntax) for column in columns]
+        self._timestamps = [index for index, column in enumerate(columns) if column.type.kind == "timestamp"]
+        self._nests_timestamps = any(column.type.is_complex and has_timestamp(column.type) for column in columns)
 
-    def decode(self, arrays: Sequence[pa.Array], faults: Faults) -> list[pa.RecordBatch]:
-        """Batches of the rows without fault; adds the faults found. `arrays` are binary, one for each column."""
-        if self._deep:  # the unit of timestamps inside complex values is a matter of each row
-            return self._one_by_one(arrays, 0, faults)
-        return self._split(arrays, 0, faults)
-
-    def _split(self, arrays: Sequence[pa.Array], start: int, faults: Faults) -> list[pa.RecordBatch]:
-        """The batches of a part of the block that begins at row `start`."""
-        found: Faults = {}
-        rows = len(arrays[0])
-        try:
-            done = self._convert(arrays, found)
-        except Mixed:
-            if rows <= SMALLEST_BLOCK:
-                return self._one_by_one(arrays, start, faults)
-            size = max(SMALLEST_BLOCK, -(-rows // PARTS))
-            parts = [
-                self._split([array.slice(at, size) for array in arrays], start + at, faults)
-                for at in range(0, rows, size)
-            ]
-            return [batch for part in parts for batch in part]
-        for row, fault in found.items():
-            faults.setdefault(start + row, fault)
-        batch = _without(batch_of(self._columns, done), [row - start for row in faults])
-        return [batch] if batch.num_rows else []
-
-    def _convert(self, arrays: Sequence[pa.Array], faults: Faults) -> list[pa.Array]:
-        done = []
-        for column, array, read in zip(self._columns, arrays, self._readers, strict=True):
-            values, reasons = self._column(column.type, array, read)
-            for row, reason in reasons.items():
-                faults.setdefault(row, (column.name, reason))
-            done.append(values)
-        if len({done[place].type for place in self._timed}) > 1:
-            for place in self._timed:
-                done[place] = _in_micros(done[place])
-        return done
-
-    def _column(self, kind: HiveType, array: pa.Array, read: Read) -> tuple[pa.Array, dict[int, str]]:
-        if self._escape is not None and kind.kind in TEXT_KINDS and self._escape in _letters(array):
-            return _patch(kind, _nothing(kind, array), array, read)
-        plain = _plain(kind)
-        if plain is None:
-            return _patch(kind, _nothing(kind, array), array, read)
-        if kind.kind not in TEXT_KINDS:
-            array = _without_empty(array)
-        if not plain.letters or not _letters(array).translate(None, plain.letters):
-            whole = _cast(kind, array, plain)
-            if whole is not None:
-                return whole, {}
-        good = _cast(kind, _matching(array, plain.pattern), plain) if plain.pattern else None
-        return _patch(kind, good if good is not None else _nothing(kind, array), array, read)
-
-    def _one_by_one(self, arrays: Sequence[pa.Array], start: int, faults: Faults) -> list[pa.RecordBatch]:
-        batches = RowBatches(self._columns)
-        for row, fields in enumerate(zip(*(array.to_pylist() for array in arrays), strict=True), start):
-            if row not in faults:
-                self._one(fields, row, batches, faults)
-        return batches.close()
-
-    def _one(self, fields: tuple[bytes | None, ...], row: int, batches: RowBatches, faults: Faults) -> None:
-        try:
-            batches.add_row(self.row(fields))
-        except RejectError as error:
-            faults[row] = (error.column, error.reason)
-
-    def check(self, fields: Sequence[bytes | None]) -> None:
-        """Raises RejectError if these fields cannot become a row."""
-        RowBatches(self._columns).add_row(self.row(fields))
-
-    def row(self, fields: Sequence[bytes | None]) -> list[Any]:
-        """The values of one record: the reference for `decode`. Raises RejectError."""
+    def row(self, fields: Sequence[bytes | None]) -> Row:
+        """The row of one record: the reference for `batch`. Raises RejectError."""
         values: list[Any] = []
         try:
             for read, field in zip(self._readers, fields, strict=True):
                 values.append(None if field is None else read(field))
-        except (Malformed, NotText) as error:
+        except (InvalidField, NotUtf8) as error:
             raise RejectError(self._columns[len(values)].name, str(error)) from None
         return values
 
+    def batch(self, arrays: Sequence[pa.Array]) -> tuple[pa.RecordBatch, RejectReasons]:
+        """The rows of many records, given as one binary array per column, and the rejects among them.
 
-def _letters(array: pa.Array) -> bytes:
-    """All bytes of a binary column, one field after the other."""
+        Raises NotColumnar if the rows need different units of timestamps.
+        """
+        if self._nests_timestamps:  # the unit then depends on single rows
+            raise NotColumnar
+        converted: list[pa.Array] = []
+        rejects: dict[int, tuple[str, str]] = {}
+        for column, array, read in zip(self._columns, arrays, self._readers, strict=True):
+            values, reasons = self._column(column.type, array, read)
+            for row, reason in reasons.items():
+                rejects.setdefault(row, (column.name, reason))
+            converted.append(values)
+        if len({converted[index].type for index in self._timestamps}) > 1:
+            for index in self._timestamps:
+                converted[index] = _in_micros(converted[index])
+        return batch_of(self._columns, converted), rejects
+
+    def _column(self, kind: HiveType, array: pa.Array, read: Read) -> tuple[pa.Array, dict[int, str]]:
+        """One column, and the reasons of the fields that make their record a reject."""
+        common = _common_spelling(kind)
+        has_escapes = self._escape is not None and kind.kind in TEXT_KINDS and self._escape in _bytes_of(array)
+        if common is None or has_escapes:
+            return _fill(kind, _nulls(kind, array), array, read)
+        if kind.kind not in TEXT_KINDS:
+            array = _empty_as_null(array)
+        if not common.characters or not _bytes_of(array).translate(None, common.characters):
+            whole = _cast(kind, array, common)
+            if whole is not None:
+                return whole, {}
+        converted = _cast(kind, _matching(array, common.pattern), common) if common.pattern else None
+        return _fill(kind, _nulls(kind, array) if converted is None else converted, array, read)
+
+
+def _bytes_of(array: pa.Array) -> bytes:
+    """The bytes of all fields of a binary column."""
     _, offsets, data = array.buffers()
     if data is None or not len(array):
         return b""
@@ -151,8 +116,8 @@ def _letters(array: pa.Array) -> bytes:
     return bytes(memoryview(data)[ends[array.offset] : ends[array.offset + len(array)]])
 
 
-def _without_empty(array: pa.Array) -> pa.Array:
-    """The column with NULL for empty fields."""
+def _empty_as_null(array: pa.Array) -> pa.Array:
+    """The column with empty fields replaced by NULL."""
     lengths = pc.binary_length(array)
     if pc.min(lengths).as_py() != 0:
         return array
@@ -163,82 +128,76 @@ def _matching(array: pa.Array, pattern: str) -> pa.Array:
     return pc.if_else(pc.match_substring_regex(array, pattern), array, pa.scalar(None, array.type))
 
 
-def _nothing(kind: HiveType, array: pa.Array) -> pa.Array:
+def _nulls(kind: HiveType, array: pa.Array) -> pa.Array:
     return pa.nulls(len(array), kind.arrow)
 
 
-def _cast(kind: HiveType, array: pa.Array, plain: Plain) -> pa.Array | None:
-    """The column read by Arrow, or None if it holds anything that is not plain."""
+def _cast(kind: HiveType, array: pa.Array, common: CommonSpelling) -> pa.Array | None:
+    """The column as Arrow reads it; None if a field has another spelling."""
     try:
-        return plain.cast(kind, array)
+        return common.cast(kind, array)
     except ValueError:  # pa.ArrowInvalid is one
         return None
 
 
-def _patch(kind: HiveType, good: pa.Array, array: pa.Array, read: Read) -> tuple[pa.Array, dict[int, str]]:
-    """`good` with the fields that it lacks, read one by one; and why which of them must be rejects.
+def _fill(kind: HiveType, converted: pa.Array, array: pa.Array, read: Read) -> tuple[pa.Array, dict[int, str]]:
+    """`converted` with the fields that it lacks, read one by one, and the reasons of rejects by row.
 
-    Raises Mixed.
+    Raises NotColumnar.
     """
-    lacking = np.flatnonzero(pc.and_(good.is_null(), array.is_valid()).to_numpy(zero_copy_only=False))
-    if not len(lacking):
-        return good, {}
+    missing = np.flatnonzero(pc.and_(converted.is_null(), array.is_valid()).to_numpy(zero_copy_only=False))
+    if not len(missing):
+        return converted, {}
     values, reasons = [], {}
-    for row, field in zip(lacking.tolist(), array.take(pa.array(lacking)).to_pylist(), strict=True):
-        value, reason = _judge(read, field)
+    for row, field in zip(missing.tolist(), array.take(pa.array(missing)).to_pylist(), strict=True):
+        value, reason = _read(read, field)
         values.append(value)
         if reason:
             reasons[row] = reason
-    good, more = _alike(kind, good, values)
-    places = np.arange(len(array))
-    places[lacking] = len(array) + np.arange(len(lacking))
-    return pa.concat_arrays([good, more]).take(pa.array(places)), reasons
+    converted, filled = _in_one_unit(kind, converted, values)
+    indexes = np.arange(len(array))
+    indexes[missing] = len(array) + np.arange(len(missing))
+    return pa.concat_arrays([converted, filled]).take(pa.array(indexes)), reasons
 
 
-def _judge(read: Read, field: bytes) -> tuple[Any, str]:
+def _read(read: Read, field: bytes) -> tuple[Any, str]:
     try:
         return read(field), ""
-    except (Malformed, NotText) as error:
+    except (InvalidField, NotUtf8) as error:
         return None, str(error)
 
 
-def _alike(kind: HiveType, good: pa.Array, values: list[Any]) -> tuple[pa.Array, pa.Array]:
-    """Both as arrays of one type: nanoseconds, or microseconds if those cannot hold all timestamps."""
+def _in_one_unit(kind: HiveType, converted: pa.Array, values: list[Any]) -> tuple[pa.Array, pa.Array]:
+    """Both as arrays of one type; timestamps in nanoseconds if these hold all, else in microseconds.
+
+    Raises NotColumnar if neither unit holds all timestamps.
+    """
     if kind.kind != "timestamp":
-        return good, array_of(kind, values)
-    if good.type.unit == "ns":
+        return converted, array_of(kind, values)
+    if converted.type.unit == "ns":
         if all(value is None or FIRST_NANO <= value <= LAST_NANO for value in values):
-            return good, array_of(kind, values)
-        good = _in_micros(good)
-    if any(value is not None and value % MICRO for value in values):
-        raise Mixed
-    return good, array_of(kind, values, "us")
+            return converted, array_of(kind, values)
+        converted = _in_micros(converted)
+    if any(value is not None and value % NANOS_PER_MICRO for value in values):
+        raise NotColumnar
+    return converted, array_of(kind, values, "us")
 
 
 def _in_micros(array: pa.Array) -> pa.Array:
     try:
         return pc.cast(array, pa.timestamp("us"))
     except pa.ArrowInvalid:
-        raise Mixed from None
+        raise NotColumnar from None
 
 
-def _without(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
-    """The batch without some rows; numbers outside the batch are those of other batches."""
-    inside = [row for row in rows if 0 <= row < batch.num_rows]
-    if not inside:
-        return batch
-    keep = np.ones(batch.num_rows, bool)
-    keep[inside] = False
-    return batch.filter(pa.array(keep))
-
-
-def _plain(kind: HiveType) -> Plain | None:
+def _common_spelling(kind: HiveType) -> CommonSpelling | None:
+    """None for types that Arrow does not read: binary and complex ones."""
     if kind.kind in INTEGER_BITS:
         digits = {"tinyint": 2, "smallint": 4, "int": 9, "bigint": 18}[kind.kind]
-        return Plain(b"-0123456789", f"^-?[0-9]{{1,{digits}}}$", _number)
+        return CommonSpelling(b"-0123456789", f"^-?[0-9]{{1,{digits}}}$", _number)
     if kind.kind == "decimal":
-        return Plain(b"-.0123456789", _decimal_pattern(kind), _decimal)
-    return _PLAIN.get(kind.kind)
+        return CommonSpelling(b"-.0123456789", _decimal_pattern(kind), _decimal)
+    return _COMMON_SPELLINGS.get(kind.kind)
 
 
 def _number(kind: HiveType, array: pa.Array) -> pa.Array:
@@ -247,7 +206,7 @@ def _number(kind: HiveType, array: pa.Array) -> pa.Array:
 
 def _decimal(kind: HiveType, array: pa.Array) -> pa.Array:
     longest = pc.max(pc.binary_length(array)).as_py()
-    # where more than 128 bits are needed Arrow keeps the lowest 128 (seen in 26)
+    # Arrow keeps the lowest 128 bits of larger numbers and raises no error (seen in Arrow 26).
     if longest is not None and longest + kind.scale > MAX_DIGITS:
         _require(pc.match_substring_regex(array, _decimal_pattern(kind)))
     decimals = pc.cast(array.view(pa.string()), kind.arrow)
@@ -256,7 +215,7 @@ def _decimal(kind: HiveType, array: pa.Array) -> pa.Array:
 
 
 def _decimal_pattern(kind: HiveType) -> str:
-    """Texts that fit the type as they are; without digits before the point only what no text is."""
+    """Numbers that fit the type without rounding; matches nothing if the type has no digits before the point."""
     whole = kind.precision - kind.scale
     return f"^-?[0-9]{{1,{whole}}}(?:\\.[0-9]{{0,{kind.scale}}})?$" if whole else "[^\\s\\S]"
 
@@ -274,7 +233,7 @@ def _boolean(_: HiveType, array: pa.Array) -> pa.Array:
 
 
 def _text(kind: HiveType, array: pa.Array) -> pa.Array:
-    text = pc.cast(array, pa.string())  # refuses what is not UTF-8
+    text = pc.cast(array, pa.string())  # raises pa.ArrowInvalid for invalid UTF-8
     if kind.kind == "string":
         return text
     longest = pc.max(pc.utf8_length(text)).as_py()
@@ -292,28 +251,28 @@ def _date(kind: HiveType, array: pa.Array) -> pa.Array:
 
 
 def _timestamp(_: HiveType, array: pa.Array) -> pa.Array:
-    """Nanoseconds if they hold all, else microseconds; of at least 19 bytes, since Hive wants seconds too."""
+    """In nanoseconds if these hold all values, else in microseconds; Hive requires seconds, so at least 19 bytes."""
     if (pc.min(pc.binary_length(array)).as_py() or 19) < 19:
         raise ValueError
     texts = array.view(pa.string())
     ends = pc.min_max(texts).as_py()
-    # well inside what 64 bits of nanoseconds hold; Arrow 18 wraps what is not
+    # Well inside the range of timestamp[ns]; Arrow 18 wraps values outside it.
     near = ends["min"] is None or (ends["min"] >= "1678" and ends["max"] < "2262")
     if not near and not "0001" <= ends["min"] <= ends["max"] < "9999-13":
         raise ValueError
     return pc.cast(texts, pa.timestamp("ns" if near else "us"))
 
 
-_FLOATING = Plain(b"+-.0123456789Ee", r"^-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?$", _number)
-_PLAIN = {
-    "boolean": Plain(b"truefalsTRUEFALS", "^(?i:true|false)$", _boolean),
+_FLOATING = CommonSpelling(b"+-.0123456789Ee", r"^-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?$", _number)
+_COMMON_SPELLINGS = {
+    "boolean": CommonSpelling(b"truefalsTRUEFALS", "^(?i:true|false)$", _boolean),
     "float": _FLOATING,
     "double": _FLOATING,
-    "string": Plain(b"", "", _text),
-    "varchar": Plain(b"", "", _text),
-    "char": Plain(b"", "", _text),
-    "date": Plain(b"-0123456789", "^[0-9]{4}-[0-9]{2}-[0-9]{2}$", _date),
-    "timestamp": Plain(
+    "string": CommonSpelling(b"", "", _text),
+    "varchar": CommonSpelling(b"", "", _text),
+    "char": CommonSpelling(b"", "", _text),
+    "date": CommonSpelling(b"-0123456789", "^[0-9]{4}-[0-9]{2}-[0-9]{2}$", _date),
+    "timestamp": CommonSpelling(
         b"-:. T0123456789",
         r"^(?:1[789]|2[01])[0-9]{2}-[0-9]{2}-[0-9]{2}[ T](?:[0-9]{2}:){2}[0-9]{2}(?:\.[0-9]{1,9})?$",
         _timestamp,

@@ -1,15 +1,15 @@
-"""One field of a text record becomes one column value, as Hive's LazySimpleSerDe reads it: the reference for `cells`.
+"""One field of a text record becomes one column value, as Hive's LazySimpleSerDe reads it: the reference for `columns`.
 
-Invariant: a value depends on the bytes of its field only; what Hive would store as NULL for being malformed is told
-apart from what is NULL by rule (the NULL text, an empty number).
-Source of the rules: Hive 4.0.1, `org.apache.hadoop.hive.serde2.lazy`, compared with that code run on the same bytes.
+Invariant: a value depends on the bytes of its field only. A field that is NULL by rule (the NULL text, an empty number)
+is distinguished from an invalid one, which Hive stores as NULL.
+Source: Hive 4.0.1, `org.apache.hadoop.hive.serde2.lazy`; the results were compared with that code on the same bytes.
 """
 
 from __future__ import annotations
 
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_UP, Context, Decimal
@@ -20,25 +20,23 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.errors import ConfigError
+from ingestd.formats.row_batches import EPOCH, NANOS_PER_SECOND
 from ingestd.schema import INTEGER_BITS, HiveType
 
-OnBad = Literal["null", "reject"]
+BadValues = Literal["null", "reject"]
 Read = Callable[[bytes], Any]
 
 MAX_DIGITS = 38  # HiveDecimal.MAX_PRECISION and MAX_SCALE
 TEXT_KINDS = frozenset({"string", "varchar", "char"})
 
-_EPOCH = date(1970, 1, 1).toordinal()
-FIRST_DAY, LAST_DAY = date.min.toordinal() - _EPOCH, date.max.toordinal() - _EPOCH
-_SECOND = 1_000_000_000
-_JAVA_BLANKS = bytes(range(0x21))  # what String.trim takes away
+_JAVA_BLANKS = bytes(range(0x21))  # the characters that String.trim removes
 _SHORTEST_DATE = 8  # LazyUtils.isDateMaybe
-# no pattern can match the same digits in two ways: that would take quadratic time for a long field
+# No pattern may match the same digits in two ways: that takes quadratic time for a long field.
 _INTEGER = re.compile(rb"([+-]?)(?=\.?[0-9])0*([1-9][0-9]*)?(?:\.[0-9]*)?")
 _FLOATING = re.compile(rb"[+-]?(?:NaN|Infinity|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)")
 _DECIMAL = re.compile(
     rb"[ \t\v\f]*([+-]?)(?=\.?[0-9])0*([1-9][0-9]*)?(?:\.([0-9]*))?"
-    rb"(?:[eE]([+-]?)(?=[0-9 \t\v\f])0*([1-9][0-9]*)?)?[ \t\v\f]*"  # Hive takes "1e ", but not "1e"
+    rb"(?:[eE]([+-]?)(?=[0-9 \t\v\f])0*([1-9][0-9]*)?)?[ \t\v\f]*"  # Hive accepts "1e ", but not "1e"
 )
 _BASE64 = re.compile(rb"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}(?:==)?|[A-Za-z0-9+/]{3}=?)?")
 _DATE = re.compile(rb"([0-9]{1,4})-([0-9]{1,2})-([0-9]{1,2})(?![0-9])")
@@ -51,78 +49,89 @@ _ISO_TIMESTAMP = re.compile(
 _WIDE = Context(prec=400, Emin=MIN_EMIN, Emax=MAX_EMAX, rounding=ROUND_HALF_UP)
 
 
-class Malformed(ValueError):
-    """The field is no value of its column's type; Hive stores NULL."""
+class InvalidField(ValueError):
+    """The field is not a value of its column's type; Hive stores NULL."""
 
 
-class NotText(ValueError):
-    """The field of a string column is not UTF-8: neither a value nor NULL would be what was sent."""
+class NotUtf8(ValueError):
+    """The field of a text column is not UTF-8; this is a reject even where invalid fields become NULL."""
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """How fields are written: one byte per nesting level, `null` is the NULL text (None: there is no such text)."""
+class FieldSyntax:
+    """How fields are written: `separators` has one byte per nesting level, the first separates the columns.
+
+    `null` is the NULL text, None if there is none. `escape` is a byte that hides the one after it. `bad_values` says
+    what an invalid field is: NULL, as in Hive, or a reject.
+    """
 
     separators: bytes
     null: bytes | None = None
     escape: int | None = None
-    bad: OnBad = "null"
+    bad_values: BadValues = "null"
 
 
-def reader(kind: HiveType, style: Style, level: int = 1) -> Read:
-    """What turns the bytes of one field that is not the NULL text into a value.
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Raise ConfigError if the option has none of these values."""
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}", hint=f"use {' or '.join(choices)}")
 
-    Values are those of `scalar.Value`: timestamps in nanoseconds since 1970 of the wall time, dates in days since 1970;
-    a list for an array, a list of pairs for a map, a tuple for a struct. The function raises Malformed (only if
-    `style.bad` is "reject") and NotText. `level` counts the separators used by what surrounds the field.
-    Raises ConfigError if the type is nested deeper than there are separators.
+
+def reader(kind: HiveType, syntax: FieldSyntax, level: int = 1) -> Read:
+    """The function that converts the bytes of a field, which is not the NULL text, to a `row_batches.Value`.
+
+    The function raises NotUtf8, and InvalidField if `syntax.bad_values` is "reject". `level` is the number of
+    separators that the enclosing values use. Raises ConfigError if the type is nested deeper than there are separators.
     """
     if kind.is_complex:
-        return _complex(kind, style, level)
-    read = _primitive(kind, style)
-    return read if style.bad == "reject" else _lenient(read)
+        return _complex(kind, syntax, level)
+    read = _primitive(kind, syntax)
+    return read if syntax.bad_values == "reject" else _lenient(read)
 
 
 def split(data: bytes, separator: int, escape: int | None) -> list[bytes]:
-    """The parts between separators; an escape byte hides the byte after it (LazyStruct.parse). Escapes stay."""
+    """The parts between separators; an escape byte hides the byte after it and is kept (LazyStruct.parse)."""
     if escape is None or escape not in data:
         return data.split(bytes((separator,)))
-    parts, start, place = [], 0, 0
-    while place < len(data):
-        if data[place] == separator:
-            parts.append(data[start:place])
-            start = place + 1
-        elif data[place] == escape:
-            place += 1
-        place += 1
+    parts, start, position = [], 0, 0
+    while position < len(data):
+        if data[position] == separator:
+            parts.append(data[start:position])
+            start = position + 1
+        elif data[position] == escape:
+            position += 1
+        position += 1
     return [*parts, data[start:]]
 
 
 def _lenient(read: Read) -> Read:
+    """The same function, which returns NULL for invalid fields."""
+
     def convert(data: bytes) -> Any:
         try:
             return read(data)
-        except Malformed:
+        except InvalidField:
             return None
 
     return convert
 
 
-def _primitive(kind: HiveType, style: Style) -> Read:
+def _primitive(kind: HiveType, syntax: FieldSyntax) -> Read:
     if kind.kind in INTEGER_BITS:
         return _integer(kind)
     if kind.kind in TEXT_KINDS:
-        return _text(kind, style.escape)
+        return _text(kind, syntax.escape)
     return _decimal(kind) if kind.kind == "decimal" else _READERS[kind.kind]
 
 
 def _shown(data: bytes) -> str:
+    """A field as reject reasons quote it, at most 40 characters."""
     text = repr(data.decode(errors="backslashreplace"))
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _integer(kind: HiveType) -> Read:
-    """LazyByte, LazyShort, LazyInteger, LazyLong: the fraction is cut off, but must be digits."""
+    """LazyByte, LazyShort, LazyInteger, LazyLong: a fraction is truncated, but must consist of digits."""
     limit = 1 << (INTEGER_BITS[kind.kind] - 1)
 
     def convert(data: bytes) -> int | None:
@@ -130,28 +139,28 @@ def _integer(kind: HiveType) -> Read:
             return None
         match = _INTEGER.fullmatch(data)
         if not match:
-            raise Malformed(f"{_shown(data)} is not a number, the column is {kind}")
-        number = int((match[2] or b"0")[:20])  # 20 digits are out of range anyway
+            raise InvalidField(f"{_shown(data)} is not a number, the column is {kind}")
+        number = int((match[2] or b"0")[:20])  # 20 digits are out of range in any case
         number = -number if match[1] == b"-" else number
         if -limit <= number < limit:
             return number
-        raise Malformed(f"{_shown(data)} is out of range for {kind}")
+        raise InvalidField(f"{_shown(data)} is out of range for {kind}")
 
     return convert
 
 
 def _double(data: bytes) -> float | None:
-    """LazyDouble: Double.parseDouble but for hexadecimal; beyond the range it is an infinity."""
+    """LazyDouble: Double.parseDouble without hexadecimal; a number out of range is an infinity."""
     if not data:
         return None
     text = data.strip(_JAVA_BLANKS)
     if not _FLOATING.fullmatch(text) or _looks_null(data):
-        raise Malformed(f"{_shown(data)} is not a number")
+        raise InvalidField(f"{_shown(data)} is not a number")
     return float(text.rstrip(b"fFdD"))
 
 
 def _looks_null(data: bytes) -> bool:
-    """LazyUtils.isNumberMaybe: four bytes beginning with N are taken for a `NULL`, even `NaN` and a blank."""
+    """LazyUtils.isNumberMaybe: four bytes that start with N count as `NULL`, even `NaN` and a blank."""
     return len(data) == 4 and data[:1] in b"Nn"
 
 
@@ -163,12 +172,12 @@ def _float(data: bytes) -> float | None:
     text = data.strip(_JAVA_BLANKS).rstrip(b"fFdD").lstrip(b"+").decode()
     try:
         return float(pc.cast(pa.scalar(text), pa.float32()).as_py())
-    except pa.ArrowInvalid:  # older releases refuse what is out of range
+    except pa.ArrowInvalid:  # older releases of Arrow raise it for numbers out of range
         return copysign(inf, number)
 
 
 def _decimal(kind: HiveType) -> Read:
-    """LazyHiveDecimal, FastHiveDecimalImpl: rounded half up, at first to 38 digits, then to the column's scale."""
+    """LazyHiveDecimal, FastHiveDecimalImpl: rounded half up, first to 38 digits, then to the scale of the column."""
     limit = Decimal(10) ** (kind.precision - kind.scale)
     zero = Decimal((0, (0,), -kind.scale))  # Arrow has no negative zero
 
@@ -178,24 +187,24 @@ def _decimal(kind: HiveType) -> Read:
         number = _round(_digits(data), kind.scale)
         if number.copy_abs() < limit:
             return number if number else zero
-        raise Malformed(f"{_shown(data)} does not fit {kind}")
+        raise InvalidField(f"{_shown(data)} does not fit {kind}")
 
     return convert
 
 
 def _digits(data: bytes) -> Decimal:
-    """The number, of 38 digits at the most before and 38 behind the point."""
+    """The number, rounded to at most 38 digits before the point and 38 after it."""
     match = _DECIMAL.fullmatch(data)
     if not match:
-        raise Malformed(f"{_shown(data)} is not a decimal number")
+        raise InvalidField(f"{_shown(data)} is not a decimal number")
     sign, whole, fraction, exponent_sign, exponent = ((part or b"").decode() for part in match.groups())
     if len(whole) > MAX_DIGITS or len(exponent) > 2:
-        raise Malformed(f"{_shown(data)} has more than {MAX_DIGITS} digits")
+        raise InvalidField(f"{_shown(data)} has more than {MAX_DIGITS} digits")
     number = _round(Decimal(f"{sign}{whole or '0'}.{fraction}"), MAX_DIGITS - len(whole))
     if exponent:
         number = _round(number.scaleb(int(exponent_sign + exponent), _WIDE), MAX_DIGITS)
     if number and number.adjusted() >= MAX_DIGITS:
-        raise Malformed(f"{_shown(data)} has more than {MAX_DIGITS} digits")
+        raise InvalidField(f"{_shown(data)} has more than {MAX_DIGITS} digits")
     return number
 
 
@@ -210,11 +219,11 @@ def _boolean(data: bytes) -> bool | None:
     lower = data.lower()
     if lower in (b"true", b"false"):
         return lower == b"true"
-    raise Malformed(f"{_shown(data)} is not true or false")
+    raise InvalidField(f"{_shown(data)} is not true or false")
 
 
 def _text(kind: HiveType, escape: int | None) -> Read:
-    """LazyString, LazyHiveVarchar, LazyHiveChar: cut to the length in code points, char without trailing blanks."""
+    """LazyString, LazyHiveVarchar, LazyHiveChar: truncated to `length` code points, char without trailing blanks."""
 
     def convert(data: bytes) -> str:
         if escape is not None and escape in data:
@@ -222,7 +231,7 @@ def _text(kind: HiveType, escape: int | None) -> Read:
         try:
             text = data.decode()
         except UnicodeDecodeError as error:
-            raise NotText(f"text is not UTF-8 (byte {error.start} of the field)") from None
+            raise NotUtf8(f"text is not UTF-8 (byte {error.start} of the field)") from None
         if kind.kind == "string":
             return text
         text = text[: kind.length]
@@ -233,26 +242,26 @@ def _text(kind: HiveType, escape: int | None) -> Read:
 
 def _unescaped(data: bytes, escape: int) -> bytes:
     r"""LazyUtils.copyAndEscapeStringDataToText: `\n` and `\r` are line ends, any other byte stands for itself."""
-    done, place = bytearray(), 0
-    while place < len(data):
-        byte = data[place]
-        if byte == escape and place < len(data) - 1:
-            place += 1
-            byte = {0x6E: 0x0A, 0x72: 0x0D}.get(data[place], data[place])
-        done.append(byte)
-        place += 1
-    return bytes(done)
+    text, position = bytearray(), 0
+    while position < len(data):
+        byte = data[position]
+        if byte == escape and position < len(data) - 1:
+            position += 1
+            byte = {0x6E: 0x0A, 0x72: 0x0D}.get(data[position], data[position])
+        text.append(byte)
+        position += 1
+    return bytes(text)
 
 
 def _binary(data: bytes) -> bytes:
-    """LazyBinary: base64, with or without padding, is decoded; what is not base64 stays as it is."""
+    """LazyBinary: base64, with or without padding, is decoded; all else is kept as it is."""
     if _BASE64.fullmatch(data):
         return binascii.a2b_base64(data + b"=" * (-len(data) % 4))
     return data
 
 
 def _date(data: bytes) -> int | None:
-    """LazyDate: what follows the day is ignored unless it is a digit."""
+    """LazyDate: text after the day is ignored unless it starts with a digit."""
     if not data:
         return None
     match = _DATE.match(data.strip(_JAVA_BLANKS)) if len(data) >= _SHORTEST_DATE else None
@@ -261,13 +270,13 @@ def _date(data: bytes) -> int | None:
 
 def _days(parts: tuple[bytes, ...], data: bytes, kind: str) -> int:
     try:
-        return date(*map(int, parts)).toordinal() - _EPOCH
+        return date(*map(int, parts)).toordinal() - EPOCH
     except (OverflowError, TypeError, ValueError):
-        raise Malformed(f"{_shown(data)} is not a {kind} of the years 0001 to 9999") from None
+        raise InvalidField(f"{_shown(data)} is not a {kind} of the years 0001 to 9999") from None
 
 
 def _timestamp(data: bytes) -> int | None:
-    """LazyTimestamp: Hive's own form, else ISO_LOCAL_DATE_TIME; a date alone is none."""
+    """LazyTimestamp: Hive's own form, or ISO_LOCAL_DATE_TIME; a date alone is not a timestamp."""
     if not data:
         return None
     text = data.strip(_JAVA_BLANKS)
@@ -276,35 +285,35 @@ def _timestamp(data: bytes) -> int | None:
     days = _days((year, month, day), data, "timestamp")
     hour, minute, second = (int(part or b"0") for part in clock)
     if hour > 23 or minute > 59 or second > 59:
-        raise Malformed(f"{_shown(data)} is not a timestamp")
+        raise InvalidField(f"{_shown(data)} is not a timestamp")
     seconds = days * 86_400 + hour * 3600 + minute * 60 + second
-    return seconds * _SECOND + int((fraction or b"").ljust(9, b"0"))
+    return seconds * NANOS_PER_SECOND + int((fraction or b"").ljust(9, b"0"))
 
 
-def _complex(kind: HiveType, style: Style, level: int) -> Read:
+def _complex(kind: HiveType, syntax: FieldSyntax, level: int) -> Read:
     used = 2 if kind.kind == "map" else 1
-    if level + used > len(style.separators):
+    if level + used > len(syntax.separators):
         raise ConfigError(
-            f"type {kind} is nested deeper than the {len(style.separators)} separators of delimited text",
+            f"type {kind} is nested deeper than the {len(syntax.separators)} separators of delimited text",
             hint="use a JSON writer for this table",
         )
-    children = [_nullable(reader(child, style, level + used), style.null) for child in kind.children]
-    return {"array": _array, "map": _map, "struct": _struct}[kind.kind](children, style, level)
+    children = [_nullable(reader(child, syntax, level + used), syntax.null) for child in kind.children]
+    return {"array": _array, "map": _map, "struct": _struct}[kind.kind](children, syntax, level)
 
 
 def _nullable(read: Read, null: bytes | None) -> Read:
     return lambda data: None if data == null else read(data)
 
 
-def _array(children: list[Read], style: Style, level: int) -> Read:
-    """LazyArray: nothing at all is an empty array."""
-    (element,), separator, escape = children, style.separators[level], style.escape
+def _array(children: list[Read], syntax: FieldSyntax, level: int) -> Read:
+    """LazyArray: an empty field is an empty array."""
+    (element,), separator, escape = children, syntax.separators[level], syntax.escape
     return lambda data: [element(part) for part in split(data, separator, escape)] if data else []
 
 
-def _struct(children: list[Read], style: Style, level: int) -> Read:
-    """LazyStruct: missing fields are NULL, fields too many are dropped."""
-    separator, escape = style.separators[level], style.escape
+def _struct(children: list[Read], syntax: FieldSyntax, level: int) -> Read:
+    """LazyStruct: missing fields are NULL, surplus fields are dropped."""
+    separator, escape = syntax.separators[level], syntax.escape
 
     def convert(data: bytes) -> tuple[Any, ...]:
         parts = split(data, separator, escape)[: len(children)]
@@ -314,10 +323,10 @@ def _struct(children: list[Read], style: Style, level: int) -> Read:
     return convert
 
 
-def _map(children: list[Read], style: Style, level: int) -> Read:
+def _map(children: list[Read], syntax: FieldSyntax, level: int) -> Read:
     """LazyMap: the first of equal keys wins, NULL keys are dropped, a key without separator has the value NULL."""
-    (read_key, read_value), escape = children, style.escape
-    between, inside = style.separators[level], style.separators[level + 1]
+    (read_key, read_value), escape = children, syntax.escape
+    between, inside = syntax.separators[level], syntax.separators[level + 1]
 
     def convert(data: bytes) -> list[tuple[Any, Any]]:
         entries: dict[Any, Any] = {}

@@ -1,0 +1,163 @@
+"""Many JSON records become one Arrow batch through pyarrow's JSON reader.
+
+Invariant: a batch that is returned equals, row by row, what `RecordReader` returns; what the reader learns about the
+spelling of a topic's records changes the speed only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.json as pj
+
+from ingestd.formats.json.framing import frame, has_constant, has_large_number, has_tiny_number
+from ingestd.formats.json.nested import primitive
+from ingestd.formats.json.times import timestamp_columns
+from ingestd.formats.json.types import PrimitiveType
+from ingestd.formats.record_decoder import NotColumnar
+from ingestd.formats.row_batches import batch_of
+from ingestd.schema import Column
+
+_TYPE_CHANGED = re.compile(r"Column\(/(.*)\) changed from (\w+) to (\w+)", re.DOTALL)
+_UNEXPECTED = "unexpected field"
+# What pyarrow does with fields that are not columns. Each level checks less than the one before it.
+_REJECT, _INFER, _IGNORE = "error", "infer", "ignore"
+_ESCAPED_NAME = re.compile(rb'\\u[0-9a-fA-F]{4}(?:[^"\\]|\\.)*"[ \t\r]*:')
+_KELVIN_SIGN = "\u212a".encode()  # the only non-ASCII character whose lower case is ASCII
+
+
+class ArrowReader:
+    """Reads batches of records; learns how the field names are spelled and which columns are quoted.
+
+    pyarrow needs to know both in advance. It starts with the names of the columns and unquoted values, and learns from
+    the errors of pyarrow.
+    """
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        self._columns = tuple(columns)
+        self._has_complex = any(column.type.is_complex for column in columns)
+        self._types: list[PrimitiveType] = [] if self._has_complex else [primitive(column.type) for column in columns]
+        self._spelling = [column.name for column in columns]
+        self._quoted = [False] * len(columns)
+        self._scales = [column.type.scale for column in columns if column.type.kind == "decimal"]
+        self._timestamps = [index for index, column in enumerate(columns) if column.type.kind == "timestamp"]
+        self._other_fields = _REJECT
+        self._compile_names()
+
+    def read(self, values: Sequence[bytes]) -> pa.RecordBatch:
+        """One batch of all values. Raises NotColumnar, for tables with complex columns always."""
+        if self._has_complex:
+            raise NotColumnar
+        text = frame(values)
+        if self._scales and (has_tiny_number(text) or has_large_number(text, max(self._scales))):
+            raise NotColumnar
+        before = self._other_fields
+        learned: set[int] = set()
+        # Each failed attempt teaches one thing: the type of a column, a spelling, or that there are other fields.
+        for _ in range(len(self._columns) + 4):
+            try:
+                table = self._parse(text)
+            except pa.ArrowInvalid as error:
+                if not self._learn(str(error), values, learned):
+                    break
+                continue
+            return self._convert(table, text, len(values))
+        if self._other_fields == _IGNORE:
+            self._other_fields = before  # it did not help: the records are bad, not their other fields
+        raise NotColumnar
+
+    def _parse(self, text: bytes) -> pa.Table:
+        fields = [pa.field(name, self._read_type(index)) for index, name in enumerate(self._spelling)]
+        return pj.read_json(
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
+            parse_options=pj.ParseOptions(
+                explicit_schema=pa.schema(fields),
+                newlines_in_values=False,
+                unexpected_field_behavior=self._other_fields,
+            ),
+        )
+
+    def _read_type(self, index: int) -> pa.DataType:
+        """The type that pyarrow is asked for."""
+        as_text = self._types[index].read_as_text or self._quoted[index]
+        return pa.string() if as_text else self._columns[index].type.arrow
+
+    def _convert(self, table: pa.Table, text: bytes, rows: int) -> pa.RecordBatch:
+        if table.num_rows != rows:
+            raise NotColumnar
+        if self._other_fields != _REJECT and (has_constant(text) or self._has_other_spelling(table, text)):
+            raise NotColumnar
+        try:
+            # Inferred columns follow those that were asked for.
+            arrays = [chunked.combine_chunks() for chunked in table.columns[: len(self._columns)]]
+            converted = {
+                index: conversions.column(arrays[index])
+                for index, conversions in enumerate(self._types)
+                if index not in self._timestamps
+            }
+            timestamps = timestamp_columns([arrays[index] for index in self._timestamps])
+        except pa.ArrowInvalid:
+            raise NotColumnar from None
+        converted.update(zip(self._timestamps, timestamps, strict=True))
+        return batch_of(self._columns, [converted[index] for index in range(len(arrays))])
+
+    def _learn(self, error: str, values: Sequence[bytes], learned: set[int]) -> bool:
+        """Change what pyarrow is asked for after an error, each column once; False if the error teaches nothing."""
+        if _UNEXPECTED in error:
+            if not self._learn_spelling(values[0]):
+                self._other_fields = _INFER
+            return True
+        changed = _TYPE_CHANGED.search(error)
+        if changed and changed[1] in self._spelling:
+            index = self._spelling.index(changed[1])
+            if index in learned or not self._learn_quotes(index, found=changed[3]):
+                return False
+            learned.add(index)
+            return True
+        if self._other_fields != _INFER:
+            return False
+        self._other_fields = _IGNORE  # a field that is not a column may have several types
+        return True
+
+    def _learn_quotes(self, index: int, found: str) -> bool:
+        """Read the column as text from now on, or no longer; False if that does not help."""
+        quoted = found == "string"
+        if quoted == self._quoted[index] or self._types[index].read_as_text:
+            return False
+        self._quoted[index] = quoted
+        return True
+
+    def _learn_spelling(self, value: bytes) -> bool:
+        """Adopt the first record's spelling of the field names; True if it differs from the current one."""
+        try:
+            names = json.loads(value)
+        except (ValueError, RecursionError):
+            return False
+        spelled = {name.lower(): name for name in names} if isinstance(names, dict) else {}
+        spelling = [spelled.get(column.name, used) for column, used in zip(self._columns, self._spelling, strict=True)]
+        changed = spelling != self._spelling
+        self._spelling = spelling
+        self._compile_names()
+        return changed
+
+    def _compile_names(self) -> None:
+        """The pattern of field names that differ from the current spelling in case; its first letter makes it fast."""
+        names = [name.encode() for name in self._spelling]
+        ours = b"|".join(map(re.escape, names))
+        letters = re.escape(bytes({name[0] for name in (*map(bytes.lower, names), *map(bytes.upper, names))}))
+        self._other_case = re.compile(b'"(?=[' + letters + b"])(?!(?:" + ours + b')")(?i:' + ours + rb')"[ \t\r]*:')
+
+    def _has_other_spelling(self, table: pa.Table, text: bytes) -> bool:
+        """Whether the name of a column may occur in a spelling that pyarrow did not take for the column."""
+        if self._other_fields == _INFER:
+            names = {column.name for column in self._columns}
+            return any(name.lower() in names for name in table.schema.names[len(names) :])
+        if b"\\u" in text and _ESCAPED_NAME.search(text):
+            return True
+        if not text.isascii() and (_KELVIN_SIGN in text or not all(name.isascii() for name in self._spelling)):
+            return True
+        return self._other_case.search(text) is not None

@@ -1,0 +1,143 @@
+"""How date and timestamp columns read JSON, value by value and as whole columns.
+
+Invariant: as in `types`. All timestamp columns of one batch have the same unit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import date, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.formats.json.types import InvalidValue, PrimitiveType, shown
+from ingestd.formats.record_decoder import NotColumnar
+from ingestd.formats.row_batches import EPOCH, FIRST_DAY, FIRST_SECOND, LAST_DAY, LAST_SECOND, NANOS_PER_SECOND
+
+_DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
+_TIMESTAMP = re.compile(
+    _DATE.pattern + r"(?:[ T]([0-9]{2})(?::([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?)?"
+    r"(?:Z|([+-])([0-9]{2})(?::?([0-9]{2}))?)?)?"
+)
+_ZONED = "[T ][^Z+-]*[Z+-]"
+
+
+class DateType(PrimitiveType):
+    """date: yyyy-MM-dd, years 0001 to 9999."""
+
+    read_as_text = True
+
+    def value(self, value: object) -> int:
+        if type(value) is not str:
+            raise InvalidValue(f"{shown(value)} is not a string, a date is written as 'yyyy-MM-dd'")
+        match = _DATE.fullmatch(value)
+        try:
+            if match:
+                return date(*map(int, match.groups())).toordinal() - EPOCH
+        except ValueError:
+            pass
+        raise _not_in_range(value, "date")
+
+    def column(self, array: pa.Array) -> pa.Array:
+        days = pc.cast(array, self.kind.arrow)
+        _require_range(days.view(pa.int32()), FIRST_DAY, LAST_DAY)
+        return days
+
+    def is_plain(self, value: object) -> bool:
+        if type(value) is not str or len(value) != 10 or value[4] != "-" or value[7] != "-" or not value.isascii():
+            return False
+        try:
+            date.fromisoformat(value)
+        except ValueError:
+            return False
+        return True
+
+
+class TimestampType(PrimitiveType):
+    """timestamp: a date, or a date and a time with an optional zone, converted to UTC; years 0001 to 9999.
+
+    `timestamp_columns` converts columns, as all those of a batch have the same unit.
+    """
+
+    read_as_text = True
+
+    def value(self, value: object) -> int:
+        if type(value) is not str:
+            raise InvalidValue(
+                f"{shown(value)} is not a string, a timestamp is written as 'yyyy-MM-dd HH:mm:ss[.fraction][zone]'"
+            )
+        match = _TIMESTAMP.fullmatch(value)
+        if not match:
+            raise _not_in_range(value, "timestamp")
+        year, month, day, hour, minute, second, fraction, sign, east, east_minutes = match.groups(default="0")
+        try:
+            moment = datetime(int(year), int(month), int(day), int(hour), int(minute), int(second))
+        except ValueError:
+            raise _not_in_range(value, "timestamp") from None
+        if int(east) > 23 or int(east_minutes) > 59:
+            raise _not_in_range(value, "timestamp")
+        offset = (int(east) * 3600 + int(east_minutes) * 60) * (-1 if sign == "-" else 1)
+        clock = moment.hour * 3600 + moment.minute * 60 + moment.second
+        seconds = (moment.toordinal() - EPOCH) * 86_400 + clock - offset
+        if not FIRST_SECOND <= seconds <= LAST_SECOND:
+            raise _not_in_range(value, "timestamp")
+        return seconds * NANOS_PER_SECOND + int(fraction.ljust(9, "0"))
+
+    def is_plain(self, value: object) -> bool:
+        if type(value) is not str or len(value) not in (19, 23, 26) or value[4:11:3] not in ("-- ", "--T"):
+            return False
+        if value[13:17:3] != "::" or not value.isascii() or not (len(value) == 19 or value[19:26:7] == "."):
+            return False
+        if len(value) > 19 and not value[20:].isdigit():
+            return False
+        try:
+            datetime.fromisoformat(value)
+        except ValueError:
+            return False
+        return True
+
+
+def timestamp_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
+    """All timestamp columns of a batch, read as text: in nanoseconds if these hold all values, else in microseconds.
+
+    Raises NotColumnar or pa.ArrowInvalid, as `PrimitiveType.column`.
+    """
+    if all(map(_fits_nanoseconds, columns)):
+        return [_instants(column, "ns") for column in columns]
+    micros = [_instants(column, "us") for column in columns]
+    for column in micros:
+        _require_range(column.view(pa.int64()), FIRST_SECOND * 1_000_000, LAST_SECOND * 1_000_000 + 999_999)
+    return micros
+
+
+def _fits_nanoseconds(texts: pa.Array) -> bool:
+    """Whether all years are well inside the range of timestamp[ns]; Arrow 18 wraps values outside it."""
+    ends = pc.min_max(texts).as_py()
+    return ends["min"] is None or (ends["min"] >= "1678" and ends["max"] < "2262")
+
+
+def _instants(texts: pa.Array, unit: str) -> pa.Array:
+    """The wall time of texts without a zone, the UTC wall time of texts with one; a column may have both."""
+    local, utc = pa.timestamp(unit), pa.timestamp(unit, "UTC")
+    for target in (local, utc):
+        with suppress(pa.ArrowInvalid):
+            return pc.cast(texts, target).view(local)
+    zoned = pc.match_substring_regex(texts, _ZONED)
+    null = pa.scalar(None, pa.string())
+    return pc.coalesce(
+        pc.cast(pc.if_else(zoned, null, texts), local),
+        pc.cast(pc.if_else(zoned, texts, null), utc).view(local),
+    )
+
+
+def _require_range(numbers: pa.Array, first: int, last: int) -> None:
+    ends = pc.min_max(numbers).as_py()
+    if ends["min"] is not None and (ends["min"] < first or ends["max"] > last):
+        raise NotColumnar
+
+
+def _not_in_range(value: str, kind: str) -> InvalidValue:
+    return InvalidValue(f"{shown(value)} is not a {kind} of the years 0001 to 9999")

@@ -1,0 +1,328 @@
+"""How primitive columns read JSON: one class per type, with its rule and the shortcuts that agree with it.
+
+Numbers, booleans, texts and bytes are here, dates and timestamps in `times`, arrays, maps and structs in `nested`.
+
+Invariant: a value is converted exactly or refused with InvalidValue; nothing is wrapped, truncated or replaced by NULL.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+import re
+from abc import ABC, abstractmethod
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, Inexact, InvalidOperation
+from math import isfinite, isinf, isnan
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.formats.record_decoder import NotColumnar
+from ingestd.formats.row_batches import Value
+from ingestd.schema import INTEGER_BITS, HiveType
+
+_NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+_INTEGER = "[0-9]{1,19}"
+_BOOLEANS = {"true": True, "false": False}  # in any case
+_NOT_FINITE = {"NaN", "Infinity", "-Infinity"}
+_FLOAT_MAX = 3e38  # a little less than the largest float
+_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
+_match_number = re.compile(_NUMBER).fullmatch
+_match_integer = re.compile(f"[+-]?{_INTEGER}").fullmatch
+_EXACT = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation])
+_WIDE = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[InvalidOperation])
+
+
+class InvalidValue(ValueError):
+    """A value does not fit its column; the text is the reason, after the path in a complex value: `tags[3].name: …`."""
+
+    def __init__(self, reason: str, path: str = "") -> None:
+        super().__init__(reason, path)
+        self.reason = reason
+        self.path = path
+
+    def inside(self, step: str) -> InvalidValue:
+        """The same error of the enclosing value; `step` is `.name`, `[3]` or `['key']`."""
+        return InvalidValue(self.reason, step + self.path)
+
+    def __str__(self) -> str:
+        return f"{self.path.removeprefix('.')}: {self.reason}" if self.path else self.reason
+
+
+class Number(str):
+    """A JSON number as its text, so that neither digits nor spelling are lost."""
+
+    __slots__ = ()
+
+
+class PrimitiveType(ABC):
+    """The conversions of one primitive type.
+
+    `value` is the rule. `column` and `is_plain` are faster and cover the common spellings only: where they give an
+    answer, it is the answer of `value`.
+    """
+
+    read_as_text = False  # whether pyarrow's JSON reader is always asked for strings
+
+    def __init__(self, kind: HiveType) -> None:
+        self.kind = kind
+
+    @abstractmethod
+    def value(self, value: object) -> Value:
+        """One JSON value (str, Number, bool, list or dict; never None) as a value of a row. Raises InvalidValue."""
+
+    def column(self, array: pa.Array) -> pa.Array:
+        """A column that pyarrow's JSON reader read as this type, or as strings, in the Arrow type of this type.
+
+        Raises NotColumnar or pa.ArrowInvalid when it cannot tell; `value` decides then.
+        """
+        return array
+
+    def is_plain(self, _value: object) -> bool:
+        """Whether `value` certainly accepts a JSON value whose numbers were parsed as int and float."""
+        return False
+
+
+class IntegerType(PrimitiveType):
+    """tinyint, smallint, int, bigint: a whole number in range, or its text."""
+
+    def __init__(self, kind: HiveType) -> None:
+        super().__init__(kind)
+        self._limit = 1 << (INTEGER_BITS[kind.kind] - 1)
+
+    def value(self, value: object) -> int:
+        text = _number_text(value, self.kind)
+        number = int(text) if _match_integer(text) else self._whole(text)
+        if -self._limit <= number < self._limit:
+            return number
+        raise self._out_of_range(value)
+
+    def column(self, array: pa.Array) -> pa.Array:
+        return _parse_numbers(array, self.kind.arrow, f"^-?{_INTEGER}$")  # Arrow's cast does not take a plus sign
+
+    def is_plain(self, value: object) -> bool:
+        return type(value) is int and -self._limit <= value < self._limit
+
+    def _whole(self, text: str) -> int:
+        """The integer that a text with a point or an exponent stands for."""
+        try:
+            number = Decimal(text)
+        except InvalidOperation:
+            raise self._out_of_range(text) from None
+        if not number:
+            return 0
+        if number.adjusted() > 19:
+            raise self._out_of_range(text)
+        if number.adjusted() < 0 or number != number.to_integral_value(context=_WIDE):
+            raise InvalidValue(f"{shown(text)} is not a whole number, the column is {self.kind}")
+        return int(number)
+
+    def _out_of_range(self, value: object) -> InvalidValue:
+        return InvalidValue(f"{shown(value)} is out of range for {self.kind}")
+
+
+class DecimalType(PrimitiveType):
+    """decimal: a number, or its text, that the precision and the scale hold exactly."""
+
+    def __init__(self, kind: HiveType) -> None:
+        super().__init__(kind)
+        self._unit = Decimal((0, (1,), -kind.scale))
+        self._zero = Decimal((0, (0,), -kind.scale))  # Arrow has no negative zero
+        self._limit = Decimal(10) ** (kind.precision - kind.scale)
+
+    def value(self, value: object) -> Decimal:
+        try:
+            number = Decimal(_number_text(value, self.kind)).quantize(self._unit, context=_EXACT)
+        except (Inexact, InvalidOperation):
+            raise self._not_exact(value) from None
+        if number.copy_abs() < self._limit:
+            return number or self._zero
+        raise self._not_exact(value)
+
+    def column(self, array: pa.Array) -> pa.Array:
+        array = _parse_numbers(array, self.kind.arrow, f"^(?:{_NUMBER})$")
+        array.validate(full=True)  # the JSON reader accepts 123456789.1 for decimal(10,2)
+        return array
+
+    def _not_exact(self, value: object) -> InvalidValue:
+        return InvalidValue(f"{shown(value)} does not fit {self.kind} exactly")
+
+
+class DoubleType(PrimitiveType):
+    """double: the nearest value to a number or its text; the texts NaN, Infinity and -Infinity."""
+
+    max_plain = float("inf")
+
+    def value(self, value: object) -> float:
+        if type(value) is str and value in _NOT_FINITE:
+            return float(value)
+        number = float(_number_text(value, self.kind))
+        if isinf(number):
+            raise self._out_of_range(value)
+        return number
+
+    def column(self, array: pa.Array) -> pa.Array:
+        array = _parse_numbers(array, self.kind.arrow, f"^(?:{_NUMBER})$")
+        require(pc.is_finite(array))  # keeps out overflows and the literal NaN, which the JSON reader accepts
+        return array
+
+    def is_plain(self, value: object) -> bool:
+        if type(value) is not float and type(value) is not int:
+            return False
+        try:
+            number = abs(float(value))
+        except OverflowError:
+            return False
+        return isfinite(number) and number <= self.max_plain
+
+    def _out_of_range(self, value: object) -> InvalidValue:
+        return InvalidValue(f"{shown(value)} is out of range for {self.kind}")
+
+
+class FloatType(DoubleType):
+    """float: as double."""
+
+    max_plain = _FLOAT_MAX
+
+    def value(self, value: object) -> float:
+        number = super().value(value)
+        if isnan(number) or isinf(number):
+            return number
+        # Arrow rounds the text once; text -> double -> float would round twice.
+        single = pc.cast(pa.scalar(str(value)), pa.float32()).as_py()
+        if isinf(single):
+            raise self._out_of_range(value)
+        return float(single)
+
+
+class BooleanType(PrimitiveType):
+    """boolean: true, false, or these as text."""
+
+    def value(self, value: object) -> bool:
+        if isinstance(value, bool):
+            return value
+        if type(value) is str and (boolean := _BOOLEANS.get(value.lower())) is not None:
+            return boolean
+        raise InvalidValue(f"{shown(value)} is not true or false")
+
+    def column(self, array: pa.Array) -> pa.Array:
+        if not pa.types.is_string(array.type):
+            return array
+        lower = pc.ascii_lower(array)
+        true = pc.equal(lower, "true")
+        require(pc.or_(true, pc.equal(lower, "false")))
+        return true
+
+    def is_plain(self, value: object) -> bool:
+        return type(value) is bool
+
+
+class StringType(PrimitiveType):
+    """string: text as it is, numbers as written, the rest as compact JSON."""
+
+    read_as_text = True
+
+    def value(self, value: object) -> str:
+        return str(text_of(value))
+
+    def is_plain(self, value: object) -> bool:
+        return type(value) is str and value.isascii()
+
+
+class SizedStringType(StringType):
+    """varchar, char: as string, of at most `length` characters; char drops trailing blanks first."""
+
+    def value(self, value: object) -> str:
+        text = text_of(value)
+        if self.kind.kind == "char":
+            text = text.rstrip(" ")
+        if len(text) > self.kind.length:
+            raise InvalidValue(f"text of {len(text)} characters is longer than {self.kind}")
+        return text
+
+    def column(self, array: pa.Array) -> pa.Array:
+        if self.kind.kind == "char":
+            array = pc.utf8_rtrim(array, characters=" ")
+        longest = pc.max(pc.utf8_length(array)).as_py()
+        if longest is not None and longest > self.kind.length:
+            raise NotColumnar
+        return array
+
+    def is_plain(self, value: object) -> bool:
+        return type(value) is str and len(value) <= self.kind.length and value.isascii()
+
+
+class BinaryType(PrimitiveType):
+    """binary: text that is decoded if it is valid base64, and is its own UTF-8 bytes if not (HiveJsonReader)."""
+
+    read_as_text = True
+
+    def value(self, value: object) -> bytes:
+        if type(value) is not str:
+            raise InvalidValue(f"{shown(value)} is not a string, the column is binary")
+        return _bytes_of(text_of(value))
+
+    def column(self, array: pa.Array) -> pa.Array:
+        return pa.array([None if text is None else _bytes_of(text) for text in array.to_pylist()], self.kind.arrow)
+
+
+def text_of(value: object) -> str:
+    """A JSON value as text: strings as they are, numbers as written, the rest as compact JSON (Jackson's toString).
+
+    Raises InvalidValue for half a surrogate pair.
+    """
+    text = value if isinstance(value, str) else _dump(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidValue("the text has half a surrogate pair, which UTF-8 cannot hold") from error
+    return text
+
+
+def shown(value: object) -> str:
+    """A value as reject reasons quote it, at most 40 characters."""
+    text = _dump(value) if not isinstance(value, str) else repr(str(value))
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def require(mask: pa.Array) -> None:
+    """Raise NotColumnar unless every non-null value of the mask is true."""
+    if not pc.all(mask, min_count=0).as_py():
+        raise NotColumnar
+
+
+def _dump(value: object) -> str:
+    if isinstance(value, Number):
+        return str(value)
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_quote(key)}:{_dump(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_dump, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _quote(key: str) -> str:
+    return json.dumps(key, ensure_ascii=False)
+
+
+def _number_text(value: object, kind: HiveType) -> str:
+    if isinstance(value, str) and (type(value) is Number or _match_number(value)):
+        return value
+    raise InvalidValue(f"{shown(value)} is not a number, the column is {kind}")
+
+
+def _parse_numbers(array: pa.Array, target: pa.DataType, pattern: str) -> pa.Array:
+    """Numbers of a column that may have been read as text.
+
+    The pattern keeps out what Arrow's cast accepts and JSON does not know: hexadecimal, `nan`, `inf`.
+    """
+    if not pa.types.is_string(array.type):
+        return array
+    require(pc.match_substring_regex(array, pattern))
+    return pc.cast(array, target)
+
+
+def _bytes_of(text: str) -> bytes:
+    if len(text) % 4 == 0 and _BASE64.fullmatch(text):
+        return binascii.a2b_base64(text)
+    return text.encode()

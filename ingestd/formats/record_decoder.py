@@ -1,0 +1,141 @@
+"""The base of all formats: decodes many records at once where that is certain, and one by one where it is not.
+
+A format implements `decode_batch`, which is fast, and `decode_record`, which defines the meaning of a record. The base
+class leaves out tombstones, splits batches that cannot be decoded as a whole, and collects rows and rejects in order.
+
+Invariant: the result depends on each record alone, never on its neighbours or on how records are batched.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import pyarrow as pa
+
+from ingestd.formats.decoder import DecodeResult, Reject, RejectError, drop_rows, total_bytes, without_tombstones
+from ingestd.formats.row_batches import Row, RowBatches, TimestampUnits
+from ingestd.schema import Column
+
+MAX_BYTES = 1 << 30  # of one batch; Arrow's string offsets have 31 bits
+SMALLEST_BATCH = 256  # records; a smaller batch is not split but decoded one by one
+PARTS = 16  # of a batch that is split: few levels, whether one record is bad or all are
+MAX_FAILURES = 4  # smallest batches in a row; after that nothing is split any more, as each attempt costs about 1 ms
+
+RejectReasons = Mapping[int, tuple[str, str]]  # column and reason of each reject, by the index of its record
+
+
+class NotColumnar(Exception):
+    """Raised by `decode_batch` for records that it cannot decode as a whole; they are then decoded in smaller parts."""
+
+
+class RecordDecoder(ABC):
+    """A decoder of one format; see `Decoder` for the contract.
+
+    A subclass implements `decode_batch` and `decode_record`, and may override `check` with a faster one. A format
+    without a columnar reader raises NotColumnar in `decode_batch`.
+
+    `tombstones` says what a record without value is: "stop" makes it a reject, "skip" leaves it out. No batch passed to
+    `decode_batch` has more than `max_bytes`.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        *,
+        tombstones: Literal["stop", "skip"] = "stop",
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
+        self.columns = tuple(columns)
+        self._skip_tombstones = tombstones == "skip"
+        self._max_bytes = max_bytes
+        self._units = TimestampUnits(columns)
+
+    @abstractmethod
+    def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
+        """A batch with one row per value, and the rejects among them, whose rows hold anything.
+
+        Both must agree with `decode_record`. Raises NotColumnar when this is not certain.
+        """
+
+    @abstractmethod
+    def decode_record(self, value: bytes) -> Row:
+        """The row of one record: the reference for `decode_batch`. Raises RejectError."""
+
+    def check(self, value: bytes) -> Reject | None:
+        """The reject that `decode` returns for this record alone, with row 0; None if it becomes a row."""
+        try:
+            self._units.of(self.decode_record(value))
+        except RejectError as error:
+            return Reject.of(0, value, error.column, error.reason)
+        return None
+
+    def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
+        """See `Decoder`. Batches of 20,000 to 100,000 records are the fastest."""
+        records = without_tombstones(values)
+        indexes: Sequence[int] = range(len(values))
+        rejects: list[Reject] = []
+        if len(records) < len(values):
+            indexes = [index for index, value in enumerate(values) if value is not None]
+            if not self._skip_tombstones:
+                rejects = [
+                    Reject.of(index, None, "", "record has no value (tombstone)")
+                    for index, value in enumerate(values)
+                    if value is None
+                ]
+        splitter = _Splitter(self, self._max_bytes)
+        splitter.decode(records, 0)
+        rejects += [
+            Reject.of(indexes[index], records[index], column, reason)
+            for index, (column, reason) in splitter.rejects.items()
+        ]
+        skipped = len(values) - len(records) if self._skip_tombstones else 0
+        return DecodeResult(splitter.rows.close(), sorted(rejects, key=lambda reject: reject.row), skipped)
+
+
+class _Splitter:
+    """One call of `RecordDecoder.decode`: decodes batches as a whole, and parts of them where that fails."""
+
+    def __init__(self, decoder: RecordDecoder, max_bytes: int) -> None:
+        self.rows = RowBatches(decoder.columns)
+        self.rejects: dict[int, tuple[str, str]] = {}
+        self._decoder = decoder
+        self._max_bytes = max_bytes
+        self._failures = 0
+
+    def decode(self, values: Sequence[bytes], start: int) -> None:
+        """Decode the values; the first has the index `start`."""
+        if not values:
+            return
+        fits = total_bytes(values) + len(values) <= self._max_bytes
+        smallest = SMALLEST_BATCH if fits else 1
+        if fits and self._decode_batch(values, start):
+            self._failures = 0
+        elif len(values) <= smallest or self._failures >= MAX_FAILURES:
+            for index, value in enumerate(values, start):
+                self._decode_record(value, index)
+            self._failures += 1
+        else:
+            size = max(smallest, -(-len(values) // PARTS))
+            for first in range(0, len(values), size):
+                self.decode(values[first : first + size], start + first)
+
+    def _decode_batch(self, values: Sequence[bytes], start: int) -> bool:
+        """Whether the values were decoded as a whole."""
+        try:
+            batch, rejects = self._decoder.decode_batch(values)
+        except NotColumnar:
+            return False
+        if rejects:
+            self.rejects.update((start + row, cause) for row, cause in rejects.items())
+            batch = drop_rows(batch, rejects)
+        if batch.num_rows:
+            self.rows.add_batch(batch)
+        return True
+
+    def _decode_record(self, value: bytes, index: int) -> None:
+        try:
+            self.rows.add_row(self._decoder.decode_record(value))
+        except RejectError as error:
+            self.rejects[index] = (error.column, error.reason)

@@ -1,0 +1,130 @@
+"""The base of all formats: how batches are split, and how rows and rejects are put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestd.formats.decoder import Reject, RejectError
+from ingestd.formats.record_decoder import (
+    MAX_FAILURES,
+    PARTS,
+    SMALLEST_BATCH,
+    NotColumnar,
+    RecordDecoder,
+    RejectReasons,
+)
+from ingestd.formats.row_batches import Row, batch_of
+from ingestd.schema import Column, HiveType
+
+COLUMNS = [Column("id", HiveType.parse("int"))]
+
+
+class Numbers(RecordDecoder):
+    """Numbers as text; `-` is a reject of the batch, any other text makes the batch fail."""
+
+    def __init__(self, *, max_bytes: int = 1 << 30, tombstones: Literal["stop", "skip"] = "stop") -> None:
+        super().__init__(COLUMNS, max_bytes=max_bytes, tombstones=tombstones)
+        self.batches: list[int] = []
+        self.records = 0
+
+    def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
+        self.batches.append(len(values))
+        if not all(value.isdigit() or value == b"-" for value in values):
+            raise NotColumnar
+        rejects = {row: ("id", "is a dash") for row, value in enumerate(values) if value == b"-"}
+        ids = [0 if row in rejects else int(value) for row, value in enumerate(values)]
+        return batch_of(self.columns, [pa.array(ids, pa.int32())]), rejects
+
+    def decode_record(self, value: bytes) -> Row:
+        self.records += 1
+        if value == b"-":
+            raise RejectError("id", "is a dash")
+        if not value.isdigit():
+            raise RejectError("", "is not a number")
+        return [int(value)]
+
+
+def numbers(count: int, bad: dict[int, bytes]) -> list[bytes]:
+    return [bad.get(number, b"%d" % number) for number in range(count)]
+
+
+@settings(deadline=None)
+@given(
+    values=st.lists(st.sampled_from([b"1", b"22", b"-", b"x", None]), max_size=40),
+    repeated=st.integers(1, 40),
+    max_bytes=st.sampled_from([1, 30, 1 << 30]),
+    tombstones=st.sampled_from(["stop", "skip"]),
+)
+def test_decode_when_any_records_then_rows_and_rejects_are_those_of_single_records(
+    values: list[bytes | None], repeated: int, max_bytes: int, tombstones: Literal["stop", "skip"]
+) -> None:
+    records = values * repeated
+    decoder = Numbers(max_bytes=max_bytes, tombstones=tombstones)
+
+    decoded = decoder.decode(records)
+
+    assert [row for batch in decoded.batches for row in batch.column(0).to_pylist()] == [
+        int(record) for record in records if record is not None and record.isdigit()
+    ]
+    no_value = ("", "record has no value (tombstone)")
+    expected = {b"-": ("id", "is a dash"), b"x": ("", "is not a number"), None: no_value}
+    assert [(reject.row, reject.column, reject.reason) for reject in decoded.rejects] == [
+        (index, *expected[record])
+        for index, record in enumerate(records)
+        if record in expected and not (record is None and tombstones == "skip")
+    ]
+    assert decoded.skipped == (records.count(None) if tombstones == "skip" else 0)
+    assert decoded.rows + len(decoded.rejects) + decoded.skipped == len(records)
+
+
+def test_decode_when_all_records_are_good_then_one_batch() -> None:
+    decoder = Numbers()
+    decoded = decoder.decode(numbers(10_000, {7: b"-"}))
+    assert (decoder.batches, decoder.records) == ([10_000], 0)
+    assert ([batch.num_rows for batch in decoded.batches], [reject.row for reject in decoded.rejects]) == ([9_999], [7])
+
+
+def test_decode_when_one_record_fails_then_only_its_smallest_batch_is_decoded_one_by_one() -> None:
+    count = SMALLEST_BATCH * PARTS * PARTS
+    decoder = Numbers()
+    decoded = decoder.decode(numbers(count, {5_000: b"x"}))
+    assert decoder.records == SMALLEST_BATCH
+    assert len(decoder.batches) == 1 + 2 * PARTS
+    assert [reject.row for reject in decoded.rejects] == [5_000]
+
+
+def test_decode_when_all_records_fail_then_splitting_ends_after_some_failures() -> None:
+    decoder = Numbers()
+    decoder.decode([b"x"] * (SMALLEST_BATCH * PARTS * PARTS))
+    assert decoder.batches.count(SMALLEST_BATCH) == PARTS >= MAX_FAILURES  # only the first part of the first split
+    assert decoder.records == SMALLEST_BATCH * PARTS * PARTS
+
+
+def test_decode_when_records_are_too_large_for_one_batch_then_in_parts() -> None:
+    decoder = Numbers(max_bytes=40)
+    decoded = decoder.decode([None, *numbers(100, {70: b"-"})])
+    assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, ""), (71, "id")]
+    assert [row for batch in decoded.batches for row in batch.column(0).to_pylist()] == [
+        n for n in range(100) if n != 70
+    ]
+    assert decoder.records == 0
+    assert max(decoder.batches) * 3 <= 40
+
+
+def test_decode_when_one_record_is_too_large_then_it_is_decoded_by_itself() -> None:
+    decoder = Numbers(max_bytes=4)
+    assert decoder.decode([b"123456", b"7"]).rows == 2
+    assert decoder.records == 1
+
+
+@pytest.mark.parametrize(("value", "reason"), [(b"1", None), (b"-", "is a dash"), (b"x", "is not a number")])
+def test_check_when_one_record_then_the_reject_of_decode(value: bytes, reason: str | None) -> None:
+    rejects: list[Reject] = [reject for reject in [Numbers().check(value)] if reject]
+    assert [reject.reason for reject in rejects] == ([reason] if reason else [])
+    assert rejects == Numbers().decode([value]).rejects
