@@ -1,1 +1,1 @@
-"""Measurements that anybody can repeat: `python -m bench.ingest`."""
+"""Benchmarks that run on one machine: `python -m bench.ingest` and `python -m bench.streaming`."""

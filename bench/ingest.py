@@ -1,8 +1,7 @@
-"""`python -m bench.ingest`: ingestd and Spark's own path drain the same topic, side by side, on this machine.
+"""`python -m bench.ingest` compares ingestd with Spark's own Kafka source on the same topic and machine.
 
-Invariant: both run as a user would run them, over the same broker with the same two cores, and what is compared is the
-steady rate of ingestd (start excluded) with the *warm* second drain of Spark in one session. Rates of one run are
-comparable with each other only: quote the ratio.
+Both run as a user would run them, with the same broker and two cores. The steady rate of ingestd, without its start, is
+compared with the second, warm drain of one Spark session. Rates are only comparable within one run: quote the ratio.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from bench.latency import Latency, end, latency, produce_steadily
+from bench.latency import Latency, latency, produce_steadily, stop
 from bench.memory import PeakMemory
 from bench.records import COLUMNS, records
 from ingestd.clock import Deadline, monotonic, pause
@@ -33,7 +32,7 @@ _TOPIC = "backlog"
 _PARTITIONS = 16
 
 
-# Of the ids 0, 1, 2 …: a lost or doubled one changes it. (To count distinct ones takes more memory than there is.)
+# A lost or duplicate id of 0, 1, 2 … changes it. Counting distinct ids would need too much memory.
 _FINGERPRINT = "count(*), min(id), max(id), sum(id), sum(pmod(id * 7919, 1000003))"
 
 
@@ -44,10 +43,10 @@ def _fingerprint(count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """One drain by ingestd: seconds of the whole process, MiB, ms by step.
+    """One drain by ingestd: `seconds` of the whole process, its peak memory in MiB, and milliseconds per step.
 
-    `rate` is records a second from the first commit to the last, `warm` over the second half of the records: what runs
-    on a JVM needs some seconds to reach its speed, and the rival's second drain of one session has had them.
+    `rate` is records per second from the first commit to the last. `warm` is the same over the second half of the
+    records: a JVM needs some seconds to warm up, which the second drain of Spark does not include either.
     """
 
     seconds: float
@@ -58,7 +57,7 @@ class Drain:
 
 
 class Bench:
-    """One sandbox and what is measured on it; `folder` holds configurations, logs and the rival's files."""
+    """The measurements on one sandbox; `folder` is for configurations, logs and the files that Spark writes."""
 
     def __init__(self, addresses: Addresses, folder: Path, count: int) -> None:
         self._addresses = addresses
@@ -67,14 +66,14 @@ class Bench:
         self._number = 0
 
     def backlog(self) -> None:
-        """Produce the backlog."""
+        """Create the topic and produce the records that are drained."""
         create_topic(self._addresses.kafka, _TOPIC, _PARTITIONS)
         began = monotonic()
         produce(self._addresses.kafka, _TOPIC, records(self._count), lambda _more: None)
         print(f"produced {self._count:,} records in {monotonic() - began:.0f} s", flush=True)
 
     def ingestd(self) -> Drain:
-        """Drain the backlog into an ACID table by `ingestd run --until-caught-up`."""
+        """Drain the topic into an ACID table with `ingestd run --until-caught-up`."""
         name, config = self._table_and_config(_TOPIC, {})
         began = monotonic()
         daemon = self._daemon(name, config, "--until-caught-up")
@@ -82,7 +81,7 @@ class Bench:
             with PeakMemory(daemon.pid) as peak:
                 assert daemon.wait() == 0, (self._folder / f"{name}.log").read_text(encoding="utf-8")[-3000:]
         finally:
-            end(daemon)
+            stop(daemon)
         seconds = monotonic() - began
         assert self._sql(f"SELECT {_FINGERPRINT} FROM {name}") == [_fingerprint(self._count)]
         commits = [c for c in self._commits(name) if c["rows"]]
@@ -92,26 +91,26 @@ class Bench:
                 steps[step] = steps.get(step, 0) + ms
         return Drain(seconds, _rate(commits), _warm_rate(commits), peak.bytes >> 20, steps)
 
-    def rival(self) -> dict[str, float]:
-        """Drain the backlog by Spark's own path; records a second, cold and warm."""
-        command = [sys.executable, "-m", "bench.rival", self._addresses.kafka, _TOPIC, str(self._folder / "rival")]
+    def spark(self) -> dict[str, float]:
+        """Drain the topic twice with Spark; the `cold` and the `warm` rate in records per second."""
+        command = [sys.executable, "-m", "bench.spark", self._addresses.kafka, _TOPIC, str(self._folder / "spark")]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-        said = json.loads(done.stdout.splitlines()[-1])
-        assert said["rows"] == self._count
-        return {"cold": self._count / said["cold"], "warm": self._count / said["warm"]}
+        result = json.loads(done.stdout.splitlines()[-1])
+        assert result["rows"] == self._count
+        return {"cold": self._count / result["cold"], "warm": self._count / result["warm"]}
 
     def latency(self, seconds: float) -> Latency:
-        """1,000 records a second, commits every second."""
+        """The latency at 1,000 records per second with a commit every second."""
         create_topic(self._addresses.kafka, "steady", _PARTITIONS)
         name, config = self._table_and_config("steady", {"interval": "1s"})
         daemon = self._daemon(name, config)
-        # The first seconds are the start of Spark and of its workers, not the steady state.
+        # The first seconds measure the start of Spark and its workers, not the steady state.
         produce_steadily(self._addresses.kafka, "steady", 1000, 10)
         sent = produce_steadily(self._addresses.kafka, "steady", 1000, seconds)
         limit = Deadline.after(60)
         while not self._has_all(name, sent) and not limit.passed:
             pause(0.2)
-        end(daemon)
+        stop(daemon)
         return latency(self._commits(name), sent)
 
     def _has_all(self, name: str, sent: dict[int, list[tuple[int, float]]]) -> bool:
@@ -153,7 +152,7 @@ class Bench:
 
 
 def _warm_rate(commits: list[dict[str, Any]]) -> float:
-    """Records a second of the commits after the one that completes the first half."""
+    """Records per second after the commit that completes the first half of the records."""
     done, half = 0, sum(c["rows"] for c in commits) / 2
     for number, commit in enumerate(commits):
         done += commit["rows"]
@@ -163,18 +162,18 @@ def _warm_rate(commits: list[dict[str, Any]]) -> float:
 
 
 def _rate(commits: list[dict[str, Any]]) -> float:
-    """Records a second between the first and the last commit: the first pays for what came before it."""
+    """Records per second between the first and the last commit; the first one includes the start of the daemon."""
     times = [datetime.fromisoformat(c["timestamp"].replace("Z", "+00:00")).timestamp() for c in commits]
     return float(sum(c["rows"] for c in commits[1:]) / (times[-1] - times[0])) if len(commits) > 1 else 0.0
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(prog="python -m bench.ingest", description=__doc__)
-    parser.add_argument("--records", type=int, default=4_000_000)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--latency-seconds", type=float, default=30)
-    parser.add_argument("--skip-rival", action="store_true")
+    parser.add_argument("--records", type=int, default=4_000_000, help="records in the topic")
+    parser.add_argument("--runs", type=int, default=3, help="drains by each; the medians are printed")
+    parser.add_argument("--latency-seconds", type=float, default=30, help="0 skips the latency")
+    parser.add_argument("--skip-spark", "--skip-rival", action="store_true", help="measure ingestd only")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ingestd-bench-") as home:
         box = Sandbox(SandboxOptions(state_dir=Path(home) / "sandbox", hiveserver2=True))
@@ -183,31 +182,31 @@ def main() -> None:
             bench.backlog()
             _compare(bench, arguments)
             if arguments.latency_seconds:
-                waited = bench.latency(arguments.latency_seconds)
-                print(f"latency of {waited.records:,} records: p50 {waited.p50:.2f} s, p99 {waited.p99:.2f} s")
+                result = bench.latency(arguments.latency_seconds)
+                print(f"latency of {result.records:,} records: p50 {result.p50:.2f} s, p99 {result.p99:.2f} s")
         finally:
             box.down()
 
 
 def _compare(bench: Bench, arguments: argparse.Namespace) -> None:
-    """Runs of both, one after the other in turn, and the medians."""
+    """Drain with ingestd and Spark in turn, and print the medians."""
     ours: list[Drain] = []
     theirs: list[dict[str, float]] = []
     for run in range(arguments.runs):
         ours.append(bench.ingestd())
         print(f"run {run + 1}: ingestd {json.dumps(asdict(ours[-1]))}", flush=True)
-        if not arguments.skip_rival:
-            theirs.append(bench.rival())
-            print(f"run {run + 1}: spark's own path {json.dumps(theirs[-1])}", flush=True)
+        if not arguments.skip_spark:
+            theirs.append(bench.spark())
+            print(f"run {run + 1}: spark {json.dumps(theirs[-1])}", flush=True)
     rate, ours_warm = (statistics.median(rates) for rates in zip(*((o.rate, o.warm) for o in ours), strict=True))
     whole = statistics.median(arguments.records / o.seconds for o in ours)
     print(
-        f"ingestd: {rate:,.0f} records/s steady, {ours_warm:,.0f} over the second half, {whole:,.0f} with its start; "
-        f"peak {max(o.peak_mib for o in ours)} MiB"
+        f"ingestd: {rate:,.0f} records/s steady, {ours_warm:,.0f} over the second half, {whole:,.0f} including its start; peak "
+        f" {max(o.peak_mib for o in ours)} MiB"
     )
     if theirs:
         cold, warm = (statistics.median(t[kind] for t in theirs) for kind in ("cold", "warm"))
-        print(f"spark's own path: {warm:,.0f} records/s warm, {cold:,.0f} cold")
+        print(f"spark: {warm:,.0f} records/s warm, {cold:,.0f} cold")
         print(
             f"ratio: {rate / warm:.2f} (steady to warm), {ours_warm / warm:.2f} (second half to warm), "
             f"{whole / cold:.2f} (whole process to cold drain)"

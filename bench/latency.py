@@ -1,7 +1,7 @@
-"""Latency from produced to readable, at a steady rate.
+"""The latency from produced to readable at a steady rate.
 
-Invariant: every record that the run produced is in the percentiles. A record is readable from the moment its commit
-returned: the time of the commit's log line less the milliseconds of the mirror, which comes after it.
+Invariant: the percentiles cover every record that was produced. A record is readable once its commit has returned: the
+time of the log line `committed` minus the milliseconds of the offset mirror, which follows the commit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TICK_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds, over `records` records."""
+    """Percentiles in seconds over `records` records."""
 
     p50: float
     p99: float
@@ -31,7 +31,7 @@ class Latency:
 
 
 def produce_steadily(servers: str, topic: str, per_second: int, seconds: float) -> dict[int, list[tuple[int, float]]]:
-    """Produce at a rate; returns (offset, time produced) of each record by partition, offsets ascending."""
+    """Produce at a rate; returns the (offset, time produced) of each record by partition, in order of offsets."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 0})
     sent: dict[int, list[tuple[int, float]]] = {}
 
@@ -56,7 +56,7 @@ def produce_steadily(servers: str, topic: str, per_second: int, seconds: float) 
 
 
 def latency(commits: Iterable[dict[str, Any]], sent: dict[int, list[tuple[int, float]]]) -> Latency:
-    """Percentiles over all records sent."""
+    """The percentiles over all records sent."""
     ends: dict[int, list[tuple[int, float]]] = {}
     for commit in commits:
         readable = datetime.fromisoformat(commit["timestamp"].replace("Z", "+00:00")).timestamp()
@@ -64,15 +64,15 @@ def latency(commits: Iterable[dict[str, Any]], sent: dict[int, list[tuple[int, f
         for text in commit["ranges"]:
             partition, last = int(text.partition("[")[2].partition("]")[0]), int(text.rpartition("..")[2])
             ends.setdefault(partition, []).append((last, readable))
-    waited = sorted(
+    latencies = sorted(
         ends[partition][bisect_right(ends[partition], (offset, float("inf")))][1] - at
         for partition, pairs in sent.items()
         for offset, at in pairs
     )
-    return Latency(waited[len(waited) // 2], waited[len(waited) * 99 // 100], len(waited))
+    return Latency(latencies[len(latencies) // 2], latencies[len(latencies) * 99 // 100], len(latencies))
 
 
-def end(daemon: subprocess.Popen[bytes]) -> None:
-    """Stop a daemon and see that it ended well."""
+def stop(daemon: subprocess.Popen[bytes]) -> None:
+    """Stop a daemon; its exit code must be 0."""
     daemon.terminate()
     assert daemon.wait(60) == 0

@@ -1,6 +1,6 @@
-"""Peak memory of a process tree.
+"""The peak memory of a process tree.
 
-Invariant: what is counted is PSS, which shares pages fairly among processes; forked workers are not counted double.
+Invariant: it is the sum of the PSS of all processes, so pages that forked workers share are counted once.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import psutil
 
 from ingestd.clock import pause
 
-# Each look walks the page tables of every process of the tree and costs what the drain could use.
+# Each sample walks the page tables of every process, which takes CPU time from the drain.
 _EVERY_SECONDS = 1.0
 
 
 class PeakMemory:
-    """Samples a process and its children while the block lasts; `bytes` is the highest sum seen."""
+    """Samples a process and its children inside a `with` statement; `bytes` is the highest sum seen."""
 
     def __init__(self, pid: int) -> None:
         self.bytes = 0

@@ -1,7 +1,7 @@
-"""`python -m bench.streaming`: records a second of each writer of `ingestd.streaming`, one thread, beside a rival.
+"""`python -m bench.streaming` measures the records per second of each writer of `ingestd.streaming` in one thread.
 
-Invariant: 200,000 records a transaction, ready in memory, commits included; every row is counted by HiveServer2 at the
-end. Rates of one run are comparable with each other only: quote the ratio.
+Each transaction writes 200,000 records that are in memory; commits are included, and HiveServer2 counts every row at
+the end. Rates are only comparable within one run: quote the ratio to another implementation, see `--rival`.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from ingestd.streaming import (
 _COLUMNS = "id bigint, ts timestamp, `user` string, amount double, flag boolean, note string"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
 _WARM_UP = 1
-_METASTORE_WARM_UP = 30  # transactions; the rival's has seen as many before the run that is compared
+_METASTORE_WARM_UP = 30  # transactions; the rival's metastore has run as many before its measurement
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to write: the writer, what one transaction writes, and the rival's figure that it is compared with."""
+    """One way to write: the writer, what one transaction writes, and the rate of `--rival` that it is compared with."""
 
     name: str
     writer: Any
@@ -49,7 +49,7 @@ class Case:
 
 
 def rows(count: int) -> list[tuple[int, str, str, float, bool, str]]:
-    """Records of about 142 bytes as JSON and 84 as delimited text."""
+    """Rows of about 142 bytes as JSON and 84 bytes as delimited text."""
     choose = random.Random(42)
     first = datetime(2025, 1, 1)
     return [
@@ -66,12 +66,12 @@ def rows(count: int) -> list[tuple[int, str, str, float, bool, str]]:
 
 
 def cases(count: int) -> list[Case]:
-    """Every writer with its way in."""
-    made = rows(count)
+    """Every writer with every kind of input."""
+    data = rows(count)
     names = ("id", "ts", "user", "amount", "flag", "note")
-    as_json = [json.dumps(dict(zip(names, row, strict=True))).encode() for row in made]
-    as_text = [",".join(map(_text, row)).encode() for row in made]
-    arrow = pa.table(dict(zip(names, map(list, zip(*made, strict=True)), strict=True)))
+    as_json = [json.dumps(dict(zip(names, row, strict=True))).encode() for row in data]
+    as_text = [",".join(map(_text, row)).encode() for row in data]
+    arrow = pa.table(dict(zip(names, map(list, zip(*data, strict=True)), strict=True)))
     stamps = arrow.column("ts").cast(pa.timestamp("ns"))
     arrow = arrow.set_column(1, "ts", stamps)
     delimited = StrictDelimitedInputWriter(field_delimiter=",")
@@ -102,7 +102,7 @@ def _text(value: object) -> str:
 
 
 def measure(addresses: Addresses, case: Case, count: int, transactions: int, *, optimized: bool) -> tuple[float, int]:
-    """Records a second of a fresh table's transactions after one to warm up, and bytes of its files for one record."""
+    """Records per second written to a new table, after a warm-up transaction, and bytes per record of its files."""
     table = re.sub(r"\W+", "_", case.name.lower()) + f"_{random.randrange(10**6)}"
     assert addresses.hiveserver2
     acid = "STORED AS ORC TBLPROPERTIES ('transactional'='true', 'no_auto_compaction'='true')"
@@ -114,8 +114,8 @@ def measure(addresses: Addresses, case: Case, count: int, transactions: int, *, 
         streaming_optimizations=optimized,
     ) as connection:
         began = 0.0
-        for turn in range(_WARM_UP + transactions):
-            began = monotonic() if turn == _WARM_UP else began
+        for number in range(_WARM_UP + transactions):
+            began = monotonic() if number == _WARM_UP else began
             with connection.transaction():
                 case.write(connection)
         seconds = monotonic() - began
@@ -132,18 +132,18 @@ def measure(addresses: Addresses, case: Case, count: int, transactions: int, *, 
 
 
 def rival(command: str) -> dict[str, float]:
-    """The rival's figures: the last line it prints, `peer_NAME=RECORDS_PER_SECOND …`."""
+    """The rates of another implementation, from the last line it prints: `peer_NAME=RECORDS_PER_SECOND …`."""
     printed = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
     return {name: float(rate) for name, rate in re.findall(r"peer_(\w+)=(\d+)", printed.splitlines()[-1])}
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(prog="python -m bench.streaming", description=__doc__)
-    parser.add_argument("--rows", type=int, default=200_000)
-    parser.add_argument("--transactions", type=int, default=5)
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--rival", default="", help="a command whose last line is peer_json_timestamp=… peer_csv=…")
+    parser.add_argument("--rows", type=int, default=200_000, help="records per transaction")
+    parser.add_argument("--transactions", type=int, default=5, help="transactions per measurement")
+    parser.add_argument("--runs", type=int, default=3, help="measurements per writer; the median is printed")
+    parser.add_argument("--rival", default="", help="a command that prints peer_json_timestamp=… peer_csv=… last")
     parser.add_argument("--metastore-db", metavar="URL", help="an empty PostgreSQL database instead of embedded Derby")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ingestd-bench-") as folder:
@@ -160,17 +160,17 @@ def _run(addresses: Addresses, given: argparse.Namespace) -> None:
     against = rival(given.rival) if given.rival else {}
     for name, rate in against.items():
         print(f"rival {name}: {rate:,.0f} records/s", flush=True)
-    made = cases(given.rows)
-    measure(addresses, made[0], given.rows, _METASTORE_WARM_UP, optimized=True)
-    for case in made:
+    all_cases = cases(given.rows)
+    measure(addresses, all_cases[0], given.rows, _METASTORE_WARM_UP, optimized=True)
+    for case in all_cases:
         for optimized in (True, False):
             runs = [
                 measure(addresses, case, given.rows, given.transactions, optimized=optimized) for _ in range(given.runs)
             ]
             rate, size = statistics.median(run[0] for run in runs), runs[0][1]
-            ratio = f", {rate / against[case.rival]:.2f} times the rival's {case.rival}" if against else ""
+            ratio = f", {rate / against[case.rival]:.2f} times {case.rival} of the rival" if against else ""
             how = "" if optimized else ", without streaming optimizations"
-            print(f"{case.name}{how}: {rate:,.0f} records/s, {size} bytes a record{ratio}", flush=True)
+            print(f"{case.name}{how}: {rate:,.0f} records/s, {size} bytes/record{ratio}", flush=True)
 
 
 if __name__ == "__main__":

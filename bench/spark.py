@@ -1,8 +1,7 @@
-"""What a user would write instead: Spark's own Kafka source, `from_json`, ORC files.
+"""`python -m bench.spark SERVERS TOPIC FOLDER` drains a topic with Spark's Kafka source and `from_json` into ORC files.
 
-Invariant: the same topic, the same `local[2]`, the same compression; run as its own process, which prints one JSON line
-with the seconds of a first (cold) and a second (warm) drain in one session.
-`python -m bench.rival SERVERS TOPIC FOLDER`
+Invariant: it uses the same `local[2]` and the same compression as ingestd. It prints one JSON line with the number of
+rows and the seconds of a first (cold) and a second (warm) drain in one session.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ingestd.clock import monotonic
 from ingestd.java import find_java
 
 _SCHEMA = "id bigint, ts timestamp, user_name string, amount double, flag boolean, note string"
-# The only versions that the Maven repository serves together with their token provider; 4.0.0 runs on every PySpark 4.
+# Versions that Maven Central has together with their token provider; 4.0.0 runs with every PySpark 4.
 _PACKAGE = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
     if pyspark.__version__.startswith("4")
@@ -28,7 +27,7 @@ _PACKAGE = (
 
 
 def drain(spark: SparkSession, servers: str, topic: str, folder: str) -> float:
-    """Seconds of one drain into ORC files."""
+    """Drain the topic into ORC files; returns the seconds it took."""
     began = monotonic()
     source = (
         spark.read.format("kafka")
@@ -43,12 +42,12 @@ def drain(spark: SparkSession, servers: str, topic: str, folder: str) -> float:
 
 
 def main() -> None:
-    """Drain twice and say how long each took, and how many rows came out."""
+    """Drain twice; print the seconds of each drain and the number of rows."""
     servers, topic, folder = sys.argv[1:]
     os.environ["JAVA_HOME"] = str(find_java())
     spark = (
         SparkSession.builder.master("local[2]")
-        .appName("rival")
+        .appName("bench")
         .config("spark.jars.packages", _PACKAGE)
         .config("spark.jars.excludes", "org.slf4j:slf4j-api")
         .config("spark.ui.enabled", "false")
