@@ -201,8 +201,8 @@ def _compare(bench: Bench, arguments: argparse.Namespace) -> None:
     rate, ours_warm = (statistics.median(rates) for rates in zip(*((o.rate, o.warm) for o in ours), strict=True))
     whole = statistics.median(arguments.records / o.seconds for o in ours)
     print(
-        f"ingestd: {rate:,.0f} records/s steady, {ours_warm:,.0f} over the second half, {whole:,.0f} including its start; peak "
-        f" {max(o.peak_mib for o in ours)} MiB"
+        f"ingestd: {rate:,.0f} records/s steady, {ours_warm:,.0f} over the second half, {whole:,.0f} with its start; "
+        f"peak {max(o.peak_mib for o in ours)} MiB"
     )
     if theirs:
         cold, warm = (statistics.median(t[kind] for t in theirs) for kind in ("cold", "warm"))

@@ -28,8 +28,8 @@ With `bad_values="reject"` an invalid field ("all else", "out of range", "too la
 has no such option. Elements of complex columns follow the rows of their types; deeper levels are delimited by \x04,
 \x05 … \x08. Map entries whose key is NULL are dropped, as Hive does; with `bad_values="reject"` an invalid key is a
 reject.
-A delimiter may be written as its byte code ("44", as in Hive). Of a longer text, and of bytes above 127, Hive takes the
-first character; here they are a ConfigError, and so are two equal delimiters.
+A delimiter may be written as its byte code ("44", as in Hive). Hive takes the first character of a longer text; here
+that is a ConfigError, as are bytes above 127 and two equal delimiters.
 """
 
 from __future__ import annotations

@@ -24,10 +24,7 @@ Row = Sequence[Any]  # one Value per column
 EPOCH = date(1970, 1, 1).toordinal()
 FIRST_DAY, LAST_DAY = date.min.toordinal() - EPOCH, date.max.toordinal() - EPOCH  # years 0001 to 9999
 FIRST_SECOND, LAST_SECOND = FIRST_DAY * 86_400, (LAST_DAY + 1) * 86_400 - 1
-FIRST_NANO, LAST_NANO = (
-    -(2**63) + 1,
-    2**63 - 1,
-)  # what timestamp[ns] holds: years 1678 to 2261 and parts of their neighbours
+FIRST_NANO, LAST_NANO = -(2**63) + 1, 2**63 - 1  # the range of timestamp[ns], years 1677 to 2262
 NANOS_PER_SECOND = 1_000_000_000
 NANOS_PER_MICRO = 1000
 

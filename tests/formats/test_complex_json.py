@@ -1,4 +1,4 @@
-"""Complex types: their texts, what JSON becomes of them, and what is refused and where."""
+"""Complex types: how their texts are parsed, and how JSON values are decoded or rejected, with the path."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DAY = 86_400 * 10**9
         ("array<array<array<binary>>>", "array<array<array<binary>>>"),
     ],
 )  # fmt: skip
-def test_parse_when_complex_then_text_comes_back(text: str, expected: str) -> None:
+def test_parse_when_complex_then_the_same_text_is_formatted(text: str, expected: str) -> None:
     kind = HiveType.parse(text)
     assert str(kind) == expected
     assert HiveType.parse(expected) == kind
@@ -71,7 +71,7 @@ def test_parse_when_not_supported_then_invalid_table(text: str, reason: str) -> 
 
 
 def one(type_text: str, text: str) -> Any:
-    """The value of a column of this type for one JSON text, by the slow path; the reason if it does not fit."""
+    """The value of a column of this type for one JSON text, or the reason of the reject."""
     decoded = JsonDecoder([Column("c", HiveType.parse(type_text))]).decode([b'{"c":' + text.encode() + b"}"])
     if decoded.rejects:
         assert [reject.column for reject in decoded.rejects] == ["c"]
@@ -81,7 +81,7 @@ def one(type_text: str, text: str) -> Any:
 
 
 def values(array: pa.Array) -> list[Any]:
-    """What `nested.converter` gave: nanoseconds, days, tuples, lists of pairs."""
+    """The values as `nested.converter` returns them: nanoseconds, days, tuples, lists of pairs."""
     array.validate(full=True)
     if pa.types.is_struct(array.type):
         rows = zip(*map(values, array.flatten()), strict=True)
@@ -120,7 +120,7 @@ def values(array: pa.Array) -> list[Any]:
         ("array<timestamp>", '["0001-01-01 00:00:00.000001","9999-12-31 23:59:59.999999",null]',
          [-719162 * DAY + 1000, 2932897 * DAY - 1000, None]),
         ("struct<t:timestamp>", '{"t":"1970-01-02 00:00:00.000000001"}', (DAY + 1,)),
-        # refused
+        # rejects
         ("array<int>", "{}", "{} is not an array, the type is array<int>"),
         ("array<int>", '"[1]"', "'[1]' is not an array, the type is array<int>"),
         ("map<string,int>", "[]", "[] is not an object, the type is map<string,int>"),
@@ -136,7 +136,9 @@ def values(array: pa.Array) -> list[Any]:
          "nanoseconds are kept only if every timestamp of the record is in the years 1678 to 2261"),
     ],
 )  # fmt: skip
-def test_decode_when_complex_value_then_exact_or_the_place_is_named(type_text: str, text: str, expected: Any) -> None:
+def test_decode_when_complex_value_then_exact_or_the_reject_has_the_path(
+    type_text: str, text: str, expected: Any
+) -> None:
     assert repr(one(type_text, text)) == repr(expected)
 
 
@@ -145,7 +147,7 @@ def decode(columns: dict[str, str], records: list[dict[str, Any]]) -> DecodeResu
     return decoder.decode([json.dumps(record).encode() for record in records])
 
 
-def test_decode_when_nested_timestamps_then_they_share_the_unit_of_their_batch() -> None:
+def test_decode_when_nested_timestamps_then_all_of_a_batch_have_one_unit() -> None:
     near, far, fine = "2026-01-01", "9999-12-31", "2026-01-01 00:00:00.123456789"
     records = [{"t": near, "m": {"k": {"u": text}}} for text in (near, fine, far, near, fine)]
     decoded = decode({"t": "timestamp", "m": "map<string,struct<u:timestamp,n:int>>"}, records)
@@ -162,7 +164,7 @@ def test_decode_when_plain_and_nested_timestamp_need_two_units_then_reject() -> 
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, "m")]
 
 
-def test_decode_when_large_block_then_rows_and_rejects_in_order() -> None:
+def test_decode_when_many_records_then_rows_and_rejects_in_order() -> None:
     records: list[dict[str, Any]] = [{"id": n, "a": [n, None]} for n in range(3000)]
     records[1500]["a"] = ["x"]
     decoded = decode({"id": "int", "a": "array<int>"}, records)
@@ -181,7 +183,7 @@ TYPES = st.recursive(
         inner.map(lambda text: f"array<{text}>"),
         st.tuples(st.sampled_from(PRIMITIVES), inner).map(lambda pair: f"map<{pair[0]},{pair[1]}>"),
         st.lists(inner, min_size=1, max_size=3).map(
-            lambda parts: "struct<" + ",".join(f"f{place}:{part}" for place, part in enumerate(parts)) + ">"
+            lambda parts: "struct<" + ",".join(f"f{index}:{part}" for index, part in enumerate(parts)) + ">"
         ),
     ),
     max_leaves=6,
@@ -211,7 +213,7 @@ def json_of(kind: HiveType) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_decode_when_any_type_then_arrow_holds_what_the_converter_gave(data: st.DataObject) -> None:
+def test_decode_when_any_type_then_arrow_holds_the_values_of_the_converter(data: st.DataObject) -> None:
     kind = HiveType.parse(data.draw(TYPES.filter(lambda text: "<" in text)))
     assert HiveType.parse(str(kind)) == kind
     records = [{"c": item} for item in data.draw(st.lists(st.none() | json_of(kind), max_size=5))]

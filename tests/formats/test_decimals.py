@@ -1,4 +1,4 @@
-"""Decimals of any size: the fast path never stores another number than the record has."""
+"""Decimals of any size are decoded exactly or rejected."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ numbers = st.builds(
 @pytest.mark.parametrize(("precision", "scale"), [(38, 20), (38, 0), (38, 38), (30, 10), (10, 2)])
 @settings(deadline=None)
 @given(given_numbers=st.lists(numbers, min_size=1, max_size=5))
-def test_decimal_when_any_number_comes_then_stored_exactly_or_refused(
+def test_decode_when_any_decimal_then_exact_or_reject(
     precision: int, scale: int, quote: str, given_numbers: list[str]
 ) -> None:
     decoder = JsonDecoder([Column("c", HiveType.parse(f"decimal({precision},{scale})"))])
 
     decoded = decoder.decode([f'{{"c":{quote}{number}{quote}}}'.encode() for number in given_numbers])
 
-    refused = {reject.row for reject in decoded.rejects}
+    rejected = {reject.row for reject in decoded.rejects}
     stored = iter([value for batch in decoded.batches for value in batch.column(0).to_pylist()])
     with localcontext() as context:
         context.prec = 200
         for row, number in enumerate(given_numbers):
             exact = Decimal(number)
             fits = abs(exact) < Decimal(10) ** (precision - scale) and exact % Decimal((0, (1,), -scale)) == 0
-            assert (row not in refused) == fits, number
+            assert (row not in rejected) == fits, number
             if fits:
                 assert next(stored) == exact
 
 
-def test_decimal_when_it_needs_more_than_38_digits_then_refused_not_wrapped() -> None:
+def test_decode_when_decimal_needs_more_than_38_digits_then_reject() -> None:
     decoder = JsonDecoder([Column("c", HiveType.parse("decimal(38,20)"))])
 
     decoded = decoder.decode([b'{"c":1189421613997509613819766062}'])
@@ -67,5 +67,7 @@ def test_decimal_when_it_needs_more_than_38_digits_then_refused_not_wrapped() ->
         (b'{"c":0.5}', 38, True),
     ],
 )
-def test_large_numbers_when_looked_for_then_found_and_identifiers_are_not(text: bytes, scale: int, large: bool) -> None:
+def test_has_large_number_when_numbers_or_identifiers_then_only_numbers_are_found(
+    text: bytes, scale: int, large: bool
+) -> None:
     assert has_large_number(text * 3, scale) == large

@@ -1,6 +1,7 @@
-"""The rules of LazySimpleSerDe one by one.
+"""The rules of LazySimpleSerDe, one by one.
 
-The expected values are what Hive 4.0.1's LazySimpleSerDe gave for the same bytes, but for the differences in the table.
+The expected values are those of LazySimpleSerDe of Hive 4.0.1 for the same bytes, except for the differences that the
+table in `delimited` lists.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from ingestd.schema import Column, HiveType
 
 HIVE = DelimitedFormat()
 STRICT = DelimitedFormat(bad_values="reject", bad_counts="reject")
-BAD = "malformed"
+BAD = "invalid"
 
 
 def columns_of(*types: str) -> list[Column]:
-    return [Column(f"c{place}", HiveType.parse(text)) for place, text in enumerate(types)]
+    return [Column(f"c{index}", HiveType.parse(text)) for index, text in enumerate(types)]
 
 
 def one(type_text: str, text: bytes, form: DelimitedFormat = HIVE) -> Any:
@@ -136,20 +137,20 @@ def test_decode_when_nanoseconds_then_kept() -> None:
         (b"1\x01a\n\x012", (1, "a\n", 2)), (b"1\x01a\r\n\x012\r", (1, "a\r\n", None)), (b"\n", (None, None, None)),
     ],
 )  # fmt: skip
-def test_decode_when_counts_and_line_ends_vary_then_fitted(record: bytes, expected: tuple[object, ...]) -> None:
+def test_decode_when_field_counts_and_line_ends_vary_then_fitted(record: bytes, expected: tuple[object, ...]) -> None:
     decoder = DelimitedDecoder(columns_of("int", "string", "int"), HIVE)
-    for block in ([record], [b"7\x01x\x018", record], [record, record], [record, b"7\x01x\x018"]):
-        decoded = decoder.decode(block)
+    for batch in ([record], [b"7\x01x\x018", record], [record, record], [record, b"7\x01x\x018"]):
+        decoded = decoder.decode(batch)
         assert decoded.rejects == []
         assert expected in rows(decoded)
-        assert decoded.rows == len(block)
+        assert decoded.rows == len(batch)
 
 
 def rows(decoded: DecodeResult) -> list[tuple[object, ...]]:
     return [row for batch in decoded.batches for row in zip(*(column.to_pylist() for column in batch), strict=True)]
 
 
-def test_decode_when_counts_are_refused_then_reject_says_so() -> None:
+def test_decode_when_bad_counts_are_rejected_then_reason_gives_the_count() -> None:
     decoded = DelimitedDecoder(columns_of("int", "int"), STRICT).decode([b"1", b"1\x012", b"1\x012\x013", b"x\x01y"])
     assert [(reject.row, reject.column, reject.reason) for reject in decoded.rejects] == [
         (0, "", "record has 1 fields, the table has 2 columns"),
@@ -178,7 +179,7 @@ def test_decode_when_no_value_then_reject() -> None:
         (b"a\\", ("a\\", None, None)), (b"a\n\x011\x01b", ("a\n", 1, "b")),
     ],
 )  # fmt: skip
-def test_decode_when_escape_is_set_then_it_hides_the_next_byte(record: bytes, expected: tuple[object, ...]) -> None:
+def test_decode_when_escape_is_set_then_the_next_byte_is_data(record: bytes, expected: tuple[object, ...]) -> None:
     decoder = DelimitedDecoder(columns_of("string", "int", "varchar(4)"), DelimitedFormat(escape="\\"))
     assert rows(decoder.decode([record, b"x\x011\x01y"])) == [expected, ("x", 1, "y")]
 
@@ -226,7 +227,7 @@ def test_decode_when_complex_and_strict_then_bad_elements_are_rejects() -> None:
     assert rows(decoded) == [([1, None, None], [])]
 
 
-def test_decode_when_other_delimiters_then_used() -> None:
+def test_decode_when_delimiters_are_configured_then_used() -> None:
     form = DelimitedFormat(field_delimiter="44", collection_delimiter=";", map_key_delimiter=":", null_text="")
     decoded = DelimitedDecoder(columns_of("string", "map<string,int>", "array<int>"), form).decode(
         [b"a,b:1;c:2,1;2", b",,", b"x"]
@@ -248,7 +249,7 @@ def test_decode_when_any_ascii_delimiter_then_split(delimiter: str) -> None:
         {"field_delimiter": "128"}, {"escape": "ab"}, {"bad_values": "skip"}, {"bad_counts": "null"},
     ],
 )  # fmt: skip
-def test_format_when_not_usable_then_config_error(options: dict[str, Any]) -> None:
+def test_format_when_options_are_invalid_then_config_error(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         DelimitedFormat(**options)
 
@@ -276,7 +277,7 @@ def test_decode_when_one_record_needs_both_units_then_reject() -> None:
     assert decoder.check(value) == decoded.rejects[0]
 
 
-def test_decode_when_few_bad_among_many_then_order_and_places_are_kept() -> None:
+def test_decode_when_few_bad_among_many_then_order_and_indexes_are_kept() -> None:
     stamps = ["2026-01-01 00:00:00.123456789", "9999-12-31 00:00:00"]
     values = [f"{n}\x01{stamps[n % 1000 == 7]}".encode() for n in range(5000)]
     for bad in (0, 1234, 4999):

@@ -1,4 +1,4 @@
-"""The fast path means what the slow path means, for any block of records; and what the slow path means."""
+"""JSON records: the value of each column, and that batches are decoded as their single records are."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def columns_of(**types: str) -> list[Column]:
 
 
 def one(type_text: str, text: str) -> Any:
-    """The value of a column of this type for one JSON text; the reject if it does not fit."""
+    """The value of a column of this type for one JSON text, or 'reject'."""
     decoded = JsonDecoder(columns_of(c=type_text)).decode([b'{"c":' + text.encode() + b"}"])
     if decoded.rejects:
         assert decoded.rejects[0].column == "c"
@@ -131,16 +131,16 @@ def test_decode_when_not_one_json_object_then_only_that_record_is_rejected(value
         (b'{"x":' + b"[" * 150 + b"]" * 150 + b',"id":1}', 1), (b'{"x":"' + b"[" * 5000 + b'","id":1}', 1),
     ],
 )  # fmt: skip
-def test_decode_when_names_or_spacing_are_odd_then_value_is_found(value: bytes, expected: int | None) -> None:
-    for block in ([value], [b'{"id":0}', value], [b'{"id":0,"y":1}', value], [b'{"ID":0,"y":1}', value]):
+def test_decode_when_names_or_spacing_are_unusual_then_value_is_found(value: bytes, expected: int | None) -> None:
+    for batch in ([value], [b'{"id":0}', value], [b'{"id":0,"y":1}', value], [b'{"ID":0,"y":1}', value]):
         decoder = JsonDecoder(columns_of(id="int"))
         assert decoder.decode([b'{"id":0,"other":1}']).rejects == []
-        for decoded in (JsonDecoder(columns_of(id="int")).decode(block), decoder.decode(block)):
+        for decoded in (JsonDecoder(columns_of(id="int")).decode(batch), decoder.decode(batch)):
             assert decoded.rejects == []
             assert ids(decoded)[-1] == expected
 
 
-def test_decode_when_kelvin_sign_then_it_is_a_k() -> None:
+def test_decode_when_name_has_a_kelvin_sign_then_it_is_a_k() -> None:
     decoded = JsonDecoder(columns_of(k="int", ä="int")).decode(['{"\u212a":1,"Ä":2}'.encode(), b'{"k":3,"z":0}'])
     assert pa.Table.from_batches(decoded.batches).to_pylist() == [{"k": 1, "ä": 2}, {"k": 3, "ä": None}]
 
@@ -149,24 +149,24 @@ def ids(decoded: DecodeResult) -> list[int | None]:
     return [value for batch in decoded.batches for value in batch.column("id").to_pylist()]
 
 
-def test_decode_when_tombstones_stop_then_rejects() -> None:
+def test_decode_when_tombstones_are_not_skipped_then_rejects() -> None:
     decoded = JsonDecoder(columns_of(id="int")).decode([None, b'{"id":1}', b"x", None])
     assert [reject.row for reject in decoded.rejects] == [0, 2, 3]
     assert decoded.rejects[0] == Reject(0, "", "record has no value (tombstone)", b"")
     assert (ids(decoded), decoded.skipped, decoded.rows) == ([1], 0, 1)
 
 
-def test_decode_when_tombstones_skip_then_counted() -> None:
+def test_decode_when_tombstones_are_skipped_then_counted() -> None:
     decoded = JsonDecoder(columns_of(id="int"), tombstones="skip").decode([None, b'{"id":1}', b"x", None])
     assert [reject.row for reject in decoded.rejects] == [2]
     assert (ids(decoded), decoded.skipped) == ([1], 2)
 
 
-def test_decode_when_empty_block_then_nothing() -> None:
+def test_decode_when_no_records_then_nothing() -> None:
     assert JsonDecoder(columns_of(id="int")).decode([]) == DecodeResult([], [], 0)
 
 
-def test_decode_when_few_bad_among_many_then_order_and_places_are_kept() -> None:
+def test_decode_when_few_bad_among_many_then_order_and_indexes_are_kept() -> None:
     values = [b'{"id":%d}' % n for n in range(5000)]
     for bad in (0, 1234, 1235, 4999):
         values[bad] = b'{"id":"bad"}'
@@ -193,7 +193,7 @@ def test_decode_when_one_record_needs_both_units_then_reject() -> None:
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, "u")]
 
 
-COLUMNS = [Column(f"c{place}", HiveType.parse(text)) for place, text in enumerate(TYPES)] + columns_of(
+COLUMNS = [Column(f"c{index}", HiveType.parse(text)) for index, text in enumerate(TYPES)] + columns_of(
     t2="timestamp", größe="int", k="string"
 )
 NAMES = [column.name for column in COLUMNS]
@@ -280,22 +280,22 @@ def comparable(array: pa.Array) -> list[object]:
     return [str(value) if isinstance(value, float | Decimal) else value for value in array.to_pylist()]
 
 
-def slowly(values: Sequence[bytes]) -> tuple[list[tuple[object, ...]], list[tuple[int, str]]]:
-    """What the reference says: rows, and the places and columns of rejects."""
+def one_by_one(values: Sequence[bytes]) -> tuple[list[tuple[object, ...]], list[tuple[int, str]]]:
+    """The reference: the rows, and the index and column of each reject."""
     reader, units = RecordReader(COLUMNS), TimestampUnits(COLUMNS)
     rows: list[tuple[object, ...]] = []
     rejects: list[tuple[int, str]] = []
 
-    def decode(place: int, value: bytes) -> None:
+    def decode(index: int, value: bytes) -> None:
         try:
             row = tuple(reader.row(value))
             units.of(row)
             rows.append(row)
         except RejectError as error:
-            rejects.append((place, error.column))
+            rejects.append((index, error.column))
 
-    for place, value in enumerate(values):
-        decode(place, value)
+    for index, value in enumerate(values):
+        decode(index, value)
     typed: list[tuple[object, ...]] = [
         tuple(
             stamp if column.type.kind in ("timestamp", "date") or stamp is None
@@ -312,19 +312,19 @@ MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCh
 
 @MANY
 @given(st.lists(st.lists(RECORDS, min_size=1, max_size=6), min_size=1, max_size=3))
-def test_decode_when_any_blocks_then_same_as_one_by_one(blocks: list[list[bytes]]) -> None:
+def test_decode_when_any_batches_then_same_as_one_by_one(batches: list[list[bytes]]) -> None:
     decoder = JsonDecoder(COLUMNS)
-    for values in blocks:
+    for values in batches:
         decoded = decoder.decode(values)
-        rows, rejects = slowly(values)
+        rows, rejects = one_by_one(values)
         assert [(reject.row, reject.column) for reject in decoded.rejects] == rejects
         assert rows_of(decoded) == rows
 
 
 @MANY
 @given(st.data())
-def test_decode_when_alike_records_then_arrow_agrees_with_one_by_one(data: st.DataObject) -> None:
-    """Whole blocks that Arrow accepts, one column at a time: the case in which a wrong value could pass unseen."""
+def test_read_when_similar_records_then_arrow_agrees_with_one_by_one(data: st.DataObject) -> None:
+    """Batches of one column that Arrow converts: here a wrong value would raise no error."""
     column = data.draw(st.sampled_from(COLUMNS))
     scalar = st.one_of(
         st.sampled_from(SCALARS), st.integers(-(10**12), 10**12).map(str), st.floats(allow_nan=False).map(repr),
@@ -345,7 +345,7 @@ def test_decode_when_alike_records_then_arrow_agrees_with_one_by_one(data: st.Da
                 assert comparable(read.column(0)) == expected
 
 
-def test_line_decoder_when_ordinary_topic_then_whole_blocks_are_fast() -> None:
+def test_read_when_common_spellings_then_batches_are_read_by_arrow() -> None:
     columns = columns_of(id="bigint", ts="timestamp", amount="decimal(10,2)", flag="boolean", note="string")
     record = '{"id":1,"ts":"2026-11-21T10:00:00Z","amount":1.5,"flag":true,"note":"a \\u00e4 null NaN"}'
     variants = [

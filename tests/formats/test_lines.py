@@ -1,4 +1,4 @@
-"""Lines in one buffer are decoded as the same records in a list."""
+"""Records in one buffer are decoded as the same records in a list."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PIECES = [b"", b"1", b"1,a", b"2,", b"x,y,z", b'{"id":1}', b'{"id":2,"note":"b"}
 )
 @settings(deadline=None)
 @given(records=st.lists(st.sampled_from(PIECES), min_size=1, max_size=12))
-def test_lines_when_decoded_then_as_a_list_of_the_same_records(decoder: Decoder, records: list[bytes]) -> None:
+def test_decode_when_lines_then_same_as_a_list_of_records(decoder: Decoder, records: list[bytes]) -> None:
     lines = Lines(b"\n".join(records))
 
     assert (len(lines), total_bytes(lines)) == (len(records), sum(map(len, records)))
@@ -40,7 +40,7 @@ def test_lines_when_decoded_then_as_a_list_of_the_same_records(decoder: Decoder,
 
 
 @pytest.mark.parametrize("text", [b'{"id": 1}\n{"id": 2}', b'{"id": 1}'])
-def test_lines_when_all_are_plain_json_then_nobody_takes_them_apart(text: bytes) -> None:
+def test_decode_when_lines_are_plain_json_then_the_buffer_is_not_split(text: bytes) -> None:
     lines = Lines(text)
 
     assert JsonDecoder(COLUMNS).decode(lines).rows == len(lines)

@@ -1,4 +1,4 @@
-"""The quick look at one JSON record never passes what the decoder refuses."""
+"""The pre-check accepts no JSON record that the decoder rejects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ingestd.formats.json.record import Precheck
 from ingestd.schema import Column, HiveType
 
 KINDS = ("tinyint", "bigint", "float", "double", "boolean", "string", "varchar(4)", "date", "timestamp", "decimal(6,2)")
-COLUMNS = [Column(f"c{place}", HiveType.parse(kind)) for place, kind in enumerate(KINDS)]
+COLUMNS = [Column(f"c{index}", HiveType.parse(kind)) for index, kind in enumerate(KINDS)]
 values = st.one_of(
     st.none(),
     st.booleans(),
@@ -31,18 +31,18 @@ names = st.sampled_from([*(column.name for column in COLUMNS), "C1", "other"])
 
 @settings(deadline=None)
 @given(record=st.dictionaries(names, values, max_size=6))
-def test_check_when_any_record_comes_then_says_what_decode_says(record: dict[str, Any]) -> None:
+def test_check_when_any_record_then_the_reject_of_decode(record: dict[str, Any]) -> None:
     value = json.dumps(record).encode()
 
-    refused = JsonDecoder(COLUMNS).decode([value]).rejects
+    rejects = JsonDecoder(COLUMNS).decode([value]).rejects
 
-    assert JsonDecoder(COLUMNS).check(value) == (refused[0] if refused else None)
-    if refused:
+    assert JsonDecoder(COLUMNS).check(value) == (rejects[0] if rejects else None)
+    if rejects:
         assert not Precheck(COLUMNS).accepts(value)
 
 
 @pytest.mark.parametrize(
-    ("text", "passes"),
+    ("text", "accepted"),
     [
         (b'{"c0":1,"c1":2,"c2":1.5,"c3":2,"c4":true,"c5":"x","c6":"abcd","c7":"2026-01-02"}', True),
         (b'{"c8":"2026-01-02 03:04:05.123"}', True),
@@ -57,5 +57,5 @@ def test_check_when_any_record_comes_then_says_what_decode_says(record: dict[str
         (b'{"other":' + b"[" * 300 + b"]" * 300 + b"}", False),
     ],
 )
-def test_glance_when_a_record_is_plainly_good_then_passes(text: bytes, passes: bool) -> None:
-    assert Precheck(COLUMNS).accepts(text) == passes
+def test_accepts_when_record_is_certainly_good_then_true(text: bytes, accepted: bool) -> None:
+    assert Precheck(COLUMNS).accepts(text) == accepted

@@ -1,4 +1,4 @@
-"""The base of all formats: how batches are split, and how rows and rejects are put together again."""
+"""The base of all formats: how batches are split, and how rows and rejects are collected."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_decode_when_records_are_too_large_for_one_batch_then_in_parts() -> None
     assert max(decoder.batches) * 3 <= 40
 
 
-def test_decode_when_one_record_is_too_large_then_it_is_decoded_by_itself() -> None:
+def test_decode_when_one_record_is_too_large_then_it_is_decoded_alone() -> None:
     decoder = Numbers(max_bytes=4)
     assert decoder.decode([b"123456", b"7"]).rows == 2
     assert decoder.records == 1

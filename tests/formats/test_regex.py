@@ -1,4 +1,4 @@
-"""Each group is a column; what does not match as a whole is a reject; values are those of delimited text."""
+"""Each group is a column; a record that does not match as a whole is a reject; values are read as delimited text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingestd.schema import Column, HiveType
 
 
 def columns_of(*types: str) -> list[Column]:
-    return [Column(f"c{place}", HiveType.parse(text)) for place, text in enumerate(types)]
+    return [Column(f"c{index}", HiveType.parse(text)) for index, text in enumerate(types)]
 
 
 def rows(decoded: DecodeResult) -> list[tuple[object, ...]]:
@@ -36,7 +36,7 @@ def test_decode_when_matched_then_groups_are_columns() -> None:
     ]  # fmt: skip
 
 
-def test_decode_when_not_matched_or_not_utf8_or_no_value_then_rejects() -> None:
+def test_decode_when_unmatched_or_not_utf8_or_without_value_then_rejects() -> None:
     decoder = RegexDecoder(columns_of("int"), r"(\d*)")
     values = [b"1", b"1 ", None, b"\xff", "４".encode(), b"", b"2\n"]
     decoded = decoder.decode(values)
@@ -64,7 +64,7 @@ def test_decode_when_case_is_ignored_then_matched() -> None:
     assert len(RegexDecoder(columns, "flag=(true|false)").decode([b"FLAG=TRUE"]).rejects) == 1
 
 
-def test_decode_when_bad_values_are_refused_then_reject_names_the_column() -> None:
+def test_decode_when_bad_values_are_rejected_then_reject_has_the_column() -> None:
     decoder = RegexDecoder(columns_of("string", "int"), "(.*),(.*)?", bad_values="reject")
     decoded = decoder.decode([b"a,x", b"a,5.7", b"a,"])
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, "c1")]
@@ -80,7 +80,9 @@ def test_decode_when_bad_values_are_refused_then_reject_names_the_column() -> No
         (["int"], "(a)", {"unmatched": "skip"}),
     ],
 )  # fmt: skip
-def test_decoder_when_not_usable_then_config_error(types: list[str], pattern: str, options: dict[str, Any]) -> None:
+def test_decoder_when_options_are_invalid_then_config_error(
+    types: list[str], pattern: str, options: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError):
         RegexDecoder(columns_of(*types), pattern, **options)
 
@@ -100,7 +102,7 @@ FIELD = st.text(alphabet="0123456789+-.:eE TtNnäx", max_size=12) | st.sampled_f
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(FIELD, min_size=8, max_size=8), min_size=1, max_size=5), st.booleans())
-def test_decode_when_any_groups_then_values_of_delimited_text(records: list[list[str]], strict: bool) -> None:
+def test_decode_when_any_groups_then_same_values_as_delimited_text(records: list[list[str]], strict: bool) -> None:
     columns = columns_of("int", "double", "decimal(6,2)", "boolean", "char(3)", "binary", "date", "timestamp")
     form = DelimitedFormat(field_delimiter="|", null_text="no such", bad_values="reject" if strict else "null")
     values = ["|".join(record).encode() for record in records]

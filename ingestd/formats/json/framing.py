@@ -43,7 +43,7 @@ def frame(values: Sequence[bytes]) -> bytes:
 
 
 def has_constant(text: bytes) -> bool:
-    """Whether NaN or Inf may stand in the place of a value; Arrow's reader accepts them, JSON does not."""
+    """Whether NaN or Inf may occur as a value; Arrow's reader accepts them, JSON does not."""
     return (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None
 
 

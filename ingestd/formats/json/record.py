@@ -1,4 +1,4 @@
-"""One JSON record becomes one row: the reference that defines the meaning of every record, and a faster check.
+"""One JSON record becomes one row: the reference that defines the meaning of every record, and a quick pre-check.
 
 Invariant: the outcome depends on this record and the columns only. `Precheck` accepts no record that `RecordReader`
 rejects.
@@ -76,7 +76,7 @@ class RecordReader:
 
 
 class Precheck:
-    """Tells quickly that a record is certainly good, or nothing.
+    """A quick check that accepts most good records; it decides nothing about the others.
 
     It halves the time of `JsonDecoder.check` for good records, and with it the time of writing records one by one.
     It accepts no record of a table with complex columns: a check of their values would be as slow as decoding them.

@@ -2,7 +2,7 @@
 
 Numbers, booleans, texts and bytes are here, dates and timestamps in `times`, arrays, maps and structs in `nested`.
 
-Invariant: a value is converted exactly or refused with InvalidValue; nothing is wrapped, truncated or replaced by NULL.
+Invariant: a value is converted exactly, or InvalidValue is raised; nothing is wrapped, truncated or replaced by NULL.
 """
 
 from __future__ import annotations

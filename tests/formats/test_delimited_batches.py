@@ -1,4 +1,4 @@
-"""Whole blocks of delimited text mean what single fields mean, however records are mixed."""
+"""Batches of delimited text are decoded as their single fields are, however records are mixed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TYPES = [
 
 
 def columns_of(*types: str) -> list[Column]:
-    return [Column(f"c{place}", HiveType.parse(text)) for place, text in enumerate(types)]
+    return [Column(f"c{index}", HiveType.parse(text)) for index, text in enumerate(types)]
 
 
 COLUMNS = columns_of(*TYPES, "timestamp", "array<int>", "map<string,date>", "struct<a:double,b:varchar(2)>")
@@ -66,20 +66,20 @@ FORMS = [
 ]  # fmt: skip
 
 
-def naively(columns: Sequence[Column], form: DelimitedFormat, value: bytes) -> tuple[object, ...] | str:
-    """What the reference says of one record: its values, or the column that makes it a reject."""
+def expected_row(columns: Sequence[Column], form: DelimitedFormat, value: bytes) -> tuple[object, ...] | str:
+    """The reference for one record: its values, or the column that makes it a reject."""
     syntax = form.syntax()
     fields: list[bytes | None] = [b""]
-    place = 0
-    while place < len(value):
-        byte = value[place : place + 1]
+    index = 0
+    while index < len(value):
+        byte = value[index : index + 1]
         if byte[0] == syntax.separators[0]:
             fields.append(b"")
         else:
-            if byte[0] == syntax.escape and place + 1 < len(value):
-                byte = value[place : place + 2]
+            if byte[0] == syntax.escape and index + 1 < len(value):
+                byte = value[index : index + 2]
             fields[-1] = (fields[-1] or b"") + byte
-        place += len(byte)
+        index += len(byte)
     if form.bad_counts == "reject" and len(fields) != len(columns):
         return ""
     fields = [None if field == syntax.null else field for field in fields] + [None] * len(columns)
@@ -100,7 +100,7 @@ def comparable(value: object) -> object:
 
 
 def python_of(array: pa.Array, kind: HiveType) -> list[object]:
-    """The values as the reference gives them: instants as numbers, structs as their values."""
+    """The values as the reference returns them: dates and timestamps as numbers, structs as tuples."""
     if kind.kind == "timestamp":
         scale = 1000 if array.type.unit == "us" else 1
         return [None if stamp is None else stamp * scale for stamp in array.view(pa.int64()).to_pylist()]
@@ -112,7 +112,7 @@ def python_of(array: pa.Array, kind: HiveType) -> list[object]:
 
 
 def raw(array: pa.Array, kind: HiveType) -> pa.Array:
-    """The array with numbers instead of instants."""
+    """The array with numbers instead of dates and timestamps."""
     target = {
         "map<string,date>": pa.map_(pa.string(), pa.int32()), "array<timestamp>": pa.list_(pa.int64()),
     }.get(str(kind))  # fmt: skip
@@ -123,11 +123,11 @@ def plain(value: Any, kind: HiveType) -> Any:
     return tuple(value.values()) if kind.kind == "struct" else value
 
 
-def check(columns: Sequence[Column], form: DelimitedFormat, blocks: Sequence[Sequence[bytes]]) -> None:
+def check(columns: Sequence[Column], form: DelimitedFormat, batches: Sequence[Sequence[bytes]]) -> None:
     decoder = DelimitedDecoder(columns, form)
-    for values in blocks:
+    for values in batches:
         decoded = decoder.decode(values)
-        expected = [naively(columns, form, value) for value in values]
+        expected = [expected_row(columns, form, value) for value in values]
         rejects = [(row, outcome) for row, outcome in enumerate(expected) if isinstance(outcome, str)]
         assert [(reject.row, reject.column) for reject in decoded.rejects] == rejects
         found: list[tuple[object, ...]] = []
@@ -153,7 +153,7 @@ MANY = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCh
 
 @st.composite
 def records(draw: st.DrawFn, width: int) -> list[bytes]:
-    """The fields of one record, of as many as there are columns in most cases."""
+    """The fields of one record, in most cases one per column."""
     fields = draw(st.lists(FIELD, max_size=width + 2))
     if draw(st.integers(0, 3)):
         return [*fields, *[b"5"] * width][:width]
@@ -161,19 +161,19 @@ def records(draw: st.DrawFn, width: int) -> list[bytes]:
 
 
 @st.composite
-def blocks(draw: st.DrawFn) -> tuple[list[Column], list[list[list[bytes]]]]:
+def batches(draw: st.DrawFn) -> tuple[list[Column], list[list[list[bytes]]]]:
     columns = draw(st.sampled_from([COLUMNS, COLUMNS, DEEP, COLUMNS[10:13]]))
     record = records(len(columns))
     return columns, draw(st.lists(st.lists(record, min_size=1, max_size=5), min_size=1, max_size=2))
 
 
 @MANY
-@given(st.sampled_from(FORMS), blocks())
-def test_decode_when_any_blocks_then_same_as_one_by_one(
+@given(st.sampled_from(FORMS), batches())
+def test_decode_when_any_batches_then_same_as_one_by_one(
     form: DelimitedFormat, drawn: tuple[list[Column], list[list[list[bytes]]]]
 ) -> None:
     separator = form.syntax().separators[:1]
-    check(drawn[0], form, [[separator.join(fields) for fields in block] for block in drawn[1]])
+    check(drawn[0], form, [[separator.join(fields) for fields in batch] for batch in drawn[1]])
 
 
 @MANY
@@ -181,12 +181,12 @@ def test_decode_when_any_blocks_then_same_as_one_by_one(
 def test_decode_when_one_column_then_arrow_agrees_with_one_by_one(
     form: DelimitedFormat, column: Column, data: st.DataObject
 ) -> None:
-    """Whole columns that Arrow reads: the case in which a wrong value could pass unseen."""
-    likely = [field.encode() for field in FIELDS if one_is_good(column, field)]
+    """Whole columns that Arrow converts: here a wrong value would raise no error."""
+    likely = [field.encode() for field in FIELDS if is_valid(column, field)]
     fields = data.draw(st.lists(st.one_of(st.sampled_from(likely), st.sampled_from(likely), FIELD), min_size=1))
     second = Column("t", HiveType.parse("timestamp"))
     check([column, second], form, [[field + b"\x012026-11-21 10:00:00" for field in fields]])
 
 
-def one_is_good(column: Column, field: str) -> bool:
-    return isinstance(naively([column], STRICT, field.encode()), tuple)
+def is_valid(column: Column, field: str) -> bool:
+    return isinstance(expected_row([column], STRICT, field.encode()), tuple)
