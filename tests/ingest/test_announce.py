@@ -150,7 +150,7 @@ def _on_disk(stack: Stack) -> Files:
     return found
 
 
-def test_topic_drained_into_partitions_then_each_commit_names_its_files(logged: Stack) -> None:
+def test_topic_when_drained_into_partitions_then_each_commit_names_its_files(logged: Stack) -> None:
     _make_table(logged)
     logged.topic(2)
     logged.produce([{"id": i, "day": DAYS[i % len(DAYS)]} for i in range(600)])
@@ -162,7 +162,7 @@ def test_topic_drained_into_partitions_then_each_commit_names_its_files(logged: 
     assert all("announced" in event["ms"] for event in daemon.events("committed")), daemon.events("committed")
 
 
-def test_unpartitioned_table_streamed_to_then_each_commit_names_its_files(logged: Stack) -> None:
+def test_unpartitioned_table_when_streamed_to_then_each_commit_names_its_files(logged: Stack) -> None:
     _make_table(logged, partitioned=False)
     _write(logged, 1, ("a",), ("b", "c"))
     files = _on_disk(logged)
@@ -170,7 +170,7 @@ def test_unpartitioned_table_streamed_to_then_each_commit_names_its_files(logged
     assert _announced(logged) == files
 
 
-def test_transactions_with_files_of_their_own_streamed_then_each_commit_names_its_files(logged: Stack) -> None:
+def test_transactions_when_they_have_separate_files_then_each_commit_names_its_files(logged: Stack) -> None:
     _make_table(logged)
     _write(logged, 1, DAYS, DAYS[:1])
     files = _on_disk(logged)
@@ -178,7 +178,7 @@ def test_transactions_with_files_of_their_own_streamed_then_each_commit_names_it
     assert _announced(logged) == files
 
 
-def test_transactions_that_share_files_streamed_then_each_commit_names_those_it_wrote_to(logged: Stack) -> None:
+def test_transactions_when_they_share_files_then_each_commit_names_the_files_it_wrote_to(logged: Stack) -> None:
     _make_table(logged)
     _write(logged, 3, DAYS[:1], DAYS[:2], DAYS[2:])
     ((first, files),) = _on_disk(logged).items()
@@ -213,7 +213,9 @@ def _directories(stack: Stack) -> list[str]:
     return [table.partition_name([day]).removeprefix("day=") for day in DAYS]
 
 
-def test_metastore_without_the_call_for_many_then_told_one_by_one_and_a_repetition_adds_nothing(logged: Stack) -> None:
+def test_metastore_when_it_has_no_batch_call_then_notified_one_by_one_and_repetitions_add_nothing(
+    logged: Stack,
+) -> None:
     _make_table(logged)
     _write(logged, 1, DAYS)
     with closing(_Recording(logged.addresses.metastore, "add_write_notification_log_in_batch")) as metastore:
@@ -229,7 +231,7 @@ def test_metastore_without_the_call_for_many_then_told_one_by_one_and_a_repetiti
     assert _announced(logged)[write_id] == {str(local_path(f"{p.location}/delta_x/f")) for p in placed}
 
 
-def test_metastore_with_neither_call_then_told_nothing(logged: Stack) -> None:
+def test_metastore_when_it_has_neither_call_then_is_not_notified(logged: Stack) -> None:
     _make_table(logged, partitioned=False)
     single, batch = "add_write_notification_log", "add_write_notification_log_in_batch"
     with closing(_Recording(logged.addresses.metastore, single, batch)) as metastore:
@@ -240,7 +242,7 @@ def test_metastore_with_neither_call_then_told_nothing(logged: Stack) -> None:
     assert _announced(logged) == {}
 
 
-def test_metastore_without_event_log_then_asked_once_and_told_nothing(stack: Stack) -> None:
+def test_metastore_when_it_keeps_no_event_log_then_asked_once_and_not_notified(stack: Stack) -> None:
     stack.table("id bigint")
     with closing(_Recording(stack.addresses.metastore)) as metastore:
         table = load_acid_table(metastore, TableName("default", stack.name))

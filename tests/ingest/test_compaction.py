@@ -122,20 +122,18 @@ def _run(stack: Stack, seconds: float, rounds: int, properties: Mapping[str, str
     traffic.check()
 
 
-def test_count_when_hive_compacts_and_analyzes_all_the_while_then_is_what_a_scan_finds(stack: Stack) -> None:
+def test_count_when_hive_compacts_and_analyzes_continuously_then_equals_a_scan(stack: Stack) -> None:
     _run(stack, seconds=20, rounds=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("properties", [_BY_MAPREDUCE, _BY_QUERY], ids=["mapreduce", "query"])
-def test_count_after_ten_minutes_beside_compaction_then_is_what_a_scan_finds(
-    stack: Stack, properties: Mapping[str, str]
-) -> None:
+def test_count_when_compacted_for_ten_minutes_then_equals_a_scan(stack: Stack, properties: Mapping[str, str]) -> None:
     _run(stack, seconds=150, rounds=4, properties=properties)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
-def test_count_after_ten_minutes_on_postgresql_then_is_what_a_scan_finds(on_postgres: Stack) -> None:
+def test_count_when_compacted_for_ten_minutes_on_postgresql_then_equals_a_scan(on_postgres: Stack) -> None:
     _run(on_postgres, seconds=150, rounds=4)

@@ -70,7 +70,7 @@ def test_kill_at_random_moments_when_restarted_each_time_then_every_id_once(stac
     _assert_exactly_once(stack, produced)
 
 
-def test_failpoint_without_testing_is_refused(stack: Stack) -> None:
+def test_failpoint_when_not_testing_then_is_refused(stack: Stack) -> None:
     daemon = stack.start_process(stack.config(), INGESTD_FAILPOINT="opened=kill")
     assert daemon.wait() == 78
     assert "failpoints are for tests only" in daemon.text()

@@ -77,7 +77,7 @@ def _held(stack: Stack, step: str) -> tuple[DaemonProcess, Path, int]:
     return daemon, gate, txn_id
 
 
-def test_daemon_frozen_before_it_publishes_until_its_transaction_is_forgotten_then_every_id_once(stack: Stack) -> None:
+def test_daemon_when_frozen_until_its_transaction_is_forgotten_then_every_id_once(stack: Stack) -> None:
     stack.topic(1)
     make_table(stack.metastore, _name(stack), partitioned=True)
     stack.produce({"id": number, "note": "", "day": "a"} for number in range(30))
@@ -92,7 +92,7 @@ def test_daemon_frozen_before_it_publishes_until_its_transaction_is_forgotten_th
     assert len(_deltas(stack)) == 1
 
 
-def test_daemon_whose_transaction_is_aborted_after_it_published_then_takes_the_files_back(stack: Stack) -> None:
+def test_daemon_when_its_transaction_is_aborted_after_publishing_then_removes_the_files(stack: Stack) -> None:
     stack.topic(1)
     make_table(stack.metastore, _name(stack))
     stack.produce({"id": number, "note": ""} for number in range(30))
@@ -116,7 +116,7 @@ def test_daemon_whose_transaction_is_aborted_after_it_published_then_takes_the_f
 
 
 @pytest.mark.parametrize("size", [1, 3], ids=["alone", "batch"])
-def test_streaming_when_its_transaction_is_forgotten_before_it_commits_then_nothing_is_seen(
+def test_streaming_when_its_transaction_is_forgotten_before_the_commit_then_nothing_is_visible(
     stack: Stack, size: int
 ) -> None:
     make_table(stack.metastore, _name(stack))

@@ -90,7 +90,7 @@ def _assert_nothing_left(stack: Stack, family: list[psutil.Process]) -> None:
     assert not list((stack.directory / "tmp").glob("ingestd-spark-*"))
 
 
-def test_jvm_when_killed_then_leases_are_free_nothing_is_taken_over_and_exit_is_70(stack: Stack) -> None:
+def test_jvm_when_killed_then_leases_are_released_and_exit_is_70(stack: Stack) -> None:
     idle, watched = _mapping(stack, "i"), _mapping(stack, "w")
     owner = stack.start_process(stack.config(watched))
     eventually("the first daemon to own", lambda: owner.events("owner"))
@@ -164,7 +164,7 @@ def _pending(daemon: DaemonProcess) -> set[int]:
     return {n for n in range(1, 32) if any(mask >> (n - 1) & 1 for mask in masks)}
 
 
-def test_abort_when_the_metastore_is_silent_then_the_process_ends_all_the_same(stack: Stack) -> None:
+def test_abort_when_the_metastore_does_not_answer_then_the_process_ends(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id bigint")
     stack.produce(_ids(0, 10))
@@ -186,7 +186,7 @@ def test_abort_when_the_metastore_is_silent_then_the_process_ends_all_the_same(s
     assert stack.ids() == list(range(20))
 
 
-def test_start_when_it_hangs_then_one_signal_ends_it_and_no_secret_is_on_a_command_line(stack: Stack) -> None:
+def test_start_when_spark_hangs_then_one_signal_ends_it_and_no_command_line_has_a_secret(stack: Stack) -> None:
     secret = "hunter2canary"
     daemon = _start(stack, stack.config(spark={"master": "local[1]", "conf": {"spark.x.password": secret}}))
     eventually("Spark to start", lambda: [p for p in _family(daemon) if "SparkSubmit" in _command_line(p)])
@@ -237,7 +237,9 @@ def test_temporary_folder_when_its_process_was_killed_then_the_next_one_removes_
         assert kept.is_dir()
 
 
-def test_worker_when_killed_then_is_replayed_and_when_killed_each_time_then_its_mapping_stops(stack: Stack) -> None:
+def test_worker_when_killed_then_its_stage_is_repeated_and_when_killed_each_time_then_mapping_stops(
+    stack: Stack,
+) -> None:
     stack.topic(1)
     stack.table("id bigint")
     stack.produce(_ids(0, 10))

@@ -44,7 +44,7 @@ def test_names_when_too_long_for_a_directory_then_the_record_is_named(stack: Sta
     assert stack.ids() == [0, 1, 2]
 
 
-def test_partitions_when_more_than_a_transaction_may_write_then_stops_and_says_how_to_go_on(stack: Stack) -> None:
+def test_partitions_when_too_many_for_a_transaction_then_stops_and_names_the_setting(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id int, note string", "p int")
     stack.produce({"id": n, "p": n} for n in range(500))
@@ -60,7 +60,7 @@ def test_partitions_when_more_than_a_transaction_may_write_then_stops_and_says_h
     assert [row[0] for row in stack.sql(f"SELECT id FROM {stack.name} WHERE p IN (0, 499)")] == [0, 499]
 
 
-def test_requests_when_they_can_never_succeed_then_refused_in_few_words(stack: Stack) -> None:
+def test_requests_when_they_can_never_succeed_then_refused_with_a_short_message(stack: Stack) -> None:
     stack.table("id int", "p string, q int")
     name = TableName("default", stack.name)
     table = load_acid_table(stack.metastore, name)
@@ -80,7 +80,7 @@ def test_requests_when_they_can_never_succeed_then_refused_in_few_words(stack: S
 
 
 @pytest.mark.soak
-def test_partitions_when_three_thousand_are_new_then_one_transaction_makes_them(stack: Stack) -> None:
+def test_partitions_when_three_thousand_are_new_then_one_transaction_creates_them(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id int", "p string")
     for first in (0, 3000):  # they are new at first, then they exist

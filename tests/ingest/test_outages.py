@@ -105,9 +105,7 @@ def _assert_every_id_once(stack: Stack, daemon: Daemon) -> None:
     assert len(daemon.text().splitlines()) < len(daemon.events()) + 10
 
 
-def test_broker_when_paused_and_then_restarted_in_mid_stream_then_every_id_comes_once(
-    stack: Stack, own: Sandbox
-) -> None:
+def test_broker_when_paused_and_restarted_in_mid_stream_then_every_id_arrives_once(stack: Stack, own: Sandbox) -> None:
     daemon = _prepare(stack)
     own.pause_service("kafka")
     try:
@@ -120,7 +118,7 @@ def test_broker_when_paused_and_then_restarted_in_mid_stream_then_every_id_comes
     _assert_every_id_once(stack, daemon)
 
 
-def test_offsets_when_the_broker_is_silent_then_is_an_outage_and_no_answer(stack: Stack, own: Sandbox) -> None:
+def test_offsets_when_the_broker_does_not_answer_then_broker_unavailable_is_raised(stack: Stack, own: Sandbox) -> None:
     stack.topic(1)
     broker = Broker({"bootstrap.servers": stack.addresses.kafka}, timeout_seconds=2)
     partitions = eventually("the topic", lambda: broker.partitions([stack.name]))
@@ -134,9 +132,7 @@ def test_offsets_when_the_broker_is_silent_then_is_an_outage_and_no_answer(stack
         own.resume_service("kafka")
 
 
-def test_metastore_when_paused_and_then_killed_in_mid_stream_then_every_id_comes_once(
-    stack: Stack, own: Sandbox
-) -> None:
+def test_metastore_when_paused_and_killed_in_mid_stream_then_every_id_arrives_once(stack: Stack, own: Sandbox) -> None:
     daemon = _prepare(stack)
     own.pause_service("metastore")
     try:
@@ -153,7 +149,9 @@ def test_metastore_when_paused_and_then_killed_in_mid_stream_then_every_id_comes
     _assert_every_id_once(stack, daemon)
 
 
-def test_metastore_when_silent_during_a_commit_then_says_so_and_every_id_comes_once(stack: Stack, own: Sandbox) -> None:
+def test_metastore_when_it_does_not_answer_a_commit_then_logged_and_every_id_arrives_once(
+    stack: Stack, own: Sandbox
+) -> None:
     stack.topic(2)
     stack.table("id bigint")
     hold = Hold("counted", times=2)
@@ -173,7 +171,7 @@ def test_metastore_when_silent_during_a_commit_then_says_so_and_every_id_comes_o
     _assert_every_id_once(stack, daemon)
 
 
-def test_second_sigterm_when_the_stage_hangs_then_aborts_at_once_and_leaves_nothing_open(
+def test_second_sigterm_when_the_stage_hangs_then_aborts_at_once_and_no_transaction_is_open(
     stack: Stack, own: Sandbox
 ) -> None:
     stack.topic(1)

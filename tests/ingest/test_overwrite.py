@@ -9,7 +9,9 @@ from tests.support.stack import Stack
 
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["table", "partition"])
-def test_overwrite_between_open_and_lock_then_our_rows_come_after_it(stack: Stack, partitioned: bool) -> None:
+def test_overwrite_when_between_open_and_lock_then_our_rows_are_visible_after_it(
+    stack: Stack, partitioned: bool
+) -> None:
     stack.topic(1)
     stack.table("id int, note string", partitioned="dt string" if partitioned else "")
     config = stack.config()

@@ -27,7 +27,7 @@ def _rows(first: int, last: int) -> list[dict[str, int]]:
     return [{"id": i} for i in range(first, last)]
 
 
-def test_second_daemon_when_first_lives_then_stands_by_and_takes_over(stack: Stack) -> None:
+def test_second_daemon_when_the_first_runs_then_is_standby_and_takes_over_when_it_dies(stack: Stack) -> None:
     stack.topic(2)
     stack.table("id bigint")
     config = stack.config()
@@ -70,7 +70,7 @@ def _leave_waiting(stack: Stack) -> None:
     assert stack.metastore.call("lock", request).state == ttypes.LockState.WAITING
 
 
-def test_answers_when_lost_then_no_claim_of_ours_stays_in_the_way(stack: Stack) -> None:
+def test_answers_when_lost_then_no_own_claim_blocks_the_lease(stack: Stack) -> None:
     options = MappingOptions(stack.name[-40:], (stack.name,), TableName("default", stack.name))
     lost: list[Exception] = []
     with proxy(stack.addresses.metastore) as between:
@@ -97,7 +97,7 @@ def test_answers_when_lost_then_no_claim_of_ours_stays_in_the_way(stack: Stack) 
     assert _claims(stack) == []
 
 
-def test_owner_killed_with_its_transaction_locked_when_restarted_then_commits_at_once(stack: Stack) -> None:
+def test_owner_when_killed_while_it_holds_locks_then_its_restart_commits_at_once(stack: Stack) -> None:
     stack.topic(1)
     stack.produce(_rows(0, 100))
     stack.table("id bigint")
@@ -116,7 +116,7 @@ def test_owner_killed_with_its_transaction_locked_when_restarted_then_commits_at
     assert daemon.wait(60) == 0
 
 
-def test_two_that_both_believe_when_the_first_wakes_up_then_nothing_is_doubled(stack: Stack) -> None:
+def test_frozen_owner_when_resumed_after_a_takeover_then_no_row_is_duplicated(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id bigint")
     config = stack.config()

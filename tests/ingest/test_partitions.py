@@ -145,20 +145,20 @@ def test_values_when_dynamic_then_partitions_are_named_as_hive_names_them(loaded
     assert loaded.rows(name) == loaded.rows(twin)
 
 
-def test_directories_when_values_need_escaping_then_are_hives_own(loaded: _Partitions) -> None:
+def test_directories_when_values_need_escaping_then_named_as_by_hive(loaded: _Partitions) -> None:
     name = loaded.name("text")
     root = Path(unquote(loaded.stack.addresses.warehouse.removeprefix("file://"))) / name
     assert {path.name for path in root.iterdir() if not path.name.startswith(".")} == loaded.shown(name)
 
 
-def test_partition_column_when_asked_for_null_then_the_metastore_answers(loaded: _Partitions) -> None:
+def test_partition_column_when_filtered_by_null_then_the_metastore_answers(loaded: _Partitions) -> None:
     # It closed the connection while its class path lacked commons-codec.
     name = loaded.name("two")
     assert loaded.stack.count("WHERE dt IS NULL", name) == 0
     assert loaded.stack.count("WHERE dt IS NOT NULL", name) == 60
 
 
-def test_two_levels_when_one_is_null_then_it_alone_is_the_default(loaded: _Partitions) -> None:
+def test_two_levels_when_one_is_null_then_only_that_level_is_the_default_partition(loaded: _Partitions) -> None:
     name = loaded.name("two")
     wanted = {f"dt=2026-11-0{d}/region={r}" for d in (1, 2, 3) for r in ("DE%2Fé", DEFAULT)}
     assert loaded.shown(name) == wanted
@@ -168,7 +168,7 @@ def test_two_levels_when_one_is_null_then_it_alone_is_the_default(loaded: _Parti
     )
 
 
-def test_static_values_then_all_rows_go_there_whatever_the_record_says(loaded: _Partitions) -> None:
+def test_static_values_when_set_then_all_rows_go_there_whatever_the_record_contains(loaded: _Partitions) -> None:
     name = loaded.name("static")
     assert loaded.shown(name) == {"dt=2026-11-21/region=a%2Fü b"}
     assert [row[0] for row in loaded.rows(name)] == list(range(10))
@@ -181,7 +181,7 @@ def test_static_value_when_empty_then_is_the_default_partition(loaded: _Partitio
 
 
 @pytest.mark.parametrize("case", list(STATIC))
-def test_static_value_when_written_otherwise_then_hive_finds_overwrites_and_drops_it(
+def test_static_value_when_not_in_hives_notation_then_hive_finds_overwrites_and_drops_it(
     loaded: _Partitions, case: str
 ) -> None:
     _, text, literal, wanted = STATIC[case]
@@ -195,7 +195,7 @@ def test_static_value_when_written_otherwise_then_hive_finds_overwrites_and_drop
     assert loaded.shown(name) == set()
 
 
-def test_static_value_when_not_of_the_type_then_mapping_and_check_say_so(stack: Stack) -> None:
+def test_static_value_when_not_of_the_type_then_run_and_check_report_it(stack: Stack) -> None:
     stack.topic()
     stack.table("id int, note string", "p int")
     stack.sql(f"ALTER TABLE {stack.name} ADD PARTITION (p=7)")
@@ -208,7 +208,7 @@ def test_static_value_when_not_of_the_type_then_mapping_and_check_say_so(stack: 
         assert f"table default.{stack.name}, partition column p: 'abc' is not a value of type int" in said
 
 
-def test_partition_when_older_versions_named_it_otherwise_then_is_told_once(stack: Stack) -> None:
+def test_partition_when_not_named_as_by_hive_then_is_logged_once(stack: Stack) -> None:
     stack.topic()
     stack.produce({"id": n, "note": "n", "p": "7"} for n in range(4))
     stack.table("id int, note string", "p int")
@@ -230,7 +230,7 @@ def test_sixty_partitions_when_in_one_transaction_then_all_are_there(loaded: _Pa
     assert sorted(counted) == [(day, 10) for day in DAYS]
 
 
-def test_partition_when_it_has_its_own_location_then_the_rows_lie_there(loaded: _Partitions) -> None:
+def test_partition_when_it_has_its_own_location_then_rows_are_written_there(loaded: _Partitions) -> None:
     name = loaded.name("place")
     assert loaded.stack.ids(name) == [*range(10), 100]
     assert list((loaded.stack.directory / "elsewhere").glob("delta_*"))
@@ -239,7 +239,7 @@ def test_partition_when_it_has_its_own_location_then_the_rows_lie_there(loaded: 
     assert all("/elsewhere/delta_" in row[0] for row in files)
 
 
-def test_partition_when_hive_made_it_then_both_write_it(loaded: _Partitions) -> None:
+def test_partition_when_created_by_hive_then_both_write_to_it(loaded: _Partitions) -> None:
     name = loaded.name("place")
     assert sorted(row[0] for row in loaded.rows(name) if row[2] == "hive") == [0, 2, 4, 6, 8, 100]
     assert loaded.stack.count("WHERE p = 'hive'", name) == 6

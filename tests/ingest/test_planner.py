@@ -44,7 +44,7 @@ class _Case:
         return plan
 
 
-def test_partition_when_it_ends_too_early_for_a_moment_then_nothing_is_lost(stack: Stack) -> None:
+def test_partition_when_its_end_is_reported_too_low_for_a_moment_then_nothing_is_lost(stack: Stack) -> None:
     """A new leader may report an end that lags behind what the former one has served."""
     case = _Case(stack, "stop")
     looks: list[int] = []
@@ -61,7 +61,7 @@ def test_partition_when_it_ends_too_early_for_a_moment_then_nothing_is_lost(stac
     assert plan.gaps == ()
 
 
-def test_topic_when_its_id_is_unknown_and_the_cluster_is_another_then_the_position_is_lost(stack: Stack) -> None:
+def test_topic_when_its_id_is_unknown_and_the_cluster_differs_then_the_position_is_lost(stack: Stack) -> None:
     case = _Case(stack, "stop")
     with pytest.raises(OffsetsLost, match=ELSEWHERE):
         case.plan(case.position(3, TopicIdentity(ELSEWHERE)))
@@ -74,7 +74,7 @@ def test_topic_when_its_id_was_unknown_in_the_same_cluster_then_it_is_stored_wit
     assert (plan.ranges, plan.before, plan.after, plan.gaps) == ((), stored, case.position(5, case.identity), ())
 
 
-def test_plan_when_the_topic_is_another_after_the_ranges_were_read_then_is_lost(stack: Stack) -> None:
+def test_plan_when_the_topic_was_recreated_after_the_read_then_the_range_is_lost(stack: Stack) -> None:
     case = _Case(stack, "earliest")
     plan = case.plan(case.position(0, case.identity))
     case.planner.confirm(plan)

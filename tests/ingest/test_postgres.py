@@ -28,7 +28,7 @@ def test_table_changed_since_it_was_read_when_written_back_then_refused(on_postg
     assert write_table_back(on_postgres.metastore, fresh, fresh.parameters["transient_lastDdlTime"])
 
 
-def test_properties_set_all_the_while_we_commit_then_all_are_there(on_postgres: Stack) -> None:
+def test_properties_when_set_continuously_beside_commits_then_all_are_kept(on_postgres: Stack) -> None:
     on_postgres.topic(1)
     on_postgres.table("id bigint")
     daemon = on_postgres.start(on_postgres.config({"commit": {"interval": "100ms"}}))

@@ -182,13 +182,13 @@ def test_topic_when_recreated_and_policy_is_stop_then_stops_and_names_both_ids(t
         assert text in stop["error"]
 
 
-def test_topic_when_recreated_and_policy_is_earliest_then_all_new_records_come_once(topics: _Topics) -> None:
+def test_topic_when_recreated_and_policy_is_earliest_then_all_new_records_arrive_once(topics: _Topics) -> None:
     assert topics.ids("again") == [*FIRST, *NEW]
     [gap] = topics.told(1, "offsets_lost", "again")
     assert "recreated" in gap["gap"]
 
 
-def test_topic_when_recreated_then_partitions_that_it_no_longer_has_leave_the_position(topics: _Topics) -> None:
+def test_topic_when_recreated_with_fewer_partitions_then_the_position_has_only_these(topics: _Topics) -> None:
     position = topics.second_states["again"].position
     assert position.offsets == {TopicPartition(topics.name("again"), 0): len(NEW)}
     assert position.topics[topics.name("again")].topic_id == topics.topic_id("again")
@@ -199,11 +199,11 @@ def test_topic_when_recreated_and_policy_is_latest_then_its_end_is_stored_at_onc
     assert topics.ids("ended") == [*FIRST, *MORE]
 
 
-def test_topic_when_recreated_and_the_user_changes_the_policy_then_all_new_records_come_once(topics: _Topics) -> None:
+def test_topic_when_recreated_and_the_user_changes_the_policy_then_all_new_records_arrive_once(topics: _Topics) -> None:
     assert topics.ids("stopped") == [*FIRST, *NEW]
 
 
-def test_topic_when_of_another_cluster_then_is_not_read_from_the_old_position(topics: _Topics) -> None:
+def test_topic_when_in_another_cluster_then_is_not_read_from_the_old_position(topics: _Topics) -> None:
     assert topics.ids("moved") == [*FIRST, *NEW]
     [gap] = topics.told(1, "offsets_lost", "moved")
     clusters = [
@@ -214,7 +214,7 @@ def test_topic_when_of_another_cluster_then_is_not_read_from_the_old_position(to
     assert all(cluster in gap["gap"] for cluster in clusters)
 
 
-def test_partition_when_truncated_and_policy_is_stop_then_says_so(topics: _Topics) -> None:
+def test_partition_when_truncated_and_policy_is_stop_then_the_error_names_both_offsets(topics: _Topics) -> None:
     [stop] = topics.told(1, "failed", "cut_stopped")
     assert "Kafka ends at 0, before the committed position 10: the partition was truncated" in stop["error"]
 
@@ -225,12 +225,12 @@ def test_partition_when_truncated_then_no_consumed_offset_is_read_again(topics: 
     assert "Kafka ends at 4, before the committed position 10: the partition was truncated" in gap["gap"]
 
 
-def test_state_of_version_1_then_is_adopted_with_the_id_of_its_topic(topics: _Topics) -> None:
+def test_state_when_of_version_1_then_gets_the_topic_id(topics: _Topics) -> None:
     assert topics.second_states["old"].position.topics[topics.name("old")].topic_id == topics.first_ids["old"]
     assert topics.ids("old") == list(FIRST)
 
 
-def test_topic_when_recreated_while_the_daemon_runs_then_is_noticed(topics: _Topics) -> None:
+def test_topic_when_recreated_while_the_daemon_runs_then_is_detected(topics: _Topics) -> None:
     [stop] = topics.told(2, "failed", "old")
     assert "recreated" in stop["error"]
     assert topics.ids("live") == [*FIRST, *NEW]
@@ -277,7 +277,7 @@ def test_range_when_lost_between_plan_and_read_then_the_policy_holds(own: Stack,
     assert own.ids(recreated) == [*FIRST, *range(100, 125)]
 
 
-def test_topic_when_missing_on_a_broker_that_creates_topics_then_nothing_of_ours_creates_it(
+def test_topic_when_missing_on_a_broker_that_creates_topics_then_is_not_created(
     own: Stack, broker: KafkaBroker
 ) -> None:
     own.table("id bigint")

@@ -58,7 +58,7 @@ def lease(stack: Stack) -> Iterator[threading.Event]:
 
 
 @PARTITIONED
-def test_analyze_writes_back_what_it_read_before_our_commit_then_repaired_though_nothing_is_written_any_more(
+def test_analyze_when_it_writes_old_parameters_back_then_repaired_without_another_commit(
     stack: Stack, partition: str
 ) -> None:
     _make(stack, partition)
@@ -94,9 +94,7 @@ def test_analyze_writes_back_what_it_read_before_our_commit_then_repaired_though
 
 
 @PARTITIONED
-def test_analyze_when_it_ends_after_a_commit_that_it_does_not_see_then_hive_does_not_answer_from_it(
-    stack: Stack, partition: str
-) -> None:
+def test_analyze_when_it_ends_after_a_commit_that_it_did_not_see_then_hive_scans(stack: Stack, partition: str) -> None:
     stack.table("id int, note string", "dt string" if partition else "")
     with connect(stack, static_partition_values=["a"] if partition else None) as connection:
         with connection.transaction():
@@ -109,7 +107,7 @@ def test_analyze_when_it_ends_after_a_commit_that_it_does_not_see_then_hive_does
     assert stack.count() == 20
 
 
-def test_revert_when_another_writer_commits_next_then_it_adds_nothing_to_the_wrong_number(stack: Stack) -> None:
+def test_revert_when_another_writer_commits_next_then_the_wrong_number_is_repaired(stack: Stack) -> None:
     stack.table("id int, note string")
     with connect(stack) as one, connect(stack) as two:
         with one.transaction():
@@ -124,7 +122,7 @@ def test_revert_when_another_writer_commits_next_then_it_adds_nothing_to_the_wro
     assert read_parameters(stack)["ingestd.rows"] == "30"
 
 
-def test_connection_closes_right_after_a_revert_then_repaired_before_it_ends(stack: Stack) -> None:
+def test_connection_when_closed_right_after_a_revert_then_repairs_before_it_ends(stack: Stack) -> None:
     stack.table("id int, note string", "dt string")
     with connect(stack, static_partition_values=["a"]) as connection:
         with connection.transaction():
@@ -136,7 +134,7 @@ def test_connection_closes_right_after_a_revert_then_repaired_before_it_ends(sta
     assert number(stack, "dt=a") == 20
 
 
-def test_batch_when_its_transactions_go_to_different_partitions_then_nothing_is_in_doubt(stack: Stack) -> None:
+def test_batch_when_its_transactions_write_different_partitions_then_each_count_is_right(stack: Stack) -> None:
     """Its shared files do not tell which of its write ids wrote where; the connection knows."""
     stack.table("id int, note string", "dt string")
     with connect(stack, transaction_batch_size=20) as connection:
@@ -147,7 +145,7 @@ def test_batch_when_its_transactions_go_to_different_partitions_then_nothing_is_
     assert [number(stack, f"dt={value}") for value in "abc"] == [30, 30, 30]
 
 
-def test_partition_when_made_again_with_old_numbers_then_counts_what_is_there(stack: Stack) -> None:
+def test_partition_when_recreated_with_old_parameters_then_counts_its_rows(stack: Stack) -> None:
     stack.table("id int, note string", "dt string")
     with connect(stack, static_partition_values=["a"]) as connection:
         with connection.transaction():
@@ -163,7 +161,7 @@ def test_partition_when_made_again_with_old_numbers_then_counts_what_is_there(st
 
 
 @pytest.mark.parametrize("partition", ["", "dt=a"], ids=["table", "partition"])
-def test_lease_when_a_client_that_does_nothing_has_it_then_commits_go_on_and_the_count_becomes_right(
+def test_counting_lease_when_held_by_an_idle_client_then_commits_continue_and_count_is_repaired(
     stack: Stack, lease: threading.Event, partition: str
 ) -> None:
     _make(stack, partition)
@@ -182,7 +180,7 @@ def test_lease_when_a_client_that_does_nothing_has_it_then_commits_go_on_and_the
     assert read_parameters(stack, partition)["ingestd.rows"] == "30"
 
 
-def test_last_ddl_when_its_time_is_in_the_future_then_commits_do_not_wait_for_it(stack: Stack) -> None:
+def test_last_ddl_time_when_in_the_future_then_commits_do_not_wait_for_it(stack: Stack) -> None:
     stack.table("id int, note string")
     stack.sql(f"ALTER TABLE {stack.name} SET TBLPROPERTIES ('owner.team'='blue')")
     with connect(stack) as connection:

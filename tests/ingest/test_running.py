@@ -44,7 +44,7 @@ def _stop(daemon: Daemon) -> None:
     assert daemon.wait(60) == 0, daemon.text()[-3000:]
 
 
-def test_commits_when_rows_bytes_or_time_are_reached_then_happen_and_a_restart_goes_on(stack: Stack) -> None:
+def test_commits_when_rows_bytes_or_interval_are_reached_then_happen_and_a_restart_continues(stack: Stack) -> None:
     rows = _add(stack, "rows", commit={"rows": 100, "interval": "1h"})
     size = _add(stack, "bytes", commit={"bytes": "64KiB", "interval": "1h"})
     time = _add(stack, "time", commit={"interval": "500ms"})
@@ -67,7 +67,9 @@ def test_commits_when_rows_bytes_or_time_are_reached_then_happen_and_a_restart_g
         assert stack.ids(mapping["topics"][0]) == list(range(count))
 
 
-def test_bad_record_then_only_its_mapping_stops_and_goes_on_once_the_table_is_mended(stack: Stack) -> None:
+def test_bad_record_when_read_then_only_its_mapping_stops_and_continues_after_the_table_is_changed(
+    stack: Stack,
+) -> None:
     bad = _add(stack, "bad", "id bigint, qty int", commit={"rows": 50})
     good = _add(stack, "good")
     _produce(stack, good, range(500))
@@ -92,7 +94,7 @@ def test_bad_record_then_only_its_mapping_stops_and_goes_on_once_the_table_is_me
     assert stack.sql(f"SELECT qty FROM {bad['table']} WHERE id IN (69, 70, 71)") == [("69",), ("many",), ("71",)]
 
 
-def test_sigterm_when_a_transaction_is_open_then_it_is_finished_and_exit_is_0(stack: Stack) -> None:
+def test_sigterm_when_a_transaction_is_open_then_it_is_committed_and_exit_is_0(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id bigint")
     gate = stack.directory / "gate"
@@ -114,7 +116,7 @@ def test_sigterm_when_a_transaction_is_open_then_it_is_finished_and_exit_is_0(st
     assert stack.ids() == list(range(110))
 
 
-def test_table_when_swapped_by_two_renames_then_goes_on_and_when_renamed_for_good_then_stops(stack: Stack) -> None:
+def test_table_when_swapped_by_two_renames_then_continues_and_when_missing_then_stops(stack: Stack) -> None:
     stack.topic(20)
     stack.table("id bigint")
     stack.table("id bigint", name=f"default.{stack.name}_new")
@@ -177,7 +179,7 @@ def _full(place: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("broken", "words"), [(_unusable, ".ingestd-staging"), (_full, "No space left on device")], ids=["file", "full"]
 )
-def test_storage_when_it_fails_then_the_daemon_waits_and_goes_on_by_itself(
+def test_storage_when_it_fails_then_the_daemon_waits_and_continues_by_itself(
     stack: Stack, broken: Any, words: str
 ) -> None:
     stack.topic(1)
@@ -214,7 +216,7 @@ def _remove_tree_when_idle(place: Path) -> None:
     shutil.rmtree(place, ignore_errors=True)
 
 
-def test_log_when_its_disk_is_full_then_records_are_committed_all_the_same(stack: Stack) -> None:
+def test_log_when_its_disk_is_full_then_records_are_committed(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id bigint")
     stack.produce({"id": n} for n in range(10))

@@ -95,7 +95,7 @@ class _Table:
 
 
 @PARTITIONED
-def test_count_min_max_when_hive_writes_and_compacts_in_between_then_right(stack: Stack, partitioned: str) -> None:
+def test_count_min_max_when_hive_writes_and_compacts_between_commits_then_right(stack: Stack, partitioned: str) -> None:
     table = _Table(stack, partitioned)
     table.insert(2)
     table.ours(5)
@@ -120,7 +120,7 @@ def test_count_min_max_when_hive_writes_and_compacts_in_between_then_right(stack
 
 
 @PARTITIONED
-def test_count_when_analyze_comes_between_our_count_and_commit_then_right_also_after_compaction(
+def test_count_when_analyze_runs_between_count_and_commit_then_right_also_after_compaction(
     stack: Stack, partitioned: str
 ) -> None:
     table = _Table(stack, partitioned)
@@ -134,7 +134,7 @@ def test_count_when_analyze_comes_between_our_count_and_commit_then_right_also_a
 
 
 @PARTITIONED
-def test_count_when_we_crash_between_count_and_commit_then_right_also_after_compaction(
+def test_count_when_killed_between_count_and_commit_then_right_also_after_compaction(
     stack: Stack, partitioned: str
 ) -> None:
     table = _Table(stack, partitioned)
@@ -153,7 +153,7 @@ def test_count_when_we_crash_between_count_and_commit_then_right_also_after_comp
     table.check()
 
 
-def test_hive_inserts_between_our_count_and_commit_then_right(stack: Stack) -> None:
+def test_count_when_hive_inserts_between_count_and_commit_then_right(stack: Stack) -> None:
     table = _Table(stack, "")
     table.ours(5)
     table.held("counted", lambda: table.insert(2))
@@ -163,7 +163,7 @@ def test_hive_inserts_between_our_count_and_commit_then_right(stack: Stack) -> N
 
 
 @pytest.mark.parametrize("step", ["locked", "placed", "counted"])
-def test_ddl_beside_us_when_we_commit_then_is_not_undone(stack: Stack, step: str) -> None:
+def test_ddl_when_concurrent_with_a_commit_then_is_not_undone(stack: Stack, step: str) -> None:
     table = _Table(stack, "")
     table.ours(2)
     table.held(step, lambda: stack.sql(f"ALTER TABLE {stack.name} SET TBLPROPERTIES ('owner.team'='blue')"))
@@ -171,7 +171,7 @@ def test_ddl_beside_us_when_we_commit_then_is_not_undone(stack: Stack, step: str
     assert ("owner.team", "blue") in [row[:2] for row in stack.sql(f"SHOW TBLPROPERTIES {stack.name}")]
 
 
-def test_column_added_between_two_of_our_transactions_then_is_filled(stack: Stack) -> None:
+def test_column_when_added_between_two_transactions_then_is_filled(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id bigint")
     config = stack.config()
@@ -186,7 +186,7 @@ def test_column_added_between_two_of_our_transactions_then_is_filled(stack: Stac
     assert daemon.wait() == 0
 
 
-def test_two_mappings_into_one_table_when_both_commit_all_the_while_then_count_is_right(stack: Stack) -> None:
+def test_two_mappings_when_they_commit_to_one_table_concurrently_then_count_is_right(stack: Stack) -> None:
     topics = [stack.topic(1, f"{stack.name}_{side}") for side in "ab"]
     stack.table("id bigint, note string", "dt string")
     mappings = [

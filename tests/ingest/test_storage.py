@@ -25,9 +25,7 @@ def _staged(place: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["table", "partition"])
-def test_table_directory_when_not_mounted_then_waits_and_writes_nothing_elsewhere(
-    stack: Stack, partitioned: bool
-) -> None:
+def test_table_directory_when_not_mounted_then_waits_and_does_not_create_it(stack: Stack, partitioned: bool) -> None:
     stack.topic(1)
     stack.table("id int", partitioned="dt string" if partitioned else "")
     place = _place(stack)
@@ -72,7 +70,7 @@ def other_disk() -> Iterator[Path]:
         shutil.rmtree(place)
 
 
-def test_partition_on_another_file_system_then_written_and_half_copies_of_the_dead_are_removed(
+def test_partition_when_on_another_file_system_then_written_and_incomplete_copies_are_removed(
     stack: Stack, other_disk: Path
 ) -> None:
     stack.topic(1)
@@ -97,7 +95,7 @@ def test_partition_on_another_file_system_then_written_and_half_copies_of_the_de
     transactions.abort(stack.metastore, living)
 
 
-def test_table_that_moves_while_a_transaction_is_staged_then_nothing_is_left_where_it_was(stack: Stack) -> None:
+def test_table_when_moved_while_a_transaction_is_staged_then_no_staged_files_are_left(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id int")
     old = _place(stack)
@@ -118,7 +116,7 @@ def test_table_that_moves_while_a_transaction_is_staged_then_nothing_is_left_whe
     assert _staged(old) == _staged(new) == []
 
 
-def test_table_that_is_swapped_while_a_transaction_is_staged_then_nothing_is_left_in_either(stack: Stack) -> None:
+def test_table_when_swapped_while_a_transaction_is_staged_then_no_staged_files_are_left(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id int")
     stack.table("id int", name=f"default.{stack.name}_new")
@@ -138,7 +136,7 @@ def test_table_that_is_swapped_while_a_transaction_is_staged_then_nothing_is_lef
     assert _staged(old) == _staged(place) == []
 
 
-def test_two_deployments_with_one_mapping_name_and_one_table_then_neither_touches_the_others_files(
+def test_two_deployments_when_mapping_name_and_table_are_the_same_then_files_are_separate(
     stack: Stack,
 ) -> None:
     stack.topic(1)

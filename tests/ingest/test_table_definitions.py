@@ -58,7 +58,7 @@ def _sees_rows(stack: Stack, name: str) -> None:
     assert stack.count("WHERE note = 'n7' AND word <> ''", name) == ROWS // 100
 
 
-def test_properties_when_set_then_files_follow_them_and_hive_reads_and_compacts_them(stack: Stack) -> None:
+def test_properties_when_set_then_files_follow_them_and_hive_reads_and_compacts_the_files(stack: Stack) -> None:
     flat, nested = f"{stack.name}_f", f"{stack.name}_n"  # the writers of flat and of other rows
     stack.topic(2)
     stack.table(COLUMNS.partition(", ")[2], "", f"default.{flat}", **PROPERTIES)
@@ -89,7 +89,7 @@ def test_properties_when_set_then_files_follow_them_and_hive_reads_and_compacts_
         assert stack.sql(f"SELECT id FROM {name} WHERE word = 'word 7'") == [(7,)]
 
 
-def test_not_null_when_a_record_has_null_then_it_is_refused_until_the_constraint_is_gone(stack: Stack) -> None:
+def test_not_null_when_a_record_has_null_then_refused_until_the_constraint_is_dropped(stack: Stack) -> None:
     stack.topic(1)
     stack.sql(
         f"CREATE TABLE {stack.name} (id int NOT NULL, note string CONSTRAINT {stack.name}_c NOT NULL ENABLE,"
@@ -124,7 +124,7 @@ def test_not_null_when_a_record_has_null_then_it_is_refused_until_the_constraint
     assert stack.sql(f"SELECT id FROM {stack.name} WHERE note IS NULL") == [(3,)]
 
 
-def test_not_null_when_added_while_the_daemon_runs_then_binds_the_next_transaction(stack: Stack) -> None:
+def test_not_null_when_added_while_the_daemon_runs_then_applies_to_the_next_transaction(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id int, note string")
     stack.produce([{"id": 0}])

@@ -199,28 +199,28 @@ def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
         stack.close()
 
 
-def test_transactions_when_aborted_then_only_committed_rows_come_and_catching_up_ends(cases: _Topics) -> None:
+def test_transactions_when_aborted_then_only_committed_rows_arrive_and_catching_up_ends(cases: _Topics) -> None:
     assert cases.ids("done") == list(range(15))
     assert not cases.commits(cases.second, "done")
 
 
-def test_transaction_when_still_open_then_its_rows_come_after_its_commit(cases: _Topics) -> None:
+def test_transaction_when_still_open_then_its_rows_arrive_after_its_commit(cases: _Topics) -> None:
     assert sum(c["rows"] for c in cases.commits(cases.first, "open")) == 10
     assert cases.ids("open") == list(range(20))
 
 
-def test_topic_when_compacted_then_gaps_are_stepped_over(cases: _Topics) -> None:
+def test_topic_when_compacted_then_gaps_are_skipped(cases: _Topics) -> None:
     assert cases.ids("compacted") == [297, 298, 299, 300]
     ranges = [text for c in cases.commits(cases.second, "compacted") for text in c["ranges"]]
     assert [text.rpartition(" ")[2] for text in ranges] == ["0..301"]
 
 
-def test_topic_when_empty_then_costs_no_transaction(cases: _Topics) -> None:
+def test_topic_when_empty_then_no_transaction_is_opened(cases: _Topics) -> None:
     assert [c["rows"] for c in cases.commits(cases.first, "empty")] == [0]
     assert not cases.commits(cases.second, "empty")
 
 
-def test_topics_when_several_then_all_flow_into_one_table(cases: _Topics) -> None:
+def test_topics_when_several_then_all_are_written_to_one_table(cases: _Topics) -> None:
     assert cases.ids("several") == list(range(20))
 
 
@@ -228,15 +228,15 @@ def test_partitions_when_added_later_then_are_read_from_their_beginning(cases: _
     assert cases.ids("grows") == list(range(30))
 
 
-def test_start_latest_then_only_later_records_come(cases: _Topics) -> None:
+def test_start_when_latest_then_only_later_records_arrive(cases: _Topics) -> None:
     assert cases.ids("latest") == list(range(10, 20))
 
 
-def test_start_timestamp_then_only_records_from_then_on_come(cases: _Topics) -> None:
+def test_start_when_a_timestamp_then_only_records_since_then_arrive(cases: _Topics) -> None:
     assert cases.ids("timed") == list(range(10, 20))
 
 
-def test_topic_when_its_beginning_is_gone_at_the_first_run_then_begins_at_what_is_there(cases: _Topics) -> None:
+def test_topic_when_its_first_offsets_are_gone_at_the_first_run_then_starts_at_the_earliest(cases: _Topics) -> None:
     assert cases.ids("trimmed") == list(range(4, 10))
 
 
@@ -248,31 +248,31 @@ def test_offsets_when_lost_and_policy_is_stop_then_names_the_gap(cases: _Topics)
     assert cases.ids("lost") == list(range(10))
 
 
-def test_offsets_when_lost_and_policy_is_earliest_then_goes_on_and_tells(cases: _Topics) -> None:
+def test_offsets_when_lost_and_policy_is_earliest_then_continues_and_logs_the_gap(cases: _Topics) -> None:
     assert cases.ids("skipped") == [*range(10), *range(15, 20)]
     gaps = [e["gap"] for e in cases.second.events("offsets_lost") if e["mapping"] == cases.name("skipped")[-40:]]
     assert len(gaps) == 1
     assert "offsets 10..15 were removed by retention" in gaps[0]
 
 
-def test_offsets_when_lost_and_policy_is_latest_then_goes_on_at_the_end(cases: _Topics) -> None:
+def test_offsets_when_lost_and_policy_is_latest_then_continues_at_the_end(cases: _Topics) -> None:
     assert cases.ids("jumped") == list(range(10))
     assert any(e["mapping"] == cases.name("jumped")[-40:] for e in cases.second.events("offsets_lost"))
 
 
-def test_tombstone_when_policy_is_stop_then_names_it(cases: _Topics) -> None:
+def test_tombstone_when_policy_is_stop_then_the_error_names_its_offset(cases: _Topics) -> None:
     text = cases.error(cases.first, "tomb")
     assert f"{cases.name('tomb')}[0] offset 1" in text
     assert "tombstone" in text
     assert cases.ids("tomb") == []
 
 
-def test_tombstone_when_policy_is_skip_then_is_left_out_and_counted(cases: _Topics) -> None:
+def test_tombstone_when_policy_is_skip_then_is_skipped_and_counted(cases: _Topics) -> None:
     assert cases.ids("tombs") == [1, 2]
     assert sum(c.get("skipped", 0) for c in cases.commits(cases.first, "tombs")) == 1
 
 
-def test_topic_when_missing_then_says_so_and_the_others_go_on(cases: _Topics) -> None:
+def test_topic_when_missing_then_its_mapping_stops_and_the_others_continue(cases: _Topics) -> None:
     text = cases.error(cases.first, "missing")
     assert f"topic {cases.name('missing')}" in text
     assert "does not exist" in text

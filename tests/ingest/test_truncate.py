@@ -43,7 +43,7 @@ def _held(stack: Stack, step: str) -> tuple[Daemon, Hold]:
 
 
 @each_kind
-def test_truncate_when_a_commit_is_on_its_way_then_it_waits_and_comes_after_it(stack: Stack, partitioned: bool) -> None:
+def test_truncate_when_a_commit_is_in_progress_then_waits_for_it(stack: Stack, partitioned: bool) -> None:
     stack.topic(1)
     stack.table("id int", partitioned="dt string" if partitioned else "")
     part = " PARTITION (dt='a')" if partitioned else ""
@@ -73,7 +73,7 @@ def test_truncate_when_a_commit_is_on_its_way_then_it_waits_and_comes_after_it(s
     assert daemon.wait(60) == 0
 
 
-def test_truncate_that_began_before_our_lock_then_the_transaction_is_repeated(stack: Stack) -> None:
+def test_truncate_when_begun_before_our_lock_then_the_transaction_is_repeated(stack: Stack) -> None:
     table = _prepare(stack, partitioned=False)
     truncation = Truncation(stack.metastore, table)
     daemon, hold = _held(stack, "counted")
@@ -88,7 +88,7 @@ def test_truncate_that_began_before_our_lock_then_the_transaction_is_repeated(st
     assert "truncated" in waits[0]["error"]
 
 
-def test_truncate_that_cannot_be_seen_before_the_commit_then_an_error_names_what_it_hides(stack: Stack) -> None:
+def test_truncate_when_not_visible_before_the_commit_then_an_error_names_the_hidden_rows(stack: Stack) -> None:
     table = _prepare(stack, partitioned=True)
     truncation = Truncation(stack.metastore, table, ["dt=a"])
     daemon, hold = _held(stack, "committed")
@@ -105,7 +105,7 @@ def test_truncate_that_cannot_be_seen_before_the_commit_then_an_error_names_what
 
 @pytest.mark.soak
 @each_kind
-def test_truncate_in_a_loop_then_no_commit_after_it_is_hidden(stack: Stack, partitioned: bool) -> None:
+def test_truncate_when_run_in_a_loop_then_no_later_commit_is_hidden(stack: Stack, partitioned: bool) -> None:
     """A commit with a write id below that of a TRUNCATE's base must be stored when that TRUNCATE returns."""
     _prepare(stack, partitioned=partitioned)
     config = stack.config({"commit": {"interval": "500ms"}})

@@ -187,7 +187,7 @@ def test_values_when_read_back_then_are_equal(types: _Types) -> None:
     types.check("fresh")
 
 
-def test_select_star_when_by_fetch_task_then_answers(types: _Types) -> None:
+def test_select_star_when_run_as_a_fetch_task_then_returns_all_rows(types: _Types) -> None:
     rows = types.stack.sql(f"SELECT * FROM {types.stack.name}")
     assert len(rows) == len(CASES)
     assert all(len(row) == len(COLUMNS) for row in rows)
@@ -225,7 +225,7 @@ def test_filters_when_pushed_into_orc_then_find_every_row(types: _Types) -> None
         assert sorted(row[0] for row in found) == wanted, where
 
 
-def test_extremes_when_by_tez_then_are_equal(types: _Types) -> None:
+def test_extremes_when_computed_by_tez_then_are_equal(types: _Types) -> None:
     answer = types.stack.sql(
         "SELECT max(tiny), min(tiny), max(small), min(small), max(num), min(num), max(big), min(big), max(wide), "
         "min(wide), max(money), min(money), cast(min(day) as string), cast(max(day) as string), "
