@@ -1,4 +1,4 @@
-"""A metastore that keeps an event log is told which files each transaction wrote, and any other nothing."""
+"""Metastores with an event log are notified of the files of each transaction; others are not."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.events.metastore import metastore_with_events
 from tests.support.stack import Stack
 
 _ORC = "org.apache.hadoop.hive.ql.io.orc."
-# Characters that Hive escapes in directory names, and one that separates fields where it stores the files' names.
+# Characters that Hive escapes in directory names, and one that separates fields in its list of file names.
 DAYS = ("2026-11-01 10:00", "50%", "a#b")
 Files = dict[int, set[str]]
 
@@ -51,7 +51,7 @@ def logged(with_events: Addresses, request: pytest.FixtureRequest, tmp_path: Pat
 
 
 class _Recording(Metastore):
-    """Keeps the names of the methods that were called; those in `unknown` it does not have."""
+    """Records the names of the called methods; those in `unknown` do not exist."""
 
     def __init__(self, uri: str, *unknown: str) -> None:
         super().__init__(uri)
@@ -66,7 +66,7 @@ class _Recording(Metastore):
 
 
 def _make_table(stack: Stack, *, partitioned: bool = True) -> None:
-    """HiveServer2 has no part in this stack, so the table is made as HiveServer2 would ask for it."""
+    """Create the table with the request that HiveServer2 sends; this stack has no HiveServer2."""
     fields = [ttypes.FieldSchema(name=name, type=kind) for name, kind in (("id", "bigint"), ("day", "string"))]
     storage = ttypes.StorageDescriptor(
         cols=fields[:1] if partitioned else fields,
@@ -105,7 +105,7 @@ def _write(stack: Stack, size: int, *days: tuple[str, ...]) -> None:
 
 
 def _committed(stack: Stack) -> list[int]:
-    """The transactions whose commit the event log tells, in its order."""
+    """The transactions whose commits are in the event log, in its order."""
     request = ttypes.NotificationEventRequest(lastEvent=0)
     events = stack.metastore.call("get_next_notification", request).events
     return [_message(event)["txnid"] for event in events if event.eventType == "COMMIT_TXN"]
@@ -117,7 +117,7 @@ def _message(event: Any) -> Any:
 
 
 def _announced(stack: Stack) -> Files:
-    """What the committed transactions wrote to the table as the metastore tells it: paths by write id."""
+    """The paths that committed transactions wrote to the table according to the metastore, by write id."""
     found: Files = defaultdict(set)
     for txn in _committed(stack):
         request = ttypes.GetAllWriteEventInfoRequest(txnId=txn, dbName="default", tableName=stack.name)

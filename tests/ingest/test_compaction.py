@@ -1,4 +1,4 @@
-"""`count(*)` is what a scan finds beside all that Hive does to a table that is written every second.
+"""`count(*)` equals a scan, whatever Hive does to a table that is written every second.
 
 Automatic compaction is on, as in every real warehouse. After each compaction Hive runs ANALYZE, which writes back
 parameters that it read before; a loop of ANALYZE and requested compactions make that happen often.
@@ -29,7 +29,7 @@ _unique = count()
 
 
 class _Traffic:
-    """Records for a table that is partitioned and for one that is not, about one commit a second in each."""
+    """Records for a partitioned and an unpartitioned table, with about one commit per second in each."""
 
     def __init__(self, stack: Stack, properties: Mapping[str, str]) -> None:
         self.stack = stack
@@ -43,7 +43,7 @@ class _Traffic:
         self.sent = 0
 
     def produce(self, seconds: float) -> None:
-        """Send to every partition but the first all the time, to that one in the first half only."""
+        """Send to all partitions; to the first one only in the first half of the time."""
         whole, half = Deadline.after(seconds), Deadline.after(seconds / 2)
         while not whole.passed:
             values = _VALUES[bool(half.passed) :]
@@ -53,12 +53,12 @@ class _Traffic:
             pause(0.3)
 
     def wait(self) -> None:
-        """Return when all is committed and no compaction of these tables is on its way."""
+        """Return when all records are committed and no compaction of these tables is in progress."""
         eventually("all commits", lambda: self._committed() == self.sent * len(self.tables), 120)
         eventually("the compactions", lambda: not self._compacting(), 120)
 
     def check(self) -> None:
-        """Every number becomes that of a scan, and is what Hive answers by default."""
+        """Check that every stored number becomes that of a scan, and that Hive answers with it by default."""
         for table, partitions in self.tables.items():
             for partition in partitions:
                 where = f"WHERE dt = '{partition[3:]}'" if partition else ""
@@ -82,7 +82,7 @@ class _Traffic:
 
 @contextmanager
 def _repeated(stack: Stack, statements: Sequence[str], seconds: float) -> Iterator[None]:
-    """Run one of these statements after the other in HiveServer2 while the block runs; some may be refused."""
+    """Run randomly chosen statements in HiveServer2 while the block runs; some may be refused."""
     ended = threading.Event()
 
     def run() -> None:

@@ -12,13 +12,13 @@ from ingestd.sandbox import Addresses
 from tests.support.compaction import compact
 from tests.support.stack import Stack
 
-# no decimal of 18 digits or less in an array: there Hive 4.0.1 fails by Tez on rows of its own, too
+# No decimal of 18 digits or less in an array: with Tez, Hive 4.0.1 fails to read even its own rows.
 COLUMNS = (
     "id int, a array<int>, m map<string,double>, s struct<a:int,b:string,t:timestamp,d:date>, "
     "l array<struct<x:int,s:struct<y:string,z:struct<w:decimal(30,2)>>,t:timestamp>>, "
     "n struct<s:struct<x:int,y:array<string>>,v:int>, k map<int,array<date>>, f struct<c:char(3),r:binary,g:boolean>"
 )
-# what is asked of every row, and the answer when the column is NULL
+# The expressions selected from every row, and their values when the column is NULL.
 LEAVES: dict[str, Any] = {
     "a[0]": None,
     "a[1]": None,
@@ -123,14 +123,14 @@ CASES: list[Case] = [
 
 
 class _Complex:
-    """The table and what it must answer."""
+    """The table and its expected values."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
         self.rows = {n: {"id": n} | LEAVES | told for n, (_, told) in enumerate(CASES * 3)}
 
     def load(self) -> None:
-        """Three transactions, so that there is something to compact."""
+        """Load in three transactions, so that a compaction has several deltas."""
         self.stack.topic(1)
         self.stack.table(COLUMNS)
         for part in range(3):
@@ -143,7 +143,7 @@ class _Complex:
         self.rows = {n: row for n, row in self.rows.items() if n % 7}
 
     def check(self, how: str) -> None:
-        """By fetch task and by Tez."""
+        """Compare the answers of a fetch task and of Tez."""
         names = ["id", *LEAVES]
         for order in ("", " ORDER BY id"):
             answer = self.stack.sql(f"SELECT {', '.join(names)} FROM {self.stack.name}{order}")

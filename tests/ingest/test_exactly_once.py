@@ -1,4 +1,4 @@
-"""kill -9 between any two steps and at random moments: every id once."""
+"""SIGKILL after each step and at random moments: every id is in the table once."""
 
 from __future__ import annotations
 

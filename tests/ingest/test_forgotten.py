@@ -1,4 +1,4 @@
-"""A metastore that soon forgets aborted transactions: whoever was delayed until then leaves nothing that can be seen.
+"""A metastore that soon forgets aborted transactions: a process delayed until then leaves nothing visible.
 
 What appears under a write id that was forgotten is visible to everybody.
 """
@@ -60,14 +60,14 @@ def _deltas(stack: Stack) -> list[str]:
 
 
 def _is_forgotten(stack: Stack, txn_id: int) -> bool:
-    """Whether it is; the metastore never forgets the newest transactions, so others are needed."""
+    """Whether the metastore has forgotten the transaction. It keeps the newest ones, so this begins others."""
     other = transactions.begin(stack.metastore, "tests")
     transactions.commit(stack.metastore, other)
     return txn_id not in stack.metastore.call("get_open_txns").open_txns
 
 
 def _held(stack: Stack, step: str) -> tuple[DaemonProcess, Path, int]:
-    """A daemon that is held in the middle of its first commit of rows, and its transaction."""
+    """A daemon blocked after `step` of its first transaction with rows, the file that releases it, the transaction."""
     gate = stack.directory / "gate"
     daemon = stack.start_process(
         stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}@2=hold:{gate}"
@@ -104,7 +104,7 @@ def test_daemon_when_its_transaction_is_aborted_after_publishing_then_removes_th
     table = local_path(load_acid_table(stack.metastore, _name(stack)).location)
     transactions.abort(stack.metastore, txn_id)
     eventually("the transaction to be forgotten", lambda: _is_forgotten(stack, txn_id), 120)
-    # The metastore removed the delta; it is back as if the daemon had been frozen just before it placed it.
+    # The metastore removed the delta. Restore it, as if the daemon had been frozen just before placing it.
     (table / placed).mkdir()
     (table / placed / "bucket_00000").write_bytes(b"")
     hold.release()

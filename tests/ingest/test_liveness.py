@@ -1,4 +1,4 @@
-"""Killed and frozen processes under a daemon: its leases are given up, it ends with the right code, nothing is left."""
+"""Killed and frozen child processes: the daemon releases its leases, ends with the right exit code, leaves nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _mapping(stack: Stack, case: str) -> dict[str, Any]:
 
 
 def _start(stack: Stack, config: Path) -> DaemonProcess:
-    """A daemon with a temporary directory of its own."""
+    """A daemon with its own temporary directory."""
     place = stack.directory / "tmp"
     place.mkdir(exist_ok=True)
     return stack.start_process(config, TMPDIR=str(place))
@@ -47,7 +47,7 @@ def _jvm(daemon: DaemonProcess) -> psutil.Process:
 
 
 def _workers(daemon: DaemonProcess) -> list[psutil.Process]:
-    """Processes that run tasks: the children of `pyspark.daemon`."""
+    """The processes that run tasks: the children of `pyspark.daemon`."""
     try:
         return [child for p in _jvm(daemon).children() for child in p.children()]
     except (psutil.NoSuchProcess, StopIteration):
@@ -55,7 +55,7 @@ def _workers(daemon: DaemonProcess) -> list[psutil.Process]:
 
 
 def _freeze_workers(daemon: DaemonProcess) -> list[psutil.Process]:
-    """Stop the workers, which are idle: the next tasks are theirs."""
+    """Freeze the idle workers, which will get the next tasks."""
     workers = _workers(daemon)
     assert workers
     for worker in workers:
@@ -64,7 +64,7 @@ def _freeze_workers(daemon: DaemonProcess) -> list[psutil.Process]:
 
 
 def _has_task(frozen: psutil.Process) -> bool:
-    """Whether the kernel holds bytes for a socket of a process that is frozen."""
+    """Whether a socket of a frozen process has unread bytes."""
     sockets = {os.readlink(link) for link in Path(f"/proc/{frozen.pid}/fd").iterdir()}
     lines = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
     return any(f"socket:[{line[9]}]" in sockets and line[4].rpartition(":")[2] != "00000000" for line in lines)
@@ -107,7 +107,7 @@ def test_jvm_when_killed_then_leases_are_released_and_exit_is_70(stack: Stack) -
     assert [e["mapping"] for e in daemon.events("owner")] == [idle["name"]]
     assert "signal 9" in daemon.events("engine_lost")[0]["error"]
     assert "Traceback" not in daemon.text()
-    # It was killed in mid-stage as well: the worker had work and was frozen, the daemon left by itself.
+    # Now kill the JVM during a stage, while its workers are frozen: the daemon ends by itself.
     stack.produce(_ids(0, 10), watched["topics"][0])
     _committed(owner, watched["name"], 10)
     _freeze_workers(owner)
@@ -141,7 +141,7 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_and_exit_is_70(stack: St
     assert "Traceback" not in frozen.text()
     _assert_nothing_left(stack, family)
     _committed(other, stack.name[-40:], 10)
-    # Two signals end it whatever hangs, long before the silence counts as one.
+    # Two signals end the daemon long before the JVM counts as lost.
     family = _family(other)
     _jvm(other).suspend()
     stack.produce(_ids(20, 30))
@@ -158,7 +158,7 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_and_exit_is_70(stack: St
 
 
 def _pending(daemon: DaemonProcess) -> set[int]:
-    """Signals that were sent to the process and not taken yet."""
+    """The pending signals of the process."""
     status = Path(f"/proc/{daemon.process.pid}/status").read_text(encoding="ascii")
     masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
     return {n for n in range(1, 32) if any(mask >> (n - 1) & 1 for mask in masks)}
@@ -180,7 +180,7 @@ def test_abort_when_the_metastore_does_not_answer_then_the_process_ends(stack: S
         between.flowing.set()
     assert daemon.events("left_running")[0]["mapping"] == stack.name[-40:]
     _assert_nothing_left(stack, family)
-    # What it could not give up is taken over at once: its process is gone.
+    # A lease that it could not release is taken over at once, because its process has ended.
     stack.produce(_ids(10, 20))
     stack.drain()
     assert stack.ids() == list(range(20))
@@ -285,16 +285,16 @@ def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_ove
     stack.produce(_ids(10, 20))
     eventually("the other to take over", lambda: other.events("owner"), 45)
     _committed(other, stack.name[-40:], 10)
-    # It gives the lease up first, and says so after a pause that lets the other take over.
+    # It first releases the lease and logs the reason after a pause in which another daemon can take over.
     eventually("the reason to be told", lambda: daemon.events("waiting"))
     assert [e["reason"] for e in daemon.events("waiting")] == ["JobTimeout"]
     daemon.terminate()
     assert daemon.wait(60) == 0, daemon.text()[-3000:]
     _assert_nothing_left(stack, family)
     assert stack.ids() == list(range(20))
-    # SIGINT of a terminal counts like SIGTERM, whatever Spark would like to do with it.
+    # SIGINT has the effect of SIGTERM; Spark's own handler is not used.
     jvm = _jvm(other)
     os.kill(other.process.pid, signal.SIGINT)
-    jvm.terminate()  # as an idle daemon's is when a signal goes to all processes of a service
+    jvm.terminate()  # as when a service manager sends the signal to all processes
     assert other.wait(60) == 0, other.text()[-3000:]
     assert other.events("stopped")

@@ -1,4 +1,4 @@
-"""Partitions that the metastore cannot make, and more of them than one call can name."""
+"""Partitions that the metastore cannot create, and more partitions than one call can name."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_requests_when_they_can_never_succeed_then_refused_with_a_short_message(
 def test_partitions_when_three_thousand_are_new_then_one_transaction_creates_them(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id int", "p string")
-    for first in (0, 3000):  # they are new at first, then they exist
+    for first in (0, 3000):  # the partitions are new in the first run and exist in the second
         stack.produce({"id": first + n, "p": f"partition number {n:05d}"} for n in range(3000))
         daemon = stack.start(stack.config(), "--until-caught-up")
         assert daemon.wait(600) == 0

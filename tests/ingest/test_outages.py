@@ -1,4 +1,4 @@
-"""Broker and metastore go away in mid-stream: the daemon waits, says so, and goes on by itself; every id once."""
+"""Outages of broker and metastore in mid-stream: the daemon waits, logs it and continues; every id is there once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORDS = 800
 
 @pytest.fixture(scope="module")
 def own(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """A sandbox of this module's own: what it pauses and kills must be nobody else's."""
+    """A separate sandbox, because these tests pause and kill its services."""
     options = SandboxOptions(tmp_path_factory.mktemp("own-sandbox"), hiveserver2=True)
     box = Sandbox(replace(options, kafka_heap_mb=256, metastore_heap_mb=384, hiveserver2_heap_mb=768))
     try:
@@ -56,7 +56,7 @@ def _commits(daemon: Daemon) -> int:
 
 
 def _rows(stack: Stack) -> int:
-    """How many rows HiveServer2 counts; it needs a moment itself when its metastore was away."""
+    """The row count, or -1 while HiveServer2 has not recovered from an outage of its metastore."""
     try:
         return stack.count()
     except SandboxError:
@@ -64,7 +64,7 @@ def _rows(stack: Stack) -> int:
 
 
 def _produce(stack: Stack, ids: range) -> None:
-    """Like `stack.produce`, but what is sent again around an outage is stored once."""
+    """As `stack.produce`, but idempotent: records that are resent during an outage are stored once."""
     producer = Producer({"bootstrap.servers": stack.addresses.kafka, "enable.idempotence": True})
     for n in ids:
         producer.produce(stack.name, json.dumps({"id": n}))
@@ -72,7 +72,7 @@ def _produce(stack: Stack, ids: range) -> None:
 
 
 def _prepare(stack: Stack) -> DaemonProcess:
-    """A daemon in mid-stream."""
+    """A daemon that has committed some of the records."""
     stack.topic(2)
     _produce(stack, range(RECORDS))
     stack.table("id bigint")
@@ -93,7 +93,7 @@ def _says_so(daemon: Daemon, reason: str, waits: int) -> None:
 
 
 def _assert_every_id_once(stack: Stack, daemon: Daemon) -> None:
-    """All that was produced before, and what is produced now."""
+    """Check the records produced so far and some that are produced now."""
     _produce(stack, range(RECORDS, RECORDS + 100))
     eventually("all rows", lambda: _rows(stack) == RECORDS + 100, 90)
     daemon.terminate()
@@ -101,7 +101,7 @@ def _assert_every_id_once(stack: Stack, daemon: Daemon) -> None:
     assert stack.ids() == list(range(RECORDS + 100))
     assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/") == []
     assert "Traceback" not in daemon.text()
-    # Every line is one of ours: what librdkafka and Thrift say of themselves does not flood the log.
+    # Every line is an event: messages of librdkafka and Thrift do not flood the log.
     assert len(daemon.text().splitlines()) < len(daemon.events()) + 10
 
 
@@ -124,7 +124,7 @@ def test_offsets_when_the_broker_does_not_answer_then_broker_unavailable_is_rais
     partitions = eventually("the topic", lambda: broker.partitions([stack.name]))
     own.pause_service("kafka")
     try:
-        # librdkafka answers -1001 without an error here; taken for an offset, all would be read again.
+        # librdkafka returns -1001 without an error here. Used as an offset, it would restart from the beginning.
         for ask in (broker.ends, broker.earliest, lambda asked: broker.at_time(asked, 0)):
             with pytest.raises(BrokerUnavailable):
                 ask(partitions)
@@ -183,7 +183,7 @@ def test_second_sigterm_when_the_stage_hangs_then_aborts_at_once_and_no_transact
     eventually("the transaction", lambda: os.path.exists(f"{gate}.held"))
     own.pause_service("kafka")
     try:
-        # The stage now waits for a broker that says nothing.
+        # The stage now waits for a broker that does not answer.
         gate.touch()
         daemon.terminate()
         eventually("the first signal to be taken", lambda: _is_reading(stack), 20)
@@ -201,7 +201,7 @@ def test_second_sigterm_when_the_stage_hangs_then_aborts_at_once_and_no_transact
 
 
 def _is_reading(stack: Stack) -> bool:
-    """A task has made its staging directory."""
+    """Whether a task has created its staging directory."""
     warehouse = stack.addresses.warehouse.removeprefix("file://")
     staging = os.path.join(warehouse, stack.name, ".ingestd-staging")
     return any(name.startswith("task-") for _, names, _ in os.walk(staging) for name in names)

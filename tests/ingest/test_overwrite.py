@@ -1,4 +1,4 @@
-"""INSERT OVERWRITE beside a mapping: what commits after it is seen, although its transaction began before."""
+"""INSERT OVERWRITE beside a mapping: rows that commit later are visible, even if their transaction began earlier."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One owner per mapping: standby, take-over, and rivals that both believe."""
+"""One owner per mapping: standby, takeover, and two processes that both consider themselves the owner."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_second_daemon_when_the_first_runs_then_is_standby_and_takes_over_when_i
     second = stack.start_process(config)
     eventually("the second to stand by", lambda: second.events("standby"))
     assert second.events("standby")[0]["owner"] == _claims(stack)[0].agent
-    # A standby that died between asking for the lock and giving it back.
+    # A standby that died after requesting the lock and before releasing it.
     _leave_waiting(stack)
     stack.produce(_rows(0, 100))
     eventually("the rows", lambda: stack.count() == 100)
@@ -62,7 +62,7 @@ def _claims(stack: Stack) -> list[Claim]:
 
 
 def _leave_waiting(stack: Stack) -> None:
-    """Ask for the owner's lock as a process of another machine and never come back."""
+    """Request the owner's lock as a process of another machine that then dies."""
     agent = f"ingestd/ingestd/{stack.name[-40:]}/elsewhere:1:1-abcdef"
     request = ttypes.LockRequest(
         component=[leases.lease_component(_lease(stack))], user="nobody", hostname="elsewhere", agentInfo=agent
@@ -108,8 +108,8 @@ def test_owner_when_killed_while_it_holds_locks_then_its_restart_commits_at_once
     daemon = stack.start_process(config)
     eventually("take-over", lambda: daemon.events("owner"), 10 + 15)
     assert daemon.events("owner")[0]["aborted_transactions"]
-    # Counted first: on a local file system Hive lists a table that nobody has written yet with its hidden directories,
-    # and fails when one of these goes away meanwhile (SimpleFetchOptimizer.getPathLength).
+    # Count first: on a local file system Hive lists a table without deltas including its hidden directories,
+    # and fails when one of them is removed meanwhile (SimpleFetchOptimizer.getPathLength).
     eventually("the rows", lambda: stack.count() == 100, 30)
     assert stack.ids() == list(range(100))
     daemon.terminate()
@@ -125,7 +125,7 @@ def test_frozen_owner_when_resumed_after_a_takeover_then_no_row_is_duplicated(st
     eventually("the first to own", lambda: sleeper.events("owner"))
     stack.produce(_rows(0, 100))
     eventually("the stage to be held", lambda: os.path.exists(f"{gate}.held"))
-    # Frozen between stage and lock, heartbeats included: exactly what a long pause of a machine looks like.
+    # Frozen between stage and lock, heartbeats included, as in a long pause of the machine.
     os.kill(sleeper.process.pid, signal.SIGSTOP)
     (staged,) = _staged(stack)
     rival = stack.start_process(config)

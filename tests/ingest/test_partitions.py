@@ -1,4 +1,4 @@
-"""Partitions: named, placed and filled as HiveServer2 itself does it."""
+"""Partitions are named, placed and filled as HiveServer2 does it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-# What a twin table gets by Hive's own INSERT: type of the partition column, and our JSON values with Hive's literals.
+# The rows that Hive inserts into a twin table: type of the partition column, JSON values and Hive's literals.
 TWINS: dict[str, tuple[str, list[tuple[Any, str]]]] = {
     "text": ("string", [*((text, _literal(text)) for text in STRINGS), NULL]),
     "day": ("date", [*((d, f"'{d}'") for d in ("0001-01-01", "1582-10-15", "2026-11-21")), NULL]),
@@ -43,7 +43,7 @@ TWINS: dict[str, tuple[str, list[tuple[Any, str]]]] = {
 }
 
 
-# Static values as a user may write them: type, the text, a literal for WHERE, and Hive's name of the partition.
+# Static values in notations that users may write: type, text, a literal for WHERE, and Hive's name of the partition.
 STATIC = {
     "tiny": ("tinyint", "007", "7", "p=7"),
     "int": ("int", "+5", "5", "p=5"),
@@ -61,7 +61,7 @@ STATIC = {
 
 
 class _Partitions:
-    """Several tables, loaded by one daemon."""
+    """Tables that one daemon loads."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -72,7 +72,7 @@ class _Partitions:
         return f"{self.stack.name}_{case}"
 
     def add(self, case: str, partitioned: str, records: list[dict[str, Any]], **mapping: Any) -> str:
-        """Make topic and table of a case and its mapping."""
+        """Create topic, table and mapping of a case."""
         name = self.name(case)
         self.stack.topic(2, name)
         self.stack.produce(records, name)
@@ -104,7 +104,7 @@ def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> It
     try:
         cases = _Partitions(stack)
         for case, (kind, values) in TWINS.items():
-            # One record lacks the field at all: the same as NULL.
+            # One record does not have the field, which is the same as NULL.
             cases.add(
                 case, f"p {kind}", [*_records([given for given, _ in values], "p"), {"id": len(values), "note": "n"}]
             )
@@ -120,8 +120,8 @@ def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> It
             cases.add(f"s_{case}", f"p {kind}", _records(range(3), "q"), partition={"p": text})
         place = cases.add("place", "p string", [{"id": n, "p": "far" if n % 2 else "hive"} for n in range(10)])
         stack.sql(f"ALTER TABLE {place} ADD PARTITION (p='far')")
-        (directory / "elsewhere").mkdir()  # a location must exist: ingestd never makes one
-        # ADD PARTITION … LOCATION is ignored for managed tables; this is not.
+        (directory / "elsewhere").mkdir()  # a location must exist: ingestd never creates one
+        # Hive ignores ADD PARTITION … LOCATION for managed tables, but not this statement.
         stack.sql(f"ALTER TABLE {place} PARTITION (p='far') SET LOCATION '{(directory / 'elsewhere').as_uri()}'")
         stack.sql(f"INSERT INTO {place} PARTITION (p='hive') VALUES (100, 'theirs')")
         cases.load()
@@ -152,7 +152,7 @@ def test_directories_when_values_need_escaping_then_named_as_by_hive(loaded: _Pa
 
 
 def test_partition_column_when_filtered_by_null_then_the_metastore_answers(loaded: _Partitions) -> None:
-    # It closed the connection while its class path lacked commons-codec.
+    # The metastore closed the connection when its class path lacked commons-codec.
     name = loaded.name("two")
     assert loaded.stack.count("WHERE dt IS NULL", name) == 0
     assert loaded.stack.count("WHERE dt IS NOT NULL", name) == 60
@@ -251,7 +251,7 @@ def test_rows_when_updated_deleted_and_compacted_then_are_right(loaded: _Partiti
     loaded.stack.sql(f"DELETE FROM {name} WHERE id % 3 = 0")
     wanted = [(n, "changed" if n % 4 < 2 else None) for n in range(60) if n % 3]
     assert [row[:2] for row in loaded.rows(name)] == wanted
-    # `DE/é` is left alone: Hive's own MR compactor empties a partition whose name is not ASCII (CompactorInputSplit).
+    # `DE/é` is not compacted: Hive's MR compactor empties partitions with non-ASCII names (CompactorInputSplit).
     compact(loaded.stack, f"default.{name}", "major", f"dt='2026-11-02', region='{DEFAULT}'")
     assert [row[:2] for row in loaded.rows(name)] == wanted
     assert loaded.stack.count("", name) == len(wanted)

@@ -1,4 +1,4 @@
-"""The planner against a real broker, from positions that no daemon could be made to store in a test."""
+"""The planner with a real broker, from positions that a test cannot make a daemon store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ELSEWHERE = "another-cluster-000000"
 
 
 class _Case:
-    """A topic of one partition with five records, and a planner of it."""
+    """A topic with one partition and five records, and its planner."""
 
     def __init__(self, stack: Stack, policy: OnLoss) -> None:
         self.name = stack.topic(1)
@@ -45,7 +45,7 @@ class _Case:
 
 
 def test_partition_when_its_end_is_reported_too_low_for_a_moment_then_nothing_is_lost(stack: Stack) -> None:
-    """A new leader may report an end that lags behind what the former one has served."""
+    """A new leader may report an end offset below offsets that the old leader has served."""
     case = _Case(stack, "stop")
     looks: list[int] = []
 

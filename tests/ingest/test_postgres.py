@@ -1,4 +1,4 @@
-"""A metastore over PostgreSQL, which can compare parameters: no property of a user is ever written over."""
+"""A metastore on PostgreSQL, which can compare parameters: no table property of a user is overwritten."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_properties_when_set_continuously_beside_commits_then_all_are_kept(on_po
 
 
 def _is_set(stack: Stack, key: str) -> bool:
-    """False when Hive refuses it, because our first commit dropped the table's flag since Hive read the table."""
+    """False when Hive refuses the change because our first commit changed the table since Hive read it."""
     try:
         stack.sql(f"ALTER TABLE {stack.name} SET TBLPROPERTIES ('{key}'='set')")
     except SandboxError as error:

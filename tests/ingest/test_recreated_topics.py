@@ -32,7 +32,7 @@ FIRST, NEW, MORE = range(10), range(100, 115), range(200, 205)
 
 
 class _Topics:
-    """The cases on `broker`; the shared stack's Kafka is the other cluster."""
+    """The cases on `broker`. The shared stack's Kafka is the other cluster."""
 
     def __init__(self, stack: Stack, broker: KafkaBroker, shared: Stack) -> None:
         self.stack = stack
@@ -85,12 +85,12 @@ class _Topics:
 
 
 def _arrive(stack: Stack, name: str, last: int) -> None:
-    """Wait for the last row; the tests look at all of them."""
+    """Wait for the last row; the tests check all rows."""
     eventually(f"row {last} of {name}", lambda: last in stack.ids(name), 120)
 
 
 def _store_version_1(topics: _Topics, case: str) -> None:
-    """Put the state back to what the daemon wrote before it knew topic ids."""
+    """Replace the state with that of a version that did not store topic ids."""
     document = json.loads(topics.state(case).text())
     assert document.pop("topics")
     text = json.dumps(document | {"v": 1}, separators=(",", ":"))
@@ -110,7 +110,7 @@ def _first_run(topics: _Topics) -> None:
 
 
 def _second_run(topics: _Topics) -> None:
-    """Everything happened while no daemon ran."""
+    """The changes happened while no daemon ran."""
     for case in ("stopped", "ended", "again"):
         topics.recreate(case)
     topics.shared.topic(1, topics.name("moved"))
@@ -126,7 +126,7 @@ def _second_run(topics: _Topics) -> None:
 
 
 def _third_run(topics: _Topics) -> None:
-    """A user who read the error chose another policy; topics are deleted and recreated while the daemon runs."""
+    """After the error the user chose another policy. Topics are deleted and recreated while the daemon runs."""
     del topics.mappings["cut_stopped"]
     topics.mappings["stopped"]["on_offset_loss"] = "earliest"
     for case in ("ended", "cut"):
@@ -238,7 +238,7 @@ def test_topic_when_recreated_while_the_daemon_runs_then_is_detected(topics: _To
 
 @pytest.fixture
 def own(addresses: Addresses, broker: KafkaBroker, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    """As `stack`, with the broker that has Kafka's defaults."""
+    """As `stack`, with this module's broker."""
     made = Stack(replace(addresses, kafka=broker.servers), request.node.name, tmp_path)
     try:
         yield made
@@ -247,7 +247,7 @@ def own(addresses: Addresses, broker: KafkaBroker, request: pytest.FixtureReques
 
 
 def test_range_when_lost_between_plan_and_read_then_the_policy_holds(own: Stack, broker: KafkaBroker) -> None:
-    """Two daemons wait behind their second plan, offsets 10..20, while one topic is trimmed and one recreated."""
+    """Two daemons are blocked after their second plan, offsets 10..20, while one topic is trimmed and one recreated."""
     names = trimmed, recreated = f"{own.name}_trimmed", f"{own.name}_recreated"
     daemons, holds = [], []
     for name in names:

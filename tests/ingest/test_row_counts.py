@@ -1,4 +1,4 @@
-"""Row counts become right again whoever wrote over them, without a further commit, and no commit waits for that."""
+"""Overwritten row counts are repaired without another commit, and no commit waits for the repair."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _make(stack: Stack, partition: str) -> None:
 
 @pytest.fixture
 def lease(stack: Stack) -> Iterator[threading.Event]:
-    """The counting lease of the test's table in the hands of a client that does nothing with it, until it is set."""
+    """The counting lease of the test's table, held by an idle client until the event is set."""
     free = threading.Event()
     txn = transactions.begin(stack.metastore, stack.name)
     lease = TableName("default", f"{stack.name}#ingestd.counting")
@@ -135,7 +135,7 @@ def test_connection_when_closed_right_after_a_revert_then_repairs_before_it_ends
 
 
 def test_batch_when_its_transactions_write_different_partitions_then_each_count_is_right(stack: Stack) -> None:
-    """Its shared files do not tell which of its write ids wrote where; the connection knows."""
+    """Shared files do not show which write id wrote to which partition, but the connection knows it."""
     stack.table("id int, note string", "dt string")
     with connect(stack, transaction_batch_size=20) as connection:
         for turn in range(9):
@@ -170,7 +170,7 @@ def test_counting_lease_when_held_by_an_idle_client_then_commits_continue_and_co
         _commit(stack, daemon, range(turn * 10, turn * 10 + 10))
         assert stack.count() == turn * 10 + 10
     first, *others = [event["ms"]["counted"] for event in daemon.events("committed") if event["rows"]]
-    assert first < 15_000  # 5 s of waiting, on a busy machine
+    assert first < 15_000  # a wait of 5 s, on a busy machine
     assert max(others) < 5_000
     assert daemon.events("row_counts_delayed")
     lease.set()

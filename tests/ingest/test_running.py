@@ -1,4 +1,4 @@
-"""A daemon at work: when it commits, how it stops, and what a bad record or a full disk does to it."""
+"""A running daemon: when it commits, how it stops, and how it handles bad records and full disks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KIB = "x" * 1_000
 
 
 def _add(stack: Stack, case: str, columns: str = "id bigint, note string", **mapping: Any) -> dict[str, Any]:
-    """Topic, table and mapping of one case."""
+    """Create topic, table and mapping of one case."""
     name = f"{stack.name}_{case}"
     stack.topic(1, name)
     stack.table(columns, name=f"default.{name}")
@@ -35,7 +35,7 @@ def _produce(stack: Stack, mapping: dict[str, Any], ids: range, note: str = "") 
 
 
 def _commits(daemon: Daemon, mapping: dict[str, Any]) -> list[dict[str, Any]]:
-    """The commits that moved records."""
+    """The commits with records."""
     return [e for e in daemon.events("committed") if e["mapping"] == mapping["name"] and e["records"]]
 
 
@@ -57,7 +57,7 @@ def test_commits_when_rows_bytes_or_interval_are_reached_then_happen_and_a_resta
     eventually("two commits by rows", lambda: len(_commits(daemon, rows)) == 2)
     assert [c["rows"] for c in _commits(daemon, rows)] == [100, 100]
     eventually("commits by bytes", lambda: len(_commits(daemon, size)) >= 6)
-    # How large records are is learnt from the first stage, while the next ones are planned already.
+    # The record size is estimated from the first stage, when the next stages are already planned.
     assert all(50_000 < c["bytes"] <= 64 * 1024 for c in _commits(daemon, size)[-2:])
     eventually("a commit by time", lambda: sum(c["rows"] for c in _commits(daemon, time)) == 10)
     _stop(daemon)
@@ -84,7 +84,7 @@ def test_bad_record_when_read_then_only_its_mapping_stops_and_continues_after_th
         for part in (f"{bad['topics'][0]}[0] offset 70", "column qty", "'many' is not a number", '{"id": 70'):
             assert part in stops[0]["error"]
         assert "Traceback" not in daemon.text()
-        # The commit before the bad record stands; of the one that has it nothing is seen.
+        # The commit before the bad record is kept; no row of the bad record's transaction is visible.
         assert stack.ids(bad["topics"][0]) == list(range(50))
         assert stack.ids(good["topics"][0]) == list(range(500))
         assert open_transactions(stack.metastore, f"ingestd/ingestd/{bad['name']}/") == []
@@ -98,7 +98,7 @@ def test_sigterm_when_a_transaction_is_open_then_it_is_committed_and_exit_is_0(s
     stack.topic(1)
     stack.table("id bigint")
     gate = stack.directory / "gate"
-    # The first transaction stores where the run begins; the second has the records.
+    # The first transaction stores the start position; the second has the records.
     daemon = stack.start_process(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"opened@2=hold:{gate}")
     eventually("the mapping to be owned", lambda: daemon.events("owner"))
     stack.produce({"id": n} for n in range(100))
@@ -148,7 +148,7 @@ def _staging(stack: Stack) -> Path:
 
 @contextmanager
 def _unusable(place: Path) -> Iterator[None]:
-    """A file where a directory must be: every write below it fails, root's too."""
+    """A file in place of a directory: every write below it fails, even for root."""
     place.touch()
     try:
         yield
@@ -158,7 +158,7 @@ def _unusable(place: Path) -> Iterator[None]:
 
 @contextmanager
 def _full(place: Path) -> Iterator[None]:
-    """A file system of 2 MiB with room for nothing; skips where it may not be mounted."""
+    """A full file system of 2 MiB. Skips the test when mounting is not permitted."""
     place.mkdir(exist_ok=True)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True, check=False
@@ -211,7 +211,7 @@ def _waits(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 def _remove_tree_when_idle(place: Path) -> None:
-    """The daemon removes a transaction's directory after its commit; then only empty ones are left."""
+    """Remove the tree when the daemon has removed the files of its last transaction."""
     eventually("an empty staging directory", lambda: not [p for p in place.rglob("*") if not p.is_dir()], 10)
     shutil.rmtree(place, ignore_errors=True)
 

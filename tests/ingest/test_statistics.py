@@ -1,4 +1,4 @@
-"""What HiveServer2 answers from statistics is right after our commits, whatever happened around them."""
+"""HiveServer2's answers from statistics are right after our commits, whatever runs concurrently."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTITIONED = pytest.mark.parametrize("partitioned", ["", "dt string"], ids=["ta
 
 
 class _Table:
-    """A table, the ids that it must hold, and a check of all that Hive may answer from statistics."""
+    """A table, its expected ids, and a check of the answers that Hive may take from statistics."""
 
     def __init__(self, stack: Stack, partitioned: str) -> None:
         self.stack = stack
@@ -26,7 +26,7 @@ class _Table:
         self.daemon: Daemon | None = None
 
     def ours(self, count: int) -> None:
-        """Commit rows of ours by a daemon that runs on, and check at once."""
+        """Commit rows with a daemon that keeps running, then check."""
         self.daemon = self.daemon or self.stack.start(self.config)
         before = self._committed(self.daemon)
         self._produce(count)
@@ -40,7 +40,7 @@ class _Table:
         return sum(event["rows"] for event in daemon.events("committed"))
 
     def stop(self) -> None:
-        """End the daemon that runs on."""
+        """Stop the running daemon."""
         if self.daemon is not None:
             self.daemon.terminate()
             assert self.daemon.wait() == 0
@@ -53,7 +53,7 @@ class _Table:
         self.ids.extend(added)
 
     def held(self, step: str, between: Callable[[], object], count: int = 3) -> Daemon:
-        """Commit ours with something done by others while the transaction is held after `step`."""
+        """Commit rows in a transaction that is blocked after `step` while `between` runs."""
         self.stop()
         self._produce(count)
         hold = Hold(step)

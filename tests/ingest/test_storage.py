@@ -1,4 +1,4 @@
-"""Directories of tables and partitions: ingestd writes only into those that are there, and leaves nothing behind."""
+"""Directories of tables and partitions: ingestd writes only to existing ones and leaves no staged files."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_table_directory_when_not_mounted_then_waits_and_does_not_create_it(stac
 
 @pytest.fixture
 def other_disk() -> Iterator[Path]:
-    """A directory on another file system than the warehouse."""
+    """A directory on a file system other than the warehouse's."""
     place = Path("/dev/shm") / f"ingestd-test-{uuid.uuid4().hex[:8]}"
     place.mkdir()
     try:
@@ -151,5 +151,5 @@ def test_two_deployments_when_mapping_name_and_table_are_the_same_then_files_are
 
     assert first.wait() == 0, first.text()[-2000:]
     assert not first.events("waiting")
-    assert stack.ids() == sorted([*range(10), *range(10)])  # each deployment reads the topic for itself
+    assert stack.ids() == sorted([*range(10), *range(10)])  # each deployment reads the whole topic
     assert _staged(_place(stack)) == []

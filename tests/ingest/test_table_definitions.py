@@ -1,4 +1,4 @@
-"""NOT NULL constraints and ORC properties of a table are followed, or what is not is told."""
+"""NOT NULL constraints and ORC properties of a table are followed; unsupported properties are logged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ROWS = 20_000
 
 def _record(n: int) -> dict[str, Any]:
     day = f"20{n % 90:02d}-01-{n % 28 + 1:02d}"
-    # Every value is apart from its neighbours, so that only bloom filters tell which index entries have it.
+    # Neighbouring values are far apart, so that only bloom filters show which index entries contain a value.
     apart = n * 7919 % ROWS
     return {
         "s": {"x": n, "y": "y"}, "id": apart, "word": f"word {apart}", "v": f"v{apart}", "day": day,
@@ -59,7 +59,7 @@ def _sees_rows(stack: Stack, name: str) -> None:
 
 
 def test_properties_when_set_then_files_follow_them_and_hive_reads_and_compacts_the_files(stack: Stack) -> None:
-    flat, nested = f"{stack.name}_f", f"{stack.name}_n"  # the writers of flat and of other rows
+    flat, nested = f"{stack.name}_f", f"{stack.name}_n"  # columns without and with a nested type have different writers
     stack.topic(2)
     stack.table(COLUMNS.partition(", ")[2], "", f"default.{flat}", **PROPERTIES)
     stack.table(COLUMNS, "", f"default.{nested}", **PROPERTIES, **{"orc.zone": "x"})
@@ -78,7 +78,7 @@ def test_properties_when_set_then_files_follow_them_and_hive_reads_and_compacts_
             assert (made.compression, made.row_index_stride, made.compression_size) == ("LZ4", 1000, 131072)
             with path.open("rb") as file:
                 filters = set(pyorc.Reader(file).read_stripe(0).bloom_filter_columns)
-            first = 7 if name == flat else 10  # behind the ACID columns, `row`, and the struct
+            first = 7 if name == flat else 10  # after the ACID columns, `row`, and the struct
             assert filters == set(range(first, first + 5))
         _sees_rows(stack, name)
         stack.sql(f"DELETE FROM {name} WHERE id = 5")

@@ -1,4 +1,4 @@
-"""What Kafka's topics can look like: transactions, gaps, lost offsets, new partitions, starts, tombstones.
+"""Properties of topics: transactions, gaps, lost offsets, new partitions, start positions, tombstones.
 
 Each case has a topic, a table and a mapping of its own; two daemons, one after the other, run them all.
 """
@@ -26,7 +26,7 @@ HOT = 60_000
 
 
 class _Topics:
-    """The cases, and what the two daemons said."""
+    """The cases, and the two daemons that ran them."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -39,7 +39,7 @@ class _Topics:
         return f"{self.stack.name}_{case}"
 
     def add(self, case: str, partitions: int = 1, settings: dict[str, str] | None = None, **mapping: Any) -> str:
-        """Topic (unless the partitions are 0), table and mapping of a case."""
+        """Create topic (unless `partitions` is 0), table and mapping of a case."""
         name = self.name(case)
         if partitions:
             self.stack.topic(partitions, name, **(settings or {}))
@@ -51,7 +51,7 @@ class _Topics:
         self.stack.produce(({"id": n} for n in ids), name, partition)
 
     def drain(self) -> Daemon:
-        """The cases that must stop make the exit code 65."""
+        """Run a daemon; its exit code is 65 because some cases stop with an error."""
         return self.stack.drain(self.stack.config(*self.mappings), expect=65)
 
     def ids(self, case: str) -> list[int]:
@@ -66,13 +66,13 @@ class _Topics:
         return str(stops[0]["error"])
 
     def delete_before(self, name: str, offset: int) -> None:
-        """What retention does."""
+        """Delete the records before `offset`, as retention does."""
         for answer in self.admin.delete_records([TopicPartition(name, 0, offset)]).values():
             answer.result(30)
 
 
 class _Transactions:
-    """A producer's transactions on one partition."""
+    """Transactions of one producer on one partition."""
 
     def __init__(self, stack: Stack, topic: str) -> None:
         settings = {"bootstrap.servers": stack.addresses.kafka, "transactional.id": topic}
@@ -94,7 +94,7 @@ class _Transactions:
 
 
 def _transactional(cases: _Topics) -> _Transactions:
-    """Committed, aborted, committed, and an open one at the end; `done` ends in an aborted one."""
+    """Committed and aborted transactions: `done` ends with an aborted one, `open` with one that is still open."""
     done = _Transactions(cases.stack, cases.add("done"))
     for ids, end in ((range(10), done.commit), (range(100, 110), done.abort), (range(10, 15), done.commit)):
         done.write(ids)
@@ -109,7 +109,7 @@ def _transactional(cases: _Topics) -> _Transactions:
 
 
 def _compacted(cases: _Topics) -> None:
-    """A log that Kafka's cleaner will make gaps in: 300 records of three keys. The second daemon reads it."""
+    """A log in which Kafka's cleaner creates gaps: 300 records with three keys. The second daemon reads it."""
     settings = {"cleanup.policy": "compact", "segment.ms": "100", "segment.bytes": "1048576"}
     settings |= {"min.cleanable.dirty.ratio": "0.001", "max.compaction.lag.ms": "100", "min.compaction.lag.ms": "0"}
     name = cases.stack.topic(1, cases.name("compacted"), **settings)
@@ -117,14 +117,14 @@ def _compacted(cases: _Topics) -> None:
     for n in range(300):
         producer.produce(name, json.dumps({"id": n}), key=str(n % 3), partition=0)
     producer.flush(30)
-    # A segment is cleaned once a later record has closed it.
+    # A segment is cleaned only after a later record has closed it.
     _pass_time(0.2)
     producer.produce(name, json.dumps({"id": 300}), key="last", partition=0)
     producer.flush(30)
 
 
 def _pass_time(seconds: float) -> None:
-    """Timestamps of what comes next are later by at least this."""
+    """Wait, so that later timestamps differ by at least this."""
     limit = Deadline.after(seconds)
     eventually("a later moment", lambda: limit.passed)
 
@@ -159,7 +159,7 @@ def _before_first(cases: _Topics) -> _Transactions:
     for case, mode in (("tomb", "stop"), ("tombs", "skip")):
         cases.stack.produce([{"id": 1}, None, {"id": 2}], cases.add(case, format={"tombstones": mode}), 0)
     cases.add("missing", 0)
-    # A limit so high that even records taken for large fit into one transaction.
+    # The limit is so high that all records fit into one transaction, even at the initial size estimate.
     cases.produce(cases.add("hot", 2, commit={"bytes": "4GiB"}), range(HOT), 1)
     return still_open
 

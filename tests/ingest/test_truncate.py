@@ -1,4 +1,4 @@
-"""TRUNCATE beside a mapping: a transaction that commits after it is seen, or the log says which rows are not."""
+"""TRUNCATE beside a mapping: rows that commit after it are visible, or the log names the hidden ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _rows(first: int, last: int) -> list[dict[str, Any]]:
 
 
 def _prepare(stack: Stack, *, partitioned: bool) -> TableName:
-    """A table with ten rows of an earlier run, and twenty records that wait."""
+    """A table with ten rows of an earlier run, and a topic with twenty new records."""
     stack.topic(1)
     stack.table("id int", partitioned="dt string" if partitioned else "")
     stack.produce(_rows(0, 10))
@@ -106,7 +106,7 @@ def test_truncate_when_not_visible_before_the_commit_then_an_error_names_the_hid
 @pytest.mark.soak
 @each_kind
 def test_truncate_when_run_in_a_loop_then_no_later_commit_is_hidden(stack: Stack, partitioned: bool) -> None:
-    """A commit with a write id below that of a TRUNCATE's base must be stored when that TRUNCATE returns."""
+    """A commit with a write id below that of a TRUNCATE's base must precede the end of that TRUNCATE."""
     _prepare(stack, partitioned=partitioned)
     config = stack.config({"commit": {"interval": "500ms"}})
     daemon = stack.start(config)
@@ -142,7 +142,7 @@ def test_truncate_when_run_in_a_loop_then_no_later_commit_is_hidden(stack: Stack
 
 
 def _truncated(stack: Stack) -> bool:
-    """Whether it succeeded: on Derby Hive refuses a statement now and then under load."""
+    """Whether the TRUNCATE succeeded: under load, Hive sometimes refuses a statement on Derby."""
     try:
         stack.sql(f"TRUNCATE TABLE {stack.name}")
     except SandboxError:

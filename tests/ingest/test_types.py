@@ -1,4 +1,4 @@
-"""Every primitive type, value by value, as HiveServer2 reads it: fresh, changed and compacted."""
+"""Values of every primitive type as HiveServer2 reads them: fresh, changed and compacted."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ COLUMNS = {
     "at": "timestamp",
     "raw": "binary",
 }
-# PyHive cuts timestamps to microseconds and knows no bytes, so Hive makes texts of these.
+# PyHive truncates timestamps to microseconds and does not support binary, so Hive casts them to strings.
 AS_TEXT = {"day": "cast(day as string)", "at": "cast(at as string)", "raw": "hex(raw)"}
 SELECT = ", ".join(AS_TEXT.get(name, name) for name in COLUMNS)
 
-# A record and, per column, what Hive must answer for it; columns that are not named must be NULL.
+# A record and the expected value of each column; columns that are not named must be NULL.
 Case = tuple[dict[str, Any], dict[str, Any]]
 
 
 def _same(**values: Any) -> Case:
-    """A record whose values Hive gives back as they are written."""
+    """A record whose expected values are those of the record."""
     return values, values
 
 
@@ -72,7 +72,7 @@ TIMESTAMPS = {
 }
 TEXTS = ["", " ", "äöü € 𝄞 漢字", "a\tb\nc\rd", "\u0001|,\\N", "NULL", '"quoted" \\ back', "x" * 5_000]
 
-# Records that whole blocks of Arrow understand, and those that are taken one by one.
+# Records that Arrow decodes as a block, and records that are decoded one by one.
 PLAIN: list[Case] = [
     _same(flag=True, tiny=127, small=32767, num=2**31 - 1, big=2**63 - 1, single=1.5, dbl=1.7976931348623157e308),
     _same(flag=False, tiny=-128, small=-32768, num=-(2**31), big=-(2**63), single=-1.5, dbl=5e-324),
@@ -129,14 +129,14 @@ def _comparable(name: str, value: Any) -> Any:
 
 
 class _Types:
-    """The table and what it must hold."""
+    """The table and its expected rows."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
         self.rows: dict[int, dict[str, Any]] = {n: {"id": n} | wanted for n, (_, wanted) in enumerate(CASES)}
 
     def load(self) -> None:
-        """Plain records have a topic of their own: a block is of one topic, and odd ones would slow the whole block."""
+        """Plain records have a separate topic, because one odd record makes a whole block decode one by one."""
         odd = self.stack.topic(1, f"{self.stack.name}-odd")
         self.stack.topic(1)
         self.stack.table(", ".join(f"{name} {kind}" for name, kind in COLUMNS.items()))
@@ -149,7 +149,7 @@ class _Types:
         return self.stack.sql(f"SELECT {SELECT} FROM {self.stack.name}{order}")
 
     def check(self, how: str) -> None:
-        """By fetch task and by Tez, as nothing that Hive keeps per file or per column may be wrong."""
+        """Compare the rows of a fetch task and of Tez, which use different metadata of files and columns."""
         for order in ("", " ORDER BY id"):
             found = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in self.select(order)}
             assert sorted(found) == sorted(self.rows), how
