@@ -1,7 +1,7 @@
 """`count(*)` equals a scan, whatever Hive does to a table that is written every second.
 
-Automatic compaction is on, as in every real warehouse. After each compaction Hive runs ANALYZE, which writes back
-parameters that it read before; a loop of ANALYZE and requested compactions make that happen often.
+Automatic compaction is on, as in production. After each compaction Hive runs ANALYZE, which writes back
+parameters that it read before; a loop of ANALYZE statements and requested compactions makes that frequent.
 """
 
 from __future__ import annotations

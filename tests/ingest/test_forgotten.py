@@ -1,6 +1,6 @@
 """A metastore that soon forgets aborted transactions: a process delayed until then leaves nothing visible.
 
-What appears under a write id that was forgotten is visible to everybody.
+Files under a forgotten write id are visible to every reader.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _held(stack: Stack, step: str) -> tuple[DaemonProcess, Path, int]:
     daemon = stack.start_process(
         stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}@2=hold:{gate}"
     )
-    eventually(f"held after {step}", lambda: os.path.exists(f"{gate}.held"))
+    eventually(f"the daemon to be blocked after {step}", lambda: os.path.exists(f"{gate}.held"))
     (txn_id,) = transactions.open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/")
     return daemon, gate, txn_id
 

@@ -147,7 +147,7 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_and_exit_is_70(stack: St
     stack.produce(_ids(20, 30))
     eventually("a transaction", lambda: _has_open(stack, stack.name[-40:]))
     other.terminate()
-    eventually("the first signal to be taken", lambda: signal.SIGTERM not in _pending(other))
+    eventually("the first signal to be handled", lambda: signal.SIGTERM not in _pending(other))
     other.terminate()
     assert other.wait(25) == 70, other.text()[-3000:]
     assert _holders(stack, stack.name[-40:]) == []
@@ -174,7 +174,7 @@ def test_abort_when_the_metastore_does_not_answer_then_the_process_ends(stack: S
         family = _family(daemon)
         between.flowing.clear()
         daemon.terminate()
-        eventually("the first signal to be taken", lambda: signal.SIGTERM not in _pending(daemon))
+        eventually("the first signal to be handled", lambda: signal.SIGTERM not in _pending(daemon))
         daemon.terminate()
         assert daemon.wait(40) == 69, daemon.text()[-3000:]
         between.flowing.set()
@@ -286,7 +286,7 @@ def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_ove
     eventually("the other to take over", lambda: other.events("owner"), 45)
     _committed(other, stack.name[-40:], 10)
     # It first releases the lease and logs the reason after a pause in which another daemon can take over.
-    eventually("the reason to be told", lambda: daemon.events("waiting"))
+    eventually("the reason to be logged", lambda: daemon.events("waiting"))
     assert [e["reason"] for e in daemon.events("waiting")] == ["JobTimeout"]
     daemon.terminate()
     assert daemon.wait(60) == 0, daemon.text()[-3000:]

@@ -86,10 +86,10 @@ def _more_commits(daemon: Daemon) -> None:
     eventually("two commits more", lambda: _commits(daemon) >= wanted)
 
 
-def _says_so(daemon: Daemon, reason: str, waits: int) -> None:
-    told = eventually("the daemon to say so", lambda: daemon.events("waiting")[waits:], 60)
+def _assert_waits(daemon: Daemon, reason: str, waits: int) -> None:
+    told = eventually("the outage to be logged", lambda: daemon.events("waiting")[waits:], 60)
     assert told[0]["reason"] == reason
-    assert _commits(daemon) < RECORDS // 100, "the outage came too late to be one"
+    assert _commits(daemon) < RECORDS // 100, "the outage came after the last commit"
 
 
 def _assert_every_id_once(stack: Stack, daemon: Daemon) -> None:
@@ -109,7 +109,7 @@ def test_broker_when_paused_and_restarted_in_mid_stream_then_every_id_arrives_on
     daemon = _prepare(stack)
     own.pause_service("kafka")
     try:
-        _says_so(daemon, "BrokerUnavailable", 0)
+        _assert_waits(daemon, "BrokerUnavailable", 0)
     finally:
         own.resume_service("kafka")
     _more_commits(daemon)
@@ -136,14 +136,14 @@ def test_metastore_when_paused_and_killed_in_mid_stream_then_every_id_arrives_on
     daemon = _prepare(stack)
     own.pause_service("metastore")
     try:
-        _says_so(daemon, "MetastoreUnavailable", 0)
+        _assert_waits(daemon, "MetastoreUnavailable", 0)
     finally:
         own.resume_service("metastore")
     _more_commits(daemon)
     waits = len(daemon.events("waiting"))
     own.stop_service("metastore", kill=True)
     try:
-        _says_so(daemon, "MetastoreUnavailable", waits)
+        _assert_waits(daemon, "MetastoreUnavailable", waits)
     finally:
         own.start_service("metastore")
     _assert_every_id_once(stack, daemon)
@@ -162,7 +162,7 @@ def test_metastore_when_it_does_not_answer_a_commit_then_logged_and_every_id_arr
     own.pause_service("metastore")
     try:
         hold.release()
-        eventually("the daemon to say so, more than once", lambda: len(daemon.events("waiting")) > 1, 30)
+        eventually("the outage to be logged more than once", lambda: len(daemon.events("waiting")) > 1, 30)
     finally:
         own.resume_service("metastore")
     told = daemon.events("waiting")
@@ -186,7 +186,7 @@ def test_second_sigterm_when_the_stage_hangs_then_aborts_at_once_and_no_transact
         # The stage now waits for a broker that does not answer.
         gate.touch()
         daemon.terminate()
-        eventually("the first signal to be taken", lambda: _is_reading(stack), 20)
+        eventually("the first signal to be handled", lambda: _is_reading(stack), 20)
         daemon.terminate()
         began = monotonic()
         code = daemon.wait(60)

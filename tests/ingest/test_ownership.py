@@ -106,7 +106,7 @@ def test_owner_when_killed_while_it_holds_locks_then_its_restart_commits_at_once
     assert killed.wait() == -9
     killed.kill()
     daemon = stack.start_process(config)
-    eventually("take-over", lambda: daemon.events("owner"), 10 + 15)
+    eventually("the takeover", lambda: daemon.events("owner"), 10 + 15)
     assert daemon.events("owner")[0]["aborted_transactions"]
     # Count first: on a local file system Hive lists a table without deltas including its hidden directories,
     # and fails when one of them is removed meanwhile (SimpleFetchOptimizer.getPathLength).
@@ -121,27 +121,27 @@ def test_frozen_owner_when_resumed_after_a_takeover_then_no_row_is_duplicated(st
     stack.table("id bigint")
     config = stack.config()
     gate = stack.directory / "gate"
-    sleeper = stack.start_process(config, INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged@1=hold:{gate}")
-    eventually("the first to own", lambda: sleeper.events("owner"))
+    frozen = stack.start_process(config, INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged@1=hold:{gate}")
+    eventually("the first to own", lambda: frozen.events("owner"))
     stack.produce(_rows(0, 100))
-    eventually("the stage to be held", lambda: os.path.exists(f"{gate}.held"))
+    eventually("the stage to be blocked", lambda: os.path.exists(f"{gate}.held"))
     # Frozen between stage and lock, heartbeats included, as in a long pause of the machine.
-    os.kill(sleeper.process.pid, signal.SIGSTOP)
+    os.kill(frozen.process.pid, signal.SIGSTOP)
     (staged,) = _staged(stack)
     rival = stack.start_process(config)
     eventually("the rival to take over", lambda: rival.events("owner"), 30)
     assert not staged.exists()
     eventually("the rival's rows", lambda: stack.count() == 100)
     gate.touch()
-    os.kill(sleeper.process.pid, signal.SIGCONT)
-    eventually("the sleeper to stand by", lambda: sleeper.events("standby"), 30)
+    os.kill(frozen.process.pid, signal.SIGCONT)
+    eventually("the frozen daemon to stand by", lambda: frozen.events("standby"), 30)
     stack.produce(_rows(100, 200))
     eventually("all rows", lambda: stack.ids() == list(range(200)))
     assert len(rival.events("owner")) == 1
-    for daemon in (rival, sleeper):
+    for daemon in (rival, frozen):
         daemon.terminate()
     assert rival.wait(60) == 0
-    assert sleeper.wait(60) == 0
+    assert frozen.wait(60) == 0
     assert _staged(stack) == []
 
 

@@ -1,6 +1,6 @@
 """Topics that are recreated, deleted, truncated or moved to another cluster, on a broker with Kafka's defaults.
 
-Each case has a topic, a table and a mapping of its own; three daemons, one after the other, run them all.
+Each case has its own topic, table and mapping. Three daemons, one after the other, run all cases.
 """
 
 from __future__ import annotations
@@ -139,14 +139,14 @@ def _third_run(topics: _Topics) -> None:
     def looked() -> bool:
         return sum(missing in e["error"] for e in topics.told(2, "waiting", "live")) >= 2
 
-    eventually("the daemon looks for the deleted topic", looked, 120)
+    eventually("the daemon to look for the deleted topic", looked, 120)
     assert topics.name("live") not in topics.broker.topics()
     topics.broker.create(topics.name("live"))
     topics.produce("live", NEW)
     topics.recreate("old")
     for case, ids in (("stopped", NEW), ("ended", MORE), ("cut", MORE), ("live", NEW)):
         _arrive(topics.stack, topics.name(case), ids[-1])
-    eventually("the mapping stops", lambda: topics.told(2, "failed", "old"), 60)
+    eventually("the mapping to stop", lambda: topics.told(2, "failed", "old"), 60)
     daemon.terminate()
     assert daemon.wait() == 65
 

@@ -102,7 +102,7 @@ def test_sigterm_when_a_transaction_is_open_then_it_is_committed_and_exit_is_0(s
     daemon = stack.start_process(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"opened@2=hold:{gate}")
     eventually("the mapping to be owned", lambda: daemon.events("owner"))
     stack.produce({"id": n} for n in range(100))
-    eventually("the stage to be held", lambda: os.path.exists(f"{gate}.held"))
+    eventually("the stage to be blocked", lambda: os.path.exists(f"{gate}.held"))
     daemon.terminate()
     stack.produce({"id": n} for n in range(100, 110))
     gate.touch()
@@ -164,7 +164,7 @@ def _full(place: Path) -> Iterator[None]:
         ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True, check=False
     )
     if mounted.returncode:
-        pytest.skip(f"no right to mount a tmpfs: {mounted.stderr.decode().strip()}")
+        pytest.skip(f"mounting a tmpfs is not permitted: {mounted.stderr.decode().strip()}")
     filler = place / "filler"
     try:
         with pytest.raises(OSError, match="No space left"):

@@ -1,6 +1,6 @@
 """Properties of topics: transactions, gaps, lost offsets, new partitions, start positions, tombstones.
 
-Each case has a topic, a table and a mapping of its own; two daemons, one after the other, run them all.
+Each case has its own topic, table and mapping. Two daemons, one after the other, run all cases.
 """
 
 from __future__ import annotations
@@ -101,11 +101,11 @@ def _transactional(cases: _Topics) -> _Transactions:
         end()
     done.write(range(200, 210))
     done.abort()
-    still_open = _Transactions(cases.stack, cases.add("open"))
-    still_open.write(range(10))
-    still_open.commit()
-    still_open.write(range(10, 20))
-    return still_open
+    open_transaction = _Transactions(cases.stack, cases.add("open"))
+    open_transaction.write(range(10))
+    open_transaction.commit()
+    open_transaction.write(range(10, 20))
+    return open_transaction
 
 
 def _compacted(cases: _Topics) -> None:
@@ -135,7 +135,7 @@ def _kept(cases: _Topics) -> int:
 
 
 def _before_first(cases: _Topics) -> _Transactions:
-    still_open = _transactional(cases)
+    open_transaction = _transactional(cases)
     _compacted(cases)
     cases.add("empty", 3)
     one = cases.add("several")
@@ -161,11 +161,11 @@ def _before_first(cases: _Topics) -> _Transactions:
     cases.add("missing", 0)
     # The limit is so high that all records fit into one transaction, even at the initial size estimate.
     cases.produce(cases.add("hot", 2, commit={"bytes": "4GiB"}), range(HOT), 1)
-    return still_open
+    return open_transaction
 
 
-def _between(cases: _Topics, still_open: _Transactions) -> None:
-    still_open.commit()
+def _between(cases: _Topics, open_transaction: _Transactions) -> None:
+    open_transaction.commit()
     grows = cases.name("grows")
     for answer in cases.admin.create_partitions([NewPartitions(grows, 3)]).values():
         answer.result(30)
@@ -189,10 +189,10 @@ def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
     stack = Stack(addresses, "topics", Path(tmp_path_factory.mktemp("topics")))
     try:
         made = _Topics(stack)
-        still_open = _before_first(made)
+        open_transaction = _before_first(made)
         made.first = made.drain()
         assert stack.ids(made.name("open")) == list(range(10))
-        _between(made, still_open)
+        _between(made, open_transaction)
         made.second = made.drain()
         yield made
     finally:
@@ -204,7 +204,7 @@ def test_transactions_when_aborted_then_only_committed_rows_arrive_and_catching_
     assert not cases.commits(cases.second, "done")
 
 
-def test_transaction_when_still_open_then_its_rows_arrive_after_its_commit(cases: _Topics) -> None:
+def test_transaction_when_open_transaction_then_its_rows_arrive_after_its_commit(cases: _Topics) -> None:
     assert sum(c["rows"] for c in cases.commits(cases.first, "open")) == 10
     assert cases.ids("open") == list(range(20))
 
