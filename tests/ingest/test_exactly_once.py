@@ -60,7 +60,7 @@ def test_kill_at_random_moments_when_restarted_each_time_then_every_id_once(stac
     chance = random.Random(7)
     produced = RECORDS
     for _ in range(4):
-        daemon = stack.start(config)
+        daemon = stack.start_process(config)
         eventually("the mapping to be owned", partial(daemon.events, "owner"))
         stack.produce(_orders(produced, produced + 1_500))
         produced += 1_500
