@@ -1,4 +1,4 @@
-"""Write notifications: the files of a transaction, told to a metastore that keeps an event log.
+"""Write notifications: they report the files of a transaction to a metastore that keeps an event log.
 
 The event of a commit (COMMIT_TXN) names no files; programs that replicate a table find them in these notifications.
 Source: Hive.addWriteNotificationLog, DbNotificationListener.

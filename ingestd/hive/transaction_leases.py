@@ -1,7 +1,7 @@
 """A lease that transactions take one after the other, for a moment each.
 
-Invariant: at most one open transaction holds the lease. A transaction that does not get it in time goes on without it
-and is told so; it never waits longer than `PATIENCE_SECONDS`.
+Invariant: at most one open transaction holds the lease. A transaction that does not get it in time
+continues without it (`taken` yields False); it never waits longer than `PATIENCE_SECONDS`.
 """
 
 from __future__ import annotations

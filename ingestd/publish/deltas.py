@@ -36,7 +36,7 @@ from ingestd.storage.local import Location
 
 @dataclass(frozen=True, slots=True)
 class DeltaFiles:
-    """Files of one delta directory: `partition` has the values of its partition, `location` is the URI of that."""
+    """Files of one delta directory: `partition` has the values of its partition, `location` the partition's URI."""
 
     partition: tuple[str, ...]
     location: str
@@ -158,7 +158,7 @@ def check_alive(metastore: Metastore, txn: Transaction) -> None:
 
 
 def announce(metastore: Metastore, txn: Transaction, table: Table, write_id: int, placed: Iterable[DeltaFiles]) -> None:
-    """Name the files to a metastore that keeps an event log; without a log nothing is sent. Repeating it is safe.
+    """Report the files to a metastore that keeps an event log; without a log nothing is sent. Repeating it is safe.
 
     The COMMIT_TXN event names no files, so rows that were not announced would never reach a replica. Raises
     MetastoreUnavailable, InvalidTable.
@@ -176,7 +176,7 @@ def announce(metastore: Metastore, txn: Transaction, table: Table, write_id: int
 def refuse_overwritten(partitions: Mapping[str, PartitionInfo], write_id: int) -> None:
     """Raise TransactionAborted where an INSERT OVERWRITE or TRUNCATE took a later write id than `write_id`.
 
-    Its `base_N` hides every delta up to N, although ours commits after it (AcidUtils.getAcidState). Bases of
+    Its `base_N` hides every delta up to N, even one that commits later (AcidUtils.getAcidState). Bases of
     compactions (`_v`) never pass an open write id. The result is final while `lock_against_overwrites` holds; without
     that lock, `hiding_bases` must be asked after the commit. Raises StorageUnavailable.
     """

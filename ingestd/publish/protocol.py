@@ -43,7 +43,7 @@ class Files(Protocol):
         ...
 
     def place(self, table: Table, write_id: int, partitions: Mapping[str, PartitionInfo]) -> Placement:
-        """Put the rows where the commit makes them visible; `partitions` has theirs, by name.
+        """Put the rows where the commit makes them visible; `partitions` has their registered partitions, by name.
 
         Raises StorageUnavailable, InvalidTable, TransactionAborted.
         """
@@ -62,10 +62,10 @@ class Files(Protocol):
 class TableWrite:
     """What one transaction adds to one table, under the table's write id.
 
-    `location` is the table's directory as planned. `counts` keeps the table's row counts. `excludes_overwrites` says
-    whether the transaction's lock lets no TRUNCATE begin (`transactions.lock_against_overwrites`). `partitions` has
-    those that were registered earlier in the transaction, by name. `batch` is the range of write ids of a transaction
-    batch whose transactions share their files.
+    `location` is the table's directory as planned, and `counts` keeps the table's row counts. `excludes_overwrites` is
+    True when the lock of the transaction excludes TRUNCATE (`transactions.lock_against_overwrites`). `partitions` has
+    the partitions that were registered earlier in the transaction, by name. `batch` is the range of write ids of a
+    transaction batch whose transactions share their files.
     """
 
     table: Table
@@ -83,7 +83,7 @@ class Publication:
     """What a committed transaction published in one table.
 
     `hidden` names partitions (or WHOLE_TABLE) whose new rows no reader sees, each with the base directory of the
-    TRUNCATE that ran beside the commit. `unchecked` is the error when storage could not be asked for such directories.
+    TRUNCATE that ran beside the commit. `unchecked` is the error when storage could not be searched for such bases.
     """
 
     deltas: Sequence[DeltaFiles]
@@ -100,8 +100,9 @@ def publish(
 ) -> dict[TableName, Publication]:
     """Publish and commit; on return the rows of all tables are visible. `observe` is called after each step.
 
-    Raises TransactionAborted, InvalidTable, or an Unavailable: then nothing is or will become visible, and no delta is
-    left in place. Raises CommitOutcomeUnknown when it cannot be established whether the transaction has committed.
+    Raises TransactionAborted, InvalidTable, or an Unavailable: then no delta is left in place, and nothing will become
+    visible once the caller has aborted the transaction. Raises CommitOutcomeUnknown when it cannot be established
+    whether the transaction has committed.
     """
     # Ordered, so that two transactions wait for the counting leases of their tables in the same order.
     tables = [_TablePublisher(metastore, txn, one) for one in sorted(writes, key=lambda one: str(one.table.name))]
@@ -166,7 +167,7 @@ class _TablePublisher:
         self._placement = write.files.place(write.table, write.write_id, self._partitions)
 
     def announce(self) -> None:
-        """Name the files to the programs that replicate the table: the event of the commit does not."""
+        """Report the files to programs that replicate the table: the event of the commit does not name them."""
         write = self._write
         deltas.announce(self._metastore, self._txn, write.table, write.write_id, self._placement.deltas)
 
@@ -177,7 +178,7 @@ class _TablePublisher:
         return write.counts.counted(write.table, self._txn, write.write_id, increments, stop, write.batch)
 
     def refuse_overwritten(self) -> None:
-        """Without the lock, or for partitions that were registered before it: look for a TRUNCATE once more."""
+        """Look for a TRUNCATE once more, unless the lock excluded it since before the partitions were registered."""
         if self._write.partitions or not self._write.excludes_overwrites:
             deltas.refuse_overwritten(self._partitions, self._write.write_id)
 
@@ -185,7 +186,7 @@ class _TablePublisher:
         self._write.files.withdraw(self._placement.deltas)
 
     def finish(self) -> Publication:
-        """After the commit, which stands: see whether a TRUNCATE hides it, and remove what is left in staging."""
+        """After the commit: check whether a TRUNCATE hides its rows, and remove what is left in staging."""
         hidden: Mapping[str, str] = {}
         unchecked = None
         if not self._write.excludes_overwrites:

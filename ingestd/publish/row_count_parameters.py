@@ -1,4 +1,4 @@
-"""The parameters behind a row count, and what they tell: `select count(*)` is answered from numRows by Hive.
+"""The parameters of a row count, and whether it is right: Hive answers `select count(*)` from numRows.
 
 Invariant: after a commit, numRows of a table or partition is the number of its visible rows or the parameters say that
 it may not be, and the flag COLUMN_STATS_ACCURATE is absent after every change of the number. The flag alone is not
@@ -24,7 +24,7 @@ directory is listed. The listing has all directories with rows of S, because fil
 commits and the cleaner removes a delta only once a compacted directory replaces it. If each write id that is valid in S
 and has a directory is counted, nothing visible is missing from the number. Conversely, a counted write id has
 committed, or aborted before it wrote, or is in flight under a mark. Write ids that were open when the set was written
-are not in it, even below its maximum: such a writer may be Hive, whose statistics and ours overwrite each other.
+are not in it, even below its maximum: such a writer may be Hive, whose statistics overwrite these parameters.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def incremented(
 ) -> tuple[dict[str, str], bool]:
     """The parameters after an increment under its mark, and whether the number was known to be right before it.
 
-    If it was not, nothing vouches for the sum until `doubtful` has marked it or a recount replaces it.
+    If it was not, the caller must mark the sum as `doubtful`.
     """
     parameters = dict(before)
     if is_empty(content, snapshot, known):

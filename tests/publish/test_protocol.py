@@ -167,7 +167,7 @@ def test_transaction_when_it_has_ended_then_nothing_is_placed(stack: Stack, case
 
 def test_commit_when_its_outcome_stays_unknown_then_the_files_stay(case: Case) -> None:
     def has_committed() -> bool:
-        raise CommitOutcomeUnknown("nobody can tell")
+        raise CommitOutcomeUnknown("the metastore cannot tell")
 
     case.between.lose_answer("commit_txn")
     with pytest.raises(CommitOutcomeUnknown):

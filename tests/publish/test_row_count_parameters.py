@@ -1,4 +1,4 @@
-"""The set of counted write ids exposes every number that lacks visible rows, in any history of the table."""
+"""Parameters of row counts: a number that lacks visible rows is detected, in any history of the table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from ingestd.acid.layout import Content, parse_directory
 from ingestd.acid.visibility import ValidWriteIds
-from ingestd.publish.row_count_parameters import NOTHING_KNOWN, CountedIds, Known, is_empty
+from ingestd.publish.row_count_parameters import (
+    NOTHING_KNOWN,
+    CountedIds,
+    Increment,
+    Known,
+    Mark,
+    doubtful,
+    incremented,
+    is_empty,
+    is_right,
+    recounted,
+)
 
 
 def _content(*names: str) -> Content:
@@ -110,6 +121,79 @@ def test_location_when_nothing_in_it_is_visible_then_is_empty() -> None:
     mine = Known(0, frozenset({(3, 9)}))
     assert is_empty(_content("delta_0000003_0000009_0000"), snapshot, mine)
     assert not is_empty(_content("delta_0000003_0000009_0000"), snapshot, Known(3, mine.batches))
+
+
+_FLAG = {"COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}
+_ONE_DELTA = ["delta_0000005_0000005_0000"]
+_COUNTED = {"numRows": "7", "numFiles": "1", "totalSize": "70", "ingestd.rows": "7", "ingestd.counted": "5"}
+
+
+def test_increment_when_the_number_was_right_then_the_sum_is_right_and_the_flag_is_dropped() -> None:
+    snapshot = ValidWriteIds("t", 6, frozenset({6}))
+    mark = Mark("web", 6, Increment(3, 1, 30))
+    after, was_right = incremented(_COUNTED | _FLAG, mark, _content(*_ONE_DELTA), snapshot, NOTHING_KNOWN)
+    assert was_right
+    assert after == {
+        "numRows": "10",
+        "numFiles": "2",
+        "totalSize": "100",
+        "ingestd.rows": "10",
+        "ingestd.counted": "6",
+        "ingestd.added.web": "6 3 1 30",
+    }
+    committed = _content(*_ONE_DELTA, "delta_0000006_0000006_0000")
+    assert is_right(after, committed, ValidWriteIds("t", 6), NOTHING_KNOWN)
+
+
+def test_increment_when_an_earlier_one_was_aborted_then_its_rows_are_subtracted_and_its_mark_is_dropped() -> None:
+    snapshot = ValidWriteIds("t", 7, frozenset({7}), frozenset({6}))
+    before = _COUNTED | {"numRows": "10", "ingestd.rows": "10", "ingestd.added.web": "6 3 1 30", "ingestd.counted": "6"}
+    assert not is_right(before, _content(*_ONE_DELTA), snapshot, NOTHING_KNOWN)
+    after, was_right = incremented(
+        before, Mark("web", 7, Increment(1, 1, 10)), _content(*_ONE_DELTA), snapshot, Known()
+    )
+    assert was_right
+    assert after["numRows"] == after["ingestd.rows"] == "8"
+    assert after["ingestd.added.web"] == "7 1 1 10"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"ingestd.added.other": "6 3 1 30"},  # in flight, so its writer did not hold the lease
+        {"numRows": "9"},  # written by Hive
+        {"ingestd.rows": "unknown"},
+        {"ingestd.counted": "4"},
+    ],
+    ids=["in flight", "other writer", "in doubt", "not counted"],
+)
+def test_increment_when_the_number_was_not_known_to_be_right_then_says_so(changed: dict[str, str]) -> None:
+    snapshot = ValidWriteIds("t", 7, frozenset({6, 7}))
+    mark = Mark("web", 7, Increment(1, 1, 10))
+    after, was_right = incremented(_COUNTED | changed, mark, _content(*_ONE_DELTA), snapshot, NOTHING_KNOWN)
+    assert not was_right
+    marked = doubtful(after)
+    assert marked["ingestd.rows"] == "unknown"
+    assert not is_right(marked, _content(*_ONE_DELTA), snapshot, NOTHING_KNOWN)
+
+
+def test_increment_when_the_directory_is_empty_then_what_the_parameters_said_is_dropped() -> None:
+    """A partition that was dropped and created again may have the parameters of the old one."""
+    before = _COUNTED | {"ingestd.added.other": "4 3 1 30"}
+    after, was_right = incremented(
+        before, Mark("web", 7, Increment(1, 1, 10)), _content(), ValidWriteIds("t", 6), NOTHING_KNOWN
+    )
+    assert was_right
+    assert after["numRows"] == after["numFiles"] == "1"
+    assert "ingestd.added.other" not in after
+
+
+def test_recount_when_the_number_was_wrong_then_the_flag_is_dropped_and_otherwise_kept() -> None:
+    snapshot = ValidWriteIds("t", 8)
+    before = _COUNTED | _FLAG | {"ingestd.added.web": "6 3 1 30"}
+    same, other = (recounted(before, rows, snapshot, 9) for rows in (7, 8))
+    assert same == _COUNTED | _FLAG | {"ingestd.counted": "9"}
+    assert other == _COUNTED | {"numRows": "8", "ingestd.rows": "8", "ingestd.counted": "9"}
 
 
 @dataclass
