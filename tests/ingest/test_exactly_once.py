@@ -7,13 +7,10 @@ from functools import partial
 
 from ingestd.clock import pause
 from ingestd.hive.transactions import open_transactions
+from ingestd.ingest.steps import STEPS
 from tests.support.stack import Stack, eventually
 
 RECORDS = 3_000
-STEPS = (
-    *("planned", "opened", "staged", "locked", "registered", "placed"),
-    *("announced", "counted", "committed", "mirrored"),
-)
 
 
 def _orders(first: int, last: int) -> list[dict[str, object]]:
