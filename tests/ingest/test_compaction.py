@@ -17,6 +17,7 @@ import pytest
 
 from ingestd.clock import Deadline, pause
 from ingestd.errors import SandboxError
+from tests.support.compaction import compaction_states
 from tests.support.counters import number
 from tests.support.daemon import Daemon
 from tests.support.stack import Stack, eventually
@@ -76,8 +77,7 @@ class _Traffic:
         return sum(int(event["rows"]) for event in self.daemon.events("committed"))
 
     def _compacting(self) -> bool:
-        rows = self.stack.sql("SHOW COMPACTIONS")
-        return any(set(self.tables) & set(row) and _BUSY & {str(value) for value in row} for row in rows)
+        return bool(_BUSY & set(compaction_states(self.stack, self.tables)))
 
 
 @contextmanager
