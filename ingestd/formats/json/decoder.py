@@ -6,7 +6,7 @@ Invariant: the result depends on each record alone, never on how records are bat
 |---|---|---|---|
 | the record | one JSON object | text after it, invalid UTF-8, over 200 levels | ignores text after it |
 | a field | name in any case, the last wins; missing or null: NULL; unknown: ignored | | same |
-| tinyint … bigint | a whole number in range: 5, 5.0, 1e3, "5" | fraction, out of range, text | wraps, truncates, 0 |
+| tinyint … bigint | whole numbers in range: 5, 5.0, 1e3, "5" | fraction, out of range, all else | wraps, truncates, 0 |
 | float, double | a number, its text (nearest value), "NaN", "Infinity", "-Infinity" | overflow | text is 0 |
 | decimal(p,s) | a number or its text, if exact: 12.50 fits (10,1) | too many digits | NULL |
 | boolean | true, false, or these as text in any case | all else | all else is true |
