@@ -1,7 +1,7 @@
-"""The Kerberos login of one connection; the only door to gssapi, which is loaded at the first such login.
+"""The Kerberos login of one connection. The only module that imports gssapi, at the first Kerberos login.
 
-Invariant: credentials are made anew for each login, so a connection can be dialled as long as the keytab or the ticket
-cache is good, however old the process is. Kerberos' own texts are completed with what we see ourselves.
+Invariant: each login acquires its credentials again, so a long-running process can reconnect as long as its keytab or
+ticket cache is valid. Errors of Kerberos are completed with their cause and with how to fix it.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable
 from ingestd.hive.security import Kerberos, Protection, short_name
 
-# A ticket cache of ours is rewritten when its ticket grows old; no other login may read it meanwhile.
+# A login may rewrite the ticket cache of a keytab when its ticket has expired; no other login may read it then.
 _ONE_LOGIN = threading.Lock()
-_MOST_UNWRAPPED = 0xFFFFFF
-_TABLE = -1765328384  # MIT's krb5 error table; a minor status of GSSAPI is one of its codes
+_MAX_UNWRAPPED = 0xFFFFFF
+_TABLE = -1765328384  # MIT's krb5 error table; GSSAPI's minor status is one of its codes
 _NO_KDC = (_TABLE + 154, _TABLE + 156)  # KRB5_REALM_CANT_RESOLVE, KRB5_KDC_UNREACH
 _NO_SUCH_SERVER = _TABLE + 7  # KDC_ERR_S_PRINCIPAL_UNKNOWN
 _HINTS = {
     _TABLE + 6: "the KDC does not know metastore.kerberos.user",  # KDC_ERR_C_PRINCIPAL_UNKNOWN
     _TABLE + 18: "the KDC has locked metastore.kerberos.user",  # KDC_ERR_CLIENT_REVOKED
-    _TABLE + 24: "the keytab's key is not (or no longer) the one in the KDC: export it again",  # PREAUTH_FAILED
-    _TABLE + 31: "the keytab's key is not (or no longer) the one in the KDC: export it again",  # BAD_INTEGRITY
-    _TABLE + 37: "the clock of this machine and the KDC's differ",  # KRB_AP_ERR_SKEW
+    _TABLE + 24: "the KDC has another key than the keytab: export the keytab again",  # PREAUTH_FAILED
+    _TABLE + 31: "the KDC has another key than the keytab: export the keytab again",  # BAD_INTEGRITY
+    _TABLE + 37: "the clocks of this machine and of the KDC differ",  # KRB_AP_ERR_SKEW
 }
 
 
@@ -35,7 +35,7 @@ class KerberosExchange:
     """SASL GSSAPI (RFC 4752) with the metastore at `host`."""
 
     mechanism = b"GSSAPI"
-    hint = "is metastore.kerberos.principal the one it runs as, and do the clocks agree? see its log"
+    hint = "check metastore.kerberos.principal and the clocks, and see the metastore's log"
 
     def __init__(self, login: Kerberos, host: str) -> None:
         self._login = login
@@ -43,15 +43,15 @@ class KerberosExchange:
         self._gss = _gssapi()
         self._context: Any = None
         self._protection: Protection | None = None
-        self._most_wrapped = 0
+        self._max_wrapped = 0
 
     @property
     def complete(self) -> bool:
-        """True when both sides are proven and the protection is agreed on."""
+        """Whether both sides are authenticated and have agreed on a protection."""
         return self._protection is not None
 
     def answer(self, challenge: bytes) -> bytes:
-        """Our next token; after the last one, the choice among the protections that the metastore offers."""
+        """The next token; after the last one, the protection chosen from those that the metastore offers."""
         if self._context is None:
             return self._first()
         try:
@@ -60,28 +60,28 @@ class KerberosExchange:
             return self._context.step(challenge) or b""
         except self._gss.exceptions.GSSError as error:
             raise LoginFailed(
-                f"the metastore did not prove to be {self._server}: {_words(error)}",
+                f"the metastore did not authenticate as {self._server}: {_message(error)}",
                 where="metastore.kerberos.principal",
             ) from error
 
     def frames(self, data: bytes) -> Iterable[bytes]:
-        """`data` under the agreed protection, in pieces that fit the metastore's buffer; raises OSError."""
+        """`data` with the agreed protection, in frames that fit the metastore's buffer. Raises OSError."""
         if self._protection is Protection.AUTH:
             return [data]
-        pieces = (data[at : at + self._most_wrapped] for at in range(0, len(data), self._most_wrapped))
+        chunks = (data[at : at + self._max_wrapped] for at in range(0, len(data), self._max_wrapped))
         try:
-            return [self._context.wrap(piece, self._is_secret).message for piece in pieces]
+            return [self._context.wrap(chunk, self._is_secret).message for chunk in chunks]
         except self._gss.exceptions.GSSError as error:
-            raise OSError(f"Kerberos could not protect a frame: {_words(error)}") from error
+            raise OSError(f"Kerberos failed to protect a frame: {_message(error)}") from error
 
     def unwrap(self, frame: bytes) -> bytes:
-        """What the metastore said; raises OSError when it was changed on the way."""
+        """The content of a frame. Raises OSError when its integrity check fails."""
         if self._protection is Protection.AUTH:
             return frame
         try:
             return bytes(self._context.unwrap(frame).message)
         except self._gss.exceptions.GSSError as error:
-            raise OSError(f"a frame failed Kerberos' check: {_words(error)}") from error
+            raise OSError(f"a frame failed the integrity check of Kerberos: {_message(error)}") from error
 
     @property
     def _is_secret(self) -> bool:
@@ -104,29 +104,29 @@ class KerberosExchange:
             raise _translated(error, self._login, self._server) from error
 
     def _chosen(self, offer: bytes) -> bytes:
-        """Four bytes each way: the bits of the protections, and the largest frame that the sender takes."""
+        """The reply to the offer; each has four bytes: the bits of the protections and the sender's largest frame."""
         offered = {one for one in Protection if len(offer) == 4 and one.value & offer[0]}
         common = offered & self._login.protection
         if not common:
             ours, theirs = (_labels(some) for some in (self._login.protection, offered))
             raise ConfigError(
-                f"no common protection: we take {ours}, the metastore offers {theirs or 'none'}",
+                f"no common protection: ingestd allows {ours}, the metastore offers {theirs or 'none'}",
                 where="metastore.kerberos.protection",
-                hint="hadoop.rpc.protection of the metastore must allow one of ours",
+                hint="add one that the metastore offers, or change its hadoop.rpc.protection",
             )
         best = max(common, key=lambda one: one.value)
-        most = 0 if best is Protection.AUTH else _MOST_UNWRAPPED
-        # No name behind the four bytes: who we are is what the ticket says.
+        most = 0 if best is Protection.AUTH else _MAX_UNWRAPPED
+        # No authorization id follows the four bytes: the metastore uses the principal of the ticket.
         reply = self._context.wrap(struct.pack(">I", best.value << 24 | most), False).message  # noqa: FBT003
         self._protection = best
         if most:
             theirs_most = int.from_bytes(offer[1:], "big")
-            self._most_wrapped = self._context.get_wrap_size_limit(theirs_most, self._is_secret)
+            self._max_wrapped = self._context.get_wrap_size_limit(theirs_most, self._is_secret)
         return bytes(reply)
 
 
 def ticket_owner() -> str | None:
-    """Short name of whom the caller's ticket cache belongs to; None when there is no good ticket."""
+    """The short name of the owner of the caller's ticket cache; None without a valid ticket."""
     try:
         gss = _gssapi()
     except ConfigError:
@@ -142,15 +142,15 @@ def _gssapi() -> Any:
         import gssapi  # noqa: PLC0415  # an optional dependency
     except (ImportError, OSError) as error:
         raise ConfigError(
-            f"metastore.kerberos needs the package gssapi ({error})",
+            f"metastore.kerberos requires the package gssapi: {error}",
             where="metastore.kerberos",
-            hint="pip install 'ingestd[kerberos]', and the system's Kerberos libraries (Debian: libkrb5-dev, gcc)",
+            hint="run pip install 'ingestd[kerberos]'; it needs the Kerberos libraries (Debian: libkrb5-dev, gcc)",
         ) from error
     return gssapi
 
 
 def _credentials(gss: Any, login: Kerberos) -> Any:
-    """Fresh credentials; Kerberos itself asks the KDC for a ticket only when the cached one is old or absent."""
+    """Credentials for one login; Kerberos requests a ticket from the KDC only if none is cached or it has expired."""
     name = gss.Name(login.user, gss.NameType.kerberos_principal) if login.user else None
     store = None
     if login.keytab:
@@ -162,35 +162,37 @@ def _credentials(gss: Any, login: Kerberos) -> Any:
 
 def _translated(error: Any, login: Kerberos, server: str) -> IngestdError:
     code = _code(error)
-    words = _words(error)
+    message = _message(error)
     if code in _NO_KDC:
-        return MetastoreUnavailable(words, where="Kerberos", hint="do the KDCs of krb5.conf answer?")
+        return MetastoreUnavailable(
+            message, where="Kerberos", hint="check that the KDCs in krb5.conf are running and reachable"
+        )
     if code == _NO_SUCH_SERVER:
         return LoginFailed(
-            f"the KDC knows no {server}: {words}",
+            f"the KDC does not know {server}: {message}",
             where="metastore.kerberos.principal",
-            hint="_HOST becomes the host of metastore.uri; both must be as in the metastore's own principal",
+            hint="_HOST is replaced by the host in metastore.uri; the result must be the metastore's own principal",
         )
     if login.keytab:
         return LoginFailed(
-            f"no ticket for {login.user}: {words}",
+            f"no ticket for {login.user}: {message}",
             where=f"metastore.kerberos.keytab {login.keytab}",
-            hint=_HINTS.get(code, f"try: kinit -k -t {login.keytab} {login.user}"),
+            hint=_HINTS.get(code, f"to reproduce it, run kinit -k -t {login.keytab} {login.user}"),
         )
     return LoginFailed(
-        f"no ticket for {login.user or 'the caller'}: {words}",
+        f"no ticket for {login.user or 'the current user'}: {message}",
         where="Kerberos ticket cache",
-        hint=_HINTS.get(code, "run kinit (see klist), or set metastore.kerberos.keytab and metastore.kerberos.user"),
+        hint=_HINTS.get(code, "run kinit, or set metastore.kerberos.keytab and metastore.kerberos.user"),
     )
 
 
 def _code(error: Any) -> int:
-    """The minor status as Kerberos' tables have it: signed."""
+    """The minor status as a signed number, as in Kerberos' error tables."""
     return int(error.min_code) - (1 << 32 if error.min_code >= 1 << 31 else 0)
 
 
-def _words(error: Any) -> str:
-    """Kerberos' own words without the numbers around them; the minor status says more than the major one."""
+def _message(error: Any) -> str:
+    """Kerberos' message without status numbers; the minor status is more specific than the major one."""
     minor = [text for text in error.get_all_statuses(error.min_code, False) if text.strip()]  # noqa: FBT003
     return " ".join(minor) or str(error)
 
@@ -200,25 +202,25 @@ def _labels(some: Iterable[Protection]) -> str:
 
 
 def _check_keytab(file: Path, user: str) -> None:
-    """Raise LoginFailed naming what is wrong with the file; to Kerberos all of it is "no credentials"."""
+    """Raise LoginFailed with the exact fault of a keytab; Kerberos reports all of them as missing credentials."""
     where = f"metastore.kerberos.keytab {file}"
     try:
         names = list(_keytab_principals(file.read_bytes()))
     except OSError as error:
-        raise LoginFailed(f"the keytab cannot be read ({error.strerror})", where=where) from error
+        raise LoginFailed(f"the keytab cannot be read: {error.strerror}", where=where) from error
     except (struct.error, UnicodeDecodeError):
-        raise LoginFailed("the file is no keytab", where=where) from None
+        raise LoginFailed("the file is not a keytab", where=where) from None
     known = names if "@" in user else [name.partition("@")[0] for name in names]
     if user not in known:
         raise LoginFailed(
-            f"the keytab holds no key of {user}",
+            f"the keytab has no key for {user}",
             where=where,
-            hint=f"it holds {', '.join(sorted(set(names))) or 'none'}; set metastore.kerberos.user",
+            hint=f"set metastore.kerberos.user to a principal in it: {', '.join(sorted(set(names))) or 'none'}",
         )
 
 
 def _keytab_principals(data: bytes) -> Iterator[str]:
-    """The names in a keytab, MIT's format 2: entries of a signed length, a negative one being a hole."""
+    """The principals in a keytab of MIT's format 2; an entry with a negative length is a hole."""
     if data[:2] != b"\x05\x02":
         raise struct.error
     at = 2

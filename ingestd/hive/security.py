@@ -1,7 +1,7 @@
-"""How a metastore connection proves who we are and whom we talk to, as plain values.
+"""Login and encryption settings of a metastore connection.
 
-Invariant: a value that can be made can be dialled with; what contradicts itself raises ConfigError when it is made. A
-password is never in `repr`.
+Invariant: a value that contradicts itself raises ConfigError when it is created, so every existing value can be used to
+connect. `repr` never contains a password.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _JAVA_STORE_SUFFIXES = (".jks", ".p12", ".pfx", ".bcfks")
 
 
 class Protection(Enum):
-    """What SASL does to the bytes after the login; the value is its bit in the handshake (RFC 4752, 3.3)."""
+    """The SASL quality of protection after the login; the value is its bit in the handshake (RFC 4752, 3.3)."""
 
     AUTH = 1
     INTEGRITY = 2
@@ -33,7 +33,7 @@ class Protection(Enum):
 
     @property
     def label(self) -> str:
-        """SASL's name of it."""
+        """Its name in SASL and in the configuration."""
         return {1: "auth", 2: "auth-int", 4: "auth-conf"}[self.value]
 
 
@@ -41,7 +41,7 @@ ALL_PROTECTIONS = frozenset(Protection)
 
 
 def _protection(label: object) -> Protection:
-    """The protection that SASL calls `label`."""
+    """The protection with this label. Raises ValueError."""
     for protection in Protection:
         if protection.label == label:
             return protection
@@ -50,11 +50,11 @@ def _protection(label: object) -> Protection:
 
 @dataclass(frozen=True, slots=True)
 class Kerberos:
-    """SASL GSSAPI.
+    """A Kerberos login (SASL GSSAPI).
 
-    `principal` is the metastore's, `hive/_HOST@REALM`. With `keytab` we log in as `user` by ourselves, anew at each
-    connect; without it the caller's ticket cache counts (of `user` when given). The strongest of `protection` that
-    the metastore offers is taken. Raises ConfigError.
+    `principal` is the metastore's, such as `hive/_HOST@REALM`. With `keytab`, each connect obtains a ticket for `user`
+    from the keytab if the last one has expired. Without it, the caller's ticket cache is used, for `user` if given. The
+    strongest of `protection` that the metastore offers is used. Raises ConfigError.
     """
 
     principal: str
@@ -69,21 +69,25 @@ class Kerberos:
         _require(self.protection, (frozenset, set), "metastore.kerberos.protection")
         if not _PRINCIPAL.fullmatch(self.principal):
             raise ConfigError(
-                f"{self.principal!r} is not the principal of a service",
+                f"{self.principal!r} is not a service principal",
                 where="metastore.kerberos.principal",
-                hint="hive/_HOST@EXAMPLE.COM; _HOST stands for the host of the address",
+                hint="write SERVICE/HOST@REALM, such as hive/_HOST@EXAMPLE.COM; _HOST means the host in metastore.uri",
             )
         if self.keytab is not None and not self.user:
             raise ConfigError(
-                "a keytab needs the name to log in with",
+                "a keytab requires the principal to log in as",
                 where="metastore.kerberos.user",
-                hint="one of those that `klist -k KEYTAB` lists",
+                hint="set it to a principal that `klist -k KEYTAB` lists",
             )
         if not self.protection:
-            raise ConfigError("no protection is allowed", where="metastore.kerberos.protection")
+            raise ConfigError(
+                "no protection is allowed",
+                where="metastore.kerberos.protection",
+                hint="list at least one of auth, auth-int and auth-conf",
+            )
 
     def principal_at(self, host: str) -> str:
-        """The metastore's principal at `host`, in lower case as Hadoop writes it (SecurityUtil.getServerPrincipal)."""
+        """The metastore's principal at `host`; `_HOST` becomes lower case (SecurityUtil.getServerPrincipal)."""
         service, _, rest = self.principal.partition("/")
         name, at, realm = rest.partition("@")
         return f"{service}/{host.lower() if name == _HOST else name}{at}{realm}"
@@ -91,9 +95,9 @@ class Kerberos:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """SASL PLAIN, name and password, which the metastore gives to LDAP or to its own check (Hive 4).
+    """A login with user name and password (SASL PLAIN), which Hive 4 checks with LDAP or its own authenticator.
 
-    Without TLS the password goes over the wire as it is. Raises ConfigError.
+    Without TLS the password is sent in clear text. Raises ConfigError.
     """
 
     username: str
@@ -104,12 +108,12 @@ class Plain:
             _require(value, str, f"metastore.plain.{key}")
             # RFC 4616: NUL separates the two, and neither may be empty.
             if not value or "\0" in value:
-                raise ConfigError(f"the {key} is empty or has a NUL in it", where=f"metastore.plain.{key}")
+                raise ConfigError(f"the {key} is empty or contains a NUL character", where=f"metastore.plain.{key}")
 
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS under everything else; `ca_file` (PEM) holds whom we trust, the system's own list when None."""
+    """TLS. `ca_file` holds the trusted CA certificates in PEM format; None means those of the system."""
 
     ca_file: Path | None = None
     verify_hostname: bool = True
@@ -121,10 +125,10 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Login and wire of a metastore connection; the default is neither, as the metastore's own default is.
+    """Login and encryption of a metastore connection; by default neither, as in the metastore's own defaults.
 
-    `unsecured_user` is the name that a metastore without login is told and believes (`set_ugi`), by default the
-    process's. Raises ConfigError.
+    `unsecured_user` is the user name that is sent to a metastore without login (`set_ugi`), which does not verify it;
+    by default the user of the process. Raises ConfigError.
     """
 
     login: Kerberos | Plain | None = None
@@ -136,11 +140,11 @@ class Security:
         _require(self.tls, (Tls, type(None)), "tls")
         _require(self.unsecured_user, (str, type(None)), "unsecured_user")
         if self.login is not None and self.unsecured_user is not None:
-            raise ConfigError("a login says who we are, no other name can be told", where="unsecured_user")
+            raise ConfigError("cannot be combined with a login", where="unsecured_user", hint="remove it, or the login")
 
     @property
     def user(self) -> str | None:
-        """Who we are to the metastore, where that can be told from here: the short name of a principal."""
+        """The user name that the metastore sees; None when only a ticket cache or the process determines it."""
         if isinstance(self.login, Plain):
             return self.login.username
         if isinstance(self.login, Kerberos):
@@ -157,13 +161,13 @@ class Security:
         password: str = "",
         ca_file: Path | None = None,
     ) -> Security:
-        """What the properties of a hive-site.xml ask of a client, by the rules of Hive 4's HiveMetaStoreClient.
+        """The settings that the properties of a hive-site.xml require, by the rules of Hive 4's HiveMetaStoreClient.
 
-        Hive keeps the client's credentials elsewhere (ticket cache, credential store), so they are arguments: `user` is
-        who we are, by Kerberos, by password or, where no login is asked for, by mere word; `keytab` is by default
-        `metastore.kerberos.keytab.file` when a `user` is given and the file can be read, since on many machines that
-        is the metastore's own. Raises ConfigError for what only a JVM can do: HTTP, JWT, framed or compact Thrift, a
-        Java trust store.
+        Hive keeps a client's credentials elsewhere (ticket cache, credential store), so they are parameters. `user` is
+        the principal or user name to log in as, or `unsecured_user` without login. `keytab` defaults to
+        `metastore.kerberos.keytab.file`, but only if `user` is given and the file is readable, because on many machines
+        it is the metastore's own keytab. Raises ConfigError for what ingestd does not support: HTTP, JWT, framed or
+        compact Thrift, and Java trust stores.
         """
         _require(conf, Mapping, "conf")
         _require(user, (str, type(None)), "user")
@@ -174,33 +178,35 @@ class Security:
 
 
 class _HiveConf:
-    """Properties by their names since Hive 3 (metastore.x), else by their older ones (MetastoreConf.ConfVars)."""
+    """Properties of hive-site.xml, by their names since Hive 3 (metastore.x) or older ones (MetastoreConf.ConfVars)."""
 
     def __init__(self, conf: Mapping[str, str]) -> None:
         self._conf = conf
 
     def refuse_other_protocols(self) -> None:
         if self._text("metastore.client.thrift.transport.mode").lower() == "http":
-            raise _unusable("metastore.client.thrift.transport.mode", "the metastore's HTTP transport is not spoken")
+            raise _unusable("metastore.client.thrift.transport.mode", "the metastore's HTTP transport is not supported")
         for key in ("metastore.thrift.framed.transport.enabled", "metastore.thrift.compact.protocol.enabled"):
             if self._flag(key):
-                raise _unusable(key, "this form of Thrift is not spoken")
+                raise _unusable(key, "framed transport and compact protocol are not supported")
 
     def login(self, user: str | None, keytab: Path | None, password: str) -> Kerberos | Plain | None:
-        # PLAIN goes before sasl.enabled (createAuthBinaryTransport); KERBEROS alone is ignored there, and meant here.
+        # PLAIN overrides sasl.enabled (createAuthBinaryTransport). Unlike Hive, KERBEROS does not need sasl.enabled.
         mode = self._text("metastore.client.auth.mode").upper()
         if mode == "JWT":
-            raise _unusable("metastore.client.auth.mode", "JWT goes with the metastore's HTTP transport only")
+            raise _unusable(
+                "metastore.client.auth.mode", "JWT requires the metastore's HTTP transport, which is not supported"
+            )
         if mode not in ("", "NOSASL", "PLAIN", "KERBEROS"):
-            raise _unusable("metastore.client.auth.mode", f"{mode!r} is not known")
+            raise _unusable("metastore.client.auth.mode", f"{mode!r} is not one of NOSASL, PLAIN, KERBEROS")
         if mode == "PLAIN":
             return _plain(user or self._text("metastore.client.plain.username"), password)
         principal = self._text("metastore.kerberos.principal")
         if mode == "KERBEROS" or self._flag("metastore.sasl.enabled"):
             return Kerberos(principal, user, keytab or self._keytab(user), self._protections())
         if principal or keytab or password:
-            # So does HiveMetaStoreClient, whose users wonder about it too.
-            _log.warning("metastore.sasl.enabled is not true, so there is no login: principal, keytab, password unused")
+            # HiveMetaStoreClient ignores them as well.
+            _log.warning("metastore.sasl.enabled is not true: principal, keytab and password are ignored")
         return None
 
     def _keytab(self, user: str | None) -> Path | None:
@@ -209,8 +215,8 @@ class _HiveConf:
             return None
         if user and os.access(file, os.R_OK):
             return Path(file)
-        why = f"{user} cannot read it" if user else "nobody said whose key to take (user)"
-        _log.info("metastore.kerberos.keytab.file is not used, the ticket cache is: %s", why)
+        why = "the file is not readable" if user else "no user is given"
+        _log.info("using the ticket cache instead of metastore.kerberos.keytab.file: %s", why)
         return None
 
     def tls(self, ca_file: Path | None) -> Tls | None:
@@ -225,14 +231,14 @@ class _HiveConf:
         raise ConfigError(
             f"the Java trust store {store} cannot be read without a JVM",
             where="metastore.truststore.path",
-            hint="keytool -exportcert -rfc -alias NAME -keystore STORE makes PEM of its certificates; give that file:"
+            hint="convert it with keytool -exportcert -rfc -alias NAME -keystore STORE, and pass the PEM file:"
             " Security.from_hive_conf(…, ca_file=…)",
         )
 
     def _protections(self) -> frozenset[Protection]:
         given = self._text("hadoop.rpc.protection")
         names = [name.strip().lower() for name in given.split(",") if name.strip()]
-        # With TLS below, both sides of Hive fall back to mere authentication (getMetaStoreSaslProperties).
+        # With TLS, Hive reduces the protection to auth on both sides (getMetaStoreSaslProperties).
         if not names or self._flag("metastore.use.SSL"):
             return ALL_PROTECTIONS
         known = {
@@ -254,7 +260,7 @@ class _HiveConf:
 
 
 def _require(value: object, kinds: type | tuple[type, ...], where: str) -> None:
-    """Raise ConfigError for a value of another type; the value may be a secret, so only its type is told."""
+    """Raise ConfigError for a value of another type. The value may be a secret and is not part of the message."""
     if not isinstance(value, kinds):
         wanted = [kind for kind in (kinds if isinstance(kinds, tuple) else (kinds,)) if kind is not type(None)]
         names = " or ".join(kind.__name__ for kind in wanted)
@@ -262,16 +268,16 @@ def _require(value: object, kinds: type | tuple[type, ...], where: str) -> None:
 
 
 def short_name(principal: str) -> str:
-    """`hive` of `hive/host@REALM`: Hadoop's default rule, without the cluster's own auth_to_local."""
+    """The short name of a principal: `hive` for `hive/host@REALM`. Hadoop's default rule, without auth_to_local."""
     return re.split("[/@]", principal)[0]
 
 
 def _plain(username: str, password: str) -> Plain:
     if username and not password:
         raise ConfigError(
-            "the configuration asks for a password and has none",
+            "metastore.client.auth.mode is PLAIN, but there is no password",
             where="metastore.plain.password",
-            hint="give it: Security.from_hive_conf(…, password=…)",
+            hint="pass it: Security.from_hive_conf(…, password=…)",
         )
     return Plain(username, password)
 
@@ -284,4 +290,4 @@ def _is_pem(file: Path) -> bool:
     try:
         return b"-----BEGIN " in file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror})", where=str(file)) from None
+        raise ConfigError(f"the file cannot be read: {error.strerror}", where=str(file)) from None

@@ -1,4 +1,4 @@
 """The file system of the warehouse.
 
-Invariant: what readers may see appears by one rename, complete.
+Invariant: a directory that readers may see appears complete, by one rename.
 """

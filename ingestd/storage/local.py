@@ -1,8 +1,8 @@
 """A warehouse on a local or mounted file system (`file:` URIs).
 
-Invariant: an error of the system becomes StorageUnavailable with the path, so that the caller waits instead of ending.
-The directory of a table or partition is never created here: where it is missing, a file system is not mounted, and
-files that were written into a new directory would be hidden as soon as it is.
+Invariant: an OSError becomes StorageUnavailable with the path, so that the caller retries instead of stopping. The
+directory of a table or partition is never created here: if it is missing, a file system is not mounted, and a mount
+would hide files that were written to a new directory.
 """
 
 from __future__ import annotations
@@ -18,64 +18,66 @@ from pathlib import Path
 from ingestd.errors import InvalidTable, StorageUnavailable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_NOT_MOUNTED = "is the file system mounted on this machine? the metastore creates these directories, ingestd never does"
+_NOT_MOUNTED = "check that the file system is mounted on this machine; only the metastore creates these directories"
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on the file system"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "give this process the right to write here"),
-    **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.ESTALE), "is the file system mounted on this machine?"),
-    **dict.fromkeys((errno.ENOTEMPTY, errno.EEXIST), "another directory of this name is there already"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "grant this process write permission"),
+    **dict.fromkeys(
+        (errno.ENOENT, errno.ENOTDIR, errno.ESTALE), "check that the file system is mounted on this machine"
+    ),
+    **dict.fromkeys((errno.ENOTEMPTY, errno.EEXIST), "remove the existing directory of this name"),
 }
-_REMOVALS = 10
-_OTHERWISE = "look at the file system and at the kernel's log"
+_REMOVE_ATTEMPTS = 10
+_OTHER_HINT = "check the file system and the kernel log"
 
 
 def local_path(uri: str) -> Path:
     """The path of a `file:` URI. Raises InvalidTable for every other scheme.
 
-    Hadoop writes paths into URIs as they are: the `%3A` of an escaped partition name is part of the directory's name.
+    Hadoop does not percent-encode paths in URIs: the `%3A` of an escaped partition name is part of the directory name.
     """
     scheme, colon, rest = uri.partition(":")
     if not colon:
         return Path(uri)
     if scheme != "file":
         raise InvalidTable(
-            f"storage {scheme}: is not supported yet", where=uri, hint="use a warehouse on a file: location"
+            f"{scheme}: locations are not supported", where=uri, hint="use a table with a file: location"
         )
     return Path("/" + rest.lstrip("/"))
 
 
 @contextmanager
 def guarded(path: Path) -> Iterator[None]:
-    """Translate the system's errors about `path`."""
+    """Translate an OSError about `path` to StorageUnavailable."""
     try:
         yield
     except OSError as error:
         what = error.strerror or str(error)
-        raise StorageUnavailable(what, where=str(path), hint=_HINTS.get(error.errno or 0, _OTHERWISE)) from error
+        raise StorageUnavailable(what, where=str(path), hint=_HINTS.get(error.errno or 0, _OTHER_HINT)) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """A directory that is kept open, so that it is found wherever it is renamed to; `path` needs Linux."""
+    """An open directory, which is found even after it was renamed; `path` requires Linux."""
 
     number: int
 
     @property
     def path(self) -> Path:
-        """A path that leads to it."""
+        """A path to the directory, valid until `close`."""
         return Path(f"/proc/self/fd/{self.number}")
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the directory."""
         os.close(self.number)
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The directory of a table or partition, known by device and inode: it must exist, and stay the same directory.
+    """The existing directory of a table or partition, identified by device and inode.
 
-    All methods raise StorageUnavailable. They work through a handle of the directory, so nothing is created elsewhere
-    when a file system is mounted or unmounted meanwhile.
+    All methods raise StorageUnavailable, also when another directory has replaced it. They use a handle of the
+    directory, so that a mount or unmount in the meantime does not redirect them.
     """
 
     path: Path
@@ -84,45 +86,44 @@ class Location:
 
     @classmethod
     def of(cls, uri: str) -> Location:
-        """The directory as it is now. Raises StorageUnavailable when it is missing, InvalidTable as `local_path`."""
+        """The directory at `uri`. Raises StorageUnavailable when it is missing, InvalidTable as `local_path` does."""
         path = local_path(uri)
         with _opened(path) as handle:
             found = os.fstat(handle)
         return cls(path, found.st_dev, found.st_ino)
 
     def check(self) -> None:
-        """Raise StorageUnavailable unless it is still there and still the same."""
+        """Raise StorageUnavailable unless the directory still exists and is the same."""
         with self._handle():
             return
 
     def hold(self) -> Handle:
-        """Keep it open until the handle is closed."""
+        """Open the directory; the caller closes the handle."""
         with self._handle() as handle, guarded(self.path):
             return Handle(os.dup(handle))
 
     def names(self) -> list[str]:
-        """The names in the directory."""
+        """The names of the files and directories in it."""
         with self._handle() as handle, guarded(self.path):
             return os.listdir(handle)
 
     def make_directory(self, *names: str) -> Path:
-        """Create a directory below this one, one level for each name; levels that exist are used."""
+        """Create a directory below this one, with one level for each name; levels may exist already."""
         path = self.path
         with self._handle() as handle, ExitStack() as opened:
             level = handle
             for name in names:
                 path /= name
                 with guarded(path):
-                    level = _made(name, level)
+                    level = _make_and_open(name, level)
                 opened.callback(os.close, level)
         return path
 
     def receive(self, source: Path, name: str, hidden: str) -> None:
-        """Move the directory `source` here as `name`: it appears whole, or not at all when this raises.
+        """Move the directory `source` here as `name`. It appears complete, or not at all if this raises.
 
-        The move survives a power failure.
-
-        From another file system it is copied to the name `hidden` and synced first; `source` then stays.
+        The move is synced to disk. From another file system, `source` is copied to the name `hidden`, synced and
+        renamed; `source` itself is not removed then.
         """
         with self._handle() as handle, guarded(self.path / name):
             try:
@@ -139,7 +140,7 @@ class Location:
                 raise
 
     def _copy(self, source: Path, handle: int, hidden: str) -> None:
-        """Copy the files of a directory and sync them; on failure nothing is left behind, if storage permits."""
+        """Copy the files of a directory and sync them; after a failure the copy is removed if possible."""
         os.mkdir(hidden, dir_fd=handle)
         try:
             copy = os.open(hidden, _DIRECTORY, dir_fd=handle)
@@ -163,9 +164,9 @@ class Location:
             found = os.fstat(handle)
             if (found.st_dev, found.st_ino) != (self.device, self.inode):
                 raise StorageUnavailable(
-                    "another directory has taken the place of the one that the transaction was planned for",
+                    "another directory has replaced the one that the transaction was planned for",
                     where=str(self.path),
-                    hint="was a file system mounted or unmounted here?",
+                    hint="check whether a file system was mounted or unmounted here",
                 )
             yield handle
 
@@ -190,20 +191,20 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, _DIRECTORY)
     except FileNotFoundError:
-        # NFS remembers names that were missing; to list the parent makes it ask the server.
+        # NFS caches missing names; listing the parent refreshes the cache.
         os.listdir(path.parent)
         return os.open(path, _DIRECTORY)
 
 
-def _made(name: str, parent: int) -> int:
-    """A handle of the directory `name` in `parent`, created if it is missing."""
+def _make_and_open(name: str, parent: int) -> int:
+    """A handle of the directory `name` in `parent`; creates it if it is missing."""
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=parent)
     return os.open(name, _DIRECTORY, dir_fd=parent)
 
 
 def make_leaf(path: Path) -> None:
-    """Create a directory in one that exists."""
+    """Create a directory; its parent must exist."""
     with guarded(path):
         path.mkdir()
 
@@ -221,17 +222,17 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory with all it holds; one that is gone, or that others are removing too, is fine."""
+    """Remove a directory tree, even while other processes remove it as well. Does nothing when it does not exist."""
     with guarded(path):
-        for _ in range(_REMOVALS):
+        for _ in range(_REMOVE_ATTEMPTS):
             try:
                 shutil.rmtree(path)
             except FileNotFoundError:
-                if path.exists():  # another process removes what is below it
+                if path.exists():  # another process is removing files below it
                     continue
             return
 
 
 def discard_tree(path: Path) -> None:
-    """Remove a directory that is no longer needed, as far as the system permits; never raises."""
+    """Remove a directory tree as far as possible; never raises."""
     shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a hive-site.xml asks of a client, and metastores with TLS and with passwords."""
+"""Security settings from hive-site.xml, and connections to metastores with TLS and with passwords."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from tests.support.certificates import make, over_tls
 from tests.support.kerberos import NAME, Realm, realm, secured
 from tests.support.metastore import Home, Process, free_port, metastore
 
-PASSWORD = "geheim-9"
+PASSWORD = "secret-9"
 SERVER = f"hive/_HOST@{NAME}"
 SASL = {"hive.metastore.sasl.enabled": "true", "hive.metastore.kerberos.principal": SERVER}
 BY_PASSWORD = {
     "metastore.authentication": "CONFIG",
     "metastore.authentication.config.username": "ingestd",
     "metastore.authentication.config.password": PASSWORD,
-    # The metastore ends at once when it is to be told the user as well.
+    # With set_ugi enabled the metastore terminates at startup.
     "metastore.execute.setugi": "false",
 }
 
 
-def test_hive_conf_without_security_then_none() -> None:
+def test_from_hive_conf_when_no_security_is_set_then_no_login() -> None:
     assert Security.from_hive_conf({}) == Security()
-    told = Security.from_hive_conf({"hive.metastore.sasl.enabled": "false"}, user="x", password="y")
-    assert told == Security(unsecured_user="x")
-    assert told.user == "x"
+    given = Security.from_hive_conf({"hive.metastore.sasl.enabled": "false"}, user="x", password="y")
+    assert given == Security(unsecured_user="x")
+    assert given.user == "x"
 
 
 @pytest.mark.parametrize(
@@ -42,18 +42,18 @@ def test_hive_conf_without_security_then_none() -> None:
         ("Integrity , privacy", {Protection.INTEGRITY, Protection.CONFIDENTIALITY}),
     ],
 )
-def test_hive_conf_with_sasl_then_kerberos(given: str, protections: set[Protection]) -> None:
+def test_from_hive_conf_when_sasl_is_enabled_then_kerberos(given: str, protections: set[Protection]) -> None:
     found = Security.from_hive_conf(SASL | {"hadoop.rpc.protection": given}, user="me", keytab=Path("/k"))
     assert found == Security(Kerberos(SERVER, "me", Path("/k"), frozenset(protections)))
 
 
-def test_hive_conf_then_the_newer_name_of_a_property_wins() -> None:
+def test_from_hive_conf_when_both_names_of_a_property_are_set_then_the_newer_one_is_used() -> None:
     found = Security.from_hive_conf(SASL | {"metastore.kerberos.principal": "hms/a.b@R"})
     assert found == Security(Kerberos("hms/a.b@R"))
     assert Security.from_hive_conf(SASL | {"metastore.sasl.enabled": "false"}) == Security()
 
 
-def test_hive_conf_with_a_client_mode_then_it_counts() -> None:
+def test_from_hive_conf_when_the_client_auth_mode_is_set_then_it_is_used() -> None:
     mode = "hive.metastore.client.auth.mode"
     assert Security.from_hive_conf(SASL | {mode: "NOSASL"}).login == Kerberos(SERVER)
     without = {key: value for key, value in SASL.items() if "sasl" not in key}
@@ -78,33 +78,33 @@ def test_hive_conf_with_a_client_mode_then_it_counts() -> None:
         ({"hive.metastore.use.SSL": "true", "metastore.truststore.path": "/x/t.pem"}, "/x/t.pem"),
     ],
 )
-def test_hive_conf_that_cannot_be_followed_then_config_error(conf: dict[str, str], where: str) -> None:
+def test_from_hive_conf_when_a_property_is_not_supported_then_config_error(conf: dict[str, str], where: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Security.from_hive_conf(conf)
     assert caught.value.where == where
 
 
-def test_hive_conf_with_tls_then_its_trust_store_or_ours(tmp_path: Path) -> None:
+def test_from_hive_conf_when_tls_is_enabled_then_uses_the_trust_store_or_the_given_ca_file(tmp_path: Path) -> None:
     tls = {"hive.metastore.use.SSL": "true", "hive.metastore.truststore.path": "/x/t.jks"}
     assert Security.from_hive_conf(tls, ca_file=Path("/ca.pem")).tls == Tls(Path("/ca.pem"))
     assert Security.from_hive_conf({"hive.metastore.use.SSL": "TRUE"}).tls == Tls()
     pem = tmp_path / "trust"
     pem.write_text("-----BEGIN CERTIFICATE-----")
     assert Security.from_hive_conf(tls | {"hive.metastore.truststore.path": str(pem)}).tls == Tls(pem)
-    # Hive's server falls back to mere authentication under TLS, whatever is written.
+    # With TLS, Hive's server reduces the protection to auth, whatever hadoop.rpc.protection is.
     both = SASL | tls | {"hadoop.rpc.protection": "privacy"}
     login = Security.from_hive_conf(both, ca_file=pem).login
     assert isinstance(login, Kerberos)
     assert Protection.AUTH in login.protection
 
 
-def test_principal_then_host_is_in_lower_case_and_a_fixed_one_stays() -> None:
+def test_principal_when_it_contains_host_then_is_replaced_in_lower_case() -> None:
     assert Kerberos("hive/_HOST@R").principal_at("Meta.Example.COM") == "hive/meta.example.com@R"
     assert Kerberos("hive/Fixed@R").principal_at("other") == "hive/Fixed@R"
     assert Kerberos("hive/_HOST").principal_at("h") == "hive/h"
 
 
-def test_values_that_contradict_themselves_then_config_error() -> None:
+def test_values_when_they_contradict_themselves_then_config_error() -> None:
     with pytest.raises(ConfigError, match=r"metastore\.kerberos\.user"):
         Kerberos(SERVER, keytab=Path("/k"))
     with pytest.raises(ConfigError, match="NUL"):
@@ -113,11 +113,8 @@ def test_values_that_contradict_themselves_then_config_error() -> None:
         Kerberos(SERVER, protection=frozenset())
 
 
-def test_password_then_it_is_in_no_repr() -> None:
+def test_repr_when_a_password_is_set_then_does_not_contain_it() -> None:
     assert PASSWORD not in repr(Security(Plain("ingestd", PASSWORD)))
-
-
-# --- real metastores
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +133,7 @@ def kdc(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
         yield made
 
 
-def _works(uri: str, security: Security) -> None:
+def _assert_works(uri: str, security: Security) -> None:
     with closing(Metastore(uri, timeout_seconds=5, security=security)) as client:
         assert client.call("get_all_databases") == ["default"]
         assert client.call("partition_name_to_vals", "p=" + "x" * 500_000) == ["x" * 500_000]
@@ -150,23 +147,23 @@ def _refusal(uri: str, security: Security, kind: type[IngestdError]) -> IngestdE
     return caught.value
 
 
-def _by_number(server: Process) -> str:
+def _numeric_address(server: Process) -> str:
     return server.uri.replace("localhost", "127.0.0.1")
 
 
-def test_metastore_without_security_then_a_client_with_it_hears_what_to_remove(home: Home) -> None:
+def test_connect_when_the_metastore_has_no_security_then_error_names_the_section_to_remove(home: Home) -> None:
     with metastore(home, "open", {}) as server:
-        _works(server.uri, Security())
+        _assert_works(server.uri, Security())
         plain = Plain("ingestd", PASSWORD)
         assert "remove metastore.plain" in _refusal(server.uri, Security(plain), ConfigError).hint
         assert "remove metastore.tls" in _refusal(server.uri, Security(tls=Tls()), ConfigError).hint
         assert "remove metastore.tls" in _refusal(server.uri, Security(plain, Tls()), ConfigError).hint
         server.pause()
         for security in (Security(), Security(plain), Security(tls=Tls())):
-            _silent(server, security)
+            _times_out(server, security)
 
 
-def _silent(server: Process, security: Security) -> None:
+def _times_out(server: Process, security: Security) -> None:
     with (
         closing(Metastore(server.uri, timeout_seconds=0.3, security=security)) as client,
         pytest.raises(MetastoreUnavailable),
@@ -174,17 +171,17 @@ def _silent(server: Process, security: Security) -> None:
         client.call("get_all_databases")
 
 
-def test_tls_then_only_the_right_ca_and_host_are_trusted(home: Home, certificates: Path) -> None:
+def test_connect_when_tls_is_used_then_ca_and_host_name_are_verified(home: Home, certificates: Path) -> None:
     ca = certificates / "ca.pem"
     with metastore(home, "tls", over_tls(certificates)) as server:
-        _works(server.uri, Security(tls=Tls(ca)))
+        _assert_works(server.uri, Security(tls=Tls(ca)))
         for wrong in (certificates / "other.pem", None):
             error = _refusal(server.uri, Security(tls=Tls(wrong)), ConfigError)
             assert "certificate is not accepted" in error.what
             assert "ca_file" in error.hint
-        other_host = _by_number(server)
+        other_host = _numeric_address(server)
         assert "127.0.0.1" in _refusal(other_host, Security(tls=Tls(ca)), ConfigError).what
-        _works(other_host, Security(tls=Tls(ca, verify_hostname=False)))
+        _assert_works(other_host, Security(tls=Tls(ca, verify_hostname=False)))
         _refusal(other_host, Security(tls=Tls(certificates / "other.pem", verify_hostname=False)), ConfigError)
 
         missing = certificates / "none.pem"
@@ -195,38 +192,38 @@ def test_tls_then_only_the_right_ca_and_host_are_trusted(home: Home, certificate
         assert "remove metastore.plain" in _refusal(server.uri, plain, ConfigError).hint
 
 
-def test_password_then_only_the_right_one_is_taken(home: Home) -> None:
+def test_connect_when_a_password_is_required_then_only_the_correct_one_is_accepted(home: Home) -> None:
     with metastore(home, "password", BY_PASSWORD) as server:
-        _works(server.uri, Security(Plain("ingestd", PASSWORD)))
+        _assert_works(server.uri, Security(Plain("ingestd", PASSWORD)))
         for user, password in (("ingestd", "other"), ("other", PASSWORD), ("ingestd", "größer")):
             error = _refusal(server.uri, Security(Plain(user, password)), LoginFailed)
             assert "metastore.plain.password" in error.hint
             assert ("ASCII" in error.hint) is (not password.isascii())
         assert "set metastore.kerberos or metastore.plain" in _refusal(server.uri, Security(), ConfigError).hint
-        # One that is away may take us when it is back, so this is no refusal yet.
-        away = f"{server.uri},thrift://localhost:{free_port()}"
-        error = _refusal(away, Security(Plain("ingestd", "other")), MetastoreUnavailable)
+        # An address that is unavailable now may accept later, so the rejection is not permanent.
+        unavailable = f"{server.uri},thrift://localhost:{free_port()}"
+        error = _refusal(unavailable, Security(Plain("ingestd", "other")), MetastoreUnavailable)
         assert "refused the login" in error.where
 
 
-def test_password_over_tls_then_both_are_looked_at(home: Home, certificates: Path) -> None:
+def test_connect_when_a_password_and_tls_are_required_then_both_are_checked(home: Home, certificates: Path) -> None:
     tls = Tls(certificates / "ca.pem")
     with metastore(home, "password-tls", BY_PASSWORD | over_tls(certificates)) as server:
-        _works(server.uri, Security(Plain("ingestd", PASSWORD), tls))
+        _assert_works(server.uri, Security(Plain("ingestd", PASSWORD), tls))
         _refusal(server.uri, Security(Plain("ingestd", "other"), tls), LoginFailed)
-        _refusal(_by_number(server), Security(Plain("ingestd", PASSWORD), tls), ConfigError)
+        _refusal(_numeric_address(server), Security(Plain("ingestd", PASSWORD), tls), ConfigError)
         assert "set metastore.tls" in _refusal(server.uri, Security(Plain("ingestd", PASSWORD)), ConfigError).hint
         assert "set metastore.kerberos or metastore.plain" in _refusal(server.uri, Security(tls=tls), ConfigError).hint
 
 
-def test_kerberos_over_tls_then_the_metastore_offers_no_second_protection(
+def test_connect_when_kerberos_and_tls_are_used_then_only_auth_is_offered(
     home: Home, certificates: Path, kdc: Realm
 ) -> None:
     tls, keytab = Tls(certificates / "ca.pem"), kdc.keytab("ingestd", "ingestd")
     properties, jvm = secured(kdc)
     with metastore(home, "kerberos-tls", properties | over_tls(certificates), jvm) as server:
-        _works(server.uri, Security(Kerberos(SERVER, "ingestd", keytab), tls))
+        _assert_works(server.uri, Security(Kerberos(SERVER, "ingestd", keytab), tls))
         secret = Kerberos(SERVER, "ingestd", keytab, frozenset({Protection.CONFIDENTIALITY}))
         error = _refusal(server.uri, Security(secret, tls), ConfigError)
-        assert "we take auth-conf, the metastore offers auth" in error.what
+        assert "ingestd allows auth-conf, the metastore offers auth" in error.what
         _refusal(server.uri, Security(Kerberos(SERVER), tls), LoginFailed)

@@ -1,4 +1,4 @@
-"""Locks beside UPDATE and DDL: nobody waits for somebody who waits for him; and open transactions beside an id gap."""
+"""Locks of commits next to UPDATE and DDL, which must not deadlock, and open transactions next to a gap in the ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tables import make_table, visible_ids
 
 
 class _Statement:
-    """What a statement of HiveServer2 asks for: one lock of the table in a transaction of its own."""
+    """The lock request of a HiveServer2 statement: one lock of the table in its own transaction."""
 
     def __init__(self, metastore: Metastore, table: TableName, kind: int) -> None:
         self._metastore = metastore
@@ -38,7 +38,7 @@ class _Statement:
         self._lock = metastore.call("lock", request).lockid
 
     def has_lock(self) -> bool:
-        """Ask for it, as HiveServer2 does again and again."""
+        """Poll for the lock, as HiveServer2 does."""
         request = ttypes.CheckLockRequest(lockid=self._lock, txnid=self._txn)
         return bool(self._metastore.call("check_lock", request).state == ttypes.LockState.ACQUIRED)
 
@@ -54,15 +54,13 @@ def table(stack: Stack) -> TableName:
 
 
 def _waiting(stack: Stack, table: TableName) -> list[int]:
-    """Kinds of the locks that are waited for."""
+    """The types of the locks that wait."""
     request = ttypes.ShowLocksRequest(dbname=table.database, tablename=table.table)
     found = stack.metastore.call("show_locks", request).locks or []
     return sorted(one.type for one in found if one.state == ttypes.LockState.WAITING)
 
 
-def test_ddl_when_asked_for_while_a_commit_waits_for_an_update_then_the_commit_comes_first(
-    stack: Stack, table: TableName
-) -> None:
+def test_lock_when_ddl_is_requested_during_the_wait_then_the_commit_comes_first(stack: Stack, table: TableName) -> None:
     kinds = ttypes.LockType
     update = _Statement(stack.metastore, table, kinds.EXCL_WRITE)
     assert update.has_lock()
@@ -87,7 +85,7 @@ def test_ddl_when_asked_for_while_a_commit_waits_for_an_update_then_the_commit_c
     ddl.end()
 
 
-def test_ddl_when_it_waits_for_a_streaming_transaction_then_that_commits(stack: Stack, table: TableName) -> None:
+def test_commit_when_ddl_waits_for_the_transaction_then_succeeds(stack: Stack, table: TableName) -> None:
     with connect(stack, lock_seconds=20.0) as connection:
         connection.begin_transaction()
         connection.write(rows(0))
@@ -99,7 +97,7 @@ def test_ddl_when_it_waits_for_a_streaming_transaction_then_that_commits(stack: 
     assert visible_ids(stack.metastore, table) == list(range(10))
 
 
-def test_open_transactions_when_an_id_is_missing_then_found_all_the_same(stack: Stack, table: TableName) -> None:
+def test_open_transactions_when_there_is_a_gap_in_the_ids_then_returns_them(stack: Stack, table: TableName) -> None:
     _leave_id_gap(stack.metastore)
     txn = transactions.begin(stack.metastore, f"tests/{stack.name}")
     assert transactions.open_transactions(stack.metastore, f"tests/{stack.name}") == [txn.id]
@@ -107,7 +105,7 @@ def test_open_transactions_when_an_id_is_missing_then_found_all_the_same(stack: 
 
 
 def _leave_id_gap(metastore: Metastore) -> None:
-    """Open a transaction that the database refuses after it has numbered it: the policy's name is too long."""
+    """Request a transaction that the database rejects after assigning its id: the policy name is too long."""
     request = ttypes.OpenTxnRequest(
         num_txns=1,
         user="tests",

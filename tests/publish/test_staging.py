@@ -100,9 +100,9 @@ def test_location_when_another_directory_takes_its_place_then_nothing_is_written
         location.make_directory("below")
     place.mkdir()
     for step in (location.check, location.names, lambda: location.make_directory("below")):
-        with pytest.raises(StorageUnavailable, match="another directory has taken the place"):
+        with pytest.raises(StorageUnavailable, match="another directory has replaced"):
             step()
-    with pytest.raises(StorageUnavailable, match="another directory has taken the place"):
+    with pytest.raises(StorageUnavailable, match="another directory has replaced"):
         location.receive(tmp_path / "moved", "delta", ".delta")
     assert list(place.iterdir()) == []
 

@@ -111,7 +111,7 @@ def test_user_then_sets_the_identity_in_every_login_mode() -> None:
     assert Security.from_hive_conf({}, user="etl") == Security(unsecured_user="etl")
     assert Metastore("thrift://x", security=Security(unsecured_user="etl")).user == "etl"
     assert Security(Kerberos(SERVER, f"etl/host@{NAME}")).user == "etl"
-    with pytest.raises(ConfigError, match="a login says who we are"):
+    with pytest.raises(ConfigError, match="cannot be combined with a login"):
         Security(Plain("etl", PASSWORD), unsecured_user="other")
 
 
