@@ -78,6 +78,6 @@ def install_signals() -> Signals:
     return signals
 
 
-def _start_engine(document: Document, unwanted: threading.Event) -> Engine:
+def _start_engine(document: Document, cancelled: threading.Event) -> Engine:
     spark = document.spark
-    return Engine(spark.master, spark.properties, EngineLimits(job_seconds=spark.stage_timeout), unwanted)
+    return Engine(spark.master, spark.properties, EngineLimits(job_seconds=spark.stage_timeout), cancelled)

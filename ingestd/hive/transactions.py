@@ -202,18 +202,18 @@ def _request(metastore: Metastore, txn: Transaction, components: Sequence[ttypes
 
 
 def _is_granted_soon(
-    metastore: Metastore, txn: Transaction, asked: ttypes.LockResponse, wait: Wait, where: str
+    metastore: Metastore, txn: Transaction, requested: ttypes.LockResponse, wait: Wait, where: str
 ) -> bool:
     """Whether the lock is granted within `wait.patience_seconds`."""
     try:
-        _wait(metastore, txn, [asked], Wait(wait.deadline.capped(wait.patience_seconds), wait.stop), where)
+        _wait(metastore, txn, [requested], Wait(wait.deadline.capped(wait.patience_seconds), wait.stop), where)
     except LockTimeout:
         return False
     return True
 
 
-def _is_granted(metastore: Metastore, txn: Transaction, asked: ttypes.LockResponse) -> bool:
-    return bool(_check(metastore, txn, asked.lockid).state == ttypes.LockState.ACQUIRED)
+def _is_granted(metastore: Metastore, txn: Transaction, requested: ttypes.LockResponse) -> bool:
+    return bool(_check(metastore, txn, requested.lockid).state == ttypes.LockState.ACQUIRED)
 
 
 def _check(metastore: Metastore, txn: Transaction, lock_id: int) -> ttypes.LockResponse:

@@ -244,7 +244,7 @@ def _check_length(length: int, limit: int) -> None:
 
 
 def diagnose(host: str, port: int, security: Security, timeout_seconds: float) -> ConfigError | None:
-    """The mismatch between our security settings and those of the metastore; None when there is none or no answer.
+    """The mismatch between the security settings of client and metastore; None when there is none or no answer.
 
     Call it after a failed connect: with different settings, client and metastore misread each other's first bytes, and
     both wait or close the connection without an error. Sends a Thrift call and a SASL login, without and with TLS, and

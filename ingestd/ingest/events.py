@@ -44,7 +44,7 @@ def committed(mapping: str, done: CommitResult) -> None:
         ms=dict(work.watch.steps),
         partitions=len({file.partition for file in work.files}),
         range_count=len(ranges),
-        offsets=sum(r.span for r in work.plan.ranges),
+        offsets=sum(r.length for r in work.plan.ranges),
         **optional,
     )
 

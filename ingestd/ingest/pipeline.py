@@ -156,7 +156,7 @@ class Pipeline:
         return list(_results(work, answers))
 
     def _tasks(self, work: Work) -> list[StageTask]:
-        total = sum(r.span for r in work.plan.ranges)
+        total = sum(r.length for r in work.plan.ranges)
         count = max(1, min(self._services.engine.parallelism, total // _OFFSETS_PER_TASK))
         return [
             StageTask(

@@ -1,6 +1,6 @@
 """The stage of one Spark task: read offset ranges, decode and route the records, write ORC files that no reader sees.
 
-Invariant: data is columnar from the consumer's batches to the ORC file. Memory is bounded by one block of records and
+Invariant: data is columnar from the consumer's batches to the ORC file. Memory is bounded by one batch of records and
 the budget of the writer pool, whatever the size of the ranges.
 """
 
@@ -22,7 +22,7 @@ from ingestd.formats.decoder import ConstraintDecoder, DecodeResult, Reject
 from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.ingest.options import Tombstones
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity
-from ingestd.kafka.reader import Block, read
+from ingestd.kafka.reader import Batch, read
 from ingestd.schema import Column
 from ingestd.storage.local import make_leaf
 
@@ -81,11 +81,11 @@ def _stage(task: StageTask) -> StageResult:
     pool = WriterPool(directory, task.shape.columns, task.write_id, task.bucket, encoding=task.shape.encoding)
     records = skipped = size = 0
     try:
-        for block in read(task.kafka, task.ranges, topics=task.topics):
-            decoded = decoder.decode(block.values)
-            _raise_first_reject(block, decoded)
+        for batch in read(task.kafka, task.ranges, topics=task.topics):
+            decoded = decoder.decode(batch.values)
+            _raise_first_reject(batch, decoded)
             _write(task, pool, decoded)
-            records, skipped, size = records + len(block.values), skipped + decoded.skipped, size + block.size
+            records, skipped, size = records + len(batch.values), skipped + decoded.skipped, size + batch.size
         return StageResult(tuple(pool.close()), records, skipped, size)
     except BaseException:
         pool.abort()
@@ -115,7 +115,7 @@ def check_partition_count(count: int, limit: int) -> None:
         )
 
 
-def _raise_first_reject(block: Block, decoded: DecodeResult) -> None:
+def _raise_first_reject(batch: Batch, decoded: DecodeResult) -> None:
     """Raise RecordError for the first record that was rejected. Dead letters will take all rejects here instead."""
     if not decoded.rejects:
         return
@@ -124,6 +124,6 @@ def _raise_first_reject(block: Block, decoded: DecodeResult) -> None:
     more = f" ({len(decoded.rejects)} rejected records in this batch)" if len(decoded.rejects) > 1 else ""
     raise RecordError(
         f"{reject.reason}{more}; the record starts with {reject.head[:_HEAD]!r}",
-        where=f"{block.origin(reject.row)}{column}",
+        where=f"{batch.origin(reject.row)}{column}",
         hint="fix the producer or the table; the mapping stopped before this record, nothing was lost",
     )

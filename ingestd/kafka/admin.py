@@ -94,11 +94,11 @@ class Broker:
         return {p: ends.get(p, found[p]) for p in partitions}
 
     def _offsets(self, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
-        asked = {_TopicPartition(p.topic, p.partition): spec for p in partitions}
-        if not asked:
+        requested = {_TopicPartition(p.topic, p.partition): spec for p in partitions}
+        if not requested:
             return {}
         answers: Mapping[_TopicPartition, Future[Any]] = self._admin.list_offsets(
-            asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_seconds
+            requested, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_seconds
         )
         found = {}
         for partition, answer in answers.items():

@@ -70,7 +70,7 @@ class OffsetRange:
     next: int
 
     @property
-    def span(self) -> int:
+    def length(self) -> int:
         """Number of offsets in the range; the number of its records may be lower."""
         return self.next - self.first
 
@@ -84,8 +84,8 @@ def cap(backlog: Sequence[OffsetRange], offsets: int) -> list[OffsetRange]:
     What a short range does not use is shared among the longer ones.
     """
     left, chosen = offsets, []
-    for rank, part in enumerate(sorted(backlog, key=lambda r: r.span)):
-        take = min(part.span, left // (len(backlog) - rank))
+    for rank, part in enumerate(sorted(backlog, key=lambda r: r.length)):
+        take = min(part.length, left // (len(backlog) - rank))
         left -= take
         if take:
             chosen.append(OffsetRange(part.topic, part.partition, part.first, part.first + take))
@@ -97,7 +97,7 @@ def split(ranges: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
 
     A range is divided where a share is full. No share contains two ranges of one partition.
     """
-    total = sum(r.span for r in ranges)
+    total = sum(r.length for r in ranges)
     shares: list[list[OffsetRange]] = [[] for _ in range(tasks)]
     done = 0
     for whole in ranges:
@@ -107,6 +107,6 @@ def split(ranges: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
             room = -(-total * (index + 1) // tasks) - done
             piece = OffsetRange(whole.topic, whole.partition, first, min(whole.next, first + max(1, room)))
             shares[index].append(piece)
-            done += piece.span
+            done += piece.length
             first = piece.next
     return [share for share in shares if share]

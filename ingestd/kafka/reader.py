@@ -37,7 +37,7 @@ class _Pooled:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class Batch:
     """Records of one topic: `values[i]` is from `partitions[i]` at `offsets[i]`; `size` is the bytes of all values."""
 
     topic: str
@@ -55,8 +55,8 @@ class Block:
 class ReadLimits:
     """The size of a batch in records and bytes, and how long the read may wait for a record before it fails."""
 
-    block_records: int = 60_000
-    block_bytes: int = 16 * 1024 * 1024
+    batch_records: int = 60_000
+    batch_bytes: int = 16 * 1024 * 1024
     silence_seconds: float = 30.0
 
 
@@ -66,7 +66,7 @@ def read(
     limits: ReadLimits | None = None,
     *,
     topics: Mapping[str, TopicIdentity] | None = None,
-) -> Iterator[Block]:
+) -> Iterator[Batch]:
     """Read every record of the ranges, in batches of one topic; the offsets of each partition ascend.
 
     `topics` are the identities that the ranges were planned with: a pooled consumer that has read an earlier topic of
@@ -80,7 +80,7 @@ def read(
     consumer = _consumer(settings, topics or {})
     try:
         for topic in sorted({r.topic for r in ranges}):
-            yield from _TopicRead(consumer, topic, [r for r in ranges if r.topic == topic], limits).blocks()
+            yield from _TopicRead(consumer, topic, [r for r in ranges if r.topic == topic], limits).batches()
     except BaseException:
         # Partitions that are still assigned and records that are queued must not reach the next task.
         _close_consumer(settings)
@@ -88,7 +88,10 @@ def read(
 
 
 class _TopicRead:
-    """Reads ranges of one topic. `_next[p]` is the end of partition p's range, 0 once read; `_at[p]` its position."""
+    """Reads the ranges of one topic.
+
+    For partition p, `_next[p]` is the end of its range, or 0 once it has been read; `_position[p]` is the next offset.
+    """
 
     def __init__(self, consumer: Consumer, topic: str, ranges: Sequence[OffsetRange], limits: ReadLimits) -> None:
         self._consumer = consumer
@@ -97,39 +100,39 @@ class _TopicRead:
         self._limits = limits
         self._open = {r.partition for r in ranges}
         self._next: NDArray[np.int64] = np.zeros(max(self._open) + 1, np.int64)
-        self._at = self._next.copy()
+        self._position = self._next.copy()
         for r in ranges:
-            self._at[r.partition], self._next[r.partition] = r.first, r.next
+            self._position[r.partition], self._next[r.partition] = r.first, r.next
 
-    def blocks(self) -> Iterator[Block]:
+    def batches(self) -> Iterator[Batch]:
         starts = [_TopicPartition(self._topic, r.partition, r.first) for r in self._ranges]
         self._consumer.incremental_assign(starts)
-        pieces: list[Block] = []
+        parts: list[Batch] = []
         silence = Deadline.after(self._limits.silence_seconds)
         while self._open:
-            messages = self._consumer.consume(min(_POLL_RECORDS, self._left()), _POLL_SECONDS)
+            messages = self._consumer.consume(min(_POLL_RECORDS, self._remaining()), _POLL_SECONDS)
             if messages:
                 silence = Deadline.after(self._limits.silence_seconds)
-                pieces.append(self._take(messages))
+                parts.append(self._select(messages))
             elif silence.passed:
                 raise BrokerUnavailable(
                     f"no record arrived for {self._limits.silence_seconds:.0f} s", where=f"topic {self._topic}"
                 )
-            if self._full(pieces):
-                yield _joined(self._topic, pieces)
-                pieces = []
-        if any(piece.values for piece in pieces):
-            yield _joined(self._topic, pieces)
+            if self._is_full(parts):
+                yield _concatenated(self._topic, parts)
+                parts = []
+        if any(part.values for part in parts):
+            yield _concatenated(self._topic, parts)
 
-    def _left(self) -> int:
+    def _remaining(self) -> int:
         """Number of offsets left to read, at least 1; `consume` would wait for more than that."""
-        return max(1, int(np.maximum(self._next - self._at, 0).sum()))
+        return max(1, int(np.maximum(self._next - self._position, 0).sum()))
 
-    def _full(self, pieces: list[Block]) -> bool:
-        records, size = sum(len(p.values) for p in pieces), sum(p.size for p in pieces)
-        return records >= self._limits.block_records or size >= self._limits.block_bytes
+    def _is_full(self, parts: list[Batch]) -> bool:
+        records, size = sum(len(p.values) for p in parts), sum(p.size for p in parts)
+        return records >= self._limits.batch_records or size >= self._limits.batch_bytes
 
-    def _take(self, messages: list[Message]) -> Block:
+    def _select(self, messages: list[Message]) -> Batch:
         """The records that belong to a range; partitions whose range has been read are unassigned."""
         ended: set[int] = set()
         errors = list(map(Message.error, messages))
@@ -141,7 +144,7 @@ class _TopicRead:
         offsets = np.fromiter(map(Message.offset, messages), np.int64, count)
         ends = self._next[partitions]
         # Offsets of a partition ascend, so with repeated indices numpy keeps the highest.
-        self._at[partitions] = offsets + 1
+        self._position[partitions] = offsets + 1
         ended |= set(np.unique(partitions[offsets >= ends - 1]).tolist())
         wanted = offsets < ends
         if not wanted.all():
@@ -150,7 +153,7 @@ class _TopicRead:
         self._close(ended & self._open)
         values: list[bytes | None] = list(map(Message.value, messages))
         size = sum(map(len, filter(None, values)))
-        return Block(self._topic, values, partitions, offsets, size)
+        return Batch(self._topic, values, partitions, offsets, size)
 
     def _events(self, messages: list[Message], errors: list[KafkaError | None]) -> set[int]:
         """Partitions that end at or beyond the end of their range; raises every other error."""
@@ -174,13 +177,13 @@ class _TopicRead:
             self._next[partition] = 0
 
 
-def _joined(topic: str, pieces: list[Block]) -> Block:
-    return Block(
+def _concatenated(topic: str, parts: list[Batch]) -> Batch:
+    return Batch(
         topic,
-        [value for piece in pieces for value in piece.values],
-        np.concatenate([p.partitions for p in pieces]),
-        np.concatenate([p.offsets for p in pieces]),
-        sum(p.size for p in pieces),
+        [value for part in parts for value in part.values],
+        np.concatenate([p.partitions for p in parts]),
+        np.concatenate([p.offsets for p in parts]),
+        sum(p.size for p in parts),
     )
 
 

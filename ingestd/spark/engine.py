@@ -47,7 +47,7 @@ class _Job:
 class Engine:
     """A running Spark session. `master` as in Spark, such as `local[*]`; `conf` overrides ingestd's defaults.
 
-    Raises EngineLost when Spark does not start, or when `unwanted` is set before it has started.
+    Raises EngineLost when Spark does not start, or when `cancelled` is set before it has started.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Engine:
         master: str,
         conf: Mapping[str, str],
         limits: EngineLimits | None = None,
-        unwanted: threading.Event | None = None,
+        cancelled: threading.Event | None = None,
     ) -> None:
         self._limits = limits or EngineLimits()
         self._guard = threading.Lock()
@@ -67,7 +67,7 @@ class Engine:
             raise EngineLost(f"cannot create a temporary directory: {error}", hint="check TMPDIR") from error
         try:
             properties = spark_properties(master, conf, self._scratch.path)
-            self._context = launch(properties, self._scratch.path, unwanted or threading.Event(), conf.values())
+            self._context = launch(properties, self._scratch.path, cancelled or threading.Event(), conf.values())
         except BaseException:
             self._scratch.remove()
             raise

@@ -1,4 +1,4 @@
-"""Offset ranges: nothing left out, nothing twice, equal shares; and which topic a position belongs to."""
+"""Offset ranges: limits and distribution over tasks, and the identities of topics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingestd.kafka.ranges import OffsetRange, TopicIdentity, cap, split
 
 @st.composite
 def _backlogs(draw: st.DrawFn) -> list[OffsetRange]:
-    """Ranges of distinct partitions, none empty: what the planner makes."""
+    """Non-empty ranges of distinct partitions, as the planner creates them."""
     partitions = draw(st.sets(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 30)), min_size=1, max_size=12))
     spans = st.one_of(st.integers(1, 5), st.integers(1, 10**6))
     starts = st.integers(0, 2**40)
@@ -23,11 +23,13 @@ def _backlogs(draw: st.DrawFn) -> list[OffsetRange]:
 
 
 def _total(ranges: Sequence[OffsetRange]) -> int:
-    return sum(r.span for r in ranges)
+    return sum(r.length for r in ranges)
 
 
 @given(_backlogs(), st.integers(1, 10**6))
-def test_cap_then_takes_a_beginning_of_each_and_all_that_it_may(backlog: list[OffsetRange], most: int) -> None:
+def test_cap_when_a_limit_is_given_then_uses_all_of_it_from_the_start_of_ranges(
+    backlog: list[OffsetRange], most: int
+) -> None:
     chosen = cap(backlog, most)
     assert _total(chosen) == min(most, _total(backlog))
     by_partition = {(r.topic, r.partition): r for r in backlog}
@@ -39,17 +41,15 @@ def test_cap_then_takes_a_beginning_of_each_and_all_that_it_may(backlog: list[Of
 
 
 @given(_backlogs(), st.integers(1, 10**6))
-def test_cap_then_no_partition_gets_less_than_a_bigger_one_unless_it_is_done(
-    backlog: list[OffsetRange], most: int
-) -> None:
-    taken = {(r.topic, r.partition): r.span for r in cap(backlog, most)}
-    shares = [(r.span, taken.get((r.topic, r.partition), 0)) for r in backlog]
+def test_cap_when_ranges_differ_in_length_then_shares_are_even(backlog: list[OffsetRange], most: int) -> None:
+    taken = {(r.topic, r.partition): r.length for r in cap(backlog, most)}
+    shares = [(r.length, taken.get((r.topic, r.partition), 0)) for r in backlog]
     largest = max(share for _, share in shares)
     assert all(share == span or share >= largest - 1 for span, share in shares)
 
 
 @given(_backlogs(), st.integers(1, 16))
-def test_split_then_covers_exactly(backlog: list[OffsetRange], tasks: int) -> None:
+def test_split_when_joined_again_then_gives_the_same_ranges(backlog: list[OffsetRange], tasks: int) -> None:
     pieces = sorted((r.topic, r.partition, r.first, r.next) for share in split(backlog, tasks) for r in share)
     assert all(first < next_ for _, _, first, next_ in pieces)
     joined: list[tuple[str, int, int, int]] = []
@@ -63,33 +63,36 @@ def test_split_then_covers_exactly(backlog: list[OffsetRange], tasks: int) -> No
 
 
 @given(_backlogs(), st.integers(1, 16))
-def test_split_then_a_task_has_one_range_of_a_partition_at_most(backlog: list[OffsetRange], tasks: int) -> None:
+def test_split_when_a_range_is_divided_then_no_share_has_two_parts(backlog: list[OffsetRange], tasks: int) -> None:
     for share in split(backlog, tasks):
         names = [(r.topic, r.partition) for r in share]
         assert len(names) == len(set(names))
 
 
 @given(_backlogs(), st.integers(1, 16))
-def test_split_then_shares_are_equal_to_within_one_offset(backlog: list[OffsetRange], tasks: int) -> None:
+def test_split_when_done_then_shares_differ_by_at_most_one_offset(backlog: list[OffsetRange], tasks: int) -> None:
     shares = [_total(share) for share in split(backlog, tasks)]
     assert len(shares) == min(tasks, _total(backlog))
     assert max(shares) - min(shares) <= 1
 
 
-def test_split_when_one_partition_is_hot_then_is_cut() -> None:
+def test_split_when_one_partition_is_hot_then_it_is_divided() -> None:
     hot, cold = OffsetRange("t", 0, 100, 1100), OffsetRange("t", 1, 0, 2)
     shares = split([hot, cold], 4)
     assert [_total(s) for s in shares] in ([251, 250, 251, 250], [250, 251, 250, 251], [251, 251, 250, 250])
     assert sum(r.partition == 0 for s in shares for r in s) == 4
 
 
-def test_cap_when_less_than_one_each_then_still_takes_something() -> None:
+def test_cap_when_the_limit_is_below_the_number_of_partitions_then_uses_all_of_it() -> None:
     backlog = [OffsetRange("t", n, 0, 10) for n in range(5)]
     assert _total(cap(backlog, 3)) == 3
 
 
-def test_ranges_then_speak_for_people() -> None:
+def test_str_when_a_range_is_printed_then_names_topic_partition_and_offsets() -> None:
     assert str(OffsetRange("orders", 3, 10, 20)) == "orders[3] 10..20"
+
+
+def test_split_and_cap_when_there_are_no_ranges_then_return_none() -> None:
     assert split([], 4) == []
     assert cap([], 10) == []
 
@@ -105,13 +108,13 @@ def test_ranges_then_speak_for_people() -> None:
         (TopicIdentity("", ""), TopicIdentity("c1", "t1"), False),
     ],
 )
-def test_identities_then_the_topic_id_decides_and_else_the_cluster(
+def test_differs_when_topic_ids_are_known_then_they_decide_otherwise_the_cluster_ids(
     one: TopicIdentity, other: TopicIdentity, differ: bool
 ) -> None:
     assert one.differs(other) is differ
     assert other.differs(one) is differ
 
 
-def test_identity_when_merged_then_keeps_what_only_one_knows() -> None:
+def test_merged_when_an_id_is_known_once_then_keeps_it() -> None:
     assert TopicIdentity("c1", "t1").merged(TopicIdentity("", "")) == TopicIdentity("c1", "t1")
     assert TopicIdentity("c1", "").merged(TopicIdentity("c2", "t1")) == TopicIdentity("c2", "t1")
