@@ -19,9 +19,9 @@ from ingestd.hive.tables import Table
 from ingestd.hive.transactions import Transaction
 
 _LISTENERS = ("hive.metastore.transactional.event.listeners", "metastore.transactional.event.listeners")
-_LOG_KEEPER = "DbNotificationListener"
-# The answer is asked for again after this time: an event log may be switched on while a daemon runs.
-_ASK_AGAIN_SECONDS = 60.0
+_LISTENER = "DbNotificationListener"
+# The event log may be enabled while a daemon runs, so the setting is read again after this time.
+_CACHE_SECONDS = 60.0
 _CHUNK = 1000  # as Hive's own writer: hive.write.notification.max.batch.size
 _DEFAULT_CATALOG = "hive"
 _answers: WeakKeyDictionary[Metastore, tuple[bool, Deadline]] = WeakKeyDictionary()
@@ -39,24 +39,24 @@ class WrittenPartition:
 
 
 def keeps_event_log(metastore: Metastore) -> bool:
-    """Whether DbNotificationListener is among the metastore's transactional listeners; asked once a minute.
+    """Whether DbNotificationListener is among the metastore's transactional listeners; cached for a minute.
 
     Raises MetastoreUnavailable.
     """
     known = _answers.get(metastore)
     if known is None or known[1].passed:
-        answer = any(_LOG_KEEPER in _setting(metastore, key) for key in _LISTENERS)
-        known = _answers[metastore] = (answer, Deadline.after(_ASK_AGAIN_SECONDS))
+        answer = any(_LISTENER in _setting(metastore, key) for key in _LISTENERS)
+        known = _answers[metastore] = (answer, Deadline.after(_CACHE_SECONDS))
     return known[0]
 
 
 def notify_writes(
     metastore: Metastore, txn: Transaction, table: Table, write_id: int, partitions: Sequence[WrittenPartition]
 ) -> None:
-    """Send the notifications of a transaction, one for each partition. Repeating it is safe: HMS keeps a file once.
+    """Send the notifications of a transaction, one per partition. It may be repeated: HMS keeps each file once.
 
     As Hive's writers do, `replace` is set for an INSERT too, and the checksum is empty for a file system without one.
-    Of two notifications for one partition in one call HMS takes the last (HMSHandler), so a partition must occur once.
+    HMS keeps only the last notification of a partition in a call (HMSHandler), so each partition must occur once.
     Raises MetastoreUnavailable, InvalidTable.
     """
     requests = [_request(txn, table, write_id, one) for one in partitions]
@@ -67,7 +67,7 @@ def notify_writes(
 def _setting(metastore: Metastore, key: str) -> str:
     try:
         return str(metastore.call("get_config_value", key, ""))
-    except MetastoreRefusal:  # an old metastore refuses keys with this prefix
+    except MetastoreRefusal:  # an old metastore rejects keys with this prefix
         return ""
 
 

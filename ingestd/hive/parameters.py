@@ -1,8 +1,8 @@
-"""Parameters of a table or of its partitions: read, changed, and written back under a write id.
+"""Reading and changing the parameters of a table or of its partitions, under a write id.
 
-Invariant: what is written back undoes no DDL of another client. A table is compared and set on the time of its last
-DDL (HIVE-26882). For partitions HMS ignores the comparison (live experiment B16): they are written back within
-milliseconds after they were read.
+Invariant: a change does not revert DDL of other clients. A table is written with compare-and-set on the time of its
+last DDL (HIVE-26882). For partitions HMS ignores the comparison, so they are written within milliseconds after they
+were read.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _CONTEXT = {"DO_NOT_UPDATE_STATS": "true"}
 _TRIES = 20
 # The clocks of this machine and of the metastore are assumed to agree within a tenth of a second.
 _SETTLED_SECONDS = 1.1
-# What HiveAlterHandler says when the expected parameter has another value.
+# HiveAlterHandler's message when the expected parameter has another value.
 _MODIFIED = "The table has been modified"
-# The statement of HIVE-26882, which the database of the metastore refused.
+# The SQL statement of HIVE-26882, quoted in the error of a database that rejects it.
 _CANNOT_COMPARE = 'update "TABLE_PARAMS" set'
 
 
@@ -64,7 +64,7 @@ class WriterView:
 
 
 def read_parameters(metastore: Metastore, table: Table, names: Sequence[str]) -> Iterator[Parameters]:
-    """Parameters of those of these partitions that exist, or of the whole table; one call for 200 partitions."""
+    """Parameters of the existing partitions among `names`, or of the whole table; one call per 200 partitions."""
     if not table.partition_columns:
         yield _of_table(read_table(metastore, table.name))
         return
@@ -115,9 +115,9 @@ def _change_partitions(
 
 
 def _change_table(metastore: Metastore, table: Table, change: Change, view: WriterView, wait: Wait) -> None:
-    """Compare and set on the time of the last DDL.
+    """Compare-and-set on the time of the last DDL.
 
-    That time has whole seconds: a table that was changed within this second is read again when the second is over.
+    That time is in whole seconds: a table that was changed in the current second is read again in the next one.
     """
     for _ in range(_TRIES):
         raw = read_table(metastore, table.name)
@@ -141,10 +141,10 @@ _first_reads: dict[str, tuple[str, float]] = {}
 
 
 def _seconds_to_settle(table: Table, changed_at: str) -> float:
-    """Seconds until the second of the last DDL is certainly over, 0 when it is.
+    """Seconds until the second of the last DDL has passed, 0 if it has.
 
-    It is over by the clocks, or because this process first read that time more than a second ago: a metastore whose
-    clock is ahead must not delay commits by that difference.
+    It has passed by the clocks, or because this process first read that time more than a second ago: a metastore whose
+    clock is ahead must not delay commits by the difference.
     """
     name = str(table.name)
     if _first_reads.get(name, ("", 0.0))[0] != changed_at:
@@ -164,7 +164,7 @@ def write_table_back(metastore: Metastore, raw: Any, changed_at: str, view: Writ
     are written back without the comparison, milliseconds after they were read.
     """
     properties = dict(_CONTEXT)
-    comparing = metastore.compares_parameters  # another mapping's thread may find out meanwhile
+    comparing = metastore.compares_parameters  # another thread may change it during the call
     if comparing:
         properties |= {"expected_parameter_key": _DDL_TIME, "expected_parameter_value": changed_at}
     fields: dict[str, Any] = {}

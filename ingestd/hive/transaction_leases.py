@@ -1,4 +1,4 @@
-"""A lease that transactions take one after the other, for a moment each.
+"""A lease that transactions hold one after another, for a short time each.
 
 Invariant: at most one open transaction holds the lease. A transaction that does not get it in time
 continues without it (`taken` yields False); it never waits longer than `PATIENCE_SECONDS`.
@@ -20,53 +20,53 @@ from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import LockTimeout, Transaction, Wait
 
 PATIENCE_SECONDS = 5.0
-# The wait after another transaction has kept the lease for longer than that, until it is free again.
-_TRY_SECONDS = 0.2
+# Used instead of PATIENCE_SECONDS after a wait has timed out, until the lease is free again.
+_SHORT_PATIENCE_SECONDS = 0.2
 
 
 @dataclass(slots=True)
-class _Turn:
-    """Threads of this process take turns at the lease, so that they do not all poll the metastore for it."""
+class _ProcessLock:
+    """Serializes the threads of this process, so that only one at a time polls the metastore for the lease."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
-    is_stuck: bool = False
+    has_timed_out: bool = False
 
 
-# By process, too: a turn that another thread had at the moment of a fork never ends in the child.
-_turns: dict[tuple[int, TableName], _Turn] = {}
+# Keyed by process id as well: a lock that another thread held during a fork is never released in the child.
+_process_locks: dict[tuple[int, TableName], _ProcessLock] = {}
 _registry = threading.Lock()
 
 
 class TransactionLease:
-    """The lease of this name, which need not be a table. Raises TransactionAborted when a wait is stopped."""
+    """The lease with this name; no table needs to exist. Raises TransactionAborted when a wait is stopped."""
 
     def __init__(self, name: TableName) -> None:
         self._name = name
         with _registry:
-            self._turn = _turns.setdefault((os.getpid(), name), _Turn())
+            self._process = _process_locks.setdefault((os.getpid(), name), _ProcessLock())
 
     def wait(self, stop: threading.Event) -> Wait:
-        """How long to wait for the lease from now on, together with what follows it."""
-        return Wait(Deadline.after(_TRY_SECONDS if self._turn.is_stuck else PATIENCE_SECONDS), stop)
+        """The time limit for the lease and for the locks that are taken after it, from now on."""
+        return Wait(Deadline.after(_SHORT_PATIENCE_SECONDS if self._process.has_timed_out else PATIENCE_SECONDS), stop)
 
     @contextmanager
     def taken(self, metastore: Metastore, txn: Transaction, wait: Wait) -> Iterator[bool]:
-        """Take this process's turn, then the lease; yields whether both came in time.
+        """Take the lock of this process, then the lease; yields whether both were granted in time.
 
-        The turn ends with the block, the lease with the transaction.
+        The lock is released at the end of the block, the lease at the end of the transaction.
         """
-        has_turn = False
-        while not has_turn and not wait.deadline.passed:
+        is_locked = False
+        while not is_locked and not wait.deadline.passed:
             if wait.stop.is_set():
                 raise self._stopped()
-            has_turn = self._turn.lock.acquire(timeout=min(0.5, wait.deadline.left))
+            is_locked = self._process.lock.acquire(timeout=min(0.5, wait.deadline.left))
         try:
-            has_lease = has_turn and self._take(metastore, txn, wait)
-            self._turn.is_stuck = not has_lease
+            has_lease = is_locked and self._take(metastore, txn, wait)
+            self._process.has_timed_out = not has_lease
             yield has_lease
         finally:
-            if has_turn:
-                self._turn.lock.release()
+            if is_locked:
+                self._process.lock.release()
 
     def _take(self, metastore: Metastore, txn: Transaction, wait: Wait) -> bool:
         try:
