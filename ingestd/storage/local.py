@@ -25,7 +25,7 @@ _HINTS = {
     **dict.fromkeys(
         (errno.ENOENT, errno.ENOTDIR, errno.ESTALE), "check that the file system is mounted on this machine"
     ),
-    **dict.fromkeys((errno.ENOTEMPTY, errno.EEXIST), "remove the existing directory of this name"),
+    **dict.fromkeys((errno.ENOTEMPTY, errno.EEXIST), "the directory exists already; check which process created it"),
 }
 _REMOVE_ATTEMPTS = 10
 _OTHER_HINT = "check the file system and the kernel log"
