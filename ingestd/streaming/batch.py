@@ -1,8 +1,10 @@
-"""The transactions behind a connection, opened and ended by us.
+"""A batch of transactions that this client opens, locks and ends.
 
-Invariant: a transaction ends exactly once, as committed or aborted, and when anything but a bad record fails, all that
-is open is aborted: after an error nothing of the transaction is or will become visible, unless its commit is in doubt
-and the error says so.
+Three calls end transactions: `commit` and `abort` end the open one, `close` ends the batch with all that are unused;
+`fail` is `close` after an error, which never raises. The state table is in `lifecycle.py`.
+
+Invariant: a transaction ends exactly once, committed or aborted. After a failure no row of the transaction is or will
+become visible, unless the outcome of its commit is unknown; then CommitOutcomeUnknown is raised.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from ingestd.hive.transactions import KeyValue, Transaction, Wait, WriteLock
 from ingestd.hive.write_ids import is_committed
 from ingestd.publish import deltas
 from ingestd.publish.deltas import DeltaFiles
-from ingestd.publish.outcome import RESOLVE_SECONDS, CommitRequest
+from ingestd.publish.outcome import CommitRequest
 from ingestd.publish.protocol import Publication, Step, TableWrite, publish
 from ingestd.publish.staging import STREAMING, Staging
 from ingestd.storage.local import Location
@@ -38,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class TxnState(Enum):
-    """State of a transaction, with Java's letters (StreamingTransaction, TxnState)."""
+    """State of a transaction; the values are Java's (StreamingTransaction, TxnState)."""
 
     INACTIVE = "I"
     OPEN = "O"
@@ -49,14 +51,14 @@ class TxnState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Extras:
-    """What a commit carries besides its rows: partitions to report as written, and a table parameter to set."""
+    """Additions to a commit: partitions to report as written even without rows, and a table parameter to set."""
 
     partitions: tuple[Partition, ...] = ()
     key_value: KeyValue | None = None
 
 
 class Partitions:
-    """The partitions of the open transaction; each is made and registered once."""
+    """The partitions of the open transaction; each is created and registered once."""
 
     def __init__(
         self, session: Session, register: Callable[[Iterable[Partition]], Mapping[str, PartitionInfo]]
@@ -66,14 +68,15 @@ class Partitions:
         self.known: dict[str, PartitionInfo] = {}
 
     def clear(self) -> None:
-        """Begin a transaction."""
+        """Start a transaction: no partition is registered."""
         self.known = {}
 
     def locate(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
-        """All partitions of the transaction, these among them."""
+        """Register `partitions`, and return all partitions of the transaction by name."""
         name = self._session.table.partition_name
         missing = [one for one in partitions if name(one) not in self.known]
         if missing:
+            # Translated here: above this call, the error could come from any other metastore call of the transaction.
             with streaming_errors(CREATING_PARTITION):
                 found = self._register(missing)
             stats = self._session.stats
@@ -84,28 +87,29 @@ class Partitions:
 
 
 class TransactionBatch:
-    """`size` transactions opened at once. With 1 a transaction has its own files, with more they share theirs."""
+    """`size` transactions, opened together. A single transaction has its own files; several share theirs."""
 
     def __init__(self, session: Session, size: int) -> None:
         self._session = session
         self._guard = threading.RLock()
         self._partitions = Partitions(session, self._register)
-        self._left = deque(transactions.begin_batch(session.metastore, session.table.name, session.agent, size))
-        self.txn_to_write_ids = {txn.id: write_id for txn, write_id in self._left}
+        self._unused = deque(transactions.begin_batch(session.metastore, session.table.name, session.agent, size))
+        self.txn_to_write_ids = {txn.id: write_id for txn, write_id in self._unused}
         self.write_ids = list(self.txn_to_write_ids.values())
         self.state = TxnState.INACTIVE
         self.current: Transaction | None = None
-        self.placed: Sequence[DeltaFiles] = ()
+        self.deltas: Sequence[DeltaFiles] = ()
+        """What the last commit wrote."""
         self._closed = False
-        self._in_doubt = False  # whether the open transaction has been committed
-        self._age = Deadline.after(session.batch_seconds)
-        # Both are made when the first transaction has its lock and the table was compared.
+        self._outcome_unknown = False
+        self._closing_time = Deadline.after(session.options.batch_seconds)
+        # Both are set by the first transaction, once it holds its lock and the table was compared.
         self._location: Location | None = None
         self._output: Output | None = None
         interval = session.heartbeat_seconds
-        if len(self._left) > 1:
-            interval = min(interval, session.batch_seconds)
-        self._heartbeat = Heartbeat(session.metastore, list(self.txn_to_write_ids), interval, self._retire)
+        if len(self._unused) > 1:
+            interval = min(interval, session.options.batch_seconds)
+        self._heartbeat = Heartbeat(session.metastore, list(self.txn_to_write_ids), interval, self._close_when_old)
 
     @property
     def current_write_id(self) -> int | None:
@@ -114,38 +118,33 @@ class TransactionBatch:
 
     @property
     def remaining(self) -> int:
-        """Transactions that have not begun."""
-        return 0 if self._closed else len(self._left)
+        """Number of transactions that have not begun."""
+        return 0 if self._closed else len(self._unused)
 
     @property
     def partitions(self) -> Mapping[str, PartitionInfo]:
-        """Partitions of the transaction that is or was last open, by name."""
+        """Partitions of the current or last transaction, by name."""
         return self._partitions.known
 
-    def begin(self, look: Callable[[], TableChange]) -> bool:
-        """Begin the next transaction: take its lock, then let `look` compare the table, which nobody changes from here.
+    def begin(self, refresh_table: Callable[[], TableChange]) -> bool:
+        """Begin the next transaction: acquire its lock, then call `refresh_table`; from then on no DDL can interfere.
 
-        False when the batch has ended instead, because it grew old or its files or write ids do not fit the table any
-        more: the next batch can be begun.
+        False when the batch was closed instead, because of its age, or because its files or write ids no longer fit the
+        table: the caller opens the next batch.
         """
         with self._guard:
             if not self.remaining:
                 return False
-            is_first = len(self._left) == len(self.write_ids)
-            txn, write_id = self._left.popleft()
+            is_first = len(self._unused) == len(self.write_ids)
+            txn, write_id = self._unused.popleft()
             self._heartbeat.check(txn.id)
             self.current, self.state = txn, TxnState.OPEN
             self._partitions.clear()
-            transactions.lock(
-                self._session.metastore,
-                txn,
-                self._locks,
-                wait=self._wait(),
-            )
-            change = look()
+            transactions.lock(self._session.metastore, txn, self._locks, wait=self._wait())
+            change = refresh_table()
             if change is TableChange.RECREATED or (change is TableChange.DEFINITION and not is_first):
                 self._finish_files()
-                self._abort_rest()
+                self._abort_all()
                 self.state = TxnState.ABORTED
                 return False
             if self._output is None:
@@ -155,38 +154,36 @@ class TransactionBatch:
             return True
 
     def add(self, part: Part) -> None:
-        """Take rows of the open transaction."""
+        """Add rows to the open transaction."""
         with self._guard:
-            self._open_transaction()  # which a stream that is being read, or a signal handler, may have ended
+            self._open_transaction()  # a stream's `read` or a signal handler may have ended it
             self._files.add(part)
 
     def check(self) -> None:
-        """Raise TransactionError when the metastore has given up the open transaction."""
+        """Raise TransactionError when the metastore has aborted the open transaction. Makes no network call."""
         if self.current is not None:
             self._heartbeat.check(self.current.id)
 
     def flush(self) -> None:
-        """Free memory."""
+        """Write buffered rows to their files, to free memory."""
         with self._guard:
             self._files.flush()
 
     def commit(self, extras: Extras) -> None:
-        """Make the open transaction's rows visible."""
+        """Commit the open transaction: its rows become visible."""
         with self._guard:
             txn = self._open_transaction()
             self._heartbeat.check(txn.id)
             try:
                 publication = self._publish(txn, extras)
             except CommitOutcomeUnknown:
-                self._in_doubt = True
+                self._outcome_unknown = True
                 raise
-            self.placed = publication.deltas
+            self.deltas = publication.deltas
             self.current, self.state = None, TxnState.COMMITTED
             self._session.stats.committed_transactions += 1
             _warn_if_hidden(publication, txn)
-            if not self._left:
-                self._finish_files()
-                self._end()
+            self._close_if_used_up()
 
     def abort(self) -> None:
         """Abort the open transaction; the batch goes on with its next one."""
@@ -198,12 +195,10 @@ class TransactionBatch:
             transactions.abort(self._session.metastore, txn.id)
             self.current, self.state = None, TxnState.ABORTED
             self._session.stats.aborted_transactions += 1
-            if not self._left:
-                self._finish_files()
-                self._end()
+            self._close_if_used_up()
 
     def close(self) -> None:
-        """Abort what is open or unused and finish the files."""
+        """Abort the open transaction and the unused ones, and finish the files."""
         with self._guard:
             if self._closed:
                 return
@@ -211,20 +206,20 @@ class TransactionBatch:
                 if self.current is not None:
                     self.abort()
                 self._finish_files()
-                self._abort_rest()
+                self._abort_all()
             except IngestdError:
                 self.fail()
                 raise
 
     def fail(self) -> None:
-        """After a failure: abort all that is open; what fails meanwhile is left to the metastore's time-outs."""
+        """Close the batch after an error. Never raises: what cannot be aborted is left to the metastore's time-out."""
         with self._guard:
             if self._closed:
                 return
             if self._output:
                 self._output.abandon()
-            self._session.stats.aborted_transactions += self.current is not None and not self._in_doubt
-            self._abort_rest()
+            self._session.stats.aborted_transactions += self.current is not None and not self._outcome_unknown
+            self._abort_all()
             self.state = TxnState.ABORTED
 
     @property
@@ -233,7 +228,7 @@ class TransactionBatch:
 
     @property
     def _files(self) -> Output:
-        """Where rows go, once a transaction has begun."""
+        """The output of the rows; set once a transaction has begun."""
         assert self._output
         return self._output
 
@@ -259,15 +254,18 @@ class TransactionBatch:
 
     @property
     def _locks(self) -> list[WriteLock]:
-        """What each transaction locks: with static partition values only their partition."""
+        """The lock of each transaction; with static partition values it covers only their partition."""
         partition = self._table.partition_name(self._session.static) if self._session.static else ""
         return [WriteLock(self._table.name, dynamic=self._session.is_dynamic, partition=partition)]
 
     def _wait(self) -> Wait:
-        return Wait(Deadline.after(self._session.lock_seconds), threading.Event())
+        return Wait(Deadline.after(self._session.options.lock_seconds), threading.Event())
 
     def _publish(self, txn: Transaction, extras: Extras) -> Publication:
-        """Publish the rows and commit. The heartbeat ends before the commit, so that it reports no lost transaction."""
+        """Publish the rows and commit.
+
+        Heartbeats stop before the commit call: afterwards the metastore would report the transaction as lost.
+        """
         metastore = self._session.metastore
         write = self._table_write(txn, extras)
 
@@ -279,14 +277,14 @@ class TransactionBatch:
             partial(is_committed, metastore, txn.id),
             _warn_of_wait,
             key_value=extras.key_value,
-            resolve_seconds=RESOLVE_SECONDS,
+            resolve_seconds=self._session.options.commit_outcome_seconds,
         )
         return publish(metastore, txn, [write], request, observe)[self._table.name]
 
     def _table_write(self, txn: Transaction, extras: Extras) -> TableWrite:
-        """What the transaction adds to the table, with all partitions registered and the table locked for the commit.
+        """The transaction's contribution to the table: all partitions registered, the table locked for the commit.
 
-        The lock against TRUNCATE is taken this late because UPDATE and DELETE wait for it too, and a transaction may
+        The lock against TRUNCATE is acquired only now, because UPDATE and DELETE wait for it too and a transaction may
         take hours.
         """
         assert self._location
@@ -297,7 +295,7 @@ class TransactionBatch:
                 self._session.metastore, txn, self._locks, wait=self._wait()
             )
         except IngestdError:
-            # The metastore may have forgotten the transaction already: then rows that are in place are visible.
+            # Once the metastore has forgotten an aborted transaction, published rows of it would be visible.
             files.withdraw(())
             raise
         write_id, batch = self.txn_to_write_ids[txn.id], None
@@ -306,37 +304,43 @@ class TransactionBatch:
         counts = self._session.counts
         return TableWrite(self._table, write_id, self._location, files, counts, excludes_overwrites, found, batch)
 
-    def _retire(self) -> None:
-        """The heartbeat's thread ends a batch that has become old between two transactions."""
-        if len(self.write_ids) == 1 or not self._age.passed or not self._guard.acquire(blocking=False):
+    def _close_when_old(self) -> None:
+        """Close the batch between two transactions after `batch_seconds`; runs in the thread of the heartbeats."""
+        if len(self.write_ids) == 1 or not self._closing_time.passed or not self._guard.acquire(blocking=False):
             return
         try:
             if self.current is None and not self._closed:
                 self._finish_files()
-                self._abort_rest()
+                self._abort_all()
         except IngestdError:
             self.fail()
         finally:
             self._guard.release()
 
+    def _close_if_used_up(self) -> None:
+        if not self._unused:
+            self._finish_files()
+            self._end()
+
     def _finish_files(self) -> None:
-        """What was committed is readable whether or not its files can be finished: then the side files stay."""
+        """Finish the shared files. A failure is only logged: committed rows stay readable through the side files."""
         if self._output is None:
             return
         try:
             self._output.close()
         except IngestdError as error:
-            _log.warning("files of a batch are left unfinished, which readers can deal with: %s", error)
+            _log.warning("files of a batch could not be finished and stay readable through their side files: %s", error)
             self._output.abandon()
 
-    def _abort_rest(self) -> None:
-        open_now = [*([self.current] if self.current else []), *(txn for txn, _ in self._left)]
+    def _abort_all(self) -> None:
+        """Abort the open transaction and the unused ones."""
+        open_now = [*([self.current] if self.current else []), *(txn for txn, _ in self._unused)]
         try:
             transactions.abort_all(self._session.metastore, [txn.id for txn in open_now])
         except IngestdError as error:
-            _log.warning("transactions are left to time out: %s", error)
+            _log.warning("transactions could not be aborted and are left to time out: %s", error)
         self.current = None
-        self._left.clear()
+        self._unused.clear()
         self._end()
 
     def _end(self) -> None:
@@ -345,17 +349,19 @@ class TransactionBatch:
 
 
 def _warn_of_wait(error: IngestdError, seconds: float) -> None:
-    _log.warning("the outcome of a commit is unknown, asking again in %.1f s: %s", seconds, error)
+    _log.warning("the outcome of a commit is unknown; the next check is in %.1f s: %s", seconds, error)
 
 
 def _warn_if_hidden(publication: Publication, txn: Transaction) -> None:
-    """Log where a TRUNCATE that ran beside the commit hides its rows."""
+    """Log where a concurrent TRUNCATE hides committed rows."""
     if publication.unchecked:
-        _log.warning("whether a TRUNCATE hides transaction %s is unknown: %s", txn.id, publication.unchecked)
+        _log.warning(
+            "could not check whether a TRUNCATE hides rows of transaction %s: %s", txn.id, publication.unchecked
+        )
     for base in publication.hidden.values():
         _log.error(
-            "rows of transaction %s were committed beside a TRUNCATE and are hidden by %s; if it was not meant to"
-            " remove them, write them again",
+            "rows of transaction %s were committed during a TRUNCATE and are hidden by %s; write them again unless the"
+            " TRUNCATE was meant to remove them",
             txn.id,
             base,
         )

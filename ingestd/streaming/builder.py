@@ -96,6 +96,10 @@ class Builder(Generic[C]):
         """Interval of heartbeats."""
         return self._with(heartbeat_seconds=seconds)
 
+    def with_commit_outcome_seconds(self, seconds: float) -> Builder[C]:
+        """How long to query the outcome of a commit whose answer was lost."""
+        return self._with(commit_outcome_seconds=seconds)
+
     def with_auto_flush_check_interval_size(self, size: int) -> Builder[C]:
         """Bytes of input between two checks of memory use."""
         return self._with(auto_flush_check_interval_size=size)

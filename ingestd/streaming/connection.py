@@ -356,7 +356,7 @@ class HiveStreamingConnection:
     @property
     def write_directories(self) -> Sequence[DeltaFiles]:
         """The deltas of the last commit: of each its partition, the partition's location, and its files."""
-        return self._lifecycle.batch.placed if self._lifecycle.batch else ()
+        return self._lifecycle.batch.deltas if self._lifecycle.batch else ()
 
     @property
     def stats(self) -> ConnectionStats:

@@ -1,8 +1,8 @@
-"""A transaction that somebody else opened, locks and commits; here its rows are written and prepared.
+"""A transaction that another client, its owner, opened, locks and commits; this client writes and prepares rows.
 
-Invariant: what was put in place stays there until the owner ends the transaction; a failure before that leaves nothing.
-The owner must register the partitions (`partitions`) with the transaction before it ends it: files of an aborted write
-id whose partition was never registered become visible.
+Invariant: published files stay until the owner ends the transaction; a failure before publishing leaves no files. The
+owner must register `partitions` with the transaction before it ends it: files of an aborted write id become visible in
+a partition that was never registered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ingestd.streaming.session import Session, TableChange
 
 
 class JoinedTransaction:
-    """The same calls as `TransactionBatch`, without the metastore's transaction calls."""
+    """Has the methods of `TransactionBatch`, without its transaction calls to the metastore."""
 
     def __init__(self, session: Session, write_id: int, statement_id: int) -> None:
         self._session = session
@@ -30,9 +30,10 @@ class JoinedTransaction:
         self.write_ids = [write_id]
         self.txn_to_write_ids: dict[int, int] = {}
         self.state = TxnState.INACTIVE
-        self.placed: Sequence[DeltaFiles] = ()
+        self.deltas: Sequence[DeltaFiles] = ()
+        """What `commit` wrote."""
         self._statement = max(0, statement_id)
-        self._output: TransactionOutput | None = None  # until it has begun
+        self._output: TransactionOutput | None = None  # None until it has begun
 
     @property
     def remaining(self) -> int:
@@ -41,59 +42,59 @@ class JoinedTransaction:
 
     @property
     def partitions(self) -> Mapping[str, PartitionInfo]:
-        """Partitions that were written, by name."""
+        """The written partitions, by name."""
         return self._partitions.known
 
-    def begin(self, look: Callable[[], TableChange]) -> bool:
-        """Begin to write; True. Raises TableChanged when the metastore's table is not the one that was given.
+    def begin(self, refresh_table: Callable[[], TableChange]) -> bool:
+        """Start writing; always True. Raises TableChanged when the table differs from `table_object`.
 
-        The lock that keeps it so is the owner's, who takes it before it shares the transaction.
+        The owner acquires the lock against further changes before it shares the transaction.
         """
         self.state = TxnState.OPEN
-        if look() is not TableChange.NONE:
+        if refresh_table() is not TableChange.NONE:
             raise TableChanged(
                 "the table changed since table_object was read",
                 where=f"table {self._session.table.name}",
-                hint="read the table again under the lock of the transaction, and make a new connection with it",
+                hint="read the table again under the lock of the transaction, and open a new connection with it",
             )
         self._output = self._new_output()
         self._output.begin(self.write_ids[0])
         return True
 
     def add(self, part: Part) -> None:
-        """Take rows."""
+        """Add rows."""
         self._require_open()
         self._files.add(part)
 
     def check(self) -> None:
-        """Its life is its owner's business."""
+        """Does nothing: the owner keeps the transaction alive."""
 
     def flush(self) -> None:
-        """Free memory."""
+        """Write buffered rows to their files, to free memory."""
         self._files.flush()
 
     def commit(self, extras: Extras) -> None:
-        """Put the files in their place; the owner's commit makes them visible."""
+        """Publish the files; the owner's commit makes their rows visible."""
         self._require_open()
         files = self._files.finish()
         found = self._partitions.locate({*extras.partitions, *files.partitions})
-        self.placed = files.place(self._session.table, self.write_ids[0], found).deltas
+        self.deltas = files.place(self._session.table, self.write_ids[0], found).deltas
         files.discard()
         self.state = TxnState.PREPARED_FOR_COMMIT
 
     def abort(self) -> None:
-        """Drop the rows; the transaction stays its owner's."""
+        """Discard the rows; the transaction itself stays open for its owner."""
         self._require_open()
         self._files.discard()
         self.state = TxnState.ABORTED
 
     def close(self) -> None:
-        """Drop what was not prepared."""
+        """Discard rows that were not committed."""
         if self.state is TxnState.OPEN:
             self.abort()
 
     def fail(self) -> None:
-        """After a failure: drop the rows that are not in place."""
+        """Discard rows that are not published, after an error. Never raises."""
         if self.state is not TxnState.OPEN:
             return
         if self._output:
@@ -102,11 +103,11 @@ class JoinedTransaction:
 
     def _require_open(self) -> None:
         if self.state is not TxnState.OPEN:
-            raise InvalidTransactionState("no transaction is open")
+            raise InvalidTransactionState("no transaction is open", where=f"table {self._session.table.name}")
 
     @property
     def _files(self) -> TransactionOutput:
-        """Where rows go, once it has begun."""
+        """The output of the rows; set once the transaction has begun."""
         assert self._output
         return self._output
 

@@ -21,6 +21,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from ingestd.acid.layout import MAX_STATEMENT
 from ingestd.hive.security import Security
 from ingestd.hive.tables import TableName
+from ingestd.publish.outcome import RESOLVE_SECONDS
 from ingestd.streaming.arguments import (
     PartitionValues,
     check_flag,
@@ -99,6 +100,9 @@ class ConnectionOptions:
     heartbeat_seconds: float | None = None
     """Interval of heartbeats. None: half of the metastore's `hive.txn.timeout`."""
 
+    commit_outcome_seconds: float = RESOLVE_SECONDS
+    """How long to query the outcome of a commit whose answer was lost, before CommitOutcomeUnknown is raised."""
+
     auto_flush_check_interval_size: int | None = None
     """Bytes of input between two checks of memory use; when memory is short, buffered rows are written to their files.
     None: as `configuration` says, else 100 MiB."""
@@ -172,7 +176,7 @@ class ConnectionOptions:
             if getattr(self, name) is not None:
                 check_whole(name, getattr(self, name), 1)
         check_flag("streaming_optimizations", self.streaming_optimizations)
-        for name in ("lock_seconds", "batch_seconds"):
+        for name in ("lock_seconds", "batch_seconds", "commit_outcome_seconds"):
             check_seconds(name, getattr(self, name))
         for name in ("metastore_timeout_seconds", "heartbeat_seconds"):
             if getattr(self, name) is not None:

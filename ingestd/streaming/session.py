@@ -67,16 +67,6 @@ class Session:
     timeout_seconds: float
 
     @property
-    def lock_seconds(self) -> float:
-        """Time limit for acquiring a lock."""
-        return self.options.lock_seconds
-
-    @property
-    def batch_seconds(self) -> float:
-        """Age at which a batch with unused transactions is closed."""
-        return self.options.batch_seconds
-
-    @property
     def heartbeat_seconds(self) -> float:
         """Interval of heartbeats."""
         return self.options.heartbeat_seconds or self.timeout_seconds / _BEATS_PER_TIMEOUT

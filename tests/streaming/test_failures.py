@@ -299,20 +299,20 @@ def test_commit_when_its_answer_is_lost_then_resolved_and_rows_are_stored_once(
         connection.commit_transaction()
         assert connection.current_transaction_state is TxnState.COMMITTED
         assert between.calls["commit_txn"] == 1
-        assert caplog.text.count("asking again") == 1
+        assert caplog.text.count("the next check is in") == 1
         with connection.transaction():
             connection.write(rows(10))
 
     sees(stack, list(range(20)))
 
 
-def test_commit_when_its_outcome_cannot_be_queried_then_outcome_unknown_and_not_retriable(
-    stack: Stack, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commit_when_its_outcome_cannot_be_queried_then_outcome_unknown_and_not_retriable(stack: Stack) -> None:
     stack.table("id int, note string")
-    monkeypatch.setattr("ingestd.streaming.batch.RESOLVE_SECONDS", 1.0)
 
-    with proxy(stack.addresses.metastore) as between, connect(stack, metastore_uri=between.uri) as connection:
+    with (
+        proxy(stack.addresses.metastore) as between,
+        connect(stack, metastore_uri=between.uri, commit_outcome_seconds=1.0) as connection,
+    ):
         connection.begin_transaction()
         connection.write(rows(0))
         for method in ("commit_txn", "get_open_txns"):

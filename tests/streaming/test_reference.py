@@ -66,6 +66,7 @@ OURS = {
     "Builder.with_lock_seconds",
     "Builder.with_batch_seconds",
     "Builder.with_heartbeat_seconds",
+    "Builder.with_commit_outcome_seconds",
     "Builder.with_auto_flush_check_interval_size",
     "HiveStreamingConnection.transaction",
     "HiveStreamingConnection.fetch_batch",
