@@ -100,7 +100,7 @@ class WritePath:
     def _give(self, batch: AnyBatch, write: Callable[[Sink], None]) -> None:
         def sink(rows: pa.RecordBatch) -> None:
             for part in route(rows, self._session.shape, self._session.static):
-                batch.add(part)
+                self._lifecycle.open_batch().add(part)  # not `batch`: the `read` of a stream may have ended it
 
         with self._lifecycle.guard():
             batch.check()
