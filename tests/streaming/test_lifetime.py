@@ -54,11 +54,11 @@ def open_transactions(stack: Stack) -> list[ttypes.TxnInfo]:
 
 def test_heartbeat_when_its_batch_is_garbage_collected_then_ends(stack: Stack) -> None:
     class Batch:
-        def on_turn(self) -> None:
+        def after_beat(self) -> None:
             """Nothing to do."""
 
     batch = Batch()
-    heartbeat = Heartbeat(stack.metastore, [], 0.05, batch.on_turn)
+    heartbeat = Heartbeat(stack.metastore, [], 0.05, batch.after_beat)
     del batch
     eventually("the end of the thread", lambda: not heartbeat.is_running)
 
