@@ -34,7 +34,7 @@ class StillRunning(IngestdError):
     exit_code = 69
 
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 # Seconds after an abort: first the engine is killed, which ends every call that waits for it; then `run` returns.
 _KILL_SECONDS = 5.0
 _END_SECONDS = 10.0
@@ -80,7 +80,7 @@ class Supervisor:
         limit: Deadline | None = None
         aborted_at: float | None = None
         while running := [thread.name for thread in threads if thread.is_alive()]:
-            pause(_LOOK_SECONDS)
+            pause(_POLL_SECONDS)
             self._stop_without_engine()
             if self._signals.stop.is_set() and limit is None:
                 limit = Deadline.after(_WITHOUT_ENGINE_SECONDS if self._engine.lost else self._shutdown_seconds)

@@ -6,7 +6,7 @@ Killing the process between any two lines below does not change this.
 The steps of a transaction:
 
  1. plan             decide the offset ranges to read                                      `plan.py`
- 2. open             a transaction and its write id; heartbeats keep it alive              `mapping.py`
+ 2. open             a transaction and its write id; heartbeats keep it alive              `pipeline.py`
  3. stage            read, decode and write files into a hidden directory                  `stage.py`
  4. lock and fence   lock the table and the lease; the stored offsets must be as planned   here
  5. register         the partitions, before a file appears under them                      `publish/protocol.py`
@@ -14,7 +14,7 @@ The steps of a transaction:
  7. announce         the files, to a metastore that keeps an event log
  8. count            numRows, which Hive answers `count(*)` from
  9. commit           rows and offsets become visible at once
-10. mirror           the offsets to Kafka, where they are a copy for lag tools             `mapping.py`
+10. mirror           the offsets to Kafka, where they are a copy for lag tools             `pipeline.py`
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ingestd.acid.writer_pool import StagingFile
-from ingestd.clock import Deadline, Stopwatch
+from ingestd.clock import Deadline
 from ingestd.errors import CommitOutcomeUnknown, IngestdError, OwnershipLost, TableChanged
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
@@ -34,6 +34,7 @@ from ingestd.hive.transactions import Transaction, Wait, WriteLock
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.plan import Plan
 from ingestd.ingest.state import MappingState
+from ingestd.ingest.steps import StepWatch
 from ingestd.kafka.ranges import Position
 from ingestd.publish.deltas import StagedFiles
 from ingestd.publish.outcome import CommitRequest
@@ -49,8 +50,12 @@ _LITTLE_PATIENCE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
-    """One transaction between stage and commit: its plan, its table as planned, and the files that were staged."""
+class PendingTransaction:
+    """One transaction from its start to its commit: its plan, the table as planned, and the output of its stage.
+
+    `records`, `skipped` and `bytes` count the records that were read, those of them without a row, and the bytes of
+    their values. `watch` measures the steps and reports each to the observer.
+    """
 
     plan: Plan
     table: Table
@@ -61,7 +66,7 @@ class Work:
     records: int
     skipped: int
     bytes: int
-    watch: Stopwatch = field(compare=False)
+    watch: StepWatch = field(compare=False)
 
     @property
     def rows(self) -> int:
@@ -77,7 +82,7 @@ class CommitResult:
     TRUNCATE that ran beside the commit.
     """
 
-    work: Work
+    transaction: PendingTransaction
     state: MappingState
     hidden: Mapping[str, str]
 
@@ -106,24 +111,24 @@ class Committer:
         self._on_wait = on_wait
         self._patience_seconds = _PATIENCE_SECONDS
 
-    def commit(self, work: Work, after: MappingState) -> CommitResult:
-        """Commit `work`; on return its rows are readable and `after` is the stored state.
+    def commit(self, pending: PendingTransaction, after: MappingState) -> CommitResult:
+        """Commit `pending`; on return its rows are readable and `after` is the stored state.
 
         Raises OwnershipLost when another daemon has committed since the plan, TableChanged, TransactionAborted, or an
-        Unavailable: then nothing of `work` is or will become visible, and no delta of it is left in place. After
+        Unavailable: then nothing of `pending` is or will become visible, and no delta of it is left in place. After
         CommitOutcomeUnknown its deltas stay, because they may be visible.
         """
         # 4. Lock and fence. From here on no other daemon can commit for the mapping before this transaction has ended.
-        before, excludes_overwrites = self._lock_and_fence(work)
+        before, excludes_overwrites = self._lock_and_fence(pending)
         # 5. Register, 6. place, 7. announce, 8. count and 9. commit.
-        location, files = work.staging.location, StagedFiles(work.files, work.staging)
-        write = TableWrite(work.table, work.write_id, location, files, self._counts, excludes_overwrites)
-        request = self._request(work, before, after)
-        done = publish(self._metastore, work.txn, [write], request, work.watch.lap)[work.table.name]
-        hidden = {str(work.table.name): f"unknown: {done.unchecked}"} if done.unchecked else done.hidden
-        return CommitResult(work, after, hidden)
+        location, files = pending.staging.location, StagedFiles(pending.files, pending.staging)
+        write = TableWrite(pending.table, pending.write_id, location, files, self._counts, excludes_overwrites)
+        request = self._request(pending, before, after)
+        done = publish(self._metastore, pending.txn, [write], request, pending.watch.lap)[pending.table.name]
+        hidden = {str(pending.table.name): f"unknown: {done.unchecked}"} if done.unchecked else done.hidden
+        return CommitResult(pending, after, hidden)
 
-    def _lock_and_fence(self, work: Work) -> tuple[str, bool]:
+    def _lock_and_fence(self, pending: PendingTransaction) -> tuple[str, bool]:
         """Take the locks, then check that neither the offsets nor the table have changed since the plan.
 
         Only under the lease is the check final: a rival gets the lease when this transaction has ended, and an ended
@@ -131,25 +136,25 @@ class Committer:
         """
         excludes_overwrites = transactions.lock_against_overwrites(
             self._metastore,
-            work.txn,
-            [WriteLock(work.table.name, dynamic=bool(work.table.partition_columns))],
+            pending.txn,
+            [WriteLock(pending.table.name, dynamic=bool(pending.table.partition_columns))],
             wait=Wait(Deadline.after(_LOCK_SECONDS), self._stop, self._patience_seconds),
             lease=self._options.commit_lease,
         )
         self._patience_seconds = _PATIENCE_SECONDS if excludes_overwrites else _LITTLE_PATIENCE_SECONDS
         text = read_state(self._metastore, self._control)
         stored = MappingState.parse(text)
-        if (stored.position if stored else Position()) != work.plan.before:
+        if (stored.position if stored else Position()) != pending.plan.before:
             raise OwnershipLost("another daemon has moved the offsets", where=f"mapping {self._options.name}")
-        if load_acid_table(self._metastore, work.table.name) != work.table:
-            raise TableChanged("the table's columns or location changed", where=f"table {work.table.name}")
-        work.watch.lap("locked")
+        if load_acid_table(self._metastore, pending.table.name) != pending.table:
+            raise TableChanged("the table's columns or location changed", where=f"table {pending.table.name}")
+        pending.watch.lap("locked")
         return text, excludes_overwrites
 
-    def _request(self, work: Work, before: str, after: MappingState) -> CommitRequest:
-        """Store `after` with the commit. When its answer is lost, the control row tells whether it was stored.
+    def _request(self, pending: PendingTransaction, before: str, after: MappingState) -> CommitRequest:
+        """Store `after` with the commit. When its answer is lost, the control row says whether it was stored.
 
-        Once another daemon has committed, the control row no longer tells anything about this transaction: then its
+        Once another daemon has committed, the control row no longer says anything about this transaction. Then its
         deltas must stay, because they may be visible.
         """
         text = after.text()
@@ -159,7 +164,7 @@ class Committer:
             if stored not in (before, text):
                 raise CommitOutcomeUnknown(
                     "the answer to the commit was lost, and another daemon has committed since",
-                    where=f"mapping {self._options.name}, transaction {work.txn.id}",
+                    where=f"mapping {self._options.name}, transaction {pending.txn.id}",
                     hint="nothing is lost: the mapping continues at the stored position",
                 )
             return stored == text

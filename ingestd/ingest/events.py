@@ -20,31 +20,31 @@ _log: Any = structlog.get_logger("ingestd")
 _MAX_NAMES = 16
 
 
-def committed(mapping: str, done: CommitResult) -> None:
+def committed(mapping: str, result: CommitResult) -> None:
     """A transaction was committed. If it has many ranges, `committed_ranges` lists them."""
-    work = done.work
-    ranges = [str(r) for r in work.plan.ranges]
+    transaction = result.transaction
+    ranges = [str(r) for r in transaction.plan.ranges]
     optional: dict[str, Any] = {}
-    if work.skipped:
-        optional["skipped"] = work.skipped
+    if transaction.skipped:
+        optional["skipped"] = transaction.skipped
     if len(ranges) <= _MAX_NAMES:
         optional["ranges"] = ranges
     else:
-        committed_ranges(mapping, work.txn.id, ranges)
+        committed_ranges(mapping, transaction.txn.id, ranges)
     _log.info(
         "committed",
         mapping=mapping,
-        txn=work.txn.id,
-        write_id=work.write_id,
-        rows=work.rows,
-        records=work.records,
-        bytes=work.bytes,
-        files=len(work.files),
-        seconds=round(max(1, sum(work.watch.steps.values())) / 1000, 2),
-        ms=dict(work.watch.steps),
-        partitions=len({file.partition for file in work.files}),
+        txn=transaction.txn.id,
+        write_id=transaction.write_id,
+        rows=transaction.rows,
+        records=transaction.records,
+        bytes=transaction.bytes,
+        files=len(transaction.files),
+        seconds=round(max(1, sum(transaction.watch.steps.values())) / 1000, 2),
+        ms=dict(transaction.watch.steps),
+        partitions=len({file.partition for file in transaction.files}),
         range_count=len(ranges),
-        offsets=sum(r.length for r in work.plan.ranges),
+        offsets=sum(r.length for r in transaction.plan.ranges),
         **optional,
     )
 
@@ -54,17 +54,17 @@ def committed_ranges(mapping: str, txn: int, ranges: list[str]) -> None:
     _log.debug("committed_ranges", mapping=mapping, txn=txn, ranges=ranges)
 
 
-def commit_hidden(mapping: str, done: CommitResult) -> None:
+def commit_hidden(mapping: str, result: CommitResult) -> None:
     """A concurrent TRUNCATE hides the rows of a commit; its offsets are stored."""
-    work = done.work
+    transaction = result.transaction
     _log.error(
         "commit_hidden",
         mapping=mapping,
-        table=str(work.table.name),
-        txn=work.txn.id,
-        write_id=work.write_id,
-        hidden_by=dict(done.hidden),
-        ranges=[str(r) for r in work.plan.ranges],
+        table=str(transaction.table.name),
+        txn=transaction.txn.id,
+        write_id=transaction.write_id,
+        hidden_by=dict(result.hidden),
+        ranges=[str(r) for r in transaction.plan.ranges],
         hint="if the TRUNCATE was not meant to remove these records, ingest the offset ranges with a new mapping",
     )
 

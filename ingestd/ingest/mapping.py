@@ -32,7 +32,7 @@ from ingestd.spark.errors import JobFailed, JobTimeout, WorkerLost
 
 # Stages in a row that may fail because a worker was lost or the stage timed out.
 _STAGE_ATTEMPTS = 5
-# The wait after a daemon has released the lease for a standby. Standbys look for a free lease once a second.
+# The wait after a daemon has released the lease for a standby. Standbys check the lease once a second.
 _ASIDE_SECONDS = 3.0
 # How long a table may be missing: two RENAMEs that swap tables are not atomic.
 _SWAP_SECONDS = 10.0

@@ -26,8 +26,8 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.leases import Claim
 from ingestd.ingest.options import MappingOptions
 
-# How often a standby looks at the claims while there is an owner.
-_LOOK_SECONDS = 1.0
+# How often a standby reads the claims while there is an owner.
+_POLL_SECONDS = 1.0
 # The same while there is none: daemons that request the lease at the same moment see only each other's waiting locks.
 _CONTEST_SECONDS = 0.2
 _HEARTBEAT_SECONDS = 2.0
@@ -88,12 +88,12 @@ class Ownership:
             elif alive[0].lock_id != reported and self._is_reportable(seen[alive[0].lock_id]):
                 on_wait(alive[0])
                 reported = alive[0].lock_id
-            pause(_LOOK_SECONDS if alive and alive[0].is_held else _CONTEST_SECONDS, stop)
+            pause(_POLL_SECONDS if alive and alive[0].is_held else _CONTEST_SECONDS, stop)
         return False
 
     def _is_reportable(self, seen: _Observation) -> bool:
         """Whether the claim is held or has waited for long. A rival that requests at the same moment waits briefly."""
-        return seen.claim.is_held or seen.expires.left < self._patience - _LOOK_SECONDS
+        return seen.claim.is_held or seen.expires.left < self._patience - _POLL_SECONDS
 
     def _release_dead(self, seen: dict[int, _Observation]) -> list[Claim]:
         """Release dead claims and return the others. `seen` has an observation of each claim, by lock id."""

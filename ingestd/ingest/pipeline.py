@@ -17,7 +17,7 @@ from ingestd.errors import IngestdError, StorageUnavailable, TransactionAborted
 from ingestd.hive import transactions
 from ingestd.hive.tables import Table
 from ingestd.ingest import events, stage
-from ingestd.ingest.commit import Work
+from ingestd.ingest.commit import PendingTransaction
 from ingestd.ingest.plan import Plan
 from ingestd.ingest.recovery import Checkpoint
 from ingestd.ingest.services import Services
@@ -33,7 +33,7 @@ from ingestd.storage.local import Location
 
 # Open transactions besides the one that commits.
 _STAGES_AHEAD = 2
-# Below this size a second task costs more time and files than it gains.
+# With fewer offsets than this per task, another task costs more time and files than it gains.
 _OFFSETS_PER_TASK = 25_000
 
 
@@ -77,7 +77,7 @@ class Pipeline:
     def run(self, until: Offsets | None) -> None:
         """Run transactions until the mapping is stopped or, when `until` is given, until it is committed.
 
-        Raises the first error of a transaction, after every other one that was open has ended.
+        Raises the first error of a transaction, after all others have ended.
         """
         name = self._options.name
         try:
@@ -93,29 +93,29 @@ class Pipeline:
 
     def _feed(self, stages: ThreadPoolExecutor, commits: ThreadPoolExecutor, until: Offsets | None) -> None:
         """Plan transactions, open each and queue its stage and its commit."""
-        pending: deque[Future[None]] = deque()
+        queued: deque[Future[None]] = deque()
         position = self._state.position
-        while (plan := self._services.planner.next(position, until, self._is_over)) is not None:
+        while (plan := self._services.planner.next(position, until, self._on_poll)) is not None:
             self._services.observe("planned")
             # A transaction uses the table as it is now: columns may have been added since the last one.
             self._table = load_target(self._services.metastore, self._options)
             staged = stages.submit(self._stage, self._open(plan, self._table))
-            pending.append(commits.submit(self._commit_staged, staged))
+            queued.append(commits.submit(self._commit_staged, staged))
             position = plan.after
-            if len(pending) > _STAGES_AHEAD:
-                pending.popleft().result()
-        for commit in pending:
+            if len(queued) > _STAGES_AHEAD:
+                queued.popleft().result()
+        for commit in queued:
             commit.result()
 
-    def _is_over(self) -> bool:
-        """Whether planning ends. The planner asks between two looks at Kafka, so sweeps are made here too."""
+    def _on_poll(self) -> bool:
+        """Called by the planner before each poll of Kafka: sweep if it is time; True when planning must end."""
         self._services.staging.sweep_if_due(self._table)
         return self._services.signals.stop.is_set() or self._failed.is_set()
 
     # --- open
 
-    def _open(self, plan: Plan, table: Table) -> Work:
-        """Open the transaction. Its write id is needed first: it is part of every row."""
+    def _open(self, plan: Plan, table: Table) -> PendingTransaction:
+        """Open the transaction. Its write id is needed before the stage, because it is part of every row."""
         self._services.ownership.check()
         watch = StepWatch(self._services.observe)
         # Checks that the table's directory exists, before there is a transaction.
@@ -125,93 +125,93 @@ class Pipeline:
         self._services.ownership.track(txn.id)
         watch.lap("opened")
         directory = Staging(location, DAEMON, str(txn.id))
-        return Work(plan, table, txn, write_id, (), directory, 0, 0, 0, watch)
+        return PendingTransaction(plan, table, txn, write_id, (), directory, 0, 0, 0, watch)
 
     # --- stage
 
-    def _stage(self, work: Work) -> Work:
+    def _stage(self, pending: PendingTransaction) -> PendingTransaction:
         """Read, decode and write the ranges in one Spark job, then check that the topics are those that were planned.
 
         Raises RangeLost, RecordError, TooManyPartitions, TransactionAborted, JobFailed, or an Unavailable.
         """
-        if not work.plan.ranges:
-            return work
-        self._services.staging.make(work.txn, work.staging)
-        results = self._run_tasks(work)
-        self._services.planner.confirm(work.plan)
+        if not pending.plan.ranges:
+            return pending
+        self._services.staging.make(pending.txn, pending.staging)
+        results = self._run_tasks(pending)
+        self._services.planner.confirm(pending.plan)
         files = tuple(file for result in results for file in result.files)
         stage.check_partition_count(len({file.partition for file in files}), self._options.commit.partitions)
         records, size = sum(r.records for r in results), sum(r.bytes for r in results)
         self._services.planner.learn_size(records, size)
-        work.watch.lap("staged")
-        return replace(work, files=files, records=records, skipped=sum(r.skipped for r in results), bytes=size)
+        pending.watch.lap("staged")
+        return replace(pending, files=files, records=records, skipped=sum(r.skipped for r in results), bytes=size)
 
-    def _run_tasks(self, work: Work) -> list[StageResult]:
+    def _run_tasks(self, pending: PendingTransaction) -> list[StageResult]:
         try:
-            answers = self._services.engine.run(self._options.name, stage.run, self._tasks(work))
+            answers = self._services.engine.run(self._options.name, stage.run, self._tasks(pending))
         except JobFailed as error:
             if self._services.signals.abort.is_set():
                 raise TransactionAborted("aborted during shutdown", where=f"mapping {self._options.name}") from error
             raise
-        return list(_results(work, answers))
+        return list(_results(pending, answers))
 
-    def _tasks(self, work: Work) -> list[StageTask]:
-        total = sum(r.length for r in work.plan.ranges)
+    def _tasks(self, pending: PendingTransaction) -> list[StageTask]:
+        total = sum(r.length for r in pending.plan.ranges)
         count = max(1, min(self._services.engine.parallelism, total // _OFFSETS_PER_TASK))
         return [
             StageTask(
                 ranges=tuple(share),
-                topics=dict(work.plan.after.topics),
+                topics=dict(pending.plan.after.topics),
                 kafka=dict(self._options.kafka),
-                shape=work.table.shape,
-                static_partition=static_values(work.table, self._options),
+                shape=pending.table.shape,
+                static_partition=static_values(pending.table, self._options),
                 tombstones=self._options.format.tombstones,
-                write_id=work.write_id,
+                write_id=pending.write_id,
                 bucket=bucket,
-                staging=str(work.staging.path),
+                staging=str(pending.staging.path),
                 max_partitions=self._options.commit.partitions,
             )
-            for bucket, share in enumerate(split(work.plan.ranges, count))
+            for bucket, share in enumerate(split(pending.plan.ranges, count))
         ]
 
     # --- commit and mirror
 
-    def _commit_staged(self, staged: Future[Work]) -> None:
+    def _commit_staged(self, staged: Future[PendingTransaction]) -> None:
         """Commit a transaction when it is staged, unless an earlier one has failed."""
         if self._failed.is_set():
             raise TransactionAborted("an earlier transaction failed", where=f"mapping {self._options.name}")
         try:
-            work = staged.result()
-            work.watch.lap("queued")
-            self._commit(work)
+            pending = staged.result()
+            pending.watch.lap("queued")
+            self._commit(pending)
         except BaseException:
             self._failed.set()
             raise
 
-    def _commit(self, work: Work) -> None:
+    def _commit(self, pending: PendingTransaction) -> None:
         """Commit rows and position, copy the position to Kafka, and log the commit."""
-        name, after = self._options.name, self._next_state(work)
+        name, after = self._options.name, self._next_state(pending)
         self._services.ownership.check()
-        result = self._committer.commit(work, after)
-        self._services.ownership.untrack(work.txn.id)
-        self._services.staging.forget(work.txn)
+        result = self._committer.commit(pending, after)
+        self._services.ownership.untrack(pending.txn.id)
+        self._services.staging.forget(pending.txn)
         self._state = after
         self._on_commit()
         self._mirror_offsets(after)
-        work.watch.lap("mirrored")
+        pending.watch.lap("mirrored")
         events.committed(name, result)
         if result.hidden:
             events.commit_hidden(name, result)
-        for gap in work.plan.gaps:
+        for gap in pending.plan.gaps:
             events.offsets_lost(name, gap)
 
-    def _next_state(self, work: Work) -> MappingState:
+    def _next_state(self, pending: PendingTransaction) -> MappingState:
         return MappingState(
             table=str(self._options.table),
-            position=work.plan.after,
-            rows=self._state.rows + work.rows,
-            txn=work.txn.id,
-            write_id=work.write_id,
+            position=pending.plan.after,
+            rows=self._state.rows + pending.rows,
+            txn=pending.txn.id,
+            write_id=pending.write_id,
             owner=self._services.ownership.agent,
             at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         )
@@ -224,11 +224,11 @@ class Pipeline:
             events.mirror_failed(self._options.name, error)
 
 
-def _results(work: Work, answers: Iterable[StageResult | IngestdError]) -> Iterator[StageResult]:
+def _results(pending: PendingTransaction, answers: Iterable[StageResult | IngestdError]) -> Iterator[StageResult]:
     """The results of the tasks. Raises the first error that a task returned."""
     for answer in answers:
         if isinstance(answer, StorageUnavailable):
-            raise work.staging.explain(answer)
+            raise pending.staging.explain(answer)
         if isinstance(answer, IngestdError):
             raise answer
         yield answer

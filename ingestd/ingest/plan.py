@@ -19,7 +19,7 @@ from ingestd.kafka.admin import Broker, Topic
 from ingestd.kafka.ranges import OffsetRange, Offsets, Position, TopicIdentity, TopicPartition, cap
 
 # How often the ends of the partitions are read, and how often the topics are described.
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _TOPICS_SECONDS = 10.0
 # A new leader may report for a moment an end that is lower than what the former leader has served.
 _BEHIND_SECONDS = 5.0
@@ -49,7 +49,7 @@ class Planner:
         self._options = options
         self._record_bytes = _ASSUMED_RECORD_BYTES
         self._topics: dict[str, Topic] = {}
-        self._topics_known = Deadline.after(0.0)
+        self._topics_expire = Deadline.after(0.0)
         self._behind: dict[TopicPartition, Deadline] = {}
         self._last_plan_at = monotonic() - options.commit.interval
 
@@ -62,7 +62,7 @@ class Planner:
 
     def ends(self) -> dict[TopicPartition, int]:
         """The last stable offset of every partition. The topics are described again every few seconds."""
-        if self._topics_known.passed:
+        if self._topics_expire.passed:
             self._describe()
         return self._broker.ends(p for topic in self._topics.values() for p in topic.partitions)
 
@@ -88,7 +88,7 @@ class Planner:
         `on_offset_loss` is `stop`; InvalidTopic, BrokerUnavailable.
         """
         # Makes `ends` describe the topics, but only after `is_over`: an unavailable broker would delay a shutdown.
-        self._topics_known = Deadline.after(0.0)
+        self._topics_expire = Deadline.after(0.0)
         draft = _Draft(dict(stored.offsets), dict(stored.topics))
         while not is_over():
             ends = self.ends()
@@ -104,12 +104,12 @@ class Planner:
                 backlog = [OffsetRange(*p, draft.offsets[p], end) for p, end in goal.items() if end > draft.offsets[p]]
                 if backlog or must_store or draft.gaps:
                     return self._plan(stored, draft, backlog)
-            pause(min(_LOOK_SECONDS, self._options.commit.interval / 4))
+            pause(min(_POLL_SECONDS, self._options.commit.interval / 4))
         return None
 
     def _describe(self) -> None:
         self._topics = self._broker.topics(self._options.topics)
-        self._topics_known = Deadline.after(_TOPICS_SECONDS)
+        self._topics_expire = Deadline.after(_TOPICS_SECONDS)
 
     def _is_due(self, waiting: int) -> bool:
         return monotonic() - self._last_plan_at >= self._options.commit.interval or waiting >= self._max_offsets()
@@ -155,7 +155,7 @@ class Planner:
 
     def _recheck_later(self) -> Deadline:
         # Forces a new description of the topics: they may have been recreated.
-        self._topics_known = Deadline.after(0.0)
+        self._topics_expire = Deadline.after(0.0)
         return Deadline.after(_BEHIND_SECONDS)
 
     def _resolve_truncated(self, draft: _Draft, partition: TopicPartition, end: int) -> None:

@@ -1,7 +1,7 @@
 """Recovery: what an owner does before its first transaction, and again after a transaction failed.
 
 Invariant: nothing that is kept in memory decides what was committed. Recovery aborts every open transaction of the
-mapping, whoever opened it, and then reads the state that the last commit stored: that is where the mapping continues.
+mapping, of any daemon, and then reads the state that the last commit stored: that is where the mapping continues.
 """
 
 from __future__ import annotations
