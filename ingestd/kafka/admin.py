@@ -134,7 +134,7 @@ def _text(topic_id: Uuid) -> str:
 class OffsetMirror:
     """Commits offsets that Hive has committed to a consumer group, for lag monitoring; ingestd never reads them.
 
-    Uses asynchronous commits and polls for the result, because a synchronous commit blocks for ever on a broker that
+    Uses asynchronous commits and polls for the result, because a synchronous commit blocks forever on a broker that
     hangs, and the admin client's group requests abort the process on a time-out (librdkafka issue 4605).
     """
 

@@ -1,7 +1,7 @@
 """The Spark session: runs a function over values as one job, several jobs side by side.
 
 Invariant: jobs of different mappings share the cores fairly, and one can be cancelled without affecting the others. No
-call blocks for ever: a JVM that ends or hangs is killed (see `driver`), and a job that exceeds its limit is cancelled.
+call blocks forever: a JVM that ends or hangs is killed (see `driver`), and a job that exceeds its limit is cancelled.
 """
 
 from __future__ import annotations
