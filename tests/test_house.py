@@ -67,3 +67,59 @@ def test_error_then_is_in_the_tree_of_its_module() -> None:
     assert len(classes) > 10
     missing = [c.__name__ for c in classes if not re.search(rf"\b{c.__name__}\b", errors.__doc__ or "")]
     assert not missing
+
+
+# Words that documentation does not use, and what to write instead. Names of functions are searched as well.
+WORDING = {
+    r"anew": "again; re-read, recreate, restart",
+    r"who(so)?ever": "the process, client or user that",
+    r"mend(s|ed|ing)?": "fix, repair",
+    r"in vain": "without effect",
+    r"in silence": "silently",
+    r"as told": "as configured",
+    r"(is|are|was|were) told": "receives, is called with",
+    r"(is|was|are|were|be) away": "unavailable",
+    r"for ever": "forever; without a limit",
+    r"dial(s|led|ling)?": "connect",
+    r"cures?": "fixes",
+    r"bears?": "supports, tolerates",
+    r"stood by|take-over": "was standby; takeover",
+    r"(sees|saw|see) to": "ensures",
+    r"two ways to log in": "mutually exclusive",
+    r"of (ours|theirs)": "name the owner",
+    r"anymore|likewise|thereby|hence|merely|all the while": "a plain word",
+}
+PROSE = [*MODULES, ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.joinpath("docs").glob("*.md"))]
+PROSE += sorted(ROOT.joinpath("config").glob("*.yaml"))
+
+
+def test_prose_then_avoids_words_of_no_documentation() -> None:
+    words = re.compile("|".join(rf"(?<![A-Za-z])(?:{word})(?![A-Za-z])" for word in WORDING), re.IGNORECASE)
+    hits = [
+        f"{path.relative_to(ROOT)}:{number}: {match[0]}: {line.strip()}"
+        for path in PROSE
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if (match := words.search(line))
+    ]
+    assert not hits, "\n".join(hits)
+
+
+# What a test may replace: parts of the standard library, which stand for the environment.
+PATCHABLE = {"sys", "os", "sys.modules", "importlib.util"}
+PATCHING = {f"monkeypatch.{method}" for method in ("setattr", "delattr", "setitem", "delitem")}
+
+
+def _is_patch(node: ast.AST) -> bool:
+    """Whether `node` replaces something by `monkeypatch`, or sets a private attribute of another object."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in PATCHING:
+        return ast.unparse(node.args[0]) not in PATCHABLE
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return node.attr.startswith("_") and ast.unparse(node.value) not in {"self", "cls"}
+    return False
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tests_then_patch_none_of_our_modules(path: Path) -> None:
+    assert path == Path(__file__) or "unittest.mock" not in path.read_text(encoding="utf-8")
+    assert not [(node.lineno, ast.unparse(node)) for node in ast.walk(_tree(path)) if _is_patch(node)]
