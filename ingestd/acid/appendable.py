@@ -1,8 +1,8 @@
-"""One ORC file that the transactions of a batch write, one after the other, while readers read it.
+"""An ORC file to which the transactions of a batch append in turn, while readers read it.
 
-Invariant: what readers may read ends with a whole footer, and its length is in the side file before the transaction
-commits; the bucket file appears under its name only with rows in it. So at every moment, also after kill -9, a reader
-finds a valid file or none.
+Invariant: the bytes that readers may read end with a complete footer, and their length is in the side file before the
+transaction commits. The bucket file gets its name only once it contains rows. A reader therefore finds a valid file or
+none at any time, also after the writer was killed.
 Source: OrcRecordUpdater (a delta of several write ids), AcidUtils.getLogicalLength.
 """
 
@@ -26,31 +26,37 @@ from ingestd.schema import Column
 
 
 class AppendableFile:
-    """The file of one bucket in a delta of several write ids. All methods raise OSError."""
+    """The file of one bucket in a delta of several write ids.
+
+    All methods but `abandon` raise OSError.
+    """
 
     def __init__(
         self, directory: Path, columns: Sequence[Column], bucket: int, statement: int, encoding: Encoding
     ) -> None:
-        """`directory` is the delta, which exists. Nothing appears in it under a name that readers look at."""
+        """Create the file under a hidden name in `directory`, the delta, which must exist.
+
+        `bucket` and `statement` are the numbers in the bucket property of the rows.
+        """
         self._path = directory / bucket_name(bucket)
         self._side = self._path.with_name(self._path.name + SIDE_FILE_SUFFIX)
         self._hidden = self._path.with_name("_" + self._path.name)
         self._bucket = bucket_property(bucket, statement)
         self._runs: list[tuple[int, int]] = []
         self._unflushed = 0
-        self._length = 0  # what the side file says, or may say already
-        self._kept = (0, 0)  # the write id of the last flush, and what the side file said before its first flush
+        self._length = 0  # last length in the side file, or one whose write failed and may have reached it
+        self._kept = (0, 0)  # the write id of the last flush, and the length before its first flush
         self._sink = OrcSink(self._hidden)
-        # pyorc keeps rows of an unfinished batch back from an intermediate footer: with 1 there are none.
+        # An intermediate footer does not cover rows in pyorc's batch buffer; a batch of 1 row leaves none there.
         self._orc = orc_writer(self._sink, columns, encoding, batch_size=1)
 
     @property
     def is_in_place(self) -> bool:
-        """False once somebody removed or replaced the file, for example with its partition."""
+        """Return whether the file still has its name: it may be removed or replaced, alone or with its partition."""
         return self._sink.is_at(self._path if self._length else self._hidden)
 
     def write(self, batch: pa.RecordBatch, write_id: int) -> None:
-        """Append rows of a write id; ids ascend from call to call."""
+        """Append rows of a write id, which must not be less than that of the previous call."""
         before = self._runs.pop()[1] if self._runs and self._runs[-1][0] == write_id else 0
         write_rows(self._orc, batch, write_id, self._bucket, before)
         self._runs.append((write_id, before + batch.num_rows))
@@ -58,9 +64,9 @@ class AppendableFile:
         self._sink.check()
 
     def flush(self, write_id: int) -> FileSize:
-        """Bring all rows so far to the disk and let readers have them as their transactions commit.
+        """Write all rows to disk, so that readers find those of a transaction once it has committed.
 
-        Returns the rows of `write_id` (those of aborted ones may be among what is flushed) and the bytes since the last
+        Returns the rows of `write_id`, without unflushed rows of aborted transactions, and all bytes since the last
         flush.
         """
         if not self._unflushed:
@@ -81,9 +87,9 @@ class AppendableFile:
         return FileSize(rows if last == write_id else 0, length - before)
 
     def close(self) -> None:
-        """Finish the file: the last footer gets the calendar and all keys, then the side file is not needed any more.
+        """Seal the last footer and remove the side file.
 
-        Until it is gone readers stop at the last flushed length, and only what lies behind that is changed here.
+        Until the side file is removed, readers stop at the last flushed length; only bytes after it change here.
         """
         self._orc.close()
         self._sink.close()
@@ -96,9 +102,10 @@ class AppendableFile:
         _sync(self._path.parent)
 
     def withdraw(self, write_id: int) -> None:
-        """Take back the flushed rows of a write id that can commit no more; after it only `abandon` may be called.
+        """Remove the flushed rows of a write id that cannot commit any more; afterwards only `abandon` may be called.
 
-        Readers get the length of before first, so none finds less than it was promised.
+        The side file gets the previous length before the file is truncated, so that no reader finds fewer bytes than
+        the side file says.
         """
         if self._kept[0] != write_id:
             return
@@ -110,17 +117,17 @@ class AppendableFile:
         if self._side.exists():
             self._append_length(self._length)
         else:
-            self._renew_side_file()
+            self._recreate_side_file()
         os.truncate(self._path, self._length)
         _sync(self._path.parent)
 
     def abandon(self) -> None:
-        """Let go after a failure; never raises.
+        """Give up the file after a failure; never raises.
 
-        Flushed rows stay readable through the side file; what follows them goes, so a full disk has room again.
+        Flushed rows stay readable through the side file. The bytes after them are removed, which frees a full disk.
         """
         for step in (self._orc.close, self._sink.close):
-            with suppress(Exception):  # pyorc has errors of its own, and nothing of this matters any more
+            with suppress(Exception):  # pyorc raises errors of its own; the unflushed rows are lost in any case
                 step()
         with suppress(OSError):
             if self._path.exists():
@@ -130,7 +137,7 @@ class AppendableFile:
                 self._hidden.unlink(missing_ok=True)
 
     def _append_length(self, length: int) -> None:
-        """One write of 8 bytes, big endian: a torn entry would break every reader."""
+        """Append 8 bytes, big endian, in one write: a partial entry would make every reader fail."""
         handle = os.open(self._side, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             os.write(handle, struct.pack(">q", length))
@@ -138,8 +145,8 @@ class AppendableFile:
         finally:
             os.close(handle)
 
-    def _renew_side_file(self) -> None:
-        """The file was finished already: give it back the side file it had, whole from the first moment on."""
+    def _recreate_side_file(self) -> None:
+        """Write the side file again after `close` removed it; it gets its name only once it is complete."""
         hidden = self._side.with_name("_" + self._side.name)
         with hidden.open("wb") as file:
             file.write(struct.pack(">q", self._length))
@@ -149,6 +156,7 @@ class AppendableFile:
 
 
 def _sync(directory: Path) -> None:
+    """Fsync a directory."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,7 +1,7 @@
-"""The Hive bucket of each row of a batch, computed column-wise.
+"""Computes the Hive bucket of each row of a batch, column-wise.
 
-Invariant: a row gets the bucket that Hive's own writers and readers compute for it (ObjectInspectorUtils), quirks
-included; hashes are uint32, whose arithmetic wraps as that of Java's int.
+Invariant: a row gets the bucket that Hive's own writers and readers compute for it (ObjectInspectorUtils), with
+the quirks of Hive's hash functions. Hashes are uint32, which wraps as Java's int does.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _Numbers = npt.NDArray[Any]
 
 _MASK = 0xFFFFFFFF
 _SEED = 104729  # Murmur3.DEFAULT_SEED
-_FEW = 32  # fewer rows than this are done sooner by plain Python than by numpy's calls
+_SCALAR_ROWS = 32  # for fewer rows plain Python is faster than calls of numpy
 _BILLION = 1_000_000_000
-_TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": _BILLION}  # in a second
-_FIRST_GREGORIAN_DAY = -141_427  # 1582-10-15 in java.sql's calendar, which is Julian before
+_TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": _BILLION}  # per second
+_FIRST_GREGORIAN_DAY = -141_427  # 1582-10-15; before it the calendar of java.sql is Julian
 
 
 def bucket_of_rows(
     batch: pa.RecordBatch, bucket_columns: Sequence[Column], buckets: int, *, version: int
 ) -> npt.NDArray[np.int64]:
-    """The bucket number of each row, 0 to `buckets` - 1 (ObjectInspectorUtils.getBucketNumber).
+    """Return the bucket number of each row, 0 to `buckets` - 1 (ObjectInspectorUtils.getBucketNumber).
 
-    `bucket_columns` are in CLUSTERED BY order and are found in the batch by name, there in the Arrow types of
-    `HiveType.arrow`; a string may also be a large one. `version` is the table's `bucketing_version`: 2 is murmur,
-    anything else the old Java hash (AbstractRecordWriter.getBucket). The old hash of a timestamp depends on the default
-    zone of Hive's JVM, which cannot be known here: it is taken to be UTC.
+    `bucket_columns` are in CLUSTERED BY order and are found in the batch by name. They have the Arrow types of
+    `HiveType.arrow`; a string column may also be a large_string. `version` is the table's `bucketing_version`: 2 is
+    murmur, any other the Java hash (AbstractRecordWriter.getBucket). The Java hash of a timestamp depends on the
+    default time zone of Hive's JVM, which is unknown here; UTC is assumed.
 
-    Raises InvalidTable for binary columns (Hive hashes their whole buffer, left-over bytes included), for complex
-    types, and when `buckets` is not positive.
+    Raises InvalidTable for binary columns (Hive hashes their whole buffer, including stale bytes), for complex types,
+    and if `buckets` is not positive.
     """
     if buckets < 1:
-        raise InvalidTable(f"{buckets} is no number of buckets", hint="create the table CLUSTERED BY … INTO n BUCKETS")
+        raise InvalidTable(f"the table has {buckets} buckets", hint="create the table CLUSTERED BY … INTO n BUCKETS")
     combined: _Hashes = np.zeros(batch.num_rows, np.uint32)
     for column in bucket_columns:
         combined = np.uint32(31) * combined + _column_hashes(column, batch.column(column.name), version)
@@ -53,7 +53,7 @@ def bucket_of_rows(
 
 
 def _column_hashes(column: Column, array: pa.Array, version: int) -> _Hashes:
-    """One hash a row; that of NULL is 0."""
+    """Return a hash per row; the hash of NULL is 0."""
     hash_of = (_MURMUR if version == 2 else _JAVA).get(column.type.kind)
     if hash_of is None:
         raise InvalidTable(
@@ -69,11 +69,11 @@ def _column_hashes(column: Column, array: pa.Array, version: int) -> _Hashes:
     return hashes
 
 
-# Numbers, dates, booleans.
+# --- numbers, dates and booleans
 
 
 def _numbers(array: pa.Array) -> _Numbers:
-    """The values as numpy keeps them: a boolean is 0 or 1, a date its epoch day, a null anything."""
+    """Return the values as a numpy array: a boolean as 0 or 1, a date as its epoch day, a null as any value."""
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.int8())
     elif pa.types.is_date32(array.type):
@@ -83,7 +83,7 @@ def _numbers(array: pa.Array) -> _Numbers:
 
 
 def _bits(floats: _Numbers) -> _Numbers:
-    """Float.floatToIntBits and Double.doubleToLongBits: all NaNs have the same bits, the two zeros have not."""
+    """Float.floatToIntBits and Double.doubleToLongBits: all NaNs have equal bits, 0.0 and -0.0 have not."""
     one_nan = np.where(np.isnan(floats), floats.dtype.type(np.nan), floats)
     return one_nan.view(np.int32 if floats.dtype == np.float32 else np.int64)
 
@@ -103,27 +103,27 @@ def _java_numbers(array: pa.Array) -> _Hashes:
 def _murmur_numbers(array: pa.Array) -> _Hashes:
     values = _numbers(array)
     if values.dtype.kind == "f":
-        values = _bits(values).astype(values.dtype)  # the bits, an integer, cast back to a number (sic)
+        values = _bits(values).astype(values.dtype)  # Hive hashes the bits after a cast back to float or double
     return _murmur(_Rows.of_numbers(values))
 
 
-# Decimals and timestamps: each distinct value once, as a Python value.
+# --- decimals and timestamps: each distinct value is hashed once, as a Python value
 
 
 def _distinct(array: pa.Array) -> tuple[list[Any], npt.NDArray[np.int32]]:
-    """The distinct values, with 0 for null, and each row's place among them."""
+    """Return the distinct values, with 0 for null, and the index of each row's value among them."""
     encoded = pc.dictionary_encode(array, null_encoding="encode")
     return [value or 0 for value in encoded.dictionary.to_pylist()], encoded.indices.to_numpy()
 
 
 def _murmur_distinct(array: pa.Array, encode: Callable[[Any], bytes]) -> _Hashes:
-    values, places = _distinct(array)
-    return _murmur(_Rows.of_texts(pa.array(map(encode, values), pa.large_binary())))[places]
+    values, indices = _distinct(array)
+    return _murmur(_Rows.of_texts(pa.array(map(encode, values), pa.large_binary())))[indices]
 
 
 def _java_decimals(array: pa.Array) -> _Hashes:
-    values, places = _distinct(array)
-    return np.array([_decimal_hash(value) for value in values], np.uint32)[places]
+    values, indices = _distinct(array)
+    return np.array([_decimal_hash(value) for value in values], np.uint32)[indices]
 
 
 def _murmur_decimals(array: pa.Array) -> _Hashes:
@@ -131,30 +131,30 @@ def _murmur_decimals(array: pa.Array) -> _Hashes:
 
 
 def _trimmed(value: Decimal | int) -> tuple[int, int]:
-    """Unscaled value and scale without the trailing zeros of the fraction, as HiveDecimal keeps every number."""
+    """Return unscaled value and scale without trailing zeros of the fraction, as HiveDecimal normalises numbers."""
     whole, _, fraction = f"{value:f}".partition(".")
     fraction = fraction.rstrip("0")
     return int(whole + fraction), len(fraction)
 
 
 def _decimal_hash(value: Decimal | int) -> int:
-    """BigDecimal.hashCode, that is 31 * BigInteger.hashCode + scale, modulo 2³²."""
+    """BigDecimal.hashCode: 31 * BigInteger.hashCode + scale, modulo 2³²."""
     unscaled, scale = _trimmed(value)
     hashed = 0
-    for shift in (96, 64, 32, 0):  # 38 digits have at most four words
+    for shift in (96, 64, 32, 0):  # 38 digits fit into four words
         hashed = 31 * hashed + (abs(unscaled) >> shift & _MASK)
     return (31 * (hashed if unscaled > 0 else -hashed) + scale) & _MASK
 
 
 def _decimal_bytes(value: Decimal | int) -> bytes:
-    """The unscaled value in as few two's-complement bytes as hold it (HiveDecimalWritable.getInternalStorage)."""
+    """Return the unscaled value as the shortest two's complement bytes (HiveDecimalWritable.getInternalStorage)."""
     unscaled, _ = _trimmed(value)
     bits = (unscaled if unscaled >= 0 else ~unscaled).bit_length()
     return unscaled.to_bytes(bits // 8 + 1, "big", signed=True)
 
 
 def _java_timestamps(array: pa.Array) -> _Hashes:
-    """TimestampWritable.hashCode of the java.sql.Timestamp that Hive makes of the value's text, in UTC."""
+    """TimestampWritable.hashCode of the java.sql.Timestamp that Hive parses from the value's text, in UTC."""
     ticks = _TICKS[array.type.unit]
     seconds, rest = np.divmod(_numbers(array.cast(pa.int64())), ticks)
     seconds += _julian_shift(seconds // 86_400) * 86_400
@@ -162,7 +162,7 @@ def _java_timestamps(array: pa.Array) -> _Hashes:
 
 
 def _julian_shift(days: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """By how many days the same year, month and day lies later in java.sql's calendar."""
+    """Return how many days later the same year, month and day is in the calendar of java.sql."""
     march_years = (days.astype("datetime64[D]").astype("datetime64[M]") - 2).astype("datetime64[Y]").astype(np.int64)
     centuries = (march_years + 1970) // 100
     return np.where(days < _FIRST_GREGORIAN_DAY, centuries - centuries // 4 - 2, 0)
@@ -174,7 +174,7 @@ def _murmur_timestamps(array: pa.Array) -> _Hashes:
 
 
 def _timestamp_bytes(nanoseconds: int) -> bytes:
-    """TimestampWritableV2.convertTimestampToBytes; nanoseconds since the epoch."""
+    """TimestampWritableV2.convertTimestampToBytes, from nanoseconds since the epoch."""
     seconds, nanos = divmod(nanoseconds, _BILLION)
     if nanos == 0 and 0 <= seconds < 1 << 31:
         return seconds.to_bytes(4, "big")
@@ -186,7 +186,7 @@ def _timestamp_bytes(nanoseconds: int) -> bytes:
 
 
 def _vlong(value: int) -> bytes:
-    """WritableUtils.writeVLong: one byte, or one for sign and size and then the magnitude."""
+    """WritableUtils.writeVLong: one byte, or a byte for sign and size followed by the magnitude."""
     if -112 <= value <= 127:
         return value.to_bytes(1, "big", signed=True)
     magnitude = value if value >= 0 else ~value
@@ -194,11 +194,11 @@ def _vlong(value: int) -> bytes:
     return ((-112 if value >= 0 else -120) - size).to_bytes(1, "big", signed=True) + magnitude.to_bytes(size, "big")
 
 
-# Bytes: all rows at once, one byte or one word further at each step.
+# --- bytes: each step hashes one more byte or word of all rows
 
 
 class _Rows(NamedTuple):
-    """The bytes of each row: `lengths` of them, in `data` from `starts` on."""
+    """The bytes of each row: `lengths` bytes of `data` from offset `starts`."""
 
     data: npt.NDArray[np.uint8]
     starts: npt.NDArray[np.int64]
@@ -206,14 +206,14 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of_numbers(cls, values: _Numbers) -> _Rows:
-        """Big-endian, as java.nio.ByteBuffer writes."""
+        """Encode numbers big-endian, as java.nio.ByteBuffer does."""
         width = values.dtype.itemsize
         data = values.astype(values.dtype.newbyteorder(">")).view(np.uint8)
         return cls(data, np.arange(len(values)) * width, np.full(len(values), width))
 
     @classmethod
     def of_texts(cls, array: pa.Array) -> _Rows:
-        """UTF-8, or what a binary array holds."""
+        """Take the UTF-8 bytes of a string array, or the values of a binary array."""
         array = array.cast(pa.large_binary())
         _, offsets, data = array.buffers()
         ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
@@ -222,20 +222,20 @@ class _Rows(NamedTuple):
 
 
 def _stripped(array: pa.Array) -> pa.Array:
-    """A char value without its padding (HiveChar.getStrippedValue)."""
+    """Return char values without their padding (HiveChar.getStrippedValue)."""
     return pc.ascii_rtrim(array, characters=" ")
 
 
 def _java_texts(array: pa.Array, start: int) -> _Hashes:
-    """`31 * hash + byte` from `start` on, over signed bytes."""
+    """Hash signed bytes by `31 * hash + byte`; the initial hash is `start`."""
     rows = _Rows.of_texts(array)
     signed = rows.data.view(np.int8).astype(np.int32).view(np.uint32)
     return _fold(_java_step, start, signed, rows.starts, rows.lengths, 1)
 
 
 def _murmur(rows: _Rows) -> _Hashes:
-    """Murmur3.hash32: MurmurHash3 x86 32, except that the last one to three bytes are sign-extended."""
-    words = np.ndarray(max(len(rows.data) - 3, 0), "<u4", rows.data, strides=(1,))  # a word from every byte on
+    """Murmur3.hash32: MurmurHash3 x86 32, except that it sign-extends the last one to three bytes."""
+    words = np.ndarray(max(len(rows.data) - 3, 0), "<u4", rows.data, strides=(1,))  # a word at every byte offset
     hashes = _fold(_murmur_step, _SEED, words, rows.starts, rows.lengths // 4, 4)
     hashes = hashes ^ _scrambled(_tail(rows)) ^ rows.lengths.astype(np.uint32)
     hashes = (hashes ^ hashes >> 16) * np.uint32(0x85EBCA6B)
@@ -245,13 +245,13 @@ def _murmur(rows: _Rows) -> _Hashes:
 
 
 def _tail(rows: _Rows) -> _Hashes:
-    """The bytes after the last whole word; 0 where there are none, which `_scrambled` keeps."""
+    """Return the bytes after the last whole word; 0 if there are none, which `_scrambled` maps to 0."""
     signed = rows.data.view(np.int8)
     tail: _Hashes = np.zeros(len(rows.starts), np.uint32)
-    for place in range(3):
-        there = np.flatnonzero(rows.lengths % 4 > place)
-        at = rows.starts[there] + rows.lengths[there] // 4 * 4 + place
-        tail[there] ^= signed[at].astype(np.int32).view(np.uint32) << 8 * place
+    for index in range(3):
+        longer = np.flatnonzero(rows.lengths % 4 > index)
+        at = rows.starts[longer] + rows.lengths[longer] // 4 * 4 + index
+        tail[longer] ^= signed[at].astype(np.int32).view(np.uint32) << 8 * index
     return tail
 
 
@@ -279,21 +279,21 @@ def _fold(
     counts: npt.NDArray[np.int64],
     stride: int,
 ) -> _Hashes:
-    """Take `counts` units of each row into its hash, from `firsts` on and `stride` apart.
+    """Fold `counts` units of each row into its hash; the units begin at `firsts` and are `stride` apart.
 
-    The rows are sorted by length, so that those with units left are a slice, which shrinks from step to step. The last
-    few, which may be much longer than all others, are finished one by one: `step` takes ints as well as arrays.
+    Rows are sorted by length, so that the rows with units left are a slice, which shrinks from step to step. The last
+    rows, which may be much longer than all others, are hashed one by one: `step` takes ints as well as arrays.
     """
     order = np.argsort(counts.astype(np.uint16) if counts.max() < 1 << 16 else counts, kind="stable")
     firsts, counts = firsts[order], counts[order]
     sorted_hashes: _Hashes = np.full(len(order), start, np.uint32)
-    done = taken = 0
-    while len(order) - (done := int(np.searchsorted(counts, taken, side="right"))) >= _FEW:
-        sorted_hashes[done:] = step(sorted_hashes[done:], units[firsts[done:] + taken * stride])
-        taken += 1
+    done = steps = 0
+    while len(order) - (done := int(np.searchsorted(counts, steps, side="right"))) >= _SCALAR_ROWS:
+        sorted_hashes[done:] = step(sorted_hashes[done:], units[firsts[done:] + steps * stride])
+        steps += 1
     for row in range(done, len(order)):
-        left = units[firsts[row] + taken * stride : firsts[row] + counts[row] * stride : stride]
-        sorted_hashes[row] = reduce(step, left.tolist(), int(sorted_hashes[row]))
+        rest = units[firsts[row] + steps * stride : firsts[row] + counts[row] * stride : stride]
+        sorted_hashes[row] = reduce(step, rest.tolist(), int(sorted_hashes[row]))
     hashes = np.empty_like(sorted_hashes)
     hashes[order] = sorted_hashes
     return hashes

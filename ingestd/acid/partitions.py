@@ -22,7 +22,7 @@ DEFAULT_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = {
     code: f"%{code:02X}" for code in (*range(0x20), 0x7F, *map(ord, "\"#%'*/:=?\\{[]^"))
 }  # FileUtils.charToEscape
-NAME_BYTES = 255  # a directory name on Linux file systems and HDFS
+NAME_BYTES = 255  # limit of a directory name on Linux file systems and HDFS
 _WHOLE = re.compile(r"[+-]?[0-9]{1,40}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{1,2})-([0-9]{1,2})")
@@ -33,7 +33,7 @@ _EXACT = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, Invalid
 
 
 def partition_name(keys: Sequence[str], values: Sequence[str]) -> str:
-    """`key=value/key=value`, escaped; an empty value is the default partition (FileUtils.makePartName)."""
+    """Return `key=value/key=value`, escaped; an empty value is the default partition (FileUtils.makePartName)."""
     pairs = zip(keys, values, strict=True)
     return "/".join(f"{_escape(key.lower())}={_escape(value or DEFAULT_PARTITION)}" for key, value in pairs)
 
@@ -43,19 +43,20 @@ def _escape(text: str) -> str:
 
 
 def name_bytes(key: str, value: str) -> int:
-    """Bytes of the directory name `key=value`, escaped."""
+    """Return the bytes of the directory name `key=value`, escaped."""
     return len(partition_name([key], [value]).encode())
 
 
 def static_partition_value(column: Column, text: str) -> str:
-    """The normal form of a partition value that a user wrote: `007` is `7` for an int, `1.50` is `1.5` for a decimal.
+    """Normalise a partition value that a user wrote: `007` is `7` for an int, `1.50` is `1.5` for a decimal.
 
     Hive's own INSERT normalises `PARTITION (p='007')` in the same way, so its WHERE, DROP PARTITION and INSERT
     OVERWRITE find the partition. The empty text and `__HIVE_DEFAULT_PARTITION__` are the default partition, as in Hive
-    Streaming; Hive's INSERT refuses the empty text.
+    Streaming; Hive's INSERT rejects the empty text.
 
-    Raises InvalidTable for a text that is not a value of the column's type. Hive changes some of these silently, which
-    is refused here: `300` for a tinyint (44), `yes` for a boolean (true), digits or characters that do not fit (cut).
+    Raises InvalidTable for a text that is not a value of the column's type, or whose directory name is too long. This
+    includes texts that Hive changes silently: `300` for a tinyint (becomes 44), `yes` for a boolean (true), and digits
+    or characters that do not fit the type (truncated).
     """
     if text in ("", DEFAULT_PARTITION):
         return DEFAULT_PARTITION
@@ -70,29 +71,28 @@ def static_partition_value(column: Column, text: str) -> str:
         ) from error
     if name_bytes(column.name, value) > NAME_BYTES:
         raise InvalidTable(
-            f"the partition's directory name has more than {NAME_BYTES} bytes",
+            f"the directory name of the partition has more than {NAME_BYTES} bytes",
             where=f"partition column {column.name}",
-            hint="use a shorter value; a char column is padded to its length, a varchar column is not",
+            hint="use a shorter value; char values are padded to the length of their column, varchar values are not",
         )
     return value
 
 
 def odd_partition_names(columns: Sequence[Column], names: Sequence[str]) -> list[str]:
-    """Those of the partition names `k=v/k2=v2` (escaped) whose values are not in the normal form of their column.
+    """Return the partition names `k=v/k2=v2` (escaped) that have a value which is not normalised.
 
-    Hive compares such a value by its text in one place and by its meaning in another: `WHERE p = 7` does not find
-    `p=007`.
+    Hive compares such values as text in some places and by type in others: `WHERE p = 7` does not find `p=007`.
     """
-    checked = [place for place, column in enumerate(columns) if column.type.kind not in ("string", "varchar")]
+    checked = [index for index, column in enumerate(columns) if column.type.kind not in ("string", "varchar")]
     return [name for name in names if checked and _is_odd(columns, checked, name)]
 
 
 def _is_odd(columns: Sequence[Column], checked: Sequence[int], name: str) -> bool:
     parts = name.split("/")
-    for place in checked if len(parts) == len(columns) else ():
-        text = _CODE.sub(lambda match: chr(int(match[1], 16)), parts[place].partition("=")[2])
+    for index in checked if len(parts) == len(columns) else ():
+        text = _CODE.sub(lambda match: chr(int(match[1], 16)), parts[index].partition("=")[2])
         try:
-            if static_partition_value(columns[place], text) != text:
+            if static_partition_value(columns[index], text) != text:
                 return True
         except InvalidTable:
             return True
@@ -103,7 +103,7 @@ _CODE = re.compile(r"%([0-9A-Fa-f]{2})")  # FileUtils.unescapePathName
 
 
 def _scalar(kind: HiveType, text: str) -> pa.Scalar:
-    """The value that the text stands for; raises ValueError and what conversions raise."""
+    """Parse a value; raises ValueError, OverflowError, ArrowException and errors of decimal."""
     if kind.kind in INTEGER_BITS:
         return pa.scalar(int(_matched(_WHOLE, text)[0]), kind.arrow)
     return _SCALARS[kind.kind](kind, text)
@@ -127,7 +127,7 @@ def _floating_scalar(kind: HiveType, text: str) -> pa.Scalar:
     if text in ("NaN", "Infinity", "-Infinity"):
         return pa.scalar(float(text), kind.arrow)
     _matched(_NUMBER, text)
-    number = pc.cast(pa.scalar(text.removeprefix("+")), kind.arrow)  # rounds once, also to a float
+    number = pc.cast(pa.scalar(text.removeprefix("+")), kind.arrow)  # one rounding, also to a float
     if isinf(number.as_py()):
         raise ValueError(text)
     return number
@@ -142,7 +142,7 @@ def _text_scalar(kind: HiveType, text: str) -> pa.Scalar:
     text = text.rstrip(" ") if kind.kind == "char" else text
     if kind.length and len(text) > kind.length:
         raise ValueError(text)
-    text.encode()  # half a surrogate pair has no UTF-8
+    text.encode()  # raises for half a surrogate pair, which UTF-8 cannot encode
     return pa.scalar(text, kind.arrow)
 
 
@@ -172,12 +172,12 @@ _SCALARS: dict[str, Callable[[HiveType, str], pa.Scalar]] = {
     "char": _text_scalar,
     "date": _date_scalar,
     "timestamp": _timestamp_scalar,
-    "binary": lambda kind, text: pa.scalar(text.encode(), kind.arrow),  # which `partition_value` refuses
+    "binary": lambda kind, text: pa.scalar(text.encode(), kind.arrow),  # which `partition_value` rejects
 }
 _EXAMPLES = {
     **{kind: f"whole numbers of {bits} bits, such as 7" for kind, bits in INTEGER_BITS.items()},
     **dict.fromkeys(("float", "double"), "numbers such as 1.5, NaN, Infinity and -Infinity"),
-    "decimal": "numbers such as 1.5 that need no more digits than it has",
+    "decimal": "numbers such as 1.5 that fit its precision and scale",
     **dict.fromkeys(("string", "varchar", "char"), "text of at most its length"),
     "boolean": "true and false",
     "date": "dates such as 2026-11-21",
@@ -186,8 +186,9 @@ _EXAMPLES = {
 
 
 def partition_value(column: Column, scalar: pa.Scalar) -> str:
-    """The text that Hive keeps for a partition value (Writable.toString); NULL and '' are the default partition.
+    """Return the text that Hive stores for a partition value (Writable.toString).
 
+    NULL and the empty text are the default partition.
     Raises InvalidTable for binary columns, which have no such text.
     """
     if not scalar.is_valid:
@@ -217,7 +218,7 @@ def _decimal(value: Decimal) -> str:
 
 
 def _timestamp(scalar: pa.Scalar) -> str:
-    """`yyyy-MM-dd HH:mm:ss`, with the fraction only if there is one (Timestamp.toString)."""
+    """`yyyy-MM-dd HH:mm:ss`, with a fraction only if it is not 0 (Timestamp.toString)."""
     units = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[scalar.type.unit]
     seconds, rest = divmod(scalar.value, units)
     day = np.datetime64(0, "s") + np.timedelta64(seconds, "s")
@@ -226,7 +227,7 @@ def _timestamp(scalar: pa.Scalar) -> str:
 
 
 def _java_double(text: str) -> str:
-    """Shortest digits in Java's notation (Double.toString): plain from 1e-3 to 1e7, else `d.dE±n`."""
+    """Shortest digits in Java's notation (Double.toString): plain from 1e-3 to 1e7, otherwise `d.dEn`."""
     number = Decimal(text) if text not in ("nan", "inf", "-inf") else None
     if number is None:
         return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[text]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,10 +17,8 @@ import pyarrow.compute as pc
 from ingestd.acid.buckets import bucket_of_rows
 from ingestd.acid.encoding import Encoding
 from ingestd.acid.partitions import partition_value
-from ingestd.acid.writer_pool import StagingFile, WriterPool, storage_errors
 from ingestd.schema import Column
 
-_MAX_OPEN = 16
 _UINT16_CODES = 1 << 16  # numpy sorts uint16 by radix sort
 
 
@@ -129,65 +126,3 @@ def _by_bucket(rows: pa.RecordBatch, bucketing: Bucketing | None) -> Iterator[tu
     ends = [*starts[1:].tolist(), len(order)]
     for number, start, end in zip(numbers.tolist(), starts.tolist(), ends, strict=True):
         yield number, rows.take(pa.array(order[start:end]))
-
-
-class BucketPools:
-    """A writer pool per bucket; files lie in `staging`/b00000 and so on.
-
-    They share one budget of memory and one of open files: 16, or one for each bucket if there are more of these.
-
-    Methods raise StorageUnavailable and InvalidTable as `WriterPool` does; then call `abort`.
-    """
-
-    def __init__(
-        self,
-        staging: Path,
-        shape: Shape,
-        write_id: int,
-        *,
-        max_pending_bytes: int = 64 << 20,
-        statement: int | None = None,
-    ) -> None:
-        self._statement = statement
-        self._staging = staging
-        self._shape = shape
-        self._write_id = write_id
-        self._max_pending = max_pending_bytes
-        self._pools: dict[int, WriterPool] = {}
-
-    def add(self, part: Part) -> None:
-        """Take rows."""
-        self._pool(part.bucket).add(part.partition, part.rows)
-        if sum(pool.pending_bytes for pool in self._pools.values()) > self._max_pending:
-            self.flush()
-
-    def flush(self) -> None:
-        """Give all rows that wait to their ORC writers."""
-        for pool in self._pools.values():
-            pool.flush()
-
-    def close(self) -> list[StagingFile]:
-        """Finish all files and tell what there is."""
-        return [file for pool in self._pools.values() for file in pool.close()]
-
-    def abort(self) -> None:
-        """Close and remove all files; never raises."""
-        for pool in self._pools.values():
-            pool.abort()
-
-    def _pool(self, bucket: int) -> WriterPool:
-        if bucket not in self._pools:
-            directory = self._staging / f"b{bucket:05d}"
-            with storage_errors(directory):
-                directory.mkdir(parents=True)
-            self._pools[bucket] = WriterPool(
-                directory,
-                self._shape.columns,
-                self._write_id,
-                bucket,
-                encoding=self._shape.encoding,
-                max_open_writers=max(1, _MAX_OPEN // (self._shape.bucketing.count if self._shape.bucketing else 1)),
-                max_pending_bytes=self._max_pending,
-                statement=self._statement,
-            )
-        return self._pools[bucket]

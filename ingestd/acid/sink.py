@@ -1,9 +1,9 @@
-"""The file under an ORC library.
+"""The file object to which pyarrow and pyorc write.
 
-Invariant: no call that the library makes fails; what failed is kept, and `check` raises it, so nobody may trust a file
-before its `check`. liborc throws where nobody catches: from `close` under pyarrow (26), from a destructor under pyorc;
-a full disk would end the process. A forked child never writes to a file that its parent opened: nothing is buffered
-here, and what the destructors of its copies write is dropped.
+Invariant: no call from the library raises. The first error is kept until `check` raises it, so a file must not be used
+before `check`. Otherwise a full disk would terminate the process: liborc throws C++ exceptions that nothing catches, in
+`close` below pyarrow 26 and in a destructor below pyorc. A forked child never writes to a file that its parent opened:
+nothing is buffered here, and what the destructors of the child's copies write is dropped.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from pathlib import Path
 
 
 class OrcSink:
-    """A new file; `write`, `flush` and `close` are for the library."""
+    """A new file. The library calls `write`, `flush`, `closed` and `close`."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError."""
+        """Create or truncate the file. Raises OSError."""
         self._file = path.open("wb", buffering=0)
         self._process = os.getpid()
         self._error: BaseException | None = None
         self.name = str(path)
 
     def write(self, data: bytes) -> int:
-        """Append; after a failure, and in a forked child, the bytes go nowhere."""
+        """Append; after an error, and in a forked child, the bytes are dropped."""
         if self._error is None and self._process == os.getpid():
             rest = memoryview(data)
             try:
                 while rest:
                     rest = rest[self._file.write(rest) :]
-            except BaseException as error:  # noqa: BLE001 - Ctrl-C comes here, too
+            except BaseException as error:  # noqa: BLE001 - also what a signal handler raises
                 self._error = error
         return len(data)
 
     def flush(self) -> None:
-        """Nothing to do: `sync` and `seal` bring the file to the disk."""
+        """Do nothing; `sync` and `seal` write the file to disk."""
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """Return whether the file is closed."""
         return self._file.closed
 
     def close(self) -> None:
@@ -49,18 +49,18 @@ class OrcSink:
             self._error = self._error or error
 
     def is_at(self, path: Path) -> bool:
-        """Whether the file lies at `path`. Raises OSError other than that there is none."""
+        """Return whether `path` leads to this file. Raises OSError, except if there is no file at `path`."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
         except FileNotFoundError:
             return False
 
     def check(self) -> None:
-        """Raise what came first, if anything did: an OSError, or what a signal handler raised."""
+        """Raise the first error, if there was one: an OSError, or what a signal handler raised."""
         if self._error is not None:
             raise self._error
 
     def sync(self) -> None:
-        """Bring what was written so far to the disk. Raises OSError."""
+        """Fsync the file. Raises OSError."""
         self.check()
         os.fsync(self._file.fileno())

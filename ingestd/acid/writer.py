@@ -6,17 +6,18 @@ bucket property of the file. Hive reads every value unchanged: rows that pyarrow
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.acid.footer import FileSize
 
+WriterName = Literal["pyarrow", "pyorc"]
 _SECOND = 1_000_000_000
 _MAX_MICROS = 2**63 // 1000 - 1  # a timestamp[us] beyond this does not fit timestamp[ns]
 
@@ -57,6 +58,18 @@ def rows_for_pyorc(batch: pa.RecordBatch) -> pa.BooleanArray | None:
     for other in masks[1:]:
         mask = mask | other
     return pa.array(mask) if mask.any() else None
+
+
+def split_by_writer(batch: pa.RecordBatch) -> Iterator[tuple[WriterName, pa.RecordBatch]]:
+    """Split a batch by the writer that its rows need; each part keeps the order of its rows and is not empty."""
+    mask = rows_for_pyorc(batch)
+    if mask is None:
+        yield "pyarrow", batch
+        return
+    others = batch.filter(pc.invert(mask))
+    if others.num_rows:
+        yield "pyarrow", others
+    yield "pyorc", batch.filter(mask)
 
 
 def _values_for_pyorc(array: pa.Array) -> Any:

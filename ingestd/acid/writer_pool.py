@@ -1,220 +1,222 @@
-"""Rows of many partitions become few, large ORC files in bounded memory.
+"""Writes the rows of many partitions and buckets with bounded memory and a bounded number of open files.
 
-Invariant: rows added = rows in the files returned; no (partition, bucket, statement) occurs twice, so no row key does.
+Invariant: every row is written once, and the rows of a (partition, bucket, writer) in the order in which they were
+added. No (partition, bucket, statement) is used by two files, so no two rows have the same row key.
 """
 
 from __future__ import annotations
 
 import errno
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ingestd.acid.encoding import STANDARD, Encoding
 from ingestd.acid.layout import MAX_STATEMENT, bucket_property
 from ingestd.acid.pyarrow_writer import PyArrowWriter
 from ingestd.acid.pyorc_writer import PyOrcWriter
-from ingestd.acid.writer import AcidWriter, rows_for_pyorc
+from ingestd.acid.writer import AcidWriter, WriterName, split_by_writer
 from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.schema import Column
 
-_LANES: tuple[type[PyArrowWriter] | type[PyOrcWriter], ...] = (PyArrowWriter, PyOrcWriter)
-_FAST, _EXACT = 0, 1
-_WORTH_WRITING = 1 << 20  # bytes
+Partition = tuple[str, ...]
+"""The values of a partition, in the order of the partition columns."""
+
+F = TypeVar("F")
+
+
+class FileKey(NamedTuple):
+    """The rows that go to one open file."""
+
+    partition: Partition
+    bucket: int
+    writer: WriterName
 
 
 @dataclass(frozen=True, slots=True)
-class StagingFile:
-    """A closed file in the staging directory; it belongs into `delta_name(write_id, statement)/bucket_name(bucket)`."""
+class PoolLimits:
+    """The resources of a pool.
 
-    partition: tuple[str, ...]
-    statement: int
-    bucket: int
-    path: str
-    rows: int
-    bytes: int
+    At most `open_files` files are open; None: any number. At most `pending_bytes` bytes of rows wait in memory. The
+    rows of a partition and bucket are written once they have `write_bytes` bytes, unless another file would have to be
+    closed for it; None: they wait until the memory is needed.
+    """
+
+    open_files: int | None = 16
+    pending_bytes: int = 64 << 20
+    write_bytes: int | None = 1 << 20
+
+
+class FilePolicy(Protocol[F]):
+    """How a pool's files are opened, written and closed; `F` is an open file.
+
+    All methods but `abort` raise StorageUnavailable.
+    """
+
+    statements: range
+    """The statement ids that the files of one partition and bucket may have, in this order."""
+
+    def split(self, batch: pa.RecordBatch) -> Iterable[tuple[WriterName, pa.RecordBatch]]:
+        """Split a batch by the writer that its rows need."""
+        ...
+
+    def prepare(self, partitions: Collection[Partition]) -> None:
+        """Called before the first rows of these partitions are written, once per partition and transaction."""
+        ...
+
+    def open(self, key: FileKey, statement: int) -> F:
+        """Open a new file."""
+        ...
+
+    def accepts_rows(self, key: FileKey, file: F) -> bool:
+        """Return whether rows can be appended to an open file. If not, the policy has closed the file."""
+        ...
+
+    def write(self, key: FileKey, file: F, batch: pa.RecordBatch) -> None:
+        """Append rows."""
+        ...
+
+    def close(self, key: FileKey, file: F) -> None:
+        """Close a file; the next rows of its key go to a new file."""
+        ...
+
+    def abort(self, files: Iterable[F]) -> None:
+        """Give up the open files `files`, and what the policy keeps of closed ones; never raises."""
+        ...
 
 
 @dataclass(slots=True)
-class _Partition:
-    """Rows of one partition that wait in memory, per lane, and the next free statement id."""
+class _PendingRows:
+    """Rows of one partition and bucket that wait in memory, by writer."""
 
-    statement: int = 0
     bytes: int = 0
-    pending: tuple[list[pa.RecordBatch], list[pa.RecordBatch]] = field(default_factory=lambda: ([], []))
+    batches: dict[WriterName, list[pa.RecordBatch]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Open:
-    """A file being written."""
+class WriterPool(Generic[F]):
+    """Collects rows as Arrow batches and writes them to the files of a policy.
 
-    writer: AcidWriter
-    statement: int
-    path: Path
-
-
-class WriterPool:
-    """Collects the rows of one write id and one bucket, and writes them to files `f00001.orc` … in `staging`.
-
-    A partition's rows wait as Arrow batches until they are worth a write and a file is to be had, or until all waiting
-    bytes exceed `max_pending_bytes`; then the largest partition is written. At most `max_open_writers` files are open,
-    the one used longest ago is closed first; each further file of a partition takes the next statement id. With
-    `statement` every file takes that one: a partition then has one file, written row by row, and no file is closed
-    before the end. Every method raises StorageUnavailable when the disk fails; then call `abort`.
+    When the pending rows exceed their limit, those of the largest partition and bucket are written. When a further file
+    would exceed the limit of open files, the least recently used file is closed. Methods raise StorageUnavailable and
+    what the policy raises; after an error only `abort` may be called.
     """
 
-    def __init__(  # noqa: PLR0913
-        self,
-        staging: Path,
-        columns: Sequence[Column],
-        write_id: int,
-        bucket: int,
-        *,
-        encoding: Encoding = STANDARD,
-        max_open_writers: int = 16,
-        max_pending_bytes: int = 64 << 20,
-        statement: int | None = None,
-    ) -> None:
-        self._staging = staging
-        self._statement = statement
-        self._columns = tuple(columns)
-        self._write_id = write_id
-        self._bucket = bucket
-        self._encoding = encoding
-        self._max_open = max_open_writers
-        self._max_pending = max_pending_bytes
+    def __init__(self, files: FilePolicy[F], limits: PoolLimits | None = None) -> None:
+        self._files = files
+        self._limits = limits or PoolLimits()
+        self._pending: dict[tuple[Partition, int], _PendingRows] = {}
         self._pending_bytes = 0
-        self._partitions: dict[tuple[str, ...], _Partition] = {}
-        self._open: OrderedDict[tuple[tuple[str, ...], int], _Open] = OrderedDict()
-        self._files: list[StagingFile] = []
-        self._numbers = count(1)
+        self._open: OrderedDict[FileKey, F] = OrderedDict()
+        self._statements: dict[tuple[Partition, int], Iterator[int]] = {}
+        self._partitions: set[Partition] = set()
+        self._unprepared: set[Partition] = set()
 
-    def add(self, partition: tuple[str, ...], batch: pa.RecordBatch) -> None:
-        """Take rows (table columns without partition columns) of the partition with these values.
+    @property
+    def partitions(self) -> Collection[Partition]:
+        """The partitions that received rows in the current transaction."""
+        return self._partitions
 
-        Raises StorageUnavailable; InvalidTable when one partition would need more than 4096 files.
+    def begin_transaction(self) -> None:
+        """Start the next transaction of files that outlive a transaction; pending rows of the last one are dropped."""
+        self.drop_pending()
+        self._partitions.clear()
+        self._unprepared.clear()
+
+    def add(self, partition: Partition, bucket: int, batch: pa.RecordBatch) -> None:
+        """Add rows; the batch has the table's columns without partition columns, in table order.
+
+        Raises InvalidTable when a partition and bucket need more files than the policy has statement ids.
         """
         if batch.num_rows == 0:
             return
-        state = self._partitions.setdefault(partition, _Partition(self._statement or 0))
-        for lane, part in _lanes(batch) if self._statement is None else [(_EXACT, batch)]:
+        if partition not in self._partitions:
+            self._partitions.add(partition)
+            self._unprepared.add(partition)
+        place = (partition, bucket)
+        pending = self._pending.setdefault(place, _PendingRows())
+        for writer, part in self._files.split(batch):
             rows = _own_memory(part)
-            state.pending[lane].append(rows)
-            state.bytes += rows.nbytes
+            pending.batches.setdefault(writer, []).append(rows)
+            pending.bytes += rows.nbytes
             self._pending_bytes += rows.nbytes
-        if state.bytes >= _WORTH_WRITING and self._has_room(partition):
-            self._write(partition)
-        while self._pending_bytes > self._max_pending:
-            self._write(max(self._partitions, key=lambda one: self._partitions[one].bytes))
-
-    @property
-    def partitions(self) -> int:
-        """Partitions that got rows."""
-        return len(self._partitions)
-
-    @property
-    def pending_bytes(self) -> int:
-        """Bytes of the rows that wait in memory."""
-        return self._pending_bytes
+        threshold = self._limits.write_bytes
+        if threshold is not None and pending.bytes >= threshold and self._has_room(place):
+            self._write(place)
+        while self._pending_bytes > self._limits.pending_bytes:
+            self._write(max(self._pending, key=lambda one: self._pending[one].bytes))
 
     def flush(self) -> None:
-        """Give all rows that wait to their ORC writers."""
-        for partition, state in self._partitions.items():
-            if state.bytes:
-                self._write(partition)
+        """Write all pending rows to their files."""
+        for place in list(self._pending):
+            self._write(place)
 
-    def close(self) -> list[StagingFile]:
-        """Write what waits, close every file (fsync each; the directory is the caller's) and tell what there is."""
+    def close(self) -> None:
+        """Write all pending rows and close every file."""
         self.flush()
         while self._open:
-            self._close_oldest()
-        return list(self._files)
+            self._close_least_recently_used()
 
-    def abort(self) -> None:
-        """Close and remove all files of this pool; never raises."""
-        for open_file in self._open.values():
-            open_file.writer.abort()
-        for file in self._files:
-            _remove(Path(file.path))
-        self._open.clear()
-        self._files.clear()
-        self._partitions.clear()
+    def drop_pending(self) -> None:
+        """Drop the pending rows."""
+        self._pending.clear()
         self._pending_bytes = 0
 
-    def _has_room(self, partition: tuple[str, ...]) -> bool:
-        """Whether the partition can be written without closing the file of another one."""
-        lanes = [lane for lane, batches in enumerate(self._partitions[partition].pending) if batches]
-        new = sum((partition, lane) not in self._open for lane in lanes)
-        return self._statement is not None or len(self._open) + new <= self._max_open
+    def abort(self) -> None:
+        """Drop the pending rows and give up all files; never raises."""
+        self.drop_pending()
+        self._files.abort(self._open.values())
+        self._open.clear()
 
-    def _write(self, partition: tuple[str, ...]) -> None:
-        state = self._partitions[partition]
-        for lane, batches in enumerate(state.pending):
-            if batches:
-                target = self._writer(partition, lane)
-                with storage_errors(target.path):
-                    for batch in batches:
-                        target.writer.write(batch)
-                batches.clear()
-        self._pending_bytes -= state.bytes
-        state.bytes = 0
+    def _has_room(self, place: tuple[Partition, int]) -> bool:
+        """Return whether the pending rows can be written without closing another file."""
+        if self._limits.open_files is None:
+            return True
+        new = sum(FileKey(*place, writer) not in self._open for writer in self._pending[place].batches)
+        return len(self._open) + new <= self._limits.open_files
 
-    def _writer(self, partition: tuple[str, ...], lane: int) -> _Open:
-        """The open file of a partition's lane, or a new one with the next statement id."""
-        key = (partition, lane)
+    def _write(self, place: tuple[Partition, int]) -> None:
+        if self._unprepared:
+            self._files.prepare(self._unprepared)
+            self._unprepared.clear()
+        pending = self._pending.pop(place)
+        for writer, batches in pending.batches.items():
+            key = FileKey(*place, writer)
+            file = self._file(key)
+            for batch in batches:
+                self._files.write(key, file, batch)
+        self._pending_bytes -= pending.bytes
+
+    def _file(self, key: FileKey) -> F:
+        """Return the open file of a key, or open one with the next statement id."""
         if key in self._open:
-            self._open.move_to_end(key)
-            return self._open[key]
-        while self._statement is None and len(self._open) >= self._max_open:
-            self._close_oldest()
-        state = self._partitions[partition]
-        if state.statement > MAX_STATEMENT:
+            if self._files.accepts_rows(key, self._open[key]):
+                self._open.move_to_end(key)
+                return self._open[key]
+            del self._open[key]
+        while self._limits.open_files is not None and len(self._open) >= self._limits.open_files:
+            self._close_least_recently_used()
+        statements = self._statements.setdefault((key.partition, key.bucket), iter(self._files.statements))
+        statement = next(statements, None)
+        if statement is None:
             raise InvalidTable(
-                f"one transaction needs more than {MAX_STATEMENT + 1} files in one partition",
-                where=f"partition {'/'.join(partition)}",
-                hint="commit more often, or raise the writers' memory and number",
+                f"one partition and bucket need more than {len(self._files.statements):,} files",
+                where=f"partition {'/'.join(key.partition)}, bucket {key.bucket}",
+                hint="commit smaller transactions, or write to fewer partitions at a time",
             )
-        path = self._staging / f"f{next(self._numbers):05d}.orc"
-        with storage_errors(path):
-            writer = _LANES[lane](
-                path,
-                self._columns,
-                self._write_id,
-                bucket_property(self._bucket, state.statement),
-                encoding=self._encoding,
-            )
-        self._open[key] = _Open(writer, state.statement, path)
-        state.statement += 1
+        self._open[key] = self._files.open(key, statement)
         return self._open[key]
 
-    def _close_oldest(self) -> None:
-        key, oldest = next(iter(self._open.items()))
-        with storage_errors(oldest.path):
-            done = oldest.writer.close()
+    def _close_least_recently_used(self) -> None:
+        key, file = next(iter(self._open.items()))
+        self._files.close(key, file)
         del self._open[key]
-        partition, _ = key
-        self._files.append(
-            StagingFile(partition, oldest.statement, self._bucket, str(oldest.path), done.rows, done.bytes)
-        )
-
-
-def _lanes(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Split off the rows that pyarrow's ORC writer would spoil."""
-    exact = rows_for_pyorc(batch)
-    if exact is None:
-        yield _FAST, batch
-        return
-    fast = batch.filter(pc.invert(exact))
-    if fast.num_rows:
-        yield _FAST, fast
-    yield _EXACT, batch.filter(exact)
 
 
 def _own_memory(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -224,31 +226,133 @@ def _own_memory(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.take(pa.array(np.arange(batch.num_rows)))
 
 
+# --- staging files
+
+
+@dataclass(frozen=True, slots=True)
+class StagingFile:
+    """A closed file in a staging directory; its place is `delta_name(write_id, statement)/bucket_name(bucket)`."""
+
+    partition: Partition
+    statement: int
+    bucket: int
+    path: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStagingFile:
+    """A staging file that is being written."""
+
+    writer: AcidWriter
+    statement: int
+    path: Path
+
+
+class StagingFiles:
+    """Files `f00001.orc`, … of one write id in a staging directory, which must exist.
+
+    `closed` has the closed files, each fsynced; the caller fsyncs the directory.
+    """
+
+    statements = range(MAX_STATEMENT + 1)
+
+    def __init__(
+        self, directory: Path, columns: Sequence[Column], write_id: int, *, encoding: Encoding = STANDARD
+    ) -> None:
+        self.closed: list[StagingFile] = []
+        self._directory = directory
+        self._columns = tuple(columns)
+        self._write_id = write_id
+        self._encoding = encoding
+        self._numbers = count(1)
+
+    def split(self, batch: pa.RecordBatch) -> Iterable[tuple[WriterName, pa.RecordBatch]]:
+        """See `FilePolicy`."""
+        return split_by_writer(batch)
+
+    def prepare(self, partitions: Collection[Partition]) -> None:
+        """See `FilePolicy`; partitions are registered after their rows were staged."""
+
+    def open(self, key: FileKey, statement: int) -> OpenStagingFile:
+        """See `FilePolicy`."""
+        path = self._directory / f"f{next(self._numbers):05d}.orc"
+        kind = PyArrowWriter if key.writer == "pyarrow" else PyOrcWriter
+        bucket = bucket_property(key.bucket, statement)
+        with storage_errors(path):
+            writer = kind(path, self._columns, self._write_id, bucket, encoding=self._encoding)
+        return OpenStagingFile(writer, statement, path)
+
+    def accepts_rows(self, _key: FileKey, _file: OpenStagingFile) -> bool:
+        """See `FilePolicy`; a staging file accepts rows until it is closed."""
+        return True
+
+    def write(self, _key: FileKey, file: OpenStagingFile, batch: pa.RecordBatch) -> None:
+        """See `FilePolicy`."""
+        with storage_errors(file.path):
+            file.writer.write(batch)
+
+    def close(self, key: FileKey, file: OpenStagingFile) -> None:
+        """See `FilePolicy`; seals the file and adds it to `closed`."""
+        with storage_errors(file.path):
+            size = file.writer.close()
+        self.closed.append(
+            StagingFile(key.partition, file.statement, key.bucket, str(file.path), size.rows, size.bytes)
+        )
+
+    def abort(self, files: Iterable[OpenStagingFile]) -> None:
+        """See `FilePolicy`; removes open and closed files."""
+        for file in files:
+            file.writer.abort()
+        for closed in self.closed:
+            with suppress(OSError):
+                Path(closed.path).unlink(missing_ok=True)
+        self.closed.clear()
+
+
+class SingleStatementFiles(StagingFiles):
+    """Staging files that all have one statement id, which the owner of a joined transaction has chosen.
+
+    A partition and bucket then have one file. It is written by pyorc, which can write every row. The pool must not
+    limit the open files, because a closed file could not be continued under the same statement id.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        columns: Sequence[Column],
+        write_id: int,
+        statement: int,
+        *,
+        encoding: Encoding = STANDARD,
+    ) -> None:
+        super().__init__(directory, columns, write_id, encoding=encoding)
+        self.statements = range(statement, statement + 1)
+
+    def split(self, batch: pa.RecordBatch) -> Iterable[tuple[WriterName, pa.RecordBatch]]:
+        """See `FilePolicy`."""
+        return [("pyorc", batch)]
+
+
 @contextmanager
 def storage_errors(path: Path) -> Iterator[None]:
-    """Every OSError at this door (ENOSPC, EDQUOT, EIO, a vanished mount) means that files cannot be written."""
+    """Translate OSError (a full disk, an I/O error, an unmounted file system) into StorageUnavailable."""
     try:
         yield
     except OSError as error:
         raise StorageUnavailable(
             f"cannot write: {error.strerror or error}",
             where=str(error.filename or path),
-            hint=_HINTS.get(error.errno or 0, "look at the file system and at the kernel's log"),
+            hint=_HINTS.get(error.errno or 0, "check the file system and the kernel log"),
         ) from error
 
 
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on the file system"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "give this process the right to write here"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "grant this process write permission"),
     **dict.fromkeys(
         (errno.ENOENT, errno.ENOTDIR, errno.ESTALE),
-        "the directory was removed, or its file system unmounted, while it was written",
+        "the directory was removed or its file system was unmounted while a file in it was written",
     ),
 }
-
-
-def _remove(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return

@@ -16,7 +16,7 @@ from typing import Any
 
 from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.routing import Shape, route
-from ingestd.acid.writer_pool import StagingFile, WriterPool
+from ingestd.acid.writer_pool import OpenStagingFile, StagingFile, StagingFiles, WriterPool
 from ingestd.errors import IngestdError, RecordError, TooManyPartitions
 from ingestd.formats.decoder import ConstraintDecoder, DecodeResult, Reject
 from ingestd.formats.json.decoder import JsonDecoder
@@ -78,7 +78,8 @@ def _stage(task: StageTask) -> StageResult:
     make_leaf(directory)
     json = JsonDecoder(_record_columns(task), tombstones=task.tombstones)
     decoder = ConstraintDecoder(json, partial(unfit_rows, shape=task.shape))
-    pool = WriterPool(directory, task.shape.columns, task.write_id, task.bucket, encoding=task.shape.encoding)
+    files = StagingFiles(directory, task.shape.columns, task.write_id, encoding=task.shape.encoding)
+    pool = WriterPool(files)
     records = skipped = size = 0
     try:
         for batch in read(task.kafka, task.ranges, topics=task.topics):
@@ -86,7 +87,8 @@ def _stage(task: StageTask) -> StageResult:
             _raise_first_reject(batch, decoded)
             _write(task, pool, decoded)
             records, skipped, size = records + len(batch.values), skipped + decoded.skipped, size + batch.size
-        return StageResult(tuple(pool.close()), records, skipped, size)
+        pool.close()
+        return StageResult(tuple(files.closed), records, skipped, size)
     except BaseException:
         pool.abort()
         raise
@@ -97,11 +99,11 @@ def _record_columns(task: StageTask) -> tuple[Column, ...]:
     return task.shape.columns + (() if task.static_partition else task.shape.partition_columns)
 
 
-def _write(task: StageTask, pool: WriterPool, decoded: DecodeResult) -> None:
+def _write(task: StageTask, pool: WriterPool[OpenStagingFile], decoded: DecodeResult) -> None:
     for batch in decoded.batches:
         for part in route(batch, task.shape, task.static_partition):
-            pool.add(part.partition, part.rows)
-        check_partition_count(pool.partitions, task.max_partitions)
+            pool.add(part.partition, task.bucket, part.rows)
+        check_partition_count(len(pool.partitions), task.max_partitions)
 
 
 def check_partition_count(count: int, limit: int) -> None:

@@ -1,24 +1,35 @@
-"""Where the rows of a transaction go until it commits: files of its own, or files that a batch shares.
+"""Where streaming keeps the rows of a transaction until it commits: in files of its own, or in files of its batch.
 
-Invariant: no row can be read before its transaction has committed, and none of an aborted one ever can.
+Invariant: no row is readable before its transaction has committed, and no row of an aborted transaction ever is.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Protocol
+
+import pyarrow as pa
 
 from ingestd.acid.appendable import AppendableFile
 from ingestd.acid.layout import MAX_STATEMENT, ORC_ACID_VERSION, ORC_ACID_VERSION_FILE, batch_delta_name, bucket_name
-from ingestd.acid.routing import BucketPools, Part, Shape
-from ingestd.acid.writer_pool import StagingFile, storage_errors
+from ingestd.acid.routing import Part, Shape
+from ingestd.acid.writer import WriterName
+from ingestd.acid.writer_pool import (
+    FileKey,
+    OpenStagingFile,
+    PoolLimits,
+    SingleStatementFiles,
+    StagingFile,
+    StagingFiles,
+    WriterPool,
+    storage_errors,
+)
 from ingestd.background import Background
-from ingestd.errors import InvalidTable, StorageUnavailable
+from ingestd.errors import StorageUnavailable
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table
 from ingestd.publish.deltas import DeltaFiles, Placement, StagedFiles
@@ -29,95 +40,101 @@ from ingestd.storage.local import Location, local_path
 
 _log = logging.getLogger(__name__)
 Partition = tuple[str, ...]
-# Makes and registers partitions with the open transaction; answers by partition name.
+# Creates partitions, registers them with the open transaction and returns all of the transaction's by name.
 Locate = Callable[[Iterable[Partition]], Mapping[str, PartitionInfo]]
-_PENDING_BYTES = 64 << 20
-_MAX_OPEN = 64
+_OPEN_FILES = 16
+# Rows wait until memory is needed: to write them earlier would register their partitions one at a time.
+_BATCH_LIMITS = PoolLimits(open_files=64, write_bytes=None)
 
 
 class Output(Protocol):
-    """Takes the rows of one transaction after the other. Methods raise StorageUnavailable, InvalidTable."""
+    """Stores the rows of one transaction after the other. Methods raise StorageUnavailable and InvalidTable."""
 
     def begin(self, write_id: int) -> None:
-        """Rows belong to this write id from now on."""
+        """Begin a transaction; the rows that follow belong to this write id."""
         ...
 
     def add(self, part: Part) -> None:
-        """Take rows."""
+        """Add rows to the open transaction."""
         ...
 
     def flush(self) -> None:
-        """Free memory: give rows that wait to their files."""
+        """Write all pending rows to files, which frees their memory."""
         ...
 
     def finish(self) -> Files:
-        """The rows of the transaction, ready to be published."""
+        """Return the transaction's rows, ready to be published."""
         ...
 
     def discard(self) -> None:
-        """Forget the transaction's rows; never raises."""
+        """Drop the rows of the open transaction; never raises."""
         ...
 
     def close(self) -> None:
-        """Finish files that outlive a transaction."""
+        """Close the files that outlive a transaction."""
         ...
 
     def abandon(self) -> None:
-        """Let go of everything after a failure; never raises."""
+        """Drop the rows and give up all files after a failure; never raises."""
         ...
 
 
 class TransactionOutput:
-    """Each transaction has its own deltas: staged under a hidden directory, renamed to their place at the end."""
+    """Each transaction has its own deltas, which are staged in a hidden directory and published by a rename."""
 
     def __init__(self, shape: Shape, staging: Staging, *, statement: int | None = None) -> None:
-        """`statement`: all files take this one; by default a transaction numbers its files itself."""
+        """`statement` is the statement id of all files; None: the files of a partition and bucket are numbered."""
         self._shape = shape
         self._staging = staging
         self._statement = statement
-        self._pools: BucketPools | None = None
+        self._files: StagingFiles | None = None
+        self._pool: WriterPool[OpenStagingFile] | None = None
         self._encoding = Background("ingestd-encode")
 
     def begin(self, write_id: int) -> None:
         """See `Output`."""
-        self._pools = BucketPools(
-            self._staging.make(),
-            self._shape,
-            write_id,
-            max_pending_bytes=_PENDING_BYTES,
-            statement=self._statement,
-        )
+        directory, shape = self._staging.make(), self._shape
+        if self._statement is None:
+            buckets = shape.bucketing.count if shape.bucketing else 1
+            self._files = StagingFiles(directory, shape.columns, write_id, encoding=shape.encoding)
+            self._pool = WriterPool(self._files, PoolLimits(open_files=max(_OPEN_FILES, buckets)))
+        else:
+            self._files = SingleStatementFiles(
+                directory, shape.columns, write_id, self._statement, encoding=shape.encoding
+            )
+            self._pool = WriterPool(self._files, PoolLimits(open_files=None))
 
     def add(self, part: Part) -> None:
-        """See `Output`; the files are written while the caller makes the next rows."""
-        assert self._pools
-        with self._explained():
-            self._encoding.run(partial(self._pools.add, part))
+        """See `Output`; a thread writes the files while the caller decodes the next rows."""
+        assert self._pool
+        with self._translate_errors():
+            self._encoding.run(partial(self._pool.add, part.partition, part.bucket, part.rows))
 
     def flush(self) -> None:
         """See `Output`."""
-        assert self._pools
-        with self._explained():
-            self._encoding.run(self._pools.flush)
+        assert self._pool
+        with self._translate_errors():
+            self._encoding.run(self._pool.flush)
             self._encoding.wait()
 
     def finish(self) -> StagedFiles:
         """See `Output`."""
-        files = self._close_pools(self._pools)
-        self._pools = None
+        files = self._close_files()
+        self._pool = None
         return StagedFiles(files, self._staging)
 
-    def _close_pools(self, pools: BucketPools | None) -> list[StagingFile]:
-        assert pools
-        files: list[StagingFile] = []
-        with self._explained():
-            self._encoding.run(lambda: files.extend(pools.close()))
+    def _close_files(self) -> list[StagingFile]:
+        assert self._pool
+        assert self._files
+        with self._translate_errors():
+            self._encoding.run(self._pool.close)
             self._encoding.wait()
         self._encoding.close()
-        return files
+        return self._files.closed
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
+        """If another process removed the staging directory, raise TransactionAborted instead."""
         try:
             yield
         except StorageUnavailable as error:
@@ -126,13 +143,13 @@ class TransactionOutput:
     def discard(self) -> None:
         """See `Output`."""
         self._encoding.close()
-        if self._pools:
-            self._pools.abort()
-            self._pools = None
+        if self._pool:
+            self._pool.abort()
+            self._pool = None
         self._staging.discard()
 
     def close(self) -> None:
-        """See `Output`; nothing outlives a transaction."""
+        """See `Output`; no file outlives a transaction."""
 
     def abandon(self) -> None:
         """See `Output`."""
@@ -140,54 +157,36 @@ class TransactionOutput:
 
 
 class BatchOutput:
-    """All transactions of a batch write one delta, `delta_first_last_0000`, one file per partition and bucket.
+    """All transactions of a batch append to one delta, `delta_first_last_0000`, with a file per partition and bucket.
 
-    At most 64 files are open: beyond that the one used longest ago is finished, and a further file of its partition
-    and bucket goes into the delta of the next statement.
+    A file that is closed because too many are open is continued by a file in the delta of the next statement.
     """
 
-    def __init__(self, table: Table, shape: Shape, locate: Locate, write_ids: tuple[int, int]) -> None:
-        self._table = table
-        self._shape = shape
-        self._locate = locate
-        self._range = write_ids
-        self._write_id = 0
-        self._waiting: list[Part] = []
-        self._bytes = 0
-        self._touched: set[tuple[Partition, int]] = set()
-        self._open: OrderedDict[tuple[Partition, int], AppendableFile] = OrderedDict()
-        self._statements: dict[tuple[Partition, int], int] = {}
-        self._homes: dict[tuple[Partition, int], str] = {}  # locations of their partitions
-        self._flushed: dict[str, Increment] = {}
-        self._placed: set[DeltaFiles] = set()
-        self._finished: list[AppendableFile] = []  # in the open transaction, with rows of it
+    def __init__(
+        self,
+        table: Table,
+        shape: Shape,
+        locate: Locate,
+        write_ids: tuple[int, int],
+        *,
+        limits: PoolLimits = _BATCH_LIMITS,
+    ) -> None:
+        """`write_ids` are the first and the last of the batch."""
+        self._files = _BatchFiles(table, shape, locate, write_ids)
+        self._pool = WriterPool(self._files, limits)
 
     def begin(self, write_id: int) -> None:
         """See `Output`."""
-        self._write_id = write_id
-        self._flushed = {}
-        self._placed = set()
-        self._finished = []
+        self._pool.begin_transaction()
+        self._files.begin_transaction(write_id)
 
     def add(self, part: Part) -> None:
         """See `Output`."""
-        self._waiting.append(part)
-        self._bytes += part.rows.nbytes
-        if self._bytes > _PENDING_BYTES:
-            self.flush()
+        self._pool.add(part.partition, part.bucket, part.rows)
 
     def flush(self) -> None:
-        """See `Output`."""
-        if not self._waiting:
-            return
-        found = self._locate({part.partition for part in self._waiting})
-        waiting, self._waiting, self._bytes = self._waiting, [], 0
-        for part in waiting:
-            info = found[self._table.partition_name(part.partition)]
-            with storage_errors(local_path(info.location)):
-                self._file(part, info).write(part.rows, self._write_id)
-            self._touched.add((part.partition, part.bucket))
-            self._placed.add(self._place_of(part, info.location))
+        """See `Output`; partitions are created and registered before their first rows are written."""
+        self._pool.flush()
 
     def finish(self) -> Files:
         """See `Output`."""
@@ -196,96 +195,148 @@ class BatchOutput:
     @property
     def partitions(self) -> Collection[Partition]:
         """See `Files`."""
-        return {part.partition for part in self._waiting} | {one.partition for one in self._placed}
+        return self._pool.partitions
 
     def place(self, _table: Table, _write_id: int, _partitions: Mapping[str, PartitionInfo]) -> Placement:
-        """See `Files`: give all rows to their files, and let readers have them as their transaction commits."""
-        self.flush()
-        for key in sorted(self._touched):
-            self._flush(key)
-        self._touched = set()
-        return Placement(sorted(self._placed, key=str), self._flushed)
+        """See `Files`; flushes the files, so that readers find the rows once the transaction has committed."""
+        self._pool.flush()
+        return self._files.flush()
 
     def discard(self) -> None:
-        """See `Output`; rows that are in a shared file already are hidden by their write id."""
-        self._waiting, self._bytes = [], 0
-        self._touched = set()
+        """See `Output`; rows that are already in a file are invisible, because their write id is aborted."""
+        self._pool.drop_pending()
+        self._files.discard()
 
     def withdraw(self, _deltas: Iterable[DeltaFiles] = ()) -> None:
-        """See `Files`; rows of the batch's earlier transactions stay."""
-        for file in [*self._open.values(), *self._finished]:
-            try:
-                file.withdraw(self._write_id)
-            except OSError as error:  # noqa: PERF203 - each file for itself
-                _log.warning("rows of an aborted transaction are left in the files of its batch: %s", error)
+        """See `Files`; rows of earlier transactions of the batch stay."""
+        self._files.withdraw()
 
     def close(self) -> None:
         """See `Output`."""
-        while self._open:
-            self._close_oldest()
+        self._pool.close()
 
     def abandon(self) -> None:
         """See `Output`."""
         self.discard()
-        for file in self._open.values():
-            file.abandon()
-        self._open.clear()
+        self._pool.abort()
 
-    def _place_of(self, part: Part, location: str) -> DeltaFiles:
-        """Where the rows of a part went. Side files are not told: those are gone when the batch has ended."""
-        delta = batch_delta_name(*self._range, self._statements[part.partition, part.bucket])
-        return DeltaFiles(part.partition, location, delta, (ORC_ACID_VERSION_FILE, bucket_name(part.bucket)))
 
-    def _flush(self, key: tuple[Partition, int]) -> None:
-        name = self._table.partition_name(key[0])
-        with storage_errors(Path(name)):
-            done = self._open[key].flush(self._write_id)
-        self._add(name, Increment(done.rows, 0, done.bytes))
+@dataclass(eq=False, frozen=True, slots=True)
+class _BatchFile:
+    """An open file of a batch; `location` is the URI of its partition."""
 
-    def _add(self, name: str, more: Increment) -> None:
-        self._flushed[name] = self._flushed.get(name, Increment()) + more
+    appendable: AppendableFile
+    statement: int
+    location: str
 
-    def _file(self, part: Part, info: PartitionInfo) -> AppendableFile:
-        key = (part.partition, part.bucket)
-        self._leave_moved(key, info)
-        if key in self._open:
-            self._open.move_to_end(key)
-            return self._open[key]
-        while len(self._open) >= _MAX_OPEN:
-            self._close_oldest()
-        statement = self._statements.get(key, -1) + 1
-        if statement > MAX_STATEMENT:
-            raise InvalidTable(
-                "a batch has opened too many files of one partition and bucket",
-                where=f"partition {self._table.partition_name(part.partition)}",
-                hint=f"write to at most {_MAX_OPEN} partitions and buckets in a batch, or use transaction_batch_size=1",
-            )
-        delta = Location.of(info.location).make_directory(batch_delta_name(*self._range, statement))
-        (delta / ORC_ACID_VERSION_FILE).write_bytes(ORC_ACID_VERSION)
-        self._open[key] = AppendableFile(delta, self._shape.columns, part.bucket, statement, self._shape.encoding)
-        self._statements[key] = statement
-        self._homes[key] = info.location
-        self._add(self._table.partition_name(part.partition), Increment(files=1))
-        return self._open[key]
 
-    def _leave_moved(self, key: tuple[Partition, int], info: PartitionInfo) -> None:
-        """Let go of a file whose partition was moved, or dropped and made again, since an earlier transaction."""
-        if key not in self._open:
-            return
-        if key not in self._touched and not self._open[key].is_in_place:
-            self._open.pop(key).abandon()
-        elif info.location != self._homes[key]:
-            self._close(key)
+class _BatchFiles:
+    """The policy of a batch: files lie in their partitions and stay open from transaction to transaction."""
 
-    def _close_oldest(self) -> None:
-        self._close(next(iter(self._open)))
+    statements = range(MAX_STATEMENT + 1)
 
-    def _close(self, key: tuple[Partition, int]) -> None:
-        file = self._open[key]
-        with storage_errors(Path(self._table.partition_name(key[0]))):
-            if key in self._touched:
-                self._flush(key)
-                self._touched.discard(key)
-                self._finished.append(file)
-            file.close()
-        del self._open[key]
+    def __init__(self, table: Table, shape: Shape, locate: Locate, write_ids: tuple[int, int]) -> None:
+        self._table = table
+        self._shape = shape
+        self._locate = locate
+        self._write_ids = write_ids
+        # Of the open transaction:
+        self._write_id = 0
+        self._partitions: Mapping[str, PartitionInfo] = {}
+        self._written: dict[_BatchFile, FileKey] = {}
+        self._unflushed: set[_BatchFile] = set()
+        self._increments: dict[str, Increment] = {}
+
+    def begin_transaction(self, write_id: int) -> None:
+        """Begin a transaction; rows that are written from now on belong to this write id."""
+        self._write_id = write_id
+        self._partitions = {}
+        self._written = {}
+        self._unflushed = set()
+        self._increments = {}
+
+    def flush(self) -> Placement:
+        """Flush all files with rows of the open transaction."""
+        for file, key in sorted(self._written.items(), key=lambda item: item[1]):
+            if file in self._unflushed:
+                with storage_errors(local_path(file.location)):
+                    self._flush(key, file)
+        deltas = {self._delta_files(key, file) for file, key in self._written.items()}
+        return Placement(sorted(deltas, key=str), self._increments)
+
+    def discard(self) -> None:
+        """Leave the rows that were not flushed out of every further flush."""
+        self._unflushed.clear()
+
+    def withdraw(self) -> None:
+        """Remove the flushed rows of the open transaction, as far as storage permits; never raises."""
+        for file in self._written:
+            try:
+                file.appendable.withdraw(self._write_id)
+            except OSError as error:  # noqa: PERF203 - an error of one file must not keep the others
+                _log.warning("rows of an aborted transaction could not be removed from a file of its batch: %s", error)
+
+    def split(self, batch: pa.RecordBatch) -> Iterable[tuple[WriterName, pa.RecordBatch]]:
+        """See `FilePolicy`; only pyorc can write an intermediate footer."""
+        return [("pyorc", batch)]
+
+    def prepare(self, partitions: Collection[Partition]) -> None:
+        """See `FilePolicy`; creates and registers the partitions."""
+        self._partitions = self._locate(partitions)
+
+    def open(self, key: FileKey, statement: int) -> _BatchFile:
+        """See `FilePolicy`."""
+        location = self._info(key).location
+        delta = Location.of(location).make_directory(batch_delta_name(*self._write_ids, statement))
+        with storage_errors(delta):
+            (delta / ORC_ACID_VERSION_FILE).write_bytes(ORC_ACID_VERSION)
+            file = AppendableFile(delta, self._shape.columns, key.bucket, statement, self._shape.encoding)
+        self._count(key, Increment(files=1))
+        return _BatchFile(file, statement, location)
+
+    def accepts_rows(self, key: FileKey, file: _BatchFile) -> bool:
+        """See `FilePolicy`; False if the partition was moved, or was dropped and recreated, between transactions."""
+        with storage_errors(local_path(file.location)):
+            if file not in self._unflushed and not file.appendable.is_in_place:
+                file.appendable.abandon()
+                return False
+        if self._info(key).location != file.location:
+            self.close(key, file)
+            return False
+        return True
+
+    def write(self, key: FileKey, file: _BatchFile, batch: pa.RecordBatch) -> None:
+        """See `FilePolicy`."""
+        with storage_errors(local_path(file.location)):
+            file.appendable.write(batch, self._write_id)
+        self._written[file] = key
+        self._unflushed.add(file)
+
+    def close(self, key: FileKey, file: _BatchFile) -> None:
+        """See `FilePolicy`."""
+        with storage_errors(local_path(file.location)):
+            if file in self._unflushed:
+                self._flush(key, file)
+            file.appendable.close()
+
+    def abort(self, files: Iterable[_BatchFile]) -> None:
+        """See `FilePolicy`; flushed rows stay in the files."""
+        for file in files:
+            file.appendable.abandon()
+
+    def _flush(self, key: FileKey, file: _BatchFile) -> None:
+        size = file.appendable.flush(self._write_id)
+        self._unflushed.discard(file)
+        self._count(key, Increment(size.rows, 0, size.bytes))
+
+    def _count(self, key: FileKey, increment: Increment) -> None:
+        name = self._table.partition_name(key.partition)
+        self._increments[name] = self._increments.get(name, Increment()) + increment
+
+    def _delta_files(self, key: FileKey, file: _BatchFile) -> DeltaFiles:
+        """The delta without the side file, which is removed when the batch ends."""
+        delta = batch_delta_name(*self._write_ids, file.statement)
+        return DeltaFiles(key.partition, file.location, delta, (ORC_ACID_VERSION_FILE, bucket_name(key.bucket)))
+
+    def _info(self, key: FileKey) -> PartitionInfo:
+        return self._partitions[self._table.partition_name(key.partition)]

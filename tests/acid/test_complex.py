@@ -16,7 +16,7 @@ from ingestd.acid.layout import bucket_property
 from ingestd.acid.pyorc_writer import PyOrcWriter
 from ingestd.acid.routing import Shape, route
 from ingestd.acid.writer import rows_for_pyorc
-from ingestd.acid.writer_pool import WriterPool
+from ingestd.acid.writer_pool import StagingFiles, WriterPool
 from ingestd.schema import Column, HiveType
 
 SECOND = 10**9
@@ -192,10 +192,12 @@ def test_rows_for_pyorc_when_a_column_is_complex_then_all(text: str) -> None:
 
 
 def test_pool_when_complex_columns_then_every_row_is_exact(tmp_path: Path) -> None:
-    pool = WriterPool(tmp_path, COLUMNS, 1, 0)
+    files = StagingFiles(tmp_path, COLUMNS, 1)
+    pool = WriterPool(files)
     for start in range(len(RECORDS)):
-        pool.add((), batch_of(RECORDS * 200, "us").slice(start * 100, 100))
-    (file,) = pool.close()
+        pool.add((), 0, batch_of(RECORDS * 200, "us").slice(start * 100, 100))
+    pool.close()
+    (file,) = files.closed
     assert rows_of(Path(file.path)) == expected(RECORDS * 100)
 
 

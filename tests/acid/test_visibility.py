@@ -107,19 +107,6 @@ def test_visible_rows_when_side_file_then_as_far_as_it_says(tmp_path: Path) -> N
     file.abandon()
 
 
-def test_appendable_file_when_rows_of_an_aborted_transaction_are_flushed_with_the_next_then_not_counted_as_its(
-    tmp_path: Path,
-) -> None:
-    file = AppendableFile(tmp_path, COLUMNS, 0, 0, STANDARD)
-    rows = pa.RecordBatch.from_arrays([pa.array(range(5), pa.int64())], names=["n"])
-    file.write(rows, 1)
-    file.write(rows.slice(0, 2), 2)
-    assert file.flush(2).rows == 2
-    file.close()
-    assert not (tmp_path / "bucket_00000_flush_length").exists()
-    assert orc.ORCFile(tmp_path / "bucket_00000").nrows == 7
-
-
 def test_visible_rows_when_file_is_not_orc_then_invalid_table(tmp_path: Path) -> None:
     (tmp_path / delta_name(1, 0)).mkdir()
     (tmp_path / delta_name(1, 0) / "bucket_00000").write_bytes(b"not orc at all")

@@ -101,7 +101,7 @@ def test_not_null_when_a_record_has_null_then_refused_until_the_constraint_is_dr
     daemon = stack.drain(expect=65)
     stopped = daemon.events("failed")[0]
     assert stopped["reason"] == "RecordError"
-    assert "offset 3, column note: is NULL, the column is NOT NULL" in stopped["error"]
+    assert "offset 3, column note: is NULL, but the column is NOT NULL" in stopped["error"]
     assert stack.ids() == [0, 1]
 
     with connect(stack) as connection:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from ingestd.acid.layout import parse_directory
-from ingestd.acid.writer_pool import StagingFile, WriterPool
+from ingestd.acid.writer_pool import StagingFiles, WriterPool
 from ingestd.clock import Deadline
 from ingestd.errors import CommitOutcomeUnknown, IngestdError, TransactionAborted
 from ingestd.hive import transactions
@@ -71,12 +71,13 @@ class Case:
 def _staged(metastore: Metastore, txn: Transaction, table: Table, ids: range) -> TableWrite:
     write_id = transactions.allocate(metastore, txn, table.name)
     own = Staging(Location.of(table.location), staging.DAEMON, str(txn.id))
-    pool = WriterPool(own.make(), table.columns, write_id, 0)
+    staged = StagingFiles(own.make(), table.columns, write_id)
+    pool = WriterPool(staged)
     rows = pa.record_batch({"id": pa.array(ids, pa.int32()), "note": pa.array([None] * len(ids), pa.string())})
-    pool.add((DAY,) if table.partition_columns else (), rows)
-    files: list[StagingFile] = pool.close()
+    pool.add((DAY,) if table.partition_columns else (), 0, rows)
+    pool.close()
     counts = RowCounts(metastore, table.name, f"tests.{txn.id}", _NoReport())
-    return TableWrite(table, write_id, own.location, StagedFiles(files, own), counts)
+    return TableWrite(table, write_id, own.location, StagedFiles(staged.closed, own), counts)
 
 
 @pytest.fixture

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyarrow import orc
 
-from ingestd.acid.appendable import AppendableFile
-from ingestd.acid.encoding import STANDARD
-from ingestd.acid.layout import SIDE_FILE_SUFFIX
-from ingestd.acid.writer_pool import WriterPool
+from ingestd.acid.writer_pool import StagingFiles, WriterPool
 from ingestd.errors import StorageUnavailable, TransactionAborted
 from ingestd.hive import transactions
 from ingestd.hive.partitions import PartitionInfo
@@ -77,15 +72,16 @@ def test_place_when_the_next_owner_removed_the_staged_files_then_transaction_abo
 ) -> None:
     txn, write_id = _begin(stack, table)
     own = Staging(Location.of(table.location), staging.DAEMON, str(txn.id))
-    pool = WriterPool(own.make(), COLUMNS, write_id, 0)
-    pool.add((), pa.record_batch({"id": pa.array([1], pa.int32()), "note": ["x"]}))
-    files = pool.close()
+    staged = StagingFiles(own.make(), COLUMNS, write_id)
+    pool = WriterPool(staged)
+    pool.add((), 0, pa.record_batch({"id": pa.array([1], pa.int32()), "note": ["x"]}))
+    pool.close()
     transactions.abort(stack.metastore, txn.id)
     staging.sweep(stack.metastore, table)
     partitions = {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}
 
     with pytest.raises(TransactionAborted, match="staged files were removed"):
-        StagedFiles(files, own).place(table, write_id, partitions)
+        StagedFiles(staged.closed, own).place(table, write_id, partitions)
     with pytest.raises(TransactionAborted, match="has ended the transaction"):
         deltas.check_alive(stack.metastore, txn)
     assert not list(own.location.path.glob("delta_*"))
@@ -105,39 +101,3 @@ def test_location_when_another_directory_takes_its_place_then_nothing_is_written
     with pytest.raises(StorageUnavailable, match="another directory has replaced"):
         location.receive(tmp_path / "moved", "delta", ".delta")
     assert list(place.iterdir()) == []
-
-
-@pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
-def test_appendable_file_when_a_transaction_is_withdrawn_then_rows_of_the_earlier_ones_stay(
-    tmp_path: Path, closed: bool
-) -> None:
-    def rows(*ids: int) -> pa.RecordBatch:
-        return pa.record_batch({"id": pa.array(ids, pa.int32()), "note": [str(one) for one in ids]})
-
-    file = AppendableFile(tmp_path, COLUMNS, 0, 0, STANDARD)
-    file.write(rows(1, 2), 7)
-    file.flush(7)
-    bucket, side = tmp_path / "bucket_00000", tmp_path / f"bucket_00000{SIDE_FILE_SUFFIX}"
-    promised = bucket.stat().st_size
-    file.write(rows(3), 8)
-    file.flush(8)
-    if closed:
-        file.close()
-
-    file.withdraw(8)
-    file.abandon()
-
-    assert bucket.stat().st_size == promised
-    assert struct.unpack(">q", side.read_bytes()[-8:]) == (promised,)
-    assert [row["id"] for row in orc.read_table(bucket)["row"].to_pylist()] == [1, 2]
-    file.withdraw(9)
-    assert bucket.stat().st_size == promised
-
-
-def test_appendable_file_when_its_only_transaction_is_withdrawn_then_there_is_none(tmp_path: Path) -> None:
-    file = AppendableFile(tmp_path, COLUMNS, 0, 0, STANDARD)
-    file.write(pa.record_batch({"id": pa.array([1], pa.int32()), "note": ["x"]}), 7)
-    file.flush(7)
-    file.withdraw(7)
-    file.abandon()
-    assert list(tmp_path.iterdir()) == []
