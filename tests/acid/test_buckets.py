@@ -1,4 +1,4 @@
-"""Rows fall into the buckets that Hive computes, however the column lies in memory."""
+"""Buckets are those that Hive computes, for any memory layout of the columns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ingestd.acid.buckets import bucket_of_rows
 from ingestd.errors import InvalidTable
 from ingestd.schema import Column, HiveType
 
-ALL = 1 << 31  # with so many buckets the bucket is the hash without its sign
+ALL = 1 << 31  # with this many buckets the bucket is the hash without its sign bit
 SECOND = 1_000_000_000
 EPOCH = date(1970, 1, 1)
 U32 = 0xFFFFFFFF
@@ -35,8 +35,8 @@ def _buckets(batch: pa.RecordBatch, columns: list[tuple[str, str]], buckets: int
     return list(map(int, numbers))
 
 
-# Type, value, version 1, version 2, as Hive's classes compute them in a JVM whose zone is UTC (the second half by
-# ObjectInspectorUtils of hive-exec 4.0.1). A timestamp is in nanoseconds; a datetime stands for microseconds.
+# Type, value and the hashes of bucketing versions 1 and 2, as Hive computes them in a JVM in UTC (the second half with
+# ObjectInspectorUtils of hive-exec 4.0.1). An int as a timestamp is in nanoseconds, a datetime in microseconds.
 VECTORS: list[tuple[str, Any, int, int]] = [
     ("boolean", True, 1, 1), ("tinyint", 42, 42, 42), ("smallint", 42, 42, 1876706815),
     ("int", 42, 42, 1960085659), ("int", -1, -1, 1626716813),
@@ -68,7 +68,9 @@ VECTORS: list[tuple[str, Any, int, int]] = [
 
 
 @pytest.mark.parametrize(("type_text", "value", "old", "murmur"), VECTORS)
-def test_hash_when_known_then_as_in_hive(type_text: str, value: object, old: int, murmur: int) -> None:
+def test_hash_when_hive_computed_the_value_then_it_is_equal(
+    type_text: str, value: object, old: int, murmur: int
+) -> None:
     arrow = pa.timestamp("us") if isinstance(value, datetime) else HiveType.parse(type_text).arrow
     array = pa.array([value], arrow)
     assert _hashes(type_text, array, 1) == [old % ALL]
@@ -76,19 +78,21 @@ def test_hash_when_known_then_as_in_hive(type_text: str, value: object, old: int
 
 
 @pytest.mark.parametrize(("version", "expected"), [(1, 99163624), (2, 1954856510)])
-def test_hash_when_two_columns_then_combined_in_clustered_by_order(version: int, expected: int) -> None:
+def test_hash_when_table_has_two_bucket_columns_then_they_are_combined_in_clustered_by_order(
+    version: int, expected: int
+) -> None:
     batch = pa.RecordBatch.from_pydict({"s": ["hello"], "n": pa.array([42], pa.int32())})
     assert _buckets(batch, [("n", "int"), ("s", "string")], ALL, version) == [expected]
     assert _buckets(batch, [("s", "string"), ("n", "int")], ALL, version) != [expected]
 
 
-def test_bucket_when_hash_is_negative_then_sign_dropped() -> None:
+def test_bucket_when_hash_is_negative_then_its_sign_is_ignored() -> None:
     batch = pa.RecordBatch.from_pydict({"n": pa.array([-1, -2, 7], pa.int32())})
     assert _buckets(batch, [("n", "int")], 10, 1) == [(ALL - 1) % 10, (ALL - 2) % 10, 7]
 
 
 def _murmur(data: bytes) -> int:
-    """Murmur3.hash32, one step after the other."""
+    """Murmur3.hash32, row by row."""
     whole = len(data) // 4 * 4
     hashed = 104729
     for (word,) in struct.iter_unpack("<I", data[:whole]):
@@ -151,7 +155,7 @@ def _old_timestamp(nanoseconds: int) -> int:
     seconds, nanos = divmod(nanoseconds, SECOND)
     days, rest = divmod(seconds, 86_400)
     day = EPOCH + timedelta(days)
-    if day < date(1582, 10, 15):  # the number of the day that has this name in the Julian calendar
+    if day < date(1582, 10, 15):  # the epoch day of this date in the Julian calendar
         late = (14 - day.month) // 12
         year, month = day.year + 4800 - late, day.month + 12 * late - 3
         days = day.day + (153 * month + 2) // 5 + 365 * year + year // 4 - 32083 - 2440588
@@ -248,7 +252,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 @pytest.mark.parametrize("type_text", VALUES)
 @settings(max_examples=50, deadline=None)
 @given(st.data(), st.sampled_from([1, 40]), st.integers(0, 3), st.integers(0, 3))
-def test_hash_when_any_values_then_as_one_by_one(
+def test_hash_when_any_values_then_equal_to_the_row_by_row_hash(
     type_text: str, data: st.DataObject, repeat: int, front: int, back: int
 ) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[type_text]), max_size=8))
@@ -262,7 +266,7 @@ def test_hash_when_any_values_then_as_one_by_one(
 @pytest.mark.parametrize(("unit", "nanoseconds"), [("s", SECOND), ("ms", 1_000_000), ("us", 1_000)])
 @settings(max_examples=50, deadline=None)
 @given(st.data())
-def test_hash_when_timestamp_has_another_unit_then_same(unit: str, nanoseconds: int, data: st.DataObject) -> None:
+def test_hash_when_timestamp_has_another_unit_then_equal(unit: str, nanoseconds: int, data: st.DataObject) -> None:
     first, last = -62_135_596_800 * SECOND // nanoseconds, 253_402_300_799 * SECOND // nanoseconds
     values = data.draw(st.lists(st.integers(first, last), max_size=8))
     array = pa.array(values, pa.timestamp(unit))
@@ -273,7 +277,7 @@ def test_hash_when_timestamp_has_another_unit_then_same(unit: str, nanoseconds: 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(*(st.one_of(st.none(), VALUES[kind]) for kind in ("date", "string", "double"))), max_size=9))
-def test_bucket_when_several_columns_then_31_times_and_added(rows: list[tuple[Any, ...]]) -> None:
+def test_bucket_when_several_columns_then_hashes_are_combined_by_31(rows: list[tuple[Any, ...]]) -> None:
     columns = [("d", "date"), ("s", "string"), ("x", "double")]
     arrays = [
         pa.array([row[place] for row in rows], HiveType.parse(type_text).arrow)
@@ -289,13 +293,13 @@ def test_bucket_when_several_columns_then_31_times_and_added(rows: list[tuple[An
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_hash_when_one_text_is_very_long_then_right_and_soon(version: int) -> None:
+def test_hash_when_one_text_is_very_long_then_correct_within_seconds(version: int) -> None:
     texts = [*("x" * (number % 9) for number in range(100)), "é" * 50_000, "y" * 70_001]
     assert _hashes("string", pa.array(texts), version) == [_expected("string", text, version) for text in texts]
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_hash_when_text_is_large_string_then_same(version: int) -> None:
+def test_hash_when_text_is_large_string_then_equal(version: int) -> None:
     texts = ["", None, "hello", "Ḧéllo, a longer one"] * 20
     expected = _hashes("string", pa.array(texts), version)
     assert _hashes("string", pa.array(texts, pa.large_string()), version) == expected
@@ -309,19 +313,19 @@ NANS = {
 
 
 @pytest.mark.parametrize("type_text", NANS)
-def test_hash_when_nan_then_one_for_all(type_text: str) -> None:
+def test_hash_when_nan_then_equal_for_all_bit_patterns(type_text: str) -> None:
     for version in (1, 2):
         expected = _expected(type_text, float("nan"), version)
         assert _hashes(type_text, pa.array(NANS[type_text]), version) == [expected] * 3
 
 
-def test_bucket_when_all_null_then_first() -> None:
+def test_bucket_when_all_values_are_null_then_bucket_0() -> None:
     for type_text in VALUES:
         array = pa.nulls(3, HiveType.parse(type_text).arrow)
         assert _hashes(type_text, array, 1) == _hashes(type_text, array, 2) == [0, 0, 0]
 
 
-def test_bucket_when_batch_is_empty_then_none() -> None:
+def test_bucket_when_batch_is_empty_then_no_buckets() -> None:
     for type_text in VALUES:
         array = pa.array([], HiveType.parse(type_text).arrow)
         assert _hashes(type_text, array, 1) == _hashes(type_text, array, 2) == []
@@ -335,7 +339,7 @@ def test_bucket_when_type_cannot_be_hashed_then_invalid_table(kind: str) -> None
 
 
 @pytest.mark.parametrize("buckets", [0, -1])
-def test_bucket_when_table_has_none_then_invalid_table(buckets: int) -> None:
+def test_bucket_when_bucket_count_is_not_positive_then_invalid_table(buckets: int) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([1])], ["k"])
     with pytest.raises(InvalidTable, match="no number of buckets"):
         bucket_of_rows(batch, [Column("k", HiveType("bigint"))], buckets, version=2)

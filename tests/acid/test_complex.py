@@ -1,4 +1,4 @@
-"""Complex columns go to the exact writer, and pyorc reads back every value, also from slices and after null structs."""
+"""Complex columns are written by pyorc and read back unchanged, also from slices and after null structs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Day(ORCConverter):
 
 
 def rows_of(path: Path) -> list[tuple[Any, ...]]:
-    """The `row` of every event."""
+    """Return the `row` struct of every event."""
     converters = {pyorc.TypeKind.TIMESTAMP: _Pair, pyorc.TypeKind.DATE: _Day}
     with path.open("rb") as file:
         return [event[5] for event in pyorc.Reader(file, converters=converters)]
@@ -86,7 +86,7 @@ RECORDS = [
 
 
 def value_of(kind: HiveType, value: Any, unit: int) -> Any:
-    """A value as `pa.array` wants it; `unit` is nanoseconds per unit of timestamps."""
+    """Convert a value to what `pa.array` takes; `unit` is the nanoseconds per unit of timestamps."""
     if value is None:
         return None
     if kind.kind == "map":
@@ -103,7 +103,7 @@ def value_of(kind: HiveType, value: Any, unit: int) -> Any:
 
 
 def stored(kind: HiveType, value: Any) -> Any:
-    """A value as pyorc reads it."""
+    """Convert a value to what pyorc reads."""
     if value is None:
         return None
     if kind.kind == "char":
@@ -118,7 +118,7 @@ def stored(kind: HiveType, value: Any) -> Any:
 
 
 def arrow_of(kind: HiveType, unit: str) -> pa.DataType:
-    """The Arrow type with timestamps in this unit."""
+    """Return the Arrow type with timestamps in this unit."""
     if kind.kind == "timestamp":
         return pa.timestamp(unit)
     children = [arrow_of(child, unit) for child in kind.children]
@@ -158,8 +158,8 @@ def test_write_when_complex_columns_then_pyorc_reads_them_back(tmp_path: Path) -
         )
 
 
-def test_write_when_many_rows_then_null_structs_shift_nothing(tmp_path: Path) -> None:
-    """More rows than pyorc's and Arrow's batches hold."""
+def test_write_when_null_structs_in_many_rows_then_values_stay_in_their_rows(tmp_path: Path) -> None:
+    """The rows exceed the batches of pyorc and Arrow."""
     path = tmp_path / "f.orc"
     columns = [Column("n", HiveType.parse("int")), Column("s", HiveType.parse("struct<a:int,l:array<struct<b:int>>>"))]
     rows: list[tuple[int, Any]] = [
@@ -174,7 +174,7 @@ def test_write_when_many_rows_then_null_structs_shift_nothing(tmp_path: Path) ->
     assert rows_of(path) == rows
 
 
-def test_write_when_only_nulls_or_nothing_then_file_is_readable(tmp_path: Path) -> None:
+def test_write_when_only_nulls_or_no_rows_then_file_is_readable(tmp_path: Path) -> None:
     for count in (0, 3):
         path = tmp_path / f"{count}.orc"
         writer = PyOrcWriter(path, COLUMNS, 1, 1 << 29)
@@ -184,14 +184,14 @@ def test_write_when_only_nulls_or_nothing_then_file_is_readable(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["array<int>", "map<string,int>", "struct<a:int>"])
-def test_rows_for_pyorc_when_a_column_is_complex_then_all(text: str) -> None:
+def test_rows_for_pyorc_when_a_column_is_complex_then_all_rows(text: str) -> None:
     columns = [pa.array([1, 2]), pa.array([None, None], HiveType.parse(text).arrow)]
     batch = pa.RecordBatch.from_arrays(columns, names=["n", "c"])
     assert rows_for_pyorc(batch) == pa.array([True, True])
     assert rows_for_pyorc(batch) is not None
 
 
-def test_pool_when_complex_columns_then_every_row_is_exact(tmp_path: Path) -> None:
+def test_pool_when_columns_are_complex_then_pyorc_writes_every_row(tmp_path: Path) -> None:
     files = StagingFiles(tmp_path, COLUMNS, 1)
     pool = WriterPool(files)
     for start in range(len(RECORDS)):
@@ -201,7 +201,7 @@ def test_pool_when_complex_columns_then_every_row_is_exact(tmp_path: Path) -> No
     assert rows_of(Path(file.path)) == expected(RECORDS * 100)
 
 
-def test_route_when_complex_columns_then_rows_go_whole() -> None:
+def test_route_when_columns_are_complex_then_rows_are_not_torn() -> None:
     key = Column("p", HiveType.parse("int"))
     records = RECORDS * 3
     batch = batch_of(records, "us").append_column("p", pa.array([n % 4 for n in range(len(records))], pa.int32()))

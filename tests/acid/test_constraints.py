@@ -1,4 +1,4 @@
-"""Rows that decode, but that their table cannot take."""
+"""Rows that can be decoded but not stored in their table."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_rows_when_null_in_not_null_columns_then_the_first_column_is_named() -> 
         ("char(254)", [None], ["a", ""]),
     ],
 )
-def test_rows_when_a_partition_name_is_too_long_then_refused(
+def test_rows_when_a_directory_name_is_too_long_then_rejected(
     kind: str, fits: list[str | None], too_long: list[str]
 ) -> None:
     columns = _columns(p=kind)
@@ -54,7 +54,7 @@ def test_rows_when_a_partition_name_is_too_long_then_refused(
     assert sorted(unfit_rows(batch, _shape((), columns))) == list(range(len(fits), len(fits) + len(too_long)))
 
 
-def test_rows_when_a_whole_name_is_too_long_then_the_last_column_is_named() -> None:
+def test_rows_when_the_partition_name_is_too_long_then_the_last_column_is_named() -> None:
     columns = _columns(p="string", q="string", r="string", s="string")
     rows = [["x" * 200] * 4, ["x" * 180] * 4, ["é" * 120] * 4]
     batch = pa.record_batch({c.name: [row[place] for row in rows] for place, c in enumerate(columns)})
@@ -63,7 +63,7 @@ def test_rows_when_a_whole_name_is_too_long_then_the_last_column_is_named() -> N
 
 
 @pytest.mark.parametrize("tombstones", ["stop", "skip"])
-def test_decoder_when_rows_are_unfit_then_rejects_have_their_place_in_the_block(tombstones: str) -> None:
+def test_decoder_when_rows_cannot_be_stored_then_rejects_have_their_index_in_the_batch(tombstones: str) -> None:
     columns = _columns(a="int")
     shape = _shape(columns, (), "a")
     decoder = ConstraintDecoder(

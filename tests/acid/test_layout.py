@@ -7,7 +7,7 @@ import pytest
 from ingestd.acid.layout import Base, DeleteDelta, Delta, bucket_name, bucket_property, delta_name, parse_directory
 
 
-def test_names_when_small_and_large_then_as_hive_pads() -> None:
+def test_names_when_numbers_are_small_or_large_then_padded_as_in_hive() -> None:
     assert delta_name(7, 3) == "delta_0000007_0000007_0003"
     assert delta_name(123456789, 4095) == "delta_123456789_123456789_4095"
     assert bucket_name(12) == "bucket_00012"
@@ -16,12 +16,14 @@ def test_names_when_small_and_large_then_as_hive_pads() -> None:
 @pytest.mark.parametrize(
     ("bucket", "statement", "expected"), [(0, 0, 536870912), (1, 0, 537001984 - 65536), (0, 1, 536870913)]
 )
-def test_bucket_property_when_known_pairs_then_codec_v1(bucket: int, statement: int, expected: int) -> None:
+def test_bucket_property_when_hive_computed_the_value_then_it_is_equal(
+    bucket: int, statement: int, expected: int
+) -> None:
     assert bucket_property(bucket, statement) == expected
 
 
 @pytest.mark.parametrize(("bucket", "statement"), [(4096, 0), (0, 4096), (-1, 0), (0, -1)])
-def test_bucket_property_when_out_of_range_then_error(bucket: int, statement: int) -> None:
+def test_bucket_property_when_out_of_range_then_value_error(bucket: int, statement: int) -> None:
     with pytest.raises(ValueError, match="is not in"):
         bucket_property(bucket, statement)
 
@@ -39,5 +41,5 @@ def test_bucket_property_when_out_of_range_then_error(bucket: int, statement: in
         ("_tmp", None), (".hive-staging", None), ("delta_x_1", None), ("delta_1", None), ("k=delta_1_1", None),
     ],
 )  # fmt: skip
-def test_parse_directory_when_name_then_value(name: str, expected: object) -> None:
+def test_parse_directory_when_any_name_then_its_meaning_or_none(name: str, expected: object) -> None:
     assert parse_directory(name) == expected

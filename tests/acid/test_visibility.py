@@ -1,4 +1,4 @@
-"""Counting agrees with what a reader with the same snapshot sees."""
+"""Visible directories and row counts are those of a Hive reader with the same snapshot."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def delta(root: Path, write_id: int, rows: int, statement: int = 0) -> None:
 
 
 def events(path: Path, write_ids: list[int], operation: int = 0) -> None:
-    """A bucket file with one event per write id, as compaction or DELETE makes it."""
+    """Write a bucket file with one event per write id, as compaction and DELETE do."""
     path.parent.mkdir(exist_ok=True)
     with path.open("wb") as file, pyorc.Writer(file, EVENT) as writer:
         for row_id, write_id in enumerate(write_ids):
@@ -51,7 +51,7 @@ def count(root: Path, valid: ValidWriteIds = TEN, bad_txns: tuple[int, ...] = ()
     return visible_rows(root, valid, lambda txn: txn not in bad_txns)
 
 
-def test_visible_rows_when_deltas_and_deletes_then_difference(tmp_path: Path) -> None:
+def test_visible_rows_when_rows_were_deleted_then_subtracted(tmp_path: Path) -> None:
     assert count(tmp_path) == 0
     delta(tmp_path, 1, 100)
     delta(tmp_path, 2, 10)
@@ -62,7 +62,7 @@ def test_visible_rows_when_deltas_and_deletes_then_difference(tmp_path: Path) ->
     assert count(tmp_path, ValidWriteIds("d.t", 10, aborted=frozenset({1}), open=frozenset({3}))) == 15
 
 
-def test_visible_rows_when_range_is_partly_aborted_then_rows_are_judged(tmp_path: Path) -> None:
+def test_visible_rows_when_range_is_partly_aborted_then_rows_are_counted_by_write_id(tmp_path: Path) -> None:
     events(tmp_path / "delta_0000001_0000003" / "bucket_00000", [1, 1, 2, 3, 3, 3])
     events(tmp_path / "delete_delta_0000004_0000006" / "bucket_00000", [4, 5, 6], 2)
     valid = ValidWriteIds("d.t", 10, aborted=frozenset({2, 5}), open=frozenset({3}))
@@ -70,7 +70,7 @@ def test_visible_rows_when_range_is_partly_aborted_then_rows_are_judged(tmp_path
     assert count(tmp_path, valid) == 2 - 2
 
 
-def test_visible_rows_when_compacted_then_old_directories_do_not_count(tmp_path: Path) -> None:
+def test_visible_rows_when_compacted_then_replaced_directories_do_not_count(tmp_path: Path) -> None:
     delta(tmp_path, 1, 100)
     delta(tmp_path, 2, 10)
     events(tmp_path / "base_0000001_v0000050" / "bucket_00000", [1] * 90)
@@ -90,7 +90,7 @@ def test_visible_rows_when_original_and_hidden_files_then_only_originals_count(t
     assert count(tmp_path) == 2
 
 
-def test_visible_rows_when_side_file_then_as_far_as_it_says(tmp_path: Path) -> None:
+def test_visible_rows_when_side_file_then_counted_up_to_its_length(tmp_path: Path) -> None:
     directory = tmp_path / batch_delta_name(1, 3, 0)
     directory.mkdir()
     file = AppendableFile(directory, COLUMNS, 0, 0, STANDARD)
@@ -102,7 +102,7 @@ def test_visible_rows_when_side_file_then_as_far_as_it_says(tmp_path: Path) -> N
     assert visible_rows(tmp_path, two, lambda _: True) == 10
     assert visible_rows(tmp_path, ValidWriteIds("d.t", 3, open=frozenset({2, 3})), lambda _: True) == 5
     with (directory / bucket_name(0)).open("ab") as more:
-        more.write(b"what a killed writer leaves")
+        more.write(b"rows of a killed writer")
     assert visible_rows(tmp_path, two, lambda _: True) == 10
     file.abandon()
 
@@ -148,7 +148,7 @@ def seen(names: list[str], valid: ValidWriteIds, bad_txns: tuple[int, ...] = ())
         (["delta_1_3", "delta_2_2_0000"], TEN, (), ["delta_1_3"]),
     ],
 )  # fmt: skip
-def test_visible_directories_when_listing_then_as_acid_utils(
+def test_visible_directories_when_any_listing_then_as_acid_utils_chooses(
     names: list[str], valid: ValidWriteIds, bad_txns: tuple[int, ...], expected: list[str]
 ) -> None:
     assert seen(names, valid, bad_txns) == expected

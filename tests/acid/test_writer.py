@@ -1,4 +1,4 @@
-"""Files of both writers read back as the rows that went in, by pyarrow and by pyorc."""
+"""pyarrow and pyorc read the files of both writers back unchanged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def rows_by_pyarrow(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("writer_type", WRITERS)
-def test_write_when_every_type_then_rows_read_back(
+def test_write_when_every_type_then_rows_are_read_back(
     tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter], compression: Compression
 ) -> None:
     path = tmp_path / "f.orc"
@@ -77,7 +77,7 @@ def test_write_when_every_type_then_rows_read_back(
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("writer_type", WRITERS)
-def test_close_when_several_stripes_then_metadata_names_each_last_key(
+def test_close_when_several_stripes_then_metadata_has_the_last_key_of_each(
     tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter], compression: Compression
 ) -> None:
     path = tmp_path / "f.orc"
@@ -111,7 +111,7 @@ def test_close_when_no_rows_then_file_is_readable(
 
 
 @pytest.mark.parametrize("writer_type", WRITERS)
-def test_abort_when_rows_written_then_file_is_gone(
+def test_abort_when_rows_were_written_then_file_is_removed(
     tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter]
 ) -> None:
     writer = writer_type(tmp_path / "f.orc", COLUMNS, 1, 1 << 29)
@@ -138,13 +138,13 @@ def stamps(values: list[int | None], unit: str) -> pa.RecordBatch:
         ([-62135596800000000], "us", True),
     ],
 )
-def test_rows_for_pyorc_when_stamps_then_only_old_fractions_and_far_years(
+def test_rows_for_pyorc_when_timestamps_then_only_fractions_before_1970_and_values_beyond_nanoseconds(
     values: list[int | None], unit: str, expected: bool
 ) -> None:
     assert (rows_for_pyorc(stamps(values, unit)) is not None) is expected
 
 
-def test_pyorc_writer_when_old_and_far_stamps_then_seconds_and_nanos_are_exact(tmp_path: Path) -> None:
+def test_pyorc_writer_when_timestamps_beyond_nanoseconds_then_they_are_exact(tmp_path: Path) -> None:
     path = tmp_path / "f.orc"
     columns = [Column("t", HiveType.parse("timestamp")), Column("d", HiveType.parse("date"))]
     writer = PyOrcWriter(path, columns, 1, 1 << 29)
@@ -171,7 +171,7 @@ def test_pyorc_writer_when_old_and_far_stamps_then_seconds_and_nanos_are_exact(t
 
 
 @pytest.mark.parametrize("writer_type", WRITERS)
-def test_write_when_column_names_are_odd_then_they_are_kept(
+def test_write_when_column_names_have_special_characters_then_they_are_kept(
     tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter]
 ) -> None:
     columns = [Column(name, HiveType.parse("int")) for name in ("a b", "x:y", "größe", "1st", "a`b", "p<q>", "c,d")]
