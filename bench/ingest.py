@@ -46,7 +46,7 @@ class Drain:
     """One drain by ingestd: `seconds` of the whole process, its peak memory in MiB, and milliseconds per step.
 
     `rate` is records per second from the first commit to the last. `warm` is the same over the second half of the
-    records: a JVM needs some seconds to warm up, which the second drain of Spark does not include either.
+    records: a JVM needs a few seconds to warm up, which the second drain of Spark does not include either.
     """
 
     seconds: float

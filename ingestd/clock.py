@@ -52,7 +52,7 @@ class Deadline:
 
 
 class Stopwatch:
-    """The duration of named steps in milliseconds; `steps` is in the order of the steps."""
+    """The durations of named steps in milliseconds; `steps` keeps the order in which they ran."""
 
     def __init__(self) -> None:
         self.steps: dict[str, int] = {}

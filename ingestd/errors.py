@@ -168,7 +168,7 @@ class TransactionError(IngestdError):
 
 
 class TransactionAborted(TransactionError):
-    """The transaction was aborted: by a time-out, an administrator, or a takeover."""
+    """The transaction was aborted: by a timeout, an administrator, or a takeover."""
 
 
 class TableChanged(TransactionError):

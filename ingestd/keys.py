@@ -54,7 +54,7 @@ def size(value: object) -> int:
 
 
 def count(value: object) -> int:
-    """A whole number greater than 0, also as text, since references to the environment are text. Raises ValueError."""
+    """A whole number greater than 0, or its text, since references to the environment are text. Raises ValueError."""
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
         return _positive(int(value))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):

@@ -94,7 +94,7 @@ class HiveType:
     def arrow(self) -> pa.DataType:
         """The Arrow type of decoded columns.
 
-        A timestamp, also inside a complex type, is decoded as timestamp[us] when timestamp[ns] cannot represent it.
+        A timestamp, even inside a complex type, is decoded as timestamp[us] when timestamp[ns] cannot represent it.
         """
         if self.kind == "decimal":
             return pa.decimal128(self.precision, self.scale)

@@ -21,7 +21,7 @@ from tests.support.stack import Stack
 # The folder of one run, which its worker processes share.
 _RUN_FOLDER = "INGESTD_TEST_RUN"
 _MOST_WORKERS = 4
-# A worker's own daemons, and the services that its tests start beside the shared ones.
+# A worker's own daemons, and the services that its tests start in addition to the shared ones.
 _MEMORY_PER_WORKER = 5 << 30
 # Program names that a unit test may not start.
 _SERVICE_PROGRAMS = ("java", "postgres", "krb5kdc")

@@ -1,4 +1,4 @@
-"""Reactions of the error classes, the waits between attempts, and the length of log texts."""
+"""Reactions of the error classes, the waits between attempts, and the length of log messages."""
 
 from __future__ import annotations
 

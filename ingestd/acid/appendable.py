@@ -2,7 +2,7 @@
 
 Invariant: the bytes that readers may read end with a complete footer, and their length is in the side file before the
 transaction commits. The bucket file gets its name only once it contains rows. A reader therefore finds a valid file or
-none at any time, also after the writer was killed.
+none at any time, even after the writer was killed.
 Source: OrcRecordUpdater (a delta of several write ids), AcidUtils.getLogicalLength.
 """
 
@@ -102,7 +102,7 @@ class AppendableFile:
         _sync(self._path.parent)
 
     def withdraw(self, write_id: int) -> None:
-        """Remove the flushed rows of a write id that cannot commit any more; afterwards only `abandon` may be called.
+        """Remove the flushed rows of a write id that can no longer commit; afterwards only `abandon` may be called.
 
         The side file gets the previous length before the file is truncated, so that no reader finds fewer bytes than
         the side file says.
@@ -127,7 +127,7 @@ class AppendableFile:
         Flushed rows stay readable through the side file. The bytes after them are removed, which frees a full disk.
         """
         for step in (self._orc.close, self._sink.close):
-            with suppress(Exception):  # pyorc raises errors of its own; the unflushed rows are lost in any case
+            with suppress(Exception):  # pyorc raises errors of its own; the unflushed rows are lost either way
                 step()
         with suppress(OSError):
             if self._path.exists():

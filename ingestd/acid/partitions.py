@@ -1,6 +1,6 @@
 """Names and values of Hive partitions.
 
-Invariant: both are the texts that Hive itself writes (FileUtils.makePartName, HiveStreamingConnection).
+Invariant: both are the strings that Hive itself writes (FileUtils.makePartName, HiveStreamingConnection).
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def static_partition_value(column: Column, text: str) -> str:
     """Normalise a partition value that a user wrote: `007` is `7` for an int, `1.50` is `1.5` for a decimal.
 
     Hive's own INSERT normalises `PARTITION (p='007')` in the same way, so its WHERE, DROP PARTITION and INSERT
-    OVERWRITE find the partition. The empty text and `__HIVE_DEFAULT_PARTITION__` are the default partition, as in Hive
-    Streaming; Hive's INSERT rejects the empty text.
+    OVERWRITE find the partition. The empty string and `__HIVE_DEFAULT_PARTITION__` are the default partition, as in
+    Hive Streaming; Hive's INSERT rejects the empty text.
 
     Raises InvalidTable for a text that is not a value of the column's type, or whose directory name is too long. This
     includes texts that Hive changes silently: `300` for a tinyint (becomes 44), `yes` for a boolean (true), and digits
@@ -142,7 +142,7 @@ def _text_scalar(kind: HiveType, text: str) -> pa.Scalar:
     text = text.rstrip(" ") if kind.kind == "char" else text
     if kind.length and len(text) > kind.length:
         raise ValueError(text)
-    text.encode()  # raises for half a surrogate pair, which UTF-8 cannot encode
+    text.encode()  # raises for an unpaired surrogate, which UTF-8 cannot encode
     return pa.scalar(text, kind.arrow)
 
 
@@ -189,7 +189,7 @@ def partition_value(column: Column, scalar: pa.Scalar) -> str:
     """Return the text that Hive stores for a partition value (Writable.toString).
 
     NULL and the empty text are the default partition.
-    Raises InvalidTable for binary columns, which have no such text.
+    Raises InvalidTable for binary columns, which have no such string.
     """
     if not scalar.is_valid:
         return DEFAULT_PARTITION

@@ -59,7 +59,7 @@ _STRATEGY = {"speed": pyorc.CompressionStrategy.SPEED, "compression": pyorc.Comp
 
 
 class PyOrcWriter:
-    """Row by row writer for all types and all timestamps and dates of the years 0001 to 9999.
+    """Row-by-row writer for all types, and for all timestamps and dates of the years 0001 to 9999.
 
     It is several times slower than `PyArrowWriter`.
     """

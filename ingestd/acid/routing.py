@@ -36,7 +36,7 @@ class Bucketing:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the writers know of a table.
+    """What the writers know about a table.
 
     `columns` do not include `partition_columns`. `not_null` holds the names of the NOT NULL columns, which are never
     partition columns.
@@ -93,7 +93,7 @@ def _by_partition(batch: pa.RecordBatch, shape: Shape) -> list[tuple[tuple[str, 
 
 
 def _value_codes(column: Column, array: pa.Array) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """A code per row and the partition value of each code; values with equal text have one code."""
+    """A code per row and the partition value of each code; equal partition values share a code."""
     encoded = pc.dictionary_encode(array, null_encoding="encode")
     texts = [partition_value(column, scalar) for scalar in encoded.dictionary]
     distinct = {text: place for place, text in enumerate(dict.fromkeys(texts))}

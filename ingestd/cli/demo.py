@@ -1,6 +1,6 @@
 """`ingestd demo`: moves records from a real Kafka into a real Hive table and reads them back through HiveServer2.
 
-Invariant: without `--keep` the demo stops every process and removes every file that it created, also on errors.
+Invariant: without `--keep` the demo stops every process and removes every file that it created, even on errors.
 """
 
 from __future__ import annotations

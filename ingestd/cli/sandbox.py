@@ -54,7 +54,7 @@ def sandbox() -> None:
     type=click.IntRange(1),
     default=300,
     show_default=True,
-    help="Time after which the metastore aborts a silent transaction.",
+    help="Time without a heartbeat after which the metastore aborts a transaction.",
 )
 @click.option(
     "--housekeeper-seconds",

@@ -32,7 +32,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Observe:
 class Failpoint:
     """An observer that acts once. `text` is `STEP[@N]=ACTION`: act when STEP completes for the N-th time (default 1).
 
-    Actions: `kill` sends SIGKILL to the own process; `abort` raises TransactionAborted; `hold:FILE` creates FILE.held
+    Actions: `kill` sends SIGKILL to this process; `abort` raises TransactionAborted; `hold:FILE` creates FILE.held
     and blocks until FILE exists. Raises ConfigError when `text` has another form.
     """
 

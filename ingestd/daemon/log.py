@@ -58,7 +58,7 @@ def shortened(text: str) -> str:
 
 
 def _shorten(_logger: Any, _method: str, line: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Shorten the long texts of an event. Lists stay complete: they may contain offsets that an operator needs."""
+    """Shorten the long strings of an event. Lists stay complete: they may contain offsets that an operator needs."""
     for key, value in line.items():
         if isinstance(value, str):
             line[key] = shortened(value)

@@ -18,7 +18,7 @@ NEWLINE = 0x0A
 
 
 class Lines(Sequence[bytes]):
-    """Records that lie in one buffer, `text`, separated by newlines.
+    """Records stored in one buffer, `text`, separated by newlines.
 
     The buffer is split only when a record is accessed; `join_lines`, `total_bytes` and `without_tombstones` do not
     access any. A decoder that reads the whole buffer therefore never pays for the split.

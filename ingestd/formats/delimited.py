@@ -9,14 +9,14 @@ A record is the table's columns and then its partition columns, in order. There 
 | the record | fields between delimiters; surplus fields are dropped | missing fields | `bad_counts="reject"` |
 | a field | its bytes; escapes count only if `escape` is set, and are resolved in text only | the NULL text `\N` | |
 | tinyint … bigint | sign, digits, a fraction, truncated: +5, 007, 5.7, .5 | out of range; all else: " 5", 1e3 | |
-| float, double | Java's text: 1., .5, 5d, 1e400 (infinite), NaN; blanks around | all else: inf | 0x1p3: NULL |
+| float, double | Java's text: 1., .5, 5d, 1e400 (infinite), NaN; trimmed | all else: inf | 0x1p3: NULL |
 | decimal(p,s) | digits, fraction, exponent of two digits; half up, first to 38 digits | too large; all else | |
-| boolean | true, false in any case | all else: 1, 0, t, "true " | no extended literals |
-| string | any text, also the empty one | | invalid UTF-8 is a reject |
-| varchar(n), char(n) | text, truncated to n characters; char drops trailing blanks | | invalid UTF-8 is a reject |
+| boolean | true, false, ignoring case | all else: 1, 0, t, "true " | no extended literals |
+| string | any text, even empty | | invalid UTF-8 is a reject |
+| varchar(n), char(n) | text, truncated to n characters; char drops trailing spaces | | invalid UTF-8 is a reject |
 | binary | base64, padded or not, if valid, else the bytes: `abcd` is base64 | | Hive 3 accepts line ends in base64 |
-| date | y-M-d of 8 bytes or more; blanks around; text after it but digits | all else | years not 0001 … 9999: NULL |
-| timestamp | y-M-d H:m:s[.f], yyyy-MM-ddTHH:mm[:ss[.f]]; blanks around | all else: a date, a zone | years; see below |
+| date | y-M-d, 8+ bytes, trimmed; then text not starting with a digit | all else | years not 0001 … 9999: NULL |
+| timestamp | y-M-d H:m:s[.f], yyyy-MM-ddTHH:mm[:ss[.f]]; trimmed | all else: a date, a zone | years; see below |
 | array | elements between collection delimiters; an empty field is the empty array | | |
 | map | entries, keys and values; the first of equal keys wins | an entry without key delimiter: its value | |
 | struct | fields between collection delimiters, as those of the record | missing fields | |
@@ -98,7 +98,7 @@ class DelimitedFormat:
         for one, other in pairs:
             if one == "escape" or chosen[one] == chosen[other]:
                 raise ConfigError(
-                    f"{one} and {other} are both {chr(by_name[other])!r}", hint="give each a character of its own"
+                    f"{one} and {other} are both {chr(by_name[other])!r}", hint="use a different character for each"
                 )
 
     def syntax(self) -> FieldSyntax:
@@ -115,11 +115,11 @@ class DelimitedFormat:
 def _byte(name: str, text: str) -> int:
     """The byte of a delimiter: its code, else the character (LazyUtils.getByte). Raises ConfigError."""
     if not isinstance(text, str):
-        raise ConfigError(f"{name} must be text, not {type(text).__name__}", hint="give the character, such as ','")
+        raise ConfigError(f"{name} must be text, not {type(text).__name__}", hint="use the character, such as ','")
     code = int(text) if _CODE.fullmatch(text) else ord(text) if len(text) == 1 else -1
     if 0 <= code < 128:
         return code
-    raise ConfigError(f"{name} {text!r} is not one ASCII character", hint="give the character, or its code such as 44")
+    raise ConfigError(f"{name} {text!r} is not one ASCII character", hint="use the character, or its code, such as 44")
 
 
 def _check_unambiguous(columns: Sequence[Column], syntax: FieldSyntax) -> None:
@@ -130,7 +130,7 @@ def _check_unambiguous(columns: Sequence[Column], syntax: FieldSyntax) -> None:
             raise ConfigError(
                 f"type {column.type} needs {len(needed)} different delimiters, but they are {needed!r}",
                 where=f"column {column.name}",
-                hint="give field_delimiter, collection_delimiter and map_key_delimiter each a character of its own",
+                hint="use different characters for field_delimiter, collection_delimiter and map_key_delimiter",
             )
 
 

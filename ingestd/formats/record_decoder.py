@@ -21,7 +21,7 @@ from ingestd.schema import Column
 MAX_BYTES = 1 << 30  # of one batch; Arrow's string offsets have 31 bits
 SMALLEST_BATCH = 256  # records; a smaller batch is not split but decoded one by one
 PARTS = 16  # of a batch that is split: few levels, whether one record is bad or all are
-MAX_FAILURES = 4  # smallest batches in a row; after that nothing is split any more, as each attempt costs about 1 ms
+MAX_FAILURES = 4  # smallest batches in a row; after that nothing more is split, as each attempt costs about 1 ms
 
 RejectReasons = Mapping[int, tuple[str, str]]  # column and reason of each reject, by the index of its record
 

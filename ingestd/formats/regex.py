@@ -92,7 +92,7 @@ def _check_columns(columns: Sequence[Column]) -> None:
     for column in columns:
         if column.type.is_complex:
             raise ConfigError(
-                f"a regular expression cannot fill type {column.type}",
+                f"a regular expression cannot be used for a column of type {column.type}",
                 where=f"column {column.name}",
                 hint="use a delimited or JSON writer for this table",
             )
@@ -106,7 +106,7 @@ def _compiled(pattern: str, columns: int, *, ignore_case: bool) -> re.Pattern[st
         raise ConfigError(f"{pattern!r} is not a Python regular expression: {error}") from None
     if compiled.groups != columns:
         raise ConfigError(
-            f"the regular expression has {compiled.groups} groups, the table has {columns} columns",
+            f"the regular expression has {compiled.groups} groups, but the table has {columns} columns",
             hint="write one group for each column, partition columns last, and (?:…) for groups that are not columns",
         )
     return compiled

@@ -1,7 +1,7 @@
 """Rows become Arrow batches; the range and the units of their dates and timestamps.
 
-Invariant: all timestamps of a batch have one unit, also those inside complex values. Rows keep their order over the
-batches, and a new batch begins only at a row that needs the other unit.
+Invariant: all timestamps of a batch have one unit, including those inside complex values. Rows keep their order over
+the batches, and a new batch begins only at a row that needs the other unit.
 """
 
 from __future__ import annotations

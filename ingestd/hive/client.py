@@ -90,7 +90,7 @@ class _Connection(ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
         HMSClient.__init__(self, protocol)
 
     def is_open(self) -> bool:
-        """False when the peer has closed a connection without TLS. Thrift checks the socket and sends nothing."""
+        """False when the peer has closed the connection, which is detected without TLS only. Sends nothing."""
         return bool(self._oprot.trans.isOpen())
 
     def __del__(self) -> None:
@@ -134,7 +134,7 @@ class Metastore:
         """Call a metastore method and return its Thrift value. Only hive/ and publish/ use Thrift values.
 
         When the connection breaks, a repeatable call is sent again to the next address that accepts a connection: once
-        more than there are addresses, or once less after a time-out.
+        more than there are addresses, or once less after a timeout.
 
         Raises MetastoreUnavailable when no address answered or the server failed; LoginFailed or ConfigError when every
         address rejects the connection permanently; TransactionAborted when the transaction has ended; InvalidTable when

@@ -108,7 +108,7 @@ def _create_table(metastore: Metastore, name: TableName) -> None:
         owner=metastore.user,
         sd=storage,
         partitionKeys=[],
-        # A blank: Oracle stores '' as NULL, and the commit's UPDATE needs an existing row.
+        # A space: Oracle stores '' as NULL, and the commit's UPDATE needs an existing row.
         parameters={_KEY: " ", "EXTERNAL": "TRUE", "comment": "state of an ingestd mapping; do not alter"},
         tableType="EXTERNAL_TABLE",
     )

@@ -125,12 +125,12 @@ def _connect(host: str, port: int, tls: Tls | None, timeout_seconds: float) -> s
     if context is None:
         return connected
     try:
-        # The TLS socket inherits the time-out. On failure the plain socket is closed below.
+        # The TLS socket inherits the timeout. On failure the plain socket is closed below.
         return context.wrap_socket(connected, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
         connected.close()
         raise ConfigError(
-            f"the metastore's certificate is not accepted: {error.verify_message}",
+            f"the metastore's certificate was rejected: {error.verify_message}",
             where=where,
             hint="metastore.tls.ca_file must hold the CA that signed it, metastore.uri the certificate's host name",
         ) from error

@@ -79,7 +79,7 @@ class CommitResult:
     """A transaction that has committed, with the state that was stored.
 
     `hidden` names partitions (or WHOLE_TABLE) whose new rows no reader sees, each with the base directory of the
-    TRUNCATE that ran beside the commit.
+    concurrent TRUNCATE.
     """
 
     transaction: PendingTransaction

@@ -75,7 +75,7 @@ def staging_removed(mapping: str, directories: list[str]) -> None:
 
 
 def staging_left(mapping: str, error: IngestdError) -> None:
-    """Staging directories of transactions that have ended could not be removed; the next sweep tries again."""
+    """Staging directories of transactions that have ended could not be removed; the next sweep retries."""
     _log.warning("staging_left", mapping=mapping, error=str(error))
 
 
@@ -101,7 +101,7 @@ def standby(mapping: str, claim: Claim) -> None:
 
 
 def lease_lost(mapping: str, error: Exception) -> None:
-    """The heartbeats of the lease ended with an error; the daemon gives the mapping up."""
+    """The heartbeats of the lease ended with an error; the daemon gives up the mapping."""
     _log.warning("lease_lost", mapping=mapping, reason=type(error).__name__, error=str(error))
 
 
@@ -121,7 +121,7 @@ def offsets_lost(mapping: str, gap: str) -> None:
 
 
 def row_counts_repaired(mapping: str, partitions: Sequence[str]) -> None:
-    """Row counts were wrong and were counted again from the table's files."""
+    """Row counts were wrong and were recounted from the table's files."""
     _log.info("row_counts_repaired", mapping=mapping, partitions=list(partitions[:_MAX_NAMES]), count=len(partitions))
 
 

@@ -129,7 +129,7 @@ class MappingLoop:
 
     @contextmanager
     def _tolerating_a_swap(self) -> Iterator[None]:
-        """Make a missing table a retriable error for some seconds, if the table was there before."""
+        """Make a missing table a retriable error for a few seconds, if the table existed before."""
         try:
             yield
         except TableMissing as error:
@@ -141,7 +141,7 @@ class MappingLoop:
     def _count_failed_stage(self, error: JobFailed) -> None:
         """Count a stage that lost a worker or timed out. Raises JobFailed when too many did in a row.
 
-        After a time-out the lease is released for a moment, so that a standby can take over: something may hang here.
+        After a timeout the lease is released for a moment, so that a standby can take over: something may hang here.
         """
         self._failed_stages += 1
         if self._failed_stages >= _STAGE_ATTEMPTS:

@@ -63,7 +63,7 @@ def _start(value: object) -> StartOptions:
 
 
 def _moment(value: object) -> datetime | None:
-    """What YAML read as a time, a date, a number since 1970 or text; None when it is no time."""
+    """What YAML read as a time, a date, a number since 1970 or text; None when it is not a time."""
     try:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return datetime.fromtimestamp(value if abs(value) <= _LARGEST_SECONDS else value / 1000, timezone.utc)

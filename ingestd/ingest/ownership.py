@@ -130,7 +130,7 @@ class Ownership:
             self._open.add(txn_id)
 
     def untrack(self, txn_id: int) -> None:
-        """Send no more heartbeats for a transaction, because it has ended."""
+        """Stop sending heartbeats for a transaction that has ended."""
         with self._guard:
             self._open.discard(txn_id)
 

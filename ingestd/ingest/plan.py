@@ -144,7 +144,7 @@ class Planner:
     def _check_partitions(self, draft: _Draft, ends: Offsets) -> None:
         """Start new partitions at their first offset; detect truncated ones.
 
-        A partition counts as truncated when its end has been lower than the position for some seconds.
+        A partition counts as truncated when its end has been lower than the position for a few seconds.
         """
         draft.offsets |= self._broker.earliest(p for p in ends if p not in draft.offsets)
         behind = {p: end for p, end in ends.items() if draft.offsets[p] > end}

@@ -72,7 +72,7 @@ class Recovery:
         self._close(0.0)
 
     def close(self) -> None:
-        """Check the row counts of recent commits one last time, for at most some seconds."""
+        """Check the row counts of recent commits one last time, for at most a few seconds."""
         self._close(_CLOSE_SECONDS)
 
     def _stored_state(self, control: ControlTable) -> MappingState | None:

@@ -1,4 +1,4 @@
-"""The staging directories of one mapping: those of its open transactions, and the removal of those that were left.
+"""The staging directories of one mapping: those of its open transactions, and the removal of those left behind.
 
 Invariant: a directory is removed by its own transaction or after its transaction has ended, never while it may commit.
 """
@@ -43,7 +43,7 @@ class StagingArea:
             self._in_use.popitem()[1].discard()
 
     def sweep_if_due(self, table: Table) -> None:
-        """Sweep when the last sweep is some minutes ago."""
+        """Sweep if the last sweep was more than a few minutes ago."""
         if self._next_sweep.passed:
             self.sweep(table)
 

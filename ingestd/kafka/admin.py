@@ -104,14 +104,14 @@ class Broker:
         for partition, answer in answers.items():
             key = TopicPartition(partition.topic, partition.partition)
             offset = int(self._answer(answer, f"{self.where}, {key}").offset)
-            # librdkafka reports a time-out as an invalid offset without an error.
+            # librdkafka reports a timeout as an invalid offset without an error.
             if offset == OFFSET_INVALID:
                 raise BrokerUnavailable("the request for offsets timed out", where=f"{self.where}, {key}")
             found[key] = offset
         return found
 
     def _answer(self, future: Future[T], where: str) -> T:
-        """The result of a request. Raises the errors of `translate_error`, or BrokerUnavailable after a time-out."""
+        """The result of a request. Raises the errors of `translate_error`, or BrokerUnavailable after a timeout."""
         try:
             return self._wait(future, where)
         except KafkaException as error:
@@ -135,7 +135,7 @@ class OffsetMirror:
     """Commits offsets that Hive has committed to a consumer group, for lag monitoring; ingestd never reads them.
 
     Uses asynchronous commits and polls for the result, because a synchronous commit blocks forever on a broker that
-    hangs, and the admin client's group requests abort the process on a time-out (librdkafka issue 4605).
+    hangs, and the admin client's group requests abort the process on a timeout (librdkafka issue 4605).
     """
 
     def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_seconds: float = 5.0) -> None:
@@ -148,7 +148,7 @@ class OffsetMirror:
         self._error: KafkaError | None = None
 
     def commit(self, position: Offsets) -> None:
-        """Commit next offsets. Raises the errors of `translate_error`, or BrokerUnavailable after a time-out."""
+        """Commit next offsets. Raises the errors of `translate_error`, or BrokerUnavailable after a timeout."""
         offsets = [_TopicPartition(p.topic, p.partition, offset) for p, offset in position.items()]
         limit = Deadline.after(self._timeout)
         self._await_result(limit)

@@ -156,7 +156,7 @@ class _TopicRead:
         return Batch(self._topic, values, partitions, offsets, size)
 
     def _events(self, messages: list[Message], errors: list[KafkaError | None]) -> set[int]:
-        """Partitions that end at or beyond the end of their range; raises every other error."""
+        """The partitions reported to end at or beyond the end of their range; raises every other error."""
         ended = set()
         for message, error in zip(messages, errors, strict=True):
             if error is None:

@@ -1,9 +1,10 @@
 """Files of an open transaction: partitions are registered, staged files are placed as deltas, and can be withdrawn.
 
-Invariant: every partition is registered with the transaction before a file appears under it, and a delta appears whole,
-by one rename. An aborted write id whose partition was never registered becomes visible once HMS forgets it. HMS also
-forgets a registered transaction that has aborted and left nothing to clean; therefore files are placed right after a
-heartbeat (`check_alive`), and a transaction that fails before its commit withdraws what it placed (`protocol.py`).
+Invariant: every partition is registered with the transaction before a file appears under it, and a delta appears
+complete, by one rename. An aborted write id whose partition was never registered becomes visible once HMS forgets it.
+HMS also forgets a registered transaction that has aborted and left nothing to clean; therefore files are placed right
+after a heartbeat (`check_alive`), and a transaction that fails before its commit withdraws what it placed
+(`protocol.py`).
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class StagedFiles:
         return Placement(placed, self._increments(table))
 
     def withdraw(self, deltas: Iterable[DeltaFiles]) -> None:
-        """Remove deltas of a transaction that cannot commit any more, as far as storage permits; never raises."""
+        """Remove deltas of a transaction that can no longer commit, as far as storage permits; never raises."""
         for one in deltas:
             local.discard_tree(local.local_path(one.location) / one.delta)
 
@@ -147,7 +148,7 @@ def check_alive(metastore: Metastore, txn: Transaction) -> None:
     """Send a heartbeat right before files are placed. Raises TransactionAborted when the transaction has ended.
 
     A process may have been frozen until HMS aborted the transaction and forgot it: files that appear under its write id
-    after that are visible to everybody.
+    after that are visible to every reader.
     """
     if not leases.heartbeat_transaction(metastore, txn.id):
         raise TransactionAborted(
@@ -205,7 +206,7 @@ def _refuse_base(directory: Path, names: Iterable[str], write_id: int) -> None:
         raise TransactionAborted(
             "the table was overwritten or truncated since this transaction began; its rows would be hidden",
             where=str(directory / base),
-            hint="the next transaction comes after it",
+            hint="a new transaction gets a later write id, so its rows are visible",
         )
 
 

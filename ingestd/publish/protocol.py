@@ -1,7 +1,7 @@
 """The write protocol: publishes the files of one transaction in any number of tables, and commits it.
 
     register   the partitions, before a file appears under them
-    place      the files, each delta whole
+    place      the files, each delta complete
     announce   the files, to a metastore that keeps an event log
     count      numRows, which Hive answers `count(*)` from
     commit     rows and key-value become visible at once
@@ -43,7 +43,7 @@ class Files(Protocol):
         ...
 
     def place(self, table: Table, write_id: int, partitions: Mapping[str, PartitionInfo]) -> Placement:
-        """Put the rows where the commit makes them visible; `partitions` has their registered partitions, by name.
+        """Place the rows where the commit makes them visible; `partitions` has their registered partitions, by name.
 
         Raises StorageUnavailable, InvalidTable, TransactionAborted.
         """
@@ -83,7 +83,7 @@ class Publication:
     """What a committed transaction published in one table.
 
     `hidden` names partitions (or WHOLE_TABLE) whose new rows no reader sees, each with the base directory of the
-    TRUNCATE that ran beside the commit. `unchecked` is the error when storage could not be searched for such bases.
+    concurrent TRUNCATE. `unchecked` is the error when storage could not be searched for such bases.
     """
 
     deltas: Sequence[DeltaFiles]

@@ -5,7 +5,7 @@ it may not be, and the flag COLUMN_STATS_ACCURATE is absent after every change o
 enough: Hive's compaction sets it again and trusts the numRows that it finds (Updater's `analyze … noscan`), and so does
 StatsOptimizer.
 
-The parameters beside numRows:
+The parameters alongside numRows:
 
 - `ingestd.rows`: numRows as ingestd wrote it, or `unknown`. Hive's INSERT, UPDATE, DELETE and ANALYZE change numRows
   only, so a difference shows that another writer changed it.
@@ -15,7 +15,7 @@ The parameters beside numRows:
 
 A number is right (`is_right`) when numRows equals `ingestd.rows`, every visible directory is accounted for, and no mark
 is of a write id that aborted, or that the metastore may have forgotten after it aborted. This needs no memory: any
-writer detects a wrong number, also after a restart, and instead of adding to it leaves `unknown` until it is recounted.
+writer detects a wrong number, even after a restart, and instead of adding to it leaves `unknown` until it is recounted.
 
 Why the set of write ids is needed: ANALYZE, which runs after each compaction, writes back all parameters as it read
 them, and so reverts number, mark and set together. Then a visible delta is not in the set, which any reader of
@@ -121,7 +121,7 @@ def incremented(
     """
     parameters = dict(before)
     if is_empty(content, snapshot, known):
-        # Whatever the parameters say: they may be those of a partition that was dropped and created again.
+        # Whatever the parameters say: they may be those of a partition that was recreated.
         _drop_marks(parameters)
         parameters |= {_ROWS: "0", "numFiles": "0", "totalSize": "0"}
         is_known = True
@@ -147,8 +147,8 @@ def doubtful(parameters: Mapping[str, str]) -> dict[str, str]:
 def recounted(before: Mapping[str, str], rows: int, snapshot: ValidWriteIds, own: int) -> dict[str, str]:
     """The parameters with the rows that `snapshot` sees; the flag is dropped where numRows was different.
 
-    The marks go: what was in flight is not in the number, and not in its set of write ids. `own` is the write id of
-    the recount, which writes no rows.
+    The marks are removed: what was in flight is not in the number, and not in its set of write ids. `own` is the
+    write id of the recount, which writes no rows.
     """
     parameters = dict(before)
     if parameters.get(_ROWS) != str(rows):
@@ -301,7 +301,7 @@ def is_empty(content: Content, valid: ValidWriteIds, known: Known) -> bool:
 
 
 def _is_shared(one: Base | Delta | DeleteDelta, known: Known) -> bool:
-    """Whether a directory holds the files of an own transaction batch."""
+    """Whether a directory holds the files of one of the writer's own transaction batches."""
     return isinstance(one, Delta) and not one.visibility_txn and write_id_range(one) in known.batches
 
 

@@ -1,15 +1,15 @@
 """Repairs row counts in the background: checks partitions after their commits, and recounts those that are wrong.
 
-Invariant: a partition that this writer committed to is checked some seconds after its last commit and some minutes
-after it, so that a number which ANALYZE reverted is recounted even if nothing is written there any more.
+Invariant: a partition that this writer committed to is checked a few seconds after its last commit and some minutes
+after it, so that a number which ANALYZE reverted is recounted even if nothing is written there any longer.
 
-After each compaction Hive runs ANALYZE, which writes back parameters that it read up to some seconds before; a commit
+After each compaction Hive runs ANALYZE, which writes back parameters that it read up to a few seconds before; a commit
 in between loses its count. Usually the next commit to the partition detects that. The checks of this module detect it
 where no commit follows, and recounts happen here only, in a thread that lives as long as something is due: a commit
 never waits for them. A check costs one metastore call for 200 partitions and one listing of each directory.
 
-A recount holds the counting lease for 2 s at most, and locks the table as a reader, so that no partition is dropped and
-created again between reading its files and writing its number.
+A recount holds the counting lease for 2 s at most, and locks the table as a reader, so that no partition is recreated
+between reading its files and writing its number.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from ingestd.storage.local import local_path
 CHECKS = (3.0, 15.0, 60.0, 300.0, 1800.0)
 # Partitions that are due within this time are checked together.
 _TOGETHER_SECONDS = 1.0
-# Partitions that are remembered; beyond that, those without a commit for the longest time are not checked any more.
+# Partitions that are remembered; beyond that, those without a commit for the longest time are no longer checked.
 _MAX_WATCHED = 20_000
 # A pause of the survey and of long repairs.
 _BETWEEN_SECONDS = 0.2
@@ -55,7 +55,7 @@ class Report(Protocol):
         """These partitions were recounted (WHOLE_TABLE for an unpartitioned table)."""
 
     def delayed(self, error: IngestdError) -> None:
-        """Row counts cannot be checked or recounted now; called once until it works again."""
+        """Row counts cannot be checked or recounted now; called once per series of failures."""
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class RowCountRepair:
         self._is_delayed = False
 
     def begin(self, table: Table, batch: WriteIdRange | None) -> None:
-        """Remember the batch of a commit; forget everything if the table was dropped and created again."""
+        """Remember the batch of a commit; forget everything if the table was recreated."""
         with self._changed:
             state = self._state
             if state.table_id not in (0, table.id):  # the new table numbers its write ids from 1
@@ -154,7 +154,7 @@ class RowCountRepair:
             self._wake()
 
     def survey(self, seconds: float) -> None:
-        """Check all partitions that ingestd has counted once, beginning in so many seconds."""
+        """Check once all partitions that ingestd has counted, beginning `seconds` from now."""
         with self._changed:
             self._state.survey_due = monotonic() + seconds
             self._wake()
@@ -215,7 +215,7 @@ class RowCountRepair:
         try:
             self._check_due(due)
             self._survey_if_due()
-        except InvalidTable:  # the table is missing, or is no ACID table any more
+        except InvalidTable:  # the table is missing, or is no longer an ACID table
             with self._changed:
                 self._state.watched.clear()
                 self._state.survey_due = None
@@ -326,7 +326,7 @@ class RowCountRepair:
         self, table: Table, rows: Mapping[str, int], snapshot: ValidWriteIds, txn: Transaction, wait: Wait
     ) -> None:
         if not leases.heartbeat_transaction(self._metastore, txn.id):
-            raise TransactionAborted("the recount took longer than the metastore waits", where=f"table {table.name}")
+            raise TransactionAborted("the transaction of the recount timed out", where=f"table {table.name}")
         # HiveServer2 keeps partitions as it read them, with their numbers, until the table's write ids change.
         own = transactions.allocate(self._metastore, txn, table.name)
 
@@ -341,7 +341,7 @@ class RowCountRepair:
         return visible_rows(path, snapshot, lambda txn_id: is_committed(self._metastore, txn_id))
 
     def _wait_after(self, error: IngestdError) -> bool:
-        """After a failure: report it once and try again later; False when the thread must end instead."""
+        """Report a failure once, then wait before the retry; False when the thread must end instead."""
         if not self._is_delayed:
             self._report.delayed(error)
         self._is_delayed = True

@@ -108,7 +108,7 @@ def sweep(metastore: Metastore, table: Table, *, spare: Iterable[str] = ()) -> l
 def remove_copies(metastore: Metastore, table: Table, location: Path, names: Iterable[str]) -> None:
     """Remove incomplete copies of deltas of ended transactions from a partition's directory, which contains `names`.
 
-    A copy that cannot be removed stays hidden from readers, and the next transaction tries again.
+    A copy that cannot be removed stays hidden from readers, and the next transaction retries.
     """
     owners = {name: match[1] for name in names if (match := _COPIES.fullmatch(name))}
     ended = ended_owners(metastore, table, set(owners.values()))

@@ -43,7 +43,7 @@ class Sandbox:
         self._layout = Layout(self.options.folder)
 
     def up(self, progress: Progress = no_progress) -> Addresses:
-        """Start the services that do not run and return when all answer."""
+        """Start the services that are not running and return when all services answer."""
         with self._disk_watched(), self._locked() as lock:
             state = self._responsive()
             missing = [name for name in self.options.services if name not in state.children]

@@ -43,7 +43,7 @@ def _folder(jars: Path, name: str) -> Path:
 
 
 def _copy_synced(source: str, target: str) -> None:
-    """Copy a file to the disk: a template with its final name must be whole after a power failure too."""
+    """Copy a file and sync it to disk: a template under its final name must be complete even after a power failure."""
     shutil.copyfile(source, target)
     with open(target, "rb+") as file:
         os.fsync(file.fileno())

@@ -78,7 +78,7 @@ class Driver:
         self._kill_processes()
 
     def _stop_context(self) -> None:
-        with suppress(*GATEWAY_ERRORS):  # `stop` kills the processes in any case
+        with suppress(*GATEWAY_ERRORS):  # `stop` kills the processes anyway
             self._context.stop()
 
     def _watch(self) -> None:

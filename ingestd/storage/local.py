@@ -76,7 +76,7 @@ class Handle:
 class Location:
     """The existing directory of a table or partition, identified by device and inode.
 
-    All methods raise StorageUnavailable, also when another directory has replaced it. They use a handle of the
+    All methods raise StorageUnavailable, including when another directory has replaced it. They use a handle of the
     directory, so that a mount or unmount in the meantime does not redirect them.
     """
 

@@ -14,7 +14,7 @@ from typing import Any
 from ingestd.schema import Column
 from ingestd.streaming.errors import InvalidConnection, StreamingException
 
-# The values of a partition: by column name, in any case, or in the order of the partition columns.
+# The values of a partition: by column name, ignoring case, or in the order of the partition columns.
 PartitionValues = Mapping[str, str] | Sequence[str]
 
 Kind = type[StreamingException]
@@ -96,7 +96,7 @@ def in_order(values: PartitionValues, columns: Sequence[Column], name: str) -> l
         raise InvalidConnection(
             f"{name} name the columns {list(values)}, but the table is partitioned by {keys}",
             where=name,
-            hint="name each partition column once, in any case",
+            hint="name each partition column once; case is ignored",
         )
     return [given[key] for key in keys]
 

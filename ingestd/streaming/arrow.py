@@ -5,18 +5,18 @@ set to NULL, except that a float takes the nearest value, as in `formats.json`.
 
 | Column | Accepts | Rejects, besides all other types |
 |---|---|---|
-| the data | columns by name in any case; a missing column is NULL | unknown names, names that differ only by case |
+| the data | columns by name, ignoring case; a missing column is NULL | unknown names, names that differ only by case |
 | any | the null type; dictionary, run-end encoded, view and large types, as what they encode | other extension types |
 | tinyint … bigint | integers, signed or unsigned; integral floats and decimals | out of range, fraction, NaN |
 | float, double | floats; decimals (nearest value); integers up to 2^24, 2^53 | overflow |
 | decimal(p,s) | decimals of any precision and integers, if exact: 12.50 fits (10,1) | too many digits; floats |
 | boolean | booleans | |
 | string | text; binary that is valid UTF-8 | other bytes |
-| varchar(n), char(n) | the same, up to n characters; char drops trailing blanks | longer text |
-| binary | binary, also of fixed size; text: its UTF-8 bytes, not decoded as base64 | |
+| varchar(n), char(n) | the same, up to n characters; char drops trailing spaces | longer text |
+| binary | binary, including fixed size; text: its UTF-8 bytes, not decoded as base64 | |
 | date | dates; timestamps at midnight | a time of day; years outside 0001 to 9999 |
 | timestamp | timestamps of any unit; with a zone: the time in UTC; dates: midnight | years outside 0001 to 9999 |
-| array | lists, also of fixed size | |
+| array | lists, including fixed size | |
 | map | maps; lists of structs of `key` and `value` | a NULL key, a duplicate key in one map |
 | struct | structs; their fields follow the rules for columns | as for columns |
 
@@ -53,7 +53,7 @@ _UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.Ar
 class ArrowWriter:
     """Writes Arrow data: a RecordBatch, a Table, or any object that exports Arrow (polars, pandas, DuckDB).
 
-    Columns match by name in any case; a missing column is NULL. An unknown column, or a value that its column cannot
+    Columns match by name, ignoring case; a missing column is NULL. An unknown column, or a value that its column cannot
     hold, raises SerializationError, and nothing of that call is written. docs/streaming.md lists the accepted types.
     """
 

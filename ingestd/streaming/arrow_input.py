@@ -89,7 +89,7 @@ def _name_object(frame: Any) -> None:
         value = values.iloc[end - 1]
         raise SerializationError(
             f"DataFrame cannot be converted to an Arrow table: {type(value).__name__} {str(value)[:40]!r} fits no Arrow"
-            " type, or not that of the rows before it",
+            " type, or not the type of the preceding rows",
             where=place_of(str(name), end - 1),
             hint=CAST,
         )

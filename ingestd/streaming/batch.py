@@ -186,7 +186,7 @@ class TransactionBatch:
             self._close_if_used_up()
 
     def abort(self) -> None:
-        """Abort the open transaction; the batch goes on with its next one."""
+        """Abort the open transaction; the batch continues with its next one."""
         with self._guard:
             txn = self._open_transaction()
             if self._output:
@@ -212,7 +212,7 @@ class TransactionBatch:
                 raise
 
     def fail(self) -> None:
-        """Close the batch after an error. Never raises: what cannot be aborted is left to the metastore's time-out."""
+        """Close the batch after an error. Never raises: what cannot be aborted is left to the metastore's timeout."""
         with self._guard:
             if self._closed:
                 return

@@ -112,7 +112,7 @@ class HiveStreamingConnection:
                 if self._lifecycle.begin(self._write_path.refresh_table):
                     break
         else:
-            raise TransactionError("the table keeps changing", where=f"table {self.table.name}")
+            raise TransactionError("the table was changed repeatedly", where=f"table {self.table.name}")
         self._write_path.begin()
 
     @streaming_errors()
@@ -131,7 +131,7 @@ class HiveStreamingConnection:
         With a `RecordWriter`, `data` is one record as bytes, many records as a list of bytes, or a binary stream, which
         the writer's line pattern splits. With an `ArrowWriter` it is Arrow data.
 
-        Raises SerializationError for records that cannot become rows; the transaction goes on without them. Any other
+        Raises SerializationError for records that cannot become rows; the transaction continues without them. Any other
         failure (ConnectionError, StreamingIOFailure, PartitionCreationFailed, TransactionError) aborts the transaction.
         """
         self._check()
@@ -152,7 +152,7 @@ class HiveStreamingConnection:
         and reported as written even if they received no rows. `key` and `value` set a table parameter in the same
         commit; the key must start with `_meta` and exist.
 
-        Raises SerializationError when buffered records are bad: commit again to go on without them, or abort.
+        Raises SerializationError when buffered records are bad: commit again to continue without them, or abort.
         Raises TransactionError when the transaction was aborted, CommitOutcomeUnknown when its outcome is not known.
         """
         self._check()
@@ -186,7 +186,7 @@ class HiveStreamingConnection:
         if self._lifecycle.failure:
             raise TransactionError(
                 f"the transaction failed earlier and none of its rows is visible: {self._lifecycle.failure}",
-                hint="let the error leave the block, or begin a new transaction and write its records again",
+                hint="let the error propagate out of the block, or begin a new transaction and write its records again",
             )
         if self.current_transaction_state is not TxnState.OPEN:
             return  # committed or aborted by the block
@@ -355,7 +355,7 @@ class HiveStreamingConnection:
 
     @property
     def write_directories(self) -> Sequence[DeltaFiles]:
-        """The deltas of the last commit: of each its partition, the partition's location, and its files."""
+        """The deltas of the last commit, each with its partition, the partition's location, and its files."""
         return self._lifecycle.batch.deltas if self._lifecycle.batch else ()
 
     @property

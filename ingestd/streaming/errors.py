@@ -58,7 +58,7 @@ class TableChanged(TransactionError, errors.TableChanged):
 
 
 class CommitOutcomeUnknown(TransactionError, errors.CommitOutcomeUnknown):
-    """The answer to the commit was lost and the outcome could not be queried: check for the rows before you go on.
+    """The answer to the commit was lost and the outcome could not be queried: check for the rows before you continue.
 
     The daemon can check by itself. A program that simply wrote the records again might duplicate them, so the reaction
     is STOP.
@@ -72,7 +72,7 @@ class StreamingIOFailure(StreamingException, errors.StorageUnavailable):
 
 
 class SerializationError(StreamingException, errors.RecordError):
-    """Records that cannot become rows; the transaction goes on without them.
+    """Records that cannot become rows; the transaction continues without them.
 
     `rejects` has one `Reject` per record: `row`, its number in the transaction; `index`, its position in the list or
     stream of the call (both from 0; None for a record of an earlier call); `column`, `reason`, and for dead letters the
@@ -94,7 +94,7 @@ class SerializationError(StreamingException, errors.RecordError):
         return cls(
             f"{first.reason}{more}; the record starts with {first.head!r}",
             where=f"record {first.row}{column}",
-            hint="the transaction goes on without it: commit or abort",
+            hint="the transaction continues without it: commit or abort",
             rejects=rejects,
         )
 

@@ -103,7 +103,7 @@ class Heartbeat:
         except Exception as error:  # noqa: BLE001 - without heartbeats the transaction is lost, whatever the cause
             alive, why = False, getattr(error, "what", None) or f"a heartbeat failed: {error!r}"
         else:
-            why = "the metastore aborted the transaction: time-out, or an administrator"
+            why = "the metastore aborted the transaction: timeout, or an administrator"
         if not alive:
             self._alive.discard(txn_id)
             self._lost[txn_id] = why

@@ -1,6 +1,6 @@
 """Rejects dates before 1582-10-15 in transaction batches.
 
-The intermediate footers of a file that is still written do not name a calendar, and Hive then reads days before
+The intermediate footers of a file that is still being written do not name a calendar, and Hive then reads days before
 1582-10-15 as Julian dates. The final footer, and so a file of a single transaction, is read correctly.
 
 Invariant: no such day is written to a shared file.
@@ -78,7 +78,7 @@ class ModernDecoder:
         self._decoder = decoder
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
-        """Decode a block of records."""
+        """Decode a batch of records."""
         decoded = self._decoder.decode(values)
         masks = [old_rows(batch) for batch in decoded.batches]
         if all(mask is None for mask in masks):

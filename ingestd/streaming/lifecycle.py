@@ -95,7 +95,7 @@ class Lifecycle:
         if key is None and value is None:
             return None
         if key is None or value is None:
-            raise StreamingException("key and value belong together", where="commit_transaction")
+            raise StreamingException("key and value must be given together", where="commit_transaction")
         check_text("key", key, kind=StreamingException)
         check_text("value", value, kind=StreamingException)
         table = self._session.table
@@ -118,7 +118,7 @@ class Lifecycle:
             batch.commit(extras)
 
     def abort(self) -> None:
-        """Abort the open transaction; the batch goes on with its next one."""
+        """Abort the open transaction; the batch continues with its next one."""
         batch = self.open_batch()
         with self.guard():
             batch.abort()

@@ -51,10 +51,10 @@ class ConnectionOptions:
     """Converts the data given to `write` into rows."""
 
     table: str = ""
-    """Name of the table, in any case. Optional with `table_object`."""
+    """Name of the table (case-insensitive). Optional with `table_object`."""
 
     database: str = ""
-    """Name of the database, in any case. Empty: `default`."""
+    """Name of the database (case-insensitive). Empty: `default`."""
 
     static_partition_values: PartitionValues | None = ()
     """Values of the partition that receives all rows: a mapping by column name, or a sequence in the order of the
@@ -111,7 +111,10 @@ class ConnectionOptions:
         """Raises InvalidConnection."""
         self._check_types()
         contradictions = [
-            ((self.write_id is None) != (self.table_object is None), "write_id and table_object belong together"),
+            (
+                (self.write_id is None) != (self.table_object is None),
+                "write_id and table_object must be given together",
+            ),
             (
                 self.write_id is not None and self.transaction_batch_size != 1,
                 "a joined transaction requires transaction_batch_size=1",
@@ -126,7 +129,7 @@ class ConnectionOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> ConnectionOptions:
-        """Options by name. Raises InvalidConnection, also for an unknown name."""
+        """Options by name. Raises InvalidConnection, including for an unknown name."""
         names = [field.name for field in fields(cls)]
         for name in options:
             if name not in names:

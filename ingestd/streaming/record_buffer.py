@@ -1,4 +1,4 @@
-"""Buffers records and decodes them in blocks into Arrow batches of the table's columns.
+"""Buffers records and decodes many at once into Arrow batches of the table's columns.
 
 Invariant: each accepted record is in exactly one batch; each rejected record is in exactly one SerializationError.
 """
@@ -45,7 +45,7 @@ class RecordBuffer:
         self._decoded = 0
 
     def add(self, record: bytes) -> bool:
-        """Buffer one record; True when a block is full. Raises SerializationError at once for a bad record."""
+        """Buffer one record; True when the buffer is full. Raises SerializationError at once for a bad record."""
         reject = self._check(record)
         if reject is not None:
             number = self._decoded + len(self._waiting) + len(self._rejected_at)
@@ -129,7 +129,7 @@ class StrictDecoder:
         self._names = [column.name for column in columns]
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
-        """Decode a block of records. Raises StreamingException when the decoder breaks its contract."""
+        """Decode a batch of records. Raises StreamingException when the decoder breaks its contract."""
         decoded = as_decoded(self._decoder.decode(values))
         if decoded.rows + len(decoded.rejects) + decoded.skipped != len(values):
             raise StreamingException(

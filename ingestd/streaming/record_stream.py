@@ -20,7 +20,7 @@ _CHUNK_BYTES = 1 << 20
 def split(
     stream: BinaryIO, pattern: re.Pattern[bytes], *, chunk_bytes: int = _CHUNK_BYTES
 ) -> Iterator[Sequence[bytes]]:
-    """The records between matches of `pattern`, one block per read of `chunk_bytes`.
+    """The records between matches of `pattern`, one batch per read of `chunk_bytes`.
 
     A match at the very end of the stream terminates the last record and starts none. Raises StreamingException for a
     stream that has no `read(size)` or does not return bytes.

@@ -44,7 +44,7 @@ class TableChange(Enum):
 
     NONE = "the table is unchanged"
     DEFINITION = "columns, location or properties changed: open files no longer fit the table"
-    RECREATED = "the table was dropped and created again: write ids of the old table are invalid"
+    RECREATED = "the table was recreated: write ids of the old table are invalid"
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class Session:
         if now.partition_columns != before.partition_columns:
             raise _table_changed(before, f"it is partitioned by {_listed(now.partition_columns)}")
         if is_recreated and now.columns != before.columns:
-            raise _table_changed(before, f"it was dropped and created again with the columns {_listed(now.columns)}")
+            raise _table_changed(before, f"it was recreated with the columns {_listed(now.columns)}")
         names = [column.name for column in now.columns]
         kept = [column.name for column in before.columns]
         if names[: len(kept)] != kept:
@@ -189,7 +189,7 @@ def _log_warnings(session: Session) -> None:
         _log.warning("table %s: %s", session.table.name, text)
     odd = odd_partitions(session.metastore, session.table)
     if odd:
-        _log.warning("table %s: %d odd partitions: %s", session.table.name, len(odd), describe_odd(odd))
+        _log.warning("table %s: %d partitions not in normal form: %s", session.table.name, len(odd), describe_odd(odd))
 
 
 def _load(metastore: Metastore, options: ConnectionOptions) -> Table:

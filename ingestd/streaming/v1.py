@@ -314,7 +314,8 @@ class DelimitedInputWriter(RecordWriter):
 def get_field_reordering(field_names: Sequence[str | None], columns: Sequence[str]) -> list[int]:
     """Index of each field's column, -1 for a dropped field (DelimitedInputWriter.getFieldReordering).
 
-    Names match in any case. Raises InvalidColumn for a name that is not a column and for more fields than columns.
+    Names are matched case-insensitively. Raises InvalidColumn for a name that is not a column, and for more fields than
+    columns.
     """
     _check_names("field_names", field_names)
     _check_names("columns", columns)
@@ -349,7 +350,7 @@ class _Reordered:
         self._decoder = DelimitedDecoder(read, layout)
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
-        """Decode a block of records."""
+        """Decode a batch of records."""
         decoded = self._decoder.decode(values)
         return DecodeResult([self._reorder(batch) for batch in decoded.batches], decoded.rejects, decoded.skipped)
 

@@ -49,7 +49,7 @@ class WritePath:
             self._buffer.begin()
 
     def refresh_table(self) -> TableChange:
-        """Read the table again; after a change create a decoder for it. Raises TableChanged, MetastoreUnavailable."""
+        """Re-read the table; if it has changed, create a new decoder. Raises TableChanged, MetastoreUnavailable."""
         session = self._session
         before = session.table, session.shape
         change = session.refresh_table()
@@ -141,7 +141,7 @@ class WritePath:
 def _records(data: Iterable[Any]) -> list[bytes]:
     """Many records as a list. Raises StreamingException for anything that is not bytes."""
     if isinstance(data, (str, Mapping)) or not isinstance(data, Iterable):
-        raise StreamingException(f"a record is bytes, not {type(data).__name__}", where="write")
+        raise StreamingException(f"a record must be bytes, not {type(data).__name__}", where="write")
     records = data if isinstance(data, list) else list(data)
     if set(map(type, records)) <= {bytes}:
         return records
@@ -150,7 +150,7 @@ def _records(data: Iterable[Any]) -> list[bytes]:
 
 def _as_bytes(record: object, where: str) -> bytes:
     if not isinstance(record, _BYTES):
-        raise StreamingException(f"a record is bytes, not {type(record).__name__}", where=where)
+        raise StreamingException(f"a record must be bytes, not {type(record).__name__}", where=where)
     return _copied(record, where)
 
 

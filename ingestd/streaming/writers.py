@@ -1,6 +1,6 @@
 """The record writers: what a connection's `write` accepts and how it becomes rows.
 
-Invariant: a writer holds no state of a connection, so several connections may share it, also at the same time.
+Invariant: a writer holds no state of a connection, so several connections may share it, even at the same time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class RecordWriter(ABC):
 
     @abstractmethod
     def decoder(self, columns: Sequence[Column]) -> Decoder:
-        """A decoder that converts blocks of records into these columns.
+        """A decoder that converts batches of records into these columns.
 
         `columns` are the table's, followed by the partition columns with dynamic partitioning.
         """
@@ -50,7 +50,7 @@ class RecordWriter(ABC):
         """A function that checks a single record before it is buffered, so that `write` refuses a bad one immediately.
 
         It is the decoder's own `check(value: bytes) -> Reject | None` if there is one: it returns the reject that
-        `decode` would return for this record alone, or None. Otherwise it decodes a block of one record, which limits
+        `decode` would return for this record alone, or None. Otherwise it decodes a batch of one record, which limits
         `write(bytes)` to about 1,000 records per second, a hundredth of the rate with `check`. Records of lists and
         streams are not checked one by one.
         """
@@ -145,7 +145,7 @@ def _compiled(pattern: str) -> re.Pattern[bytes]:
     try:
         compiled = re.compile(pattern.encode())
     except (re.error, ValueError, OverflowError, RecursionError) as error:
-        raise StreamingException(f"{pattern!r} is not a regular expression: {error}") from error
+        raise StreamingException(f"{pattern!r} is not a Python regular expression: {error}") from error
     if compiled.groups:
         raise StreamingException(
             f"{pattern!r} has groups", where="line_delimiter_pattern", hint="write groups as (?:…)"

@@ -1,4 +1,4 @@
-"""Complex columns are written by pyorc and read back unchanged, also from slices and after null structs."""
+"""Complex columns are written by pyorc and read back unchanged, even from slices and after null structs."""
 
 from __future__ import annotations
 

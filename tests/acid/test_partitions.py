@@ -1,4 +1,4 @@
-"""Names and values of partitions are the texts that Hive writes."""
+"""Names and values of partitions are the strings that Hive writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Complex types: how their texts are parsed, and how JSON values are decoded or rejected, with the path."""
+"""Complex types: how their names are parsed, and how JSON values are decoded or rejected, with the path."""
 
 from __future__ import annotations
 

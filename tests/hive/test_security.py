@@ -177,7 +177,7 @@ def test_connect_when_tls_is_used_then_ca_and_host_name_are_verified(home: Home,
         _assert_works(server.uri, Security(tls=Tls(ca)))
         for wrong in (certificates / "other.pem", None):
             error = _refusal(server.uri, Security(tls=Tls(wrong)), ConfigError)
-            assert "certificate is not accepted" in error.what
+            assert "certificate was rejected" in error.what
             assert "ca_file" in error.hint
         other_host = _numeric_address(server)
         assert "127.0.0.1" in _refusal(other_host, Security(tls=Tls(ca)), ConfigError).what

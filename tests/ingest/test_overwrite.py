@@ -1,4 +1,4 @@
-"""INSERT OVERWRITE beside a mapping: rows that commit later are visible, even if their transaction began earlier."""
+"""INSERT OVERWRITE concurrent with a mapping: rows that commit later are visible, even if they began earlier."""
 
 from __future__ import annotations
 

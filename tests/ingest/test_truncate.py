@@ -1,4 +1,4 @@
-"""TRUNCATE beside a mapping: rows that commit after it are visible, or the log names the hidden ones."""
+"""TRUNCATE concurrent with a mapping: rows that commit after it are visible, or the log names the hidden ones."""
 
 from __future__ import annotations
 

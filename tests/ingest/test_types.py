@@ -136,7 +136,7 @@ class _Types:
         self.rows: dict[int, dict[str, Any]] = {n: {"id": n} | wanted for n, (_, wanted) in enumerate(CASES)}
 
     def load(self) -> None:
-        """Plain records have a separate topic, because one odd record makes a whole block decode one by one."""
+        """Plain records have a separate topic, because one unusual record makes a whole batch decode one by one."""
         odd = self.stack.topic(1, f"{self.stack.name}-odd")
         self.stack.topic(1)
         self.stack.table(", ".join(f"{name} {kind}" for name, kind in COLUMNS.items()))

@@ -178,7 +178,7 @@ def test_increment_when_the_number_was_not_known_to_be_right_then_says_so(change
 
 
 def test_increment_when_the_directory_is_empty_then_what_the_parameters_said_is_dropped() -> None:
-    """A partition that was dropped and created again may have the parameters of the old one."""
+    """A partition that was recreated may have the parameters of the old one."""
     before = _COUNTED | {"ingestd.added.other": "4 3 1 30"}
     after, was_right = incremented(
         before, Mark("web", 7, Increment(1, 1, 10)), _content(), ValidWriteIds("t", 6), NOTHING_KNOWN

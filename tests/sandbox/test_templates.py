@@ -1,4 +1,4 @@
-"""Templates of data folders: whole, independent of their source, and made by several starts at once."""
+"""Templates of data folders: complete, independent of their source, and made by several starts at once."""
 
 from __future__ import annotations
 

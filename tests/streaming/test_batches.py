@@ -239,7 +239,7 @@ def test_client_when_killed_in_a_commit_of_a_batch_then_only_earlier_commits_are
     with connect(stack) as connection, connection.transaction():
         connection.write(rows(100))
     sees(stack, [*range(20), *range(100, 110)])
-    for txn in ids[2:]:  # as the metastore does after a time-out
+    for txn in ids[2:]:  # as the metastore does after a timeout
         transactions.abort(stack.metastore, txn)
     compact(stack, f"default.{stack.name}", "major")
     sees(stack, [*range(20), *range(100, 110)])

@@ -81,7 +81,7 @@ def test_table_when_extended_moved_or_recreated_alike_then_its_new_definition_is
 @pytest.mark.parametrize(
     ("columns", "partitioned", "what"),
     [
-        ("note string, id int", "day string", r"created again with the columns note string, id int"),
+        ("note string, id int", "day string", r"recreated with the columns note string, id int"),
         ("id int, note string", "", "it is partitioned by nothing"),
         ("id int, note string", "day int", "it is partitioned by day int"),
         (None, "", "the table does not exist"),
@@ -135,7 +135,7 @@ def test_partitioned_table_when_columns_are_added_then_only_writers_by_name_cont
         with pytest.raises(TableChanged, match=r"columns were added \(extra\).*partition values"):
             shifted.begin_transaction()
         for _ in range(2):
-            with pytest.raises(TableChanged, match="2 groups, the table has 3 columns"):
+            with pytest.raises(TableChanged, match="2 groups, but the table has 3 columns"):
                 matched.begin_transaction()
 
     assert sorted(stack.sql(f"SELECT id, extra, day FROM {stack.name}")) == [

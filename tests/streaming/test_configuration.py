@@ -75,7 +75,7 @@ class _Raw:
         ({"table": ""}, "table is missing"),
         ({"static_partition_values": "Asia"}, "must be a list"),
         ({"transaction_batch_size": 0}, "1 or more"),
-        ({"write_id": 5}, "belong together"),
+        ({"write_id": 5}, "must be given together"),
         ({"statement_id": 1}, "requires write_id"),
         ({"write_id": 5, "table_object": _Raw()}, "do not match table_object"),
         ({"write_id": 5, "table_object": _Raw(), "table": "orders", "database": "other"}, "do not match table_object"),

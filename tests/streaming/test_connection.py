@@ -170,7 +170,7 @@ def test_tables_and_arguments_when_wrong_then_a_specific_error(stack: Stack) -> 
         connect(stack, static_partition_values=["a", "b"])
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1"):
         connect(stack, metastore_uri="thrift://127.0.0.1:1")
-    with pytest.raises(StreamingException, match="belong together"):
+    with pytest.raises(StreamingException, match="must be given together"):
         connect(stack, write_id=7)
     with pytest.raises(StreamingException, match="1 or more"):
         connect(stack, transaction_batch_size=0)
@@ -192,7 +192,7 @@ def test_partition_values_when_not_in_normal_form_then_normalized_or_refused(
 
     with caplog.at_level(logging.WARNING):
         connection = connect(stack, static_partition_values=["007"])
-    assert "1 odd partitions: p=08" in caplog.text
+    assert "1 partitions not in normal form: p=08" in caplog.text
     with connection:
         assert connection.static_partition_values == ("7",)
         assert connection.create_partition_if_not_exists(["+9"]).name == "p=9"

@@ -281,7 +281,7 @@ def test_all_addresses_when_down_then_connection_error_and_a_later_transaction_w
         with connection.transaction():
             connection.write(rows(10))
     sees(stack, range(10, 20))
-    # The abort reached no metastore, so the transaction is left to its time-out.
+    # The abort reached no metastore, so the transaction is left to its timeout.
     assert left in stack.metastore.call("get_open_txns").open_txns
     stack.metastore.call("abort_txn", ttypes.AbortTxnRequest(txnid=left))
 

@@ -66,7 +66,7 @@ def test_write_when_given_no_bytes_then_refused_and_the_transaction_goes_on(stac
     with connect(stack, record_writer=StrictDelimitedInputWriter(field_delimiter=",")) as connection:
         with connection.transaction():
             connection.write(b"1,a")
-            with pytest.raises(StreamingException, match="a record is bytes, not"):
+            with pytest.raises(StreamingException, match="a record must be bytes, not"):
                 connection.write(wrong)
             connection.write(b"%d,b" % number for number in (2, 3))
         assert connection.stats.records_written == 3

@@ -118,7 +118,7 @@ def test_commit_when_given_partitions_and_a_key_then_sets_both(stack: Stack) -> 
         connection.commit_transaction(partitions=[["empty one"]], key="_meta.offset", value="10")
         assert sorted(connection.partitions) == ["day=a", "day=empty one"]
         connection.begin_transaction()
-        with pytest.raises(StreamingException, match="belong together"):
+        with pytest.raises(StreamingException, match="must be given together"):
             connection.commit_transaction(key="_meta.offset")
         for key in ("_meta.missing", "plain"):
             with pytest.raises(StreamingException, match=f"cannot set the table parameter '{key}'"):

@@ -105,7 +105,7 @@ def test_reference_then_has_one_row_per_java_name_and_lists_our_additions() -> N
 
 
 def java_names(line: str) -> list[str]:
-    """Names separated by blanks; a blank after a comma belongs to the name."""
+    """Names separated by spaces; a space after a comma belongs to the name."""
     return re.findall(r"(?:, |\S)+", line)
 
 

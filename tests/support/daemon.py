@@ -1,4 +1,4 @@
-"""Daemons of tests: a process of its own for tests that kill and signal it, threads of this process for the others."""
+"""Daemons for tests: a separate process for tests that kill or signal it, threads of this process for the others."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class DaemonProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process has not ended."""
+        """Whether the process is running."""
         return self.process.poll() is None
 
     def events(self, name: str | None = None) -> list[Event]:
@@ -107,7 +107,7 @@ class Hold:
         assert self._reached.wait(seconds), f"not within {seconds:.0f} s: {self._step}"
 
     def release(self) -> None:
-        """Let the mapping go on."""
+        """Let the mapping continue."""
         self._released.set()
 
 
@@ -145,12 +145,12 @@ class DaemonThread:
             self._errors.set_exception(error)
 
     def write(self, line: str) -> None:
-        """Take a log line."""
+        """Receive a log line."""
         self._lines.append(line)
 
     @property
     def is_running(self) -> bool:
-        """Whether a mapping has not ended."""
+        """Whether a mapping is running."""
         return self._thread.is_alive()
 
     def events(self, name: str | None = None) -> list[Event]:

@@ -155,7 +155,7 @@ class Stack:
         return daemon
 
     def close(self) -> None:
-        """End what the test started."""
+        """Stop what the test started."""
         for daemon in self._daemons:
             daemon.kill()
         for session in self._sessions.values():

@@ -5,13 +5,13 @@ Invariant: the result depends on each record alone, never on how records are bat
 | Column | Accepts | Rejects | Hive 4 JsonSerDe |
 |---|---|---|---|
 | the record | one JSON object | text after it, invalid UTF-8, over 200 levels | ignores text after it |
-| a field | name in any case, the last wins; missing or null: NULL; unknown: ignored | | same |
+| a field | name (case-insensitive), the last wins; missing or null: NULL; unknown: ignored | | same |
 | tinyint … bigint | whole numbers in range: 5, 5.0, 1e3, "5" | fraction, out of range, all else | wraps, truncates, 0 |
 | float, double | a number, its text (nearest value), "NaN", "Infinity", "-Infinity" | overflow | text is 0 |
 | decimal(p,s) | a number or its text, if exact: 12.50 fits (10,1) | too many digits | NULL |
-| boolean | true, false, or these as text in any case | all else | all else is true |
-| string | text; numbers and booleans as written; all else as compact JSON | half a surrogate pair | same |
-| varchar(n), char(n) | the same, up to n characters; char drops trailing blanks | longer text | truncates |
+| boolean | true, false, or these as text, ignoring case | all else | all else is true |
+| string | text; numbers and booleans as written; all else as compact JSON | an unpaired surrogate | same |
+| varchar(n), char(n) | the same, up to n characters; char drops trailing spaces | longer text | truncates |
 | binary | text: base64 if valid, else its UTF-8 bytes | numbers, objects … | same |
 | date | "yyyy-MM-dd", years 0001 to 9999 | all else | lenient |
 | timestamp | date, or date[ T]HH[:mm[:ss[.f]]] with Z, +hh, +hhmm, +hh:mm (converted to UTC) | see below | NULL |
@@ -20,7 +20,7 @@ Invariant: the result depends on each record alone, never on how records are bat
 | struct | an object, its fields as those of the record | all else | error |
 
 A timestamp rejects JSON numbers, more than 9 digits of fraction, and digits below the microsecond if the record has a
-timestamp outside the years 1678 to 2261 (all timestamps of a batch, also inside complex values, share one unit).
+timestamp outside the years 1678 to 2261 (all timestamps of a batch, even inside complex values, share one unit).
 Elements of an array, a map or a struct follow the row of their own type. One element that does not fit rejects the
 record, and the reason gives its path: `tags[3].name`. Tables with such columns are decoded one record at a time.
 """

@@ -65,7 +65,7 @@ class RecordReader:
         return fields
 
     def _index(self, name: str) -> int | None:
-        """The column of a field name in any case; None if there is none."""
+        """The column with the name of a field, ignoring case; None if there is none."""
         try:
             return self._known_names[name]
         except KeyError:

@@ -120,7 +120,7 @@ def _fits_nanoseconds(texts: pa.Array) -> bool:
 
 
 def _instants(texts: pa.Array, unit: str) -> pa.Array:
-    """The wall time of texts without a zone, the UTC wall time of texts with one; a column may have both."""
+    """The wall time of strings without a zone, the UTC wall time of strings with one; a column may have both."""
     local, utc = pa.timestamp(unit), pa.timestamp(unit, "UTC")
     for target in (local, utc):
         with suppress(pa.ArrowInvalid):

@@ -1,6 +1,6 @@
 """How primitive columns read JSON: one class per type, with its rule and the shortcuts that agree with it.
 
-Numbers, booleans, texts and bytes are here, dates and timestamps in `times`, arrays, maps and structs in `nested`.
+Numbers, booleans, strings and bytes are here, dates and timestamps in `times`, arrays, maps and structs in `nested`.
 
 Invariant: a value is converted exactly, or InvalidValue is raised; nothing is wrapped, truncated or replaced by NULL.
 """
@@ -23,7 +23,7 @@ from ingestd.schema import INTEGER_BITS, HiveType
 
 _NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _INTEGER = "[0-9]{1,19}"
-_BOOLEANS = {"true": True, "false": False}  # in any case
+_BOOLEANS = {"true": True, "false": False}  # case-insensitive
 _NOT_FINITE = {"NaN", "Infinity", "-Infinity"}
 _FLOAT_MAX = 3e38  # a little less than the largest float
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
@@ -42,7 +42,7 @@ class InvalidValue(ValueError):
         self.path = path
 
     def inside(self, step: str) -> InvalidValue:
-        """The same error of the enclosing value; `step` is `.name`, `[3]` or `['key']`."""
+        """The same error, with its path from the enclosing value; `step` is `.name`, `[3]` or `['key']`."""
         return InvalidValue(self.reason, step + self.path)
 
     def __str__(self) -> str:
@@ -149,7 +149,7 @@ class DecimalType(PrimitiveType):
 
 
 class DoubleType(PrimitiveType):
-    """double: the nearest value to a number or its text; the texts NaN, Infinity and -Infinity."""
+    """double: the nearest value to a number or its text; "NaN", "Infinity" and "-Infinity"."""
 
     max_plain = float("inf")
 
@@ -230,7 +230,7 @@ class StringType(PrimitiveType):
 
 
 class SizedStringType(StringType):
-    """varchar, char: as string, of at most `length` characters; char drops trailing blanks first."""
+    """varchar, char: as string, of at most `length` characters; char drops trailing spaces first."""
 
     def value(self, value: object) -> str:
         text = text_of(value)
@@ -269,13 +269,13 @@ class BinaryType(PrimitiveType):
 def text_of(value: object) -> str:
     """A JSON value as text: strings as they are, numbers as written, the rest as compact JSON (Jackson's toString).
 
-    Raises InvalidValue for half a surrogate pair.
+    Raises InvalidValue for an unpaired surrogate.
     """
     text = value if isinstance(value, str) else _dump(value)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidValue("the text has half a surrogate pair, which UTF-8 cannot hold") from error
+        raise InvalidValue("the text has an unpaired surrogate, which UTF-8 cannot hold") from error
     return text
 
 

@@ -140,7 +140,7 @@ def _integer(kind: HiveType) -> Read:
         match = _INTEGER.fullmatch(data)
         if not match:
             raise InvalidField(f"{_shown(data)} is not a number, the column is {kind}")
-        number = int((match[2] or b"0")[:20])  # 20 digits are out of range in any case
+        number = int((match[2] or b"0")[:20])  # 20 digits are always out of range
         number = -number if match[1] == b"-" else number
         if -limit <= number < limit:
             return number
@@ -160,7 +160,7 @@ def _double(data: bytes) -> float | None:
 
 
 def _looks_null(data: bytes) -> bool:
-    """LazyUtils.isNumberMaybe: four bytes that start with N count as `NULL`, even `NaN` and a blank."""
+    """LazyUtils.isNumberMaybe: four bytes that start with N count as `NULL`, even `NaN` and a space."""
     return len(data) == 4 and data[:1] in b"Nn"
 
 
@@ -223,7 +223,7 @@ def _boolean(data: bytes) -> bool | None:
 
 
 def _text(kind: HiveType, escape: int | None) -> Read:
-    """LazyString, LazyHiveVarchar, LazyHiveChar: truncated to `length` code points, char without trailing blanks."""
+    """LazyString, LazyHiveVarchar, LazyHiveChar: truncated to `length` code points, char without trailing spaces."""
 
     def convert(data: bytes) -> str:
         if escape is not None and escape in data:
