@@ -107,7 +107,7 @@ UNMATCHED: dict[str, Any] = {"unmatched": "drop"}
         (lambda: StrictDelimitedInputWriter(**WRONG), "bad_values is 'drop'"),
         (lambda: StrictDelimitedInputWriter(line_delimiter_pattern="("), r"'\(' is not a Python regular expression"),
         (lambda: StrictDelimitedInputWriter(line_delimiter_pattern="(a)"), "has groups"),
-        (lambda: StrictDelimitedInputWriter(line_delimiter_pattern=f"a{{{2**70}}}"), "is not a Python regular expression"),
+        (lambda: StrictDelimitedInputWriter(line_delimiter_pattern=f"a{{{2**70}}}"), "not a Python regular expression"),
         (lambda: StrictDelimitedInputWriter().decoder(DEEP), "array<array<"),
         (lambda: v1.DelimitedInputWriter(["id"], ";;"), "field_delimiter ';;' is not one ASCII character"),
         (lambda: v1.DelimitedInputWriter(["id"], escape="ab"), "escape 'ab' is not one ASCII character"),
