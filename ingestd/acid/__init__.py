@@ -9,7 +9,7 @@ Where things are, in the order in which rows pass through:
 - `writer`: the contract of a writer, and which rows need which of `pyarrow_writer` (columnar) and `pyorc_writer` (row
   by row, for values that pyarrow corrupts). `encoding` is how they encode, by the table's `orc.*` properties.
 - `appendable`: a file to which several transactions append while readers read it.
-- `sink`: the file object below both ORC libraries. `footer` adds Hive's metadata to a closed file, `orc_proto` reads
+- `sink`: the file that both ORC libraries write to. `footer` adds Hive's metadata to a closed file, `orc_proto` reads
   and encodes the tail of an ORC file.
 - `layout`: names of directories and files. `visibility`: which of them, and how many rows, a reader sees.
 """

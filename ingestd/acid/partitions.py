@@ -52,7 +52,7 @@ def static_partition_value(column: Column, text: str) -> str:
 
     Hive's own INSERT normalises `PARTITION (p='007')` in the same way, so its WHERE, DROP PARTITION and INSERT
     OVERWRITE find the partition. The empty string and `__HIVE_DEFAULT_PARTITION__` are the default partition, as in
-    Hive Streaming; Hive's INSERT rejects the empty text.
+    Hive Streaming; Hive's INSERT rejects the empty string.
 
     Raises InvalidTable for a text that is not a value of the column's type, or whose directory name is too long. This
     includes texts that Hive changes silently: `300` for a tinyint (becomes 44), `yes` for a boolean (true), and digits
@@ -188,7 +188,7 @@ _EXAMPLES = {
 def partition_value(column: Column, scalar: pa.Scalar) -> str:
     """Return the text that Hive stores for a partition value (Writable.toString).
 
-    NULL and the empty text are the default partition.
+    NULL and the empty string are the default partition.
     Raises InvalidTable for binary columns, which have no such string.
     """
     if not scalar.is_valid:

@@ -2,7 +2,7 @@
 
 Invariant: no call from the library raises. The first error is kept until `check` raises it, so a file must not be used
 before `check`. Otherwise a full disk would terminate the process: liborc throws C++ exceptions that nothing catches, in
-`close` below pyarrow 26 and in a destructor below pyorc. A forked child never writes to a file that its parent opened:
+`close` under pyarrow 26 and in a destructor under pyorc. A forked child never writes to a file that its parent opened:
 nothing is buffered here, and what the destructors of the child's copies write is dropped.
 """
 

@@ -46,7 +46,7 @@ def rows_for_pyorc(batch: pa.RecordBatch) -> pa.BooleanArray | None:
 
     These are rows with a timestamp before 1970 that has a fraction of a second (pyarrow writes negative nanoseconds,
     and Hive then fails every query of the column), or with one outside the range of timestamp[ns]. If a column is
-    complex these are all rows: below a null struct, pyarrow puts the children of an inner struct into wrong rows, and
+    complex these are all rows: under a null struct, pyarrow puts the children of an inner struct into wrong rows, and
     every column is inside the struct `row`.
     """
     if any(pa.types.is_nested(array.type) for array in batch.columns):

@@ -44,9 +44,9 @@ class FileKey(NamedTuple):
 class PoolLimits:
     """The resources of a pool.
 
-    At most `open_files` files are open; None: any number. At most `pending_bytes` bytes of rows wait in memory. The
-    rows of a partition and bucket are written once they have `write_bytes` bytes, unless another file would have to be
-    closed for it; None: they wait until the memory is needed.
+    At most `open_files` files are open (None: no limit), and at most `pending_bytes` bytes of rows are buffered. The
+    rows of a partition and bucket are written once they have `write_bytes` bytes, unless that would require closing
+    another file (None: they are buffered until the memory is needed).
     """
 
     open_files: int | None = 16

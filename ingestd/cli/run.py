@@ -53,7 +53,7 @@ def with_config(command: Any) -> Any:
     type=click.Choice(["debug", "info", "warning", "error"]),
     default="info",
     show_default=True,
-    help="Lowest level that is logged.",
+    help="Minimum log level.",
 )
 def run(
     files: tuple[Path, ...],

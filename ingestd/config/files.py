@@ -82,7 +82,7 @@ def read_document(files: Sequence[Path], directory: Path | None) -> Settings:
 
 
 def _placed(fault: ConfigError, place: str) -> ConfigError:
-    """The fault with its place. Of a malformed key such as `password:secret`, only the first part is shown."""
+    """The fault with its location. Only the first part of a malformed key, such as `password:secret`, is shown."""
     path = _KEYS.match(fault.where)[0]  # type: ignore[index]
     hint = fault.hint
     if path != fault.where:

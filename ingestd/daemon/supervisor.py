@@ -119,7 +119,7 @@ class Supervisor:
             self._errors.insert(0, error)
 
     def _has_hung(self, seconds: float, running: list[str]) -> bool:
-        """Kill the engine when `running` mappings still use it some `seconds` after an abort; True at the last limit.
+        """Kill the engine when `running` mappings still use it `seconds` after an abort; True at the last limit.
 
         Then StillRunning is among the errors.
         """
@@ -142,7 +142,7 @@ class Supervisor:
         try:
             loop.run()
         except IngestdError as known:
-            # A retry that a stop interrupted is no failure: the next run reads the uncommitted records again.
+            # A retry that a stop interrupted is not a failure: the next run reads the uncommitted records again.
             error = None if self._signals.stop.is_set() and known.is_retriable else known
         except Exception as unknown:  # noqa: BLE001 - the last frame of the thread: no error may be lost here
             error = UnexpectedError(f"{type(unknown).__name__}: {unknown}", where=f"mapping {loop.options.name}")

@@ -146,7 +146,7 @@ class DelimitedDecoder(RecordDecoder):
     Raises ConfigError for types nested too deep, and for delimiters that are ambiguous for these columns.
     """
 
-    def __init__(self, columns: Sequence[Column], format: DelimitedFormat) -> None:  # noqa: A002 – the word of the API
+    def __init__(self, columns: Sequence[Column], format: DelimitedFormat) -> None:  # noqa: A002 – the name in the API
         super().__init__(columns)
         syntax = format.syntax()
         _check_unambiguous(columns, syntax)

@@ -54,7 +54,7 @@ class RecordDecoder(ABC):
 
     @abstractmethod
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
-        """A batch with one row per value, and the rejects among them, whose rows hold anything.
+        """A batch with one row per value, and the rejects among them, whose rows have undefined values.
 
         Both must agree with `decode_record`. Raises NotColumnar when this is not certain.
         """

@@ -1,6 +1,6 @@
 """Partitions: reading and creating them.
 
-Invariant: a partition's own location is used; it is never assumed to be below the table's directory.
+Invariant: a partition's own location is used; it is never assumed to be under the table's directory.
 """
 
 from __future__ import annotations

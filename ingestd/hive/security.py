@@ -81,7 +81,7 @@ class Kerberos:
             )
         if not self.protection:
             raise ConfigError(
-                "no protection is allowed",
+                "the list of allowed protections is empty",
                 where="metastore.kerberos.protection",
                 hint="list at least one of auth, auth-int and auth-conf",
             )

@@ -164,9 +164,9 @@ def lock_against_overwrites(
 def strengthen_lock(metastore: Metastore, txn: Transaction, tables: Sequence[WriteLock], *, wait: Wait) -> bool:
     """True when no TRUNCATE of tables that `lock` has locked can begin before `txn` has ended.
 
-    As `lock_against_overwrites`, but what the transaction holds is enough to commit: DDL that waits for it is before
-    this request in the queue, so that to wait longer would be a deadlock. Raises TransactionAborted when the
-    transaction has ended.
+    Like `lock_against_overwrites`, but the locks that the transaction already holds are enough to commit. DDL that
+    waits for them is ahead of this request in the queue, so waiting longer would be a deadlock. Raises
+    TransactionAborted when the transaction has ended.
     """
     components = _components(tables, ttypes.LockType.SHARED_WRITE, None)
     return _is_granted_soon(metastore, txn, _request(metastore, txn, components), wait, _listed(tables))
@@ -246,7 +246,7 @@ def _listed(tables: Sequence[WriteLock]) -> str:
 def register_partitions(
     metastore: Metastore, txn: Transaction, table: TableName, write_id: int, names: Sequence[str]
 ) -> None:
-    """Register the partitions of `table` that the transaction writes; call it before any file is below them.
+    """Register the partitions of `table` that the transaction writes; call it before any file is placed in them.
 
     If the transaction aborts, files of its write id in an unregistered partition become visible once HMS has purged the
     transaction.

@@ -25,7 +25,7 @@ def read_snapshot(metastore: Metastore, table: TableName) -> ValidWriteIds:
 
 
 def as_writer(snapshot: ValidWriteIds, write_id: int) -> ValidWriteIds:
-    """The snapshot for the writer of `write_id`, who sees its own rows; later ids below it count as open."""
+    """The snapshot for the writer of `write_id`, which sees its own rows; later ids below it count as open."""
     high = max(snapshot.high_watermark, write_id)
     later = range(snapshot.high_watermark + 1, high)
     return ValidWriteIds(snapshot.table, high, (snapshot.open - {write_id}).union(later), snapshot.aborted)

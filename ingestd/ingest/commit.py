@@ -145,7 +145,9 @@ class Committer:
         text = read_state(self._metastore, self._control)
         stored = MappingState.parse(text)
         if (stored.position if stored else Position()) != pending.plan.before:
-            raise OwnershipLost("another daemon has moved the offsets", where=f"mapping {self._options.name}")
+            raise OwnershipLost(
+                "another daemon has committed other offsets since the plan", where=f"mapping {self._options.name}"
+            )
         if load_acid_table(self._metastore, pending.table.name) != pending.table:
             raise TableChanged("the table's columns or location changed", where=f"table {pending.table.name}")
         pending.watch.lap("locked")

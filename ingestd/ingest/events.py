@@ -90,7 +90,7 @@ def odd_partitions(mapping: str, table: str, count: int, text: str) -> None:
 
 
 def table_properties(mapping: str, table: str, texts: tuple[str, ...]) -> None:
-    """The table has ORC properties that the writers do not follow."""
+    """The table has ORC properties that the writers do not apply."""
     _log.warning("table_properties", mapping=mapping, table=table, warnings=list(texts))
 
 

@@ -21,7 +21,7 @@ from ingestd.kafka.ranges import OffsetRange, Offsets, Position, TopicIdentity, 
 # How often the ends of the partitions are read, and how often the topics are described.
 _POLL_SECONDS = 0.1
 _TOPICS_SECONDS = 10.0
-# A new leader may report for a moment an end that is lower than what the former leader has served.
+# A new leader may briefly report an end that is lower than what the former leader has served.
 _BEHIND_SECONDS = 5.0
 # The assumed size of a record until a stage has measured it: large, so that the first transactions are not too large.
 _ASSUMED_RECORD_BYTES = 8192.0

@@ -71,7 +71,7 @@ class OffsetRange:
 
     @property
     def length(self) -> int:
-        """Number of offsets in the range; the number of its records may be lower."""
+        """Number of offsets in the range, which may hold fewer records."""
         return self.next - self.first
 
     def __str__(self) -> str:

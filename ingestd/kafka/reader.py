@@ -24,7 +24,7 @@ from ingestd.kafka.settings import create_client, reader_settings, translate_err
 _POLL_RECORDS = 20_000
 # `consume` waits until it has the requested number of messages; this limits the wait at a gap at the end of a range.
 _POLL_SECONDS = 0.05
-# Consumers outlive their task: to connect and fetch metadata again would cost each small transaction 100 ms or more.
+# Consumers outlive their task: connecting and fetching metadata again would cost each small transaction 100 ms or more.
 _consumers: dict[tuple[tuple[str, str], ...], _Pooled] = {}
 
 

@@ -127,7 +127,7 @@ def register(
     `partitions` has their values, `location` is the table's directory as planned. Raises StorageUnavailable when that
     or a partition's directory is missing, TransactionAborted as `refuse_overwritten`.
     """
-    location.check()  # before the metastore creates directories below it
+    location.check()  # before the metastore creates directories under it
     values = {table.partition_name(partition): partition for partition in partitions}
     if not table.partition_columns:
         found = {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}

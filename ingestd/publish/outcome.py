@@ -56,7 +56,7 @@ def commit(metastore: Metastore, txn: Transaction, request: CommitRequest) -> No
 
 
 class _Resolution:
-    """The search for the outcome of one commit whose answer was lost, for `resolve_seconds` at most."""
+    """Finds out the outcome of one commit whose answer was lost, within at most `resolve_seconds`."""
 
     def __init__(self, metastore: Metastore, txn: Transaction, request: CommitRequest) -> None:
         self._metastore = metastore
@@ -73,7 +73,7 @@ class _Resolution:
             raise refusal from cause
 
     def _commit_again(self, cause: IngestdError) -> TransactionAborted | None:
-        """Ask and commit in turns; None once the transaction has committed, else why it cannot commit."""
+        """Query and commit alternately; None once the transaction has committed, else the reason why it cannot."""
         refusals = 0
         while True:
             refusals = refusals + 1 if _is_refusal(cause) else 0
@@ -98,13 +98,13 @@ class _Resolution:
         while True:
             try:
                 return self._request.has_committed()
-            except CommitOutcomeUnknown:  # noqa: PERF203 - the loop is there to repeat the question
+            except CommitOutcomeUnknown:  # noqa: PERF203 - the loop is there to repeat the query
                 raise
             except IngestdError as error:
                 self._wait(error)
 
     def _wait(self, cause: IngestdError) -> None:
-        """Wait before the next question, longer each time. Raises CommitOutcomeUnknown when no time is left."""
+        """Wait before the next query, longer each time. Raises CommitOutcomeUnknown when no time is left."""
         if not self._deadline.passed:
             seconds = self._backoff.seconds()
             self._request.on_wait(cause, seconds)

@@ -8,7 +8,7 @@ in between loses its count. Usually the next commit to the partition detects tha
 where no commit follows, and recounts happen here only, in a thread that lives as long as something is due: a commit
 never waits for them. A check costs one metastore call for 200 partitions and one listing of each directory.
 
-A recount holds the counting lease for 2 s at most, and locks the table as a reader, so that no partition is recreated
+A recount holds the counting lease for at most 2 s, and locks the table as a reader, so that no partition is recreated
 between reading its files and writing its number.
 """
 
@@ -129,7 +129,7 @@ class RowCountRepair:
                 del state.batches[next(iter(state.batches))]
 
     def known(self, name: str) -> Known:
-        """What the writer knows of its own write ids in the partition of this name."""
+        """What the writer knows about its own write ids in the partition of this name."""
         with self._changed:
             watched = self._state.watched.get(name)
             return Known(watched.committed if watched else 0, frozenset(self._state.batches))
@@ -160,7 +160,7 @@ class RowCountRepair:
             self._wake()
 
     def close(self, deadline: Deadline, stop: threading.Event) -> None:
-        """Check at once what is due soon, then end; waits until `deadline` at most, or until `stop` is set."""
+        """Check immediately what is due soon, then end; waits until `deadline` or until `stop` is set."""
         with self._changed:
             self._state.closing = True
             self._changed.notify_all()
@@ -188,7 +188,7 @@ class RowCountRepair:
                     self._state.thread = None
 
     def _next_due(self) -> dict[str, _Watched] | None:
-        """Wait for the next check; what is due by name, or None when nothing is left to do."""
+        """Wait for the next check; returns what is due, by name, or None when nothing is left to do."""
         with self._changed:
             state = self._state
             while not self._halt.is_set():
@@ -243,7 +243,7 @@ class RowCountRepair:
                     del self._state.watched[name]
 
     def _schedule_next(self, name: str, watched: _Watched, compactions: frozenset[str]) -> None:
-        """The next check; after a compaction since the last check they start over. The caller holds `_changed`."""
+        """Schedule the next check; after a new compaction the checks start over. The caller holds `_changed`."""
         is_new = watched.compactions is not None and not compactions <= watched.compactions
         watched.compactions = compactions
         watched.checks = 0 if is_new else watched.checks + 1
@@ -285,8 +285,8 @@ class RowCountRepair:
     def _recount(self, table: Table, names: Sequence[str]) -> _Recount:
         """Recount those of these partitions that are wrong.
 
-        Rows are counted from the footers of the ORC files, for 2 s at most, at least one partition; commits of other
-        writers wait meanwhile. Raises LockTimeout when the table or the lease is locked for longer than that.
+        Rows are counted from the footers of the ORC files, for at most 2 s, but at least one partition; commits of
+        other writers wait meanwhile. Raises LockTimeout when the table or the lease is locked for longer than that.
         """
         txn = transactions.begin(self._metastore, f"ingestd/counting/{self._writer}")
         lease = counting_lease(table)

@@ -4,7 +4,7 @@ Invariant: numRows is written only by the holder of the table's counting lease, 
 and written back. A writer that does not get the lease marks the number as doubtful (`row_count_parameters.py`), and it
 is recounted later (`row_count_repair.py`).
 
-The lease is held from the count to the end of the transaction. It delays a commit by 5 s at most: a writer that was
+The lease is held from the count to the end of the transaction. It delays a commit by at most 5 s: a writer that was
 killed between its count and its commit holds the lease until the metastore times its transaction out, and meanwhile
 the other writers wait for it only briefly.
 """
@@ -54,7 +54,7 @@ class RowCounts:
         """Count what a transaction adds, by partition name (or WHOLE_TABLE), for a block that commits it.
 
         `batch` is the range of write ids of its transaction batch, when that shares its files. The wait for the lease
-        is 5 s at most. Raises TransactionAborted when `stop` is set, MetastoreUnavailable: then the caller must abort.
+        is at most 5 s. Raises TransactionAborted when `stop` is set, MetastoreUnavailable: then the caller must abort.
         """
         self._repair.begin(table, batch)
         names_in_doubt: frozenset[str] = frozenset()
@@ -78,7 +78,7 @@ class RowCounts:
         self._repair.survey(seconds)
 
     def close(self, deadline: Deadline, stop: threading.Event) -> None:
-        """Check at once what is due soon, then end; waits until `deadline` at most, or until `stop` is set."""
+        """Check immediately what is due soon, then end; waits until `deadline` or until `stop` is set."""
         self._repair.close(deadline, stop)
 
     def _count(
@@ -90,7 +90,7 @@ class RowCounts:
         *,
         has_lease: bool,
     ) -> frozenset[str]:
-        """Add the increments, each under a mark; the names whose number was not known to be right before."""
+        """Add the increments, each under a mark; returns the names whose new number is in doubt."""
         snapshot = read_snapshot(self._metastore, table.name)
         in_doubt = set()
 

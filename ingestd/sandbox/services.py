@@ -44,7 +44,7 @@ FATAL = {
     METASTORE: re.compile(r"Failure when starting the leader tasks"),
     HIVESERVER2: re.compile(r"Error starting HiveServer2 on attempt"),
 }
-# a service works completely when it has logged all of these: the metastore opens its port one to three seconds before
+# a service is fully up when it has logged all of these: the metastore opens its port one to three seconds before
 # its background threads start, and also when they fail
 COMPLETE = {
     KAFKA: (),

@@ -117,7 +117,7 @@ def _message(error: Py4JError) -> str:
 
 @contextmanager
 def _properties_file(properties: Mapping[str, str], scratch: Path) -> Iterator[None]:
-    """Make PySpark start its JVM with a file of properties, and put PySpark's own temporary files below `scratch`."""
+    """Make PySpark start its JVM with a file of properties, and put PySpark's own temporary files under `scratch`."""
     file = scratch / "spark.properties"
     file.touch(mode=0o600)
     file.write_text(_site_defaults() + properties_text(properties), encoding="utf-8")

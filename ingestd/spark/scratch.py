@@ -16,7 +16,7 @@ PREFIX = "ingestd-spark-"
 
 
 class Scratch:
-    """A new directory below the system's temporary directory; the constructor removes stale ones."""
+    """A new directory in the system's temporary directory; the constructor removes stale ones."""
 
     def __init__(self) -> None:
         parent = Path(tempfile.gettempdir())

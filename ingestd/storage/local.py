@@ -108,7 +108,7 @@ class Location:
             return os.listdir(handle)
 
     def make_directory(self, *names: str) -> Path:
-        """Create a directory below this one, with one level for each name; levels may exist already."""
+        """Create a directory under this one, with one level for each name; levels may exist already."""
         path = self.path
         with self._handle() as handle, ExitStack() as opened:
             level = handle
@@ -228,7 +228,7 @@ def remove_tree(path: Path) -> None:
             try:
                 shutil.rmtree(path)
             except FileNotFoundError:
-                if path.exists():  # another process is removing files below it
+                if path.exists():  # another process is removing files under it
                     continue
             return
 

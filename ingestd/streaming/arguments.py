@@ -43,11 +43,11 @@ def check_whole(
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Require a finite number above 0."""
+    """Require a positive, finite number."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise _wrong(name, value, "a number of seconds", InvalidConnection)
     if not 0 < float(value) < math.inf:
-        raise InvalidConnection(f"{name} must be a finite number of seconds above 0, not {value}", where=name)
+        raise InvalidConnection(f"{name} must be a positive, finite number of seconds, not {value}", where=name)
 
 
 def check_flag(name: str, value: object, *, kind: Kind = InvalidConnection) -> None:

@@ -58,7 +58,7 @@ class ArrowWriter:
     """
 
     def batches(self, data: object, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
-        """The data as batches of these columns. Raises SerializationError for data that does not fit, or not Arrow."""
+        """The data as batches of these columns. Raises SerializationError if it does not fit or is not Arrow."""
         table = as_table(data)
         places = _places(table.schema.names, [column.name for column in columns], "the table", "column", "Arrow data")
         units = _units_to_try(table.schema, columns, places)
@@ -74,7 +74,7 @@ def _own(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def _places(names: Sequence[str], known: Sequence[str], whose: str, noun: str, where: str) -> dict[str, int]:
-    """Index of each name in lower case. Raises SerializationError for unknown and duplicate names."""
+    """Index of each name, keyed in lower case. Raises SerializationError for unknown and duplicate names."""
     places = {name.lower(): place for place, name in enumerate(names)}
     unknown = sorted(set(places) - set(known))
     if unknown:

@@ -1,7 +1,7 @@
 """A batch of transactions that this client opens, locks and ends.
 
-Three calls end transactions: `commit` and `abort` end the open one, `close` ends the batch with all that are unused;
-`fail` is `close` after an error, which never raises. The state table is in `lifecycle.py`.
+Three calls end transactions: `commit` and `abort` end the open one, `close` ends the batch and its unused ones;
+`fail` does the same after an error and never raises. The state table is in `lifecycle.py`.
 
 Invariant: a transaction ends exactly once, committed or aborted. After a failure no row of the transaction is or will
 become visible, unless the outcome of its commit is unknown; then CommitOutcomeUnknown is raised.

@@ -92,7 +92,7 @@ class Configuration(dict[str, str]):
             if text := self.get(name, "").strip():
                 seconds = seconds_of(text)
                 if not seconds:
-                    raise InvalidConnection(f"{text!r} is not a duration above 0, such as 30s", where=name)
+                    raise InvalidConnection(f"{text!r} is not a positive duration, such as 30s", where=name)
                 return seconds
         return _TIMEOUT_SECONDS
 

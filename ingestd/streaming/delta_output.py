@@ -43,7 +43,7 @@ Partition = tuple[str, ...]
 # Creates partitions, registers them with the open transaction and returns all of the transaction's by name.
 Locate = Callable[[Iterable[Partition]], Mapping[str, PartitionInfo]]
 _OPEN_FILES = 16
-# Rows wait until memory is needed: to write them earlier would register their partitions one at a time.
+# Rows wait until memory is needed: writing them earlier would register their partitions one at a time.
 _BATCH_LIMITS = PoolLimits(open_files=64, write_bytes=None)
 
 
@@ -240,7 +240,7 @@ class _BatchFiles:
         self._shape = shape
         self._locate = locate
         self._write_ids = write_ids
-        # Of the open transaction:
+        # State of the open transaction:
         self._write_id = 0
         self._partitions: Mapping[str, PartitionInfo] = {}
         self._written: dict[_BatchFile, FileKey] = {}

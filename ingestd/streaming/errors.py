@@ -76,7 +76,7 @@ class SerializationError(StreamingException, errors.RecordError):
 
     `rejects` has one `Reject` per record: `row`, its number in the transaction; `index`, its position in the list or
     stream of the call (both from 0; None for a record of an earlier call); `column`, `reason`, and for dead letters the
-    whole `record`. Records are kept by reference. Of a stream, only the first 64 MiB of rejected records are kept; the
+    whole `record`. Records are kept by reference. For a stream, only the first 64 MiB of rejected records are kept; the
     others have their first bytes (`head`) and None. Arrow data has no rejects: the message names the first row and its
     column.
     """

@@ -84,7 +84,7 @@ class Session:
     def create_partition(self, values: PartitionValues) -> PartitionInfo:
         """Create a partition or find it. Raises InvalidConnection for values that do not fit, MetastoreUnavailable."""
         if not self.table.partition_columns:
-            raise StreamingException("the table has no partitions", where=f"table {self.table.name}")
+            raise StreamingException("the table is not partitioned", where=f"table {self.table.name}")
         normal = normal_values(self.table, values)
         name = self.table.partition_name(normal)
         info = ensure_partitions(self.metastore, self.table, {name: normal})[name]
@@ -92,7 +92,7 @@ class Session:
         return info
 
     def refresh_table(self) -> TableChange:
-        """Read the table and write it as it is now. One metastore call.
+        """Re-read the table with one metastore call; rows are then written to it as it is now.
 
         Raises MetastoreUnavailable; TableChanged when records that fitted the old definition do not fit the new one.
         """

@@ -72,7 +72,7 @@ class _Partitions:
         return f"{self.stack.name}_{case}"
 
     def add(self, case: str, partitioned: str, records: list[dict[str, Any]], **mapping: Any) -> str:
-        """Create topic, table and mapping of a case."""
+        """Create the topic, the table and the mapping of a case."""
         name = self.name(case)
         self.stack.topic(2, name)
         self.stack.produce(records, name)

@@ -23,7 +23,7 @@ KIB = "x" * 1_000
 
 
 def _add(stack: Stack, case: str, columns: str = "id bigint, note string", **mapping: Any) -> dict[str, Any]:
-    """Create topic, table and mapping of one case."""
+    """Create the topic, the table and the mapping of one case."""
     name = f"{stack.name}_{case}"
     stack.topic(1, name)
     stack.table(columns, name=f"default.{name}")
@@ -148,7 +148,7 @@ def _staging(stack: Stack) -> Path:
 
 @contextmanager
 def _unusable(place: Path) -> Iterator[None]:
-    """A file in place of a directory: every write below it fails, even for root."""
+    """A file in place of a directory: every write under it fails, even for root."""
     place.touch()
     try:
         yield

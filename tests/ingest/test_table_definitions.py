@@ -1,4 +1,4 @@
-"""NOT NULL constraints and ORC properties of a table are followed; unsupported properties are logged."""
+"""NOT NULL constraints and ORC properties of a table are applied; unsupported properties are logged."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class _Topics:
         return f"{self.stack.name}_{case}"
 
     def add(self, case: str, partitions: int = 1, settings: dict[str, str] | None = None, **mapping: Any) -> str:
-        """Create topic (unless `partitions` is 0), table and mapping of a case."""
+        """Create the topic (unless `partitions` is 0), the table and the mapping of a case."""
         name = self.name(case)
         if partitions:
             self.stack.topic(partitions, name, **(settings or {}))

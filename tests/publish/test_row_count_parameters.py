@@ -1,4 +1,4 @@
-"""Parameters of row counts: a number that lacks visible rows is detected, in any history of the table."""
+"""Parameters of row counts: a number that misses visible rows is detected, whatever the table's history."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_directory_when_its_range_has_a_valid_write_id_that_is_not_counted_then_
 
 
 def test_shared_delta_when_the_own_batch_wrote_elsewhere_then_only_its_last_commit_here_must_be_counted() -> None:
-    """Of batch 1-1000 the ids 1 to 3 have committed; 1 wrote here, 2 and 3 elsewhere."""
+    """Ids 1 to 3 of batch 1-1000 have committed; 1 wrote here, 2 and 3 elsewhere."""
     snapshot = ValidWriteIds("t", 1000, frozenset(range(4, 1001)))
     content = _content("delta_0000001_0001000_0000")
     counted = CountedIds(1000, ((2, 1000),))

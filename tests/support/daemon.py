@@ -64,7 +64,7 @@ class DaemonProcess:
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def wait(self, seconds: float = 120.0) -> int:
-        """The exit code."""
+        """Wait until the process has ended and return its exit code."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired as error:
@@ -163,14 +163,14 @@ class DaemonThread:
         return "\n".join([*self._lines, *(f"ingestd: {log.shortened(str(error))}" for error in errors)])
 
     def wait(self, seconds: float = 120.0) -> int:
-        """The exit code that the command would have."""
+        """Wait until all mappings have ended and return the exit code that the command would have."""
         self._thread.join(seconds)
         assert not self.is_running, f"the daemon still runs after {seconds:.0f} s:\n{self.text()[-3000:]}"
         errors = self._errors.result()
         return errors[0].exit_code if errors else 0
 
     def terminate(self) -> None:
-        """Do what the first SIGTERM does, and from the second call on what the second one does."""
+        """Do what the first SIGTERM does; later calls do what the second one does."""
         (self._signals.abort if self._signals.stop.is_set() else self._signals.stop).set()
 
     def kill(self) -> None:
