@@ -38,7 +38,7 @@ def test_names_when_too_long_for_a_directory_then_the_record_is_named(stack: Sta
     one = pa.array([1, 1], pa.int32())
     with connect(stack) as connection:
         connection.begin_transaction()
-        with pytest.raises(SerializationError, match="row 1, column p: makes the name"):
+        with pytest.raises(SerializationError, match="row 1, column p: makes the directory name"):
             connection.write(pa.table({"id": one, "note": ["n", "n"], "p": ["p", "/" * 85], "q": one}))
         connection.commit_transaction()
     assert stack.ids() == [0, 1, 2]
