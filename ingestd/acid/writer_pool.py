@@ -153,8 +153,9 @@ class WriterPool(Generic[F]):
             self._write(max(self._pending, key=lambda one: self._pending[one].bytes))
 
     def flush(self) -> None:
-        """Write all pending rows to their files."""
-        for place in list(self._pending):
+        """Write all pending rows to their files; first to open ones, before these are closed to open others."""
+        is_open = {(key.partition, key.bucket) for key in self._open}
+        for place in sorted(self._pending, key=lambda place: place not in is_open):
             self._write(place)
 
     def close(self) -> None:

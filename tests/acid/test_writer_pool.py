@@ -108,6 +108,18 @@ def test_add_when_memory_suffices_then_one_file_per_partition_and_bucket_in_orde
     assert all(values == sorted(values) for values in stored_numbers(files.closed).values())
 
 
+def test_close_when_more_partitions_have_rows_than_files_may_be_open_then_open_files_get_their_last_rows(
+    tmp_path: Path,
+) -> None:
+    """Every closed file that must be continued by another one is a further delta of its partition."""
+    files, pool = staging_pool(tmp_path, PoolLimits(open_files=2, write_bytes=1000))
+    for partition, rows in [("small", 1), ("a", 100), ("b", 100), ("other", 1), ("a", 1), ("b", 1)]:
+        pool.add((partition,), 0, batch(0, rows))
+    pool.close()
+    assert {file.partition[0]: file.rows for file in files.closed} == {"small": 1, "a": 101, "b": 101, "other": 1}
+    assert len(files.closed) == 4
+
+
 def test_add_when_rows_need_both_writers_then_two_files_with_different_statements(tmp_path: Path) -> None:
     files, pool = staging_pool(tmp_path)
     mixed = pa.RecordBatch.from_arrays(
