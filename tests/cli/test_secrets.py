@@ -100,7 +100,7 @@ def test_services_when_they_refuse_a_secret_then_is_not_printed(
         spark={"master": "local[1]", "conf": {"spark.x.password": CANARY, "x.password": CANARY}},
     )
     if command[0] == "run":
-        daemon = stack.start(config, "--until-caught-up")
+        daemon = stack.start_process(config, "--until-caught-up")
         daemon.wait()
         said = daemon.text()
     else:
@@ -111,7 +111,7 @@ def test_services_when_they_refuse_a_secret_then_is_not_printed(
 
 def test_spark_when_a_secret_prevents_its_start_then_is_not_printed(stack: Stack) -> None:
     config = stack.config(spark={"master": "local[1]", "conf": {"spark.driver.maxResultSize": CANARY}})
-    daemon = stack.start(config, "--until-caught-up")
+    daemon = stack.start_process(config, "--until-caught-up")
     assert daemon.wait() == 70
     assert "Spark did not start" in daemon.text()
     assert CANARY not in daemon.text().lower()
