@@ -49,6 +49,7 @@ from ingestd.streaming.write_path import WritePath
 from ingestd.streaming.writers import RecordWriter
 
 _log = logging.getLogger(__name__)
+_open: set[HiveStreamingConnection] = set()
 _BEGIN_ATTEMPTS = 5  # batches opened for one transaction while the table keeps changing
 _ROW_COUNT_SECONDS = 5.0  # time limit of `close` for checking row counts
 
@@ -85,7 +86,7 @@ class HiveStreamingConnection:
         except BaseException:
             self._session.metastore.close()
             raise
-        atexit.register(self._close_at_exit)
+        _open.add(self)
 
     @staticmethod
     def new_builder() -> Builder[HiveStreamingConnection]:
@@ -373,7 +374,7 @@ class HiveStreamingConnection:
 
     def _close(self) -> None:
         self._closed = True
-        atexit.unregister(self._close_at_exit)
+        _open.discard(self)
         try:
             with streaming_errors():
                 self._lifecycle.close()
@@ -389,3 +390,10 @@ class HiveStreamingConnection:
             self._close()
         except Exception as error:  # noqa: BLE001 - the other connections must be closed, too
             _log.warning("connection %s was not closed: %s", self.agent_info, error)
+
+
+# Registered when the module is imported: a program's own handlers run first and can still commit.
+@atexit.register
+def _close_all() -> None:
+    for connection in list(_open):
+        connection._close_at_exit()

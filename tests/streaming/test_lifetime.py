@@ -166,11 +166,14 @@ def test_joined_transaction_when_its_owner_commits_or_aborts_then_its_rows_follo
 
 
 LEFT_OPEN = """
+import atexit
 import sys
 import pyarrow as pa
 from ingestd.streaming import ArrowWriter, HiveStreamingConnection
 
-uri, table = sys.argv[1:]
+uri, table, *how = sys.argv[1:]
+if how:  # registered before there is a connection
+    atexit.register(lambda: connection.commit_transaction())
 connection = HiveStreamingConnection(table=table, metastore_uri=uri, record_writer=ArrowWriter())
 connection.begin_transaction()
 connection.write(pa.table({"id": [1], "note": ["x"]}))
@@ -188,6 +191,17 @@ def test_program_when_it_ends_with_an_open_transaction_then_aborted(stack: Stack
     txn_id = int(printed)
     assert txn_id not in [txn.id for txn in open_transactions(stack) if txn.state == ttypes.TxnState.OPEN]
     assert stack.count() == 0
+
+
+def test_program_when_its_exit_handler_commits_then_rows_are_visible(stack: Stack) -> None:
+    stack.table("id int, note string")
+
+    process = client(stack, LEFT_OPEN, "commit")
+    printed = process.communicate(timeout=60)[0]
+
+    assert process.returncode == 0, printed
+    assert printed.strip().isdecimal(), printed
+    assert stack.count() == 1
 
 
 def test_program_when_killed_while_writing_then_a_later_client_removes_its_files(stack: Stack) -> None:
