@@ -182,7 +182,7 @@ class HiveStreamingConnection:
         try:
             yield self
         except BaseException:
-            self._lifecycle.abort_after_error()
+            self._lifecycle.abort_after_error(self.abort_transaction)
             raise
         if self._lifecycle.failure:
             raise TransactionError(
@@ -194,7 +194,7 @@ class HiveStreamingConnection:
         try:
             self.commit_transaction()
         except SerializationError:
-            self._lifecycle.abort_after_error()
+            self._lifecycle.abort_after_error(self.abort_transaction)
             raise
 
     def hand_over(self) -> None:

@@ -123,11 +123,14 @@ class Lifecycle:
         with self.guard():
             batch.abort()
 
-    def abort_after_error(self) -> None:
-        """Abort the open transaction, if any; a failure is only logged: the caller is about to raise another error."""
+    def abort_after_error(self, abort: Callable[[], None]) -> None:
+        """Call `abort` if a transaction is open; a failure is only logged: the caller is about to raise another error.
+
+        `abort` is the connection's, which a forked child is refused: the transaction belongs to its parent.
+        """
         if self.state is TxnState.OPEN:
             try:
-                self.abort()
+                abort()
             except IngestdError as error:
                 _log.warning("the transaction could not be aborted and is left to time out: %s", error)
 

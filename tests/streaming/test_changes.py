@@ -231,15 +231,22 @@ def own_error():
         raise KeyError("mine")
 
 
+def leave_open_block():
+    error = KeyError("mine")
+    open_block.__exit__(KeyError, error, None)
+    raise error
+
+
 calls = [
     lambda: connection.write(rows(2)), connection.commit_transaction, connection.abort_transaction,
     connection.begin_transaction, connection.fetch_batch, connection.hand_over, connection.close, block, transaction,
     lambda: connection.create_partition_if_not_exists(["a"]), lambda: connection.delta_file_location([], 0, 1, 1),
-    lambda: connection.add_write_notification_events(1), own_error,
+    lambda: connection.add_write_notification_events(1), own_error, leave_open_block,
     batch.begin_next_transaction, lambda: batch.write(b"2,x"), batch.commit, batch.abort, batch.close, older.close,
     lambda: older.fetch_transaction_batch(1, v1.StrictJsonWriter()),
 ]
-connection.begin_transaction()
+open_block = connection.transaction()
+open_block.__enter__()
 connection.write(rows(0))
 child = os.fork()
 if not child:
@@ -257,7 +264,7 @@ if not child:
     sys.exit()  # runs exit handlers and destructors in the child
 assert os.waitpid(child, 0)[1] == 0
 connection.write(rows(1))
-connection.commit_transaction()
+open_block.__exit__(None, None, None)
 batch.write(b"101,two")
 batch.commit()
 older.close()
@@ -278,7 +285,6 @@ def test_forked_child_when_it_calls_then_refused_and_the_parents_transaction_is_
 
     assert process.returncode == 0, printed
     said = json.loads(next(line for line in printed.splitlines() if line.startswith("said")).removeprefix("said"))
-    own_error = said.pop(12)
-    assert own_error == "KeyError: 'mine'"
+    assert [said.pop(12), said.pop(12)] == ["KeyError: 'mine'"] * 2
     assert [line for line in said if not line.startswith("StreamingException") or "forked child" not in line] == []
     sees(stack, [0, 1, 3, 50, 100, 101])
