@@ -65,7 +65,8 @@ class TableWrite:
     `location` is the table's directory as planned, and `counts` keeps the table's row counts. `excludes_overwrites` is
     True when the lock of the transaction excludes TRUNCATE (`transactions.lock_against_overwrites`). `partitions` has
     the partitions that were registered earlier in the transaction, by name. `batch` is the range of write ids of a
-    transaction batch whose transactions share their files.
+    transaction batch whose transactions share their files. `on_placed` is called with the placed deltas, which a caller
+    may need even when the outcome of the commit is unknown.
     """
 
     table: Table
@@ -76,6 +77,7 @@ class TableWrite:
     excludes_overwrites: bool = False
     partitions: Mapping[str, PartitionInfo] = field(default_factory=dict)
     batch: WriteIdRange | None = None
+    on_placed: Callable[[Sequence[DeltaFiles]], None] = lambda _deltas: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +167,7 @@ class _TablePublisher:
     def place(self) -> None:
         write = self._write
         self._placement = write.files.place(write.table, write.write_id, self._partitions)
+        write.on_placed(self._placement.deltas)
 
     def announce(self) -> None:
         """Report the files to programs that replicate the table: the event of the commit does not name them."""

@@ -99,7 +99,7 @@ class TransactionBatch:
         self.state = TxnState.INACTIVE
         self.current: Transaction | None = None
         self.deltas: Sequence[DeltaFiles] = ()
-        """What the last commit wrote."""
+        """What the last commit wrote, also when its outcome is unknown."""
         self._closed = False
         self._outcome_unknown = False
         self._closing_time = Deadline.after(session.options.batch_seconds)
@@ -174,10 +174,11 @@ class TransactionBatch:
         with self._guard:
             txn = self._open_transaction()
             self._heartbeat.check(txn.id)
+            placed: list[DeltaFiles] = []
             try:
-                publication = self._publish(txn, extras)
+                publication = self._publish(self._table_write(txn, extras, placed.extend), txn, extras.key_value)
             except CommitOutcomeUnknown:
-                self._outcome_unknown = True
+                self._outcome_unknown, self.deltas = True, placed
                 raise
             self.deltas = publication.deltas
             self.current, self.state = None, TxnState.COMMITTED
@@ -261,13 +262,12 @@ class TransactionBatch:
     def _wait(self) -> Wait:
         return Wait(Deadline.after(self._session.options.lock_seconds), threading.Event())
 
-    def _publish(self, txn: Transaction, extras: Extras) -> Publication:
+    def _publish(self, write: TableWrite, txn: Transaction, key_value: KeyValue | None) -> Publication:
         """Publish the rows and commit.
 
         Heartbeats stop before the commit call: afterwards the metastore would report the transaction as lost.
         """
         metastore = self._session.metastore
-        write = self._table_write(txn, extras)
 
         def observe(step: Step) -> None:
             if step == "counted":
@@ -276,12 +276,14 @@ class TransactionBatch:
         request = CommitRequest(
             partial(is_committed, metastore, txn.id),
             _warn_of_wait,
-            key_value=extras.key_value,
+            key_value=key_value,
             resolve_seconds=self._session.options.commit_outcome_seconds,
         )
         return publish(metastore, txn, [write], request, observe)[self._table.name]
 
-    def _table_write(self, txn: Transaction, extras: Extras) -> TableWrite:
+    def _table_write(
+        self, txn: Transaction, extras: Extras, on_placed: Callable[[Sequence[DeltaFiles]], None]
+    ) -> TableWrite:
         """The transaction's contribution to the table: all partitions registered, the table locked for the commit.
 
         The lock against TRUNCATE is acquired only now, because UPDATE and DELETE wait for it too and a transaction may
@@ -302,7 +304,9 @@ class TransactionBatch:
         if len(self.write_ids) > 1:
             batch = (self.write_ids[0], self.write_ids[-1])
         counts = self._session.counts
-        return TableWrite(self._table, write_id, self._location, files, counts, excludes_overwrites, found, batch)
+        return TableWrite(
+            self._table, write_id, self._location, files, counts, excludes_overwrites, found, batch, on_placed
+        )
 
     def _close_when_old(self) -> None:
         """Close the batch between two transactions after `batch_seconds`; runs in the thread of the heartbeats."""

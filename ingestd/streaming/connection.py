@@ -356,7 +356,7 @@ class HiveStreamingConnection:
 
     @property
     def write_directories(self) -> Sequence[DeltaFiles]:
-        """The deltas of the last commit, each with its partition, the partition's location, and its files."""
+        """The deltas of the last commit, even if its outcome is unknown: each with partition, location and files."""
         return self._lifecycle.batch.deltas if self._lifecycle.batch else ()
 
     @property

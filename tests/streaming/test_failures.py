@@ -320,6 +320,7 @@ def test_commit_when_its_outcome_cannot_be_queried_then_outcome_unknown_and_not_
         with pytest.raises(CommitOutcomeUnknown, match="check whether its rows are visible") as caught:
             connection.commit_transaction()
         assert not caught.value.is_retriable
+        assert [(local_path(one.location) / one.delta).is_dir() for one in connection.write_directories] == [True]
         for method in ("commit_txn", "get_open_txns"):
             between.lose_answer(method, -100)
         with connection.transaction():
