@@ -29,7 +29,7 @@ from ingestd.acid.writer_pool import (
     storage_errors,
 )
 from ingestd.background import Background
-from ingestd.errors import StorageUnavailable
+from ingestd.errors import IngestdError, StorageUnavailable
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table
 from ingestd.publish.deltas import DeltaFiles, Placement, StagedFiles
@@ -189,7 +189,12 @@ class BatchOutput:
         self._pool.flush()
 
     def finish(self) -> Files:
-        """See `Output`."""
+        """See `Output`; writes the pending rows, as that would take too long under the lock of the commit."""
+        try:
+            self._pool.flush()
+        except IngestdError:
+            self.withdraw()  # a file that was closed for others contains flushed rows
+            raise
         return self
 
     @property
