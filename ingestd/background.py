@@ -7,6 +7,7 @@ Python runs them in the main thread only.
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 
@@ -14,8 +15,7 @@ from collections.abc import Callable
 class Background:
     """Runs one call at a time, each in a new thread."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self) -> None:
         self._last: _Job | None = None
 
     def run(self, call: Callable[[], None]) -> None:
@@ -26,7 +26,8 @@ class Background:
         self.wait()
         job = self._last = _Job(call)
         try:
-            threading.Thread(target=job.work, name=self._name).start()
+            # Not `Thread.start`: it waits for an Event, which stays locked if a signal handler raises at that moment.
+            _thread.start_new_thread(job.work, ())
         except RuntimeError:
             job.work()
 
@@ -34,7 +35,7 @@ class Background:
         """Wait for the last call; raises its exception."""
         if self._last is None:
             return
-        self._last.done.wait()
+        self._last.wait()
         error, self._last = self._last.error, None
         if error is not None:
             raise error
@@ -48,7 +49,7 @@ class Background:
 
 def run_uninterrupted(call: Callable[[], None]) -> None:
     """Run `call` in another thread and wait for it; raises its exception."""
-    work = Background("ingestd-uninterrupted")
+    work = Background()
     try:
         work.run(call)
         work.wait()
@@ -62,7 +63,10 @@ class _Job:
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._claim = threading.Lock()
-        self.done = threading.Event()
+        self._is_done = False
+        # Held until the call is done. An Event would stay locked if a signal handler raised inside its `wait`.
+        self._running = threading.Lock()
+        self._running.acquire()
         self.error: BaseException | None = None
 
     def work(self) -> None:
@@ -74,9 +78,16 @@ class _Job:
         except BaseException as error:  # noqa: BLE001 - `wait` raises it
             self.error = error
         finally:
-            self.done.set()
+            self._is_done = True
+            self._running.release()
+
+    def wait(self) -> None:
+        """Wait for the call."""
+        if not self._is_done:
+            with self._running:
+                pass
 
     def finish(self) -> None:
         """Wait for the call if it has started; otherwise prevent it."""
         if not self._claim.acquire(blocking=False):
-            self.done.wait()
+            self.wait()

@@ -89,7 +89,7 @@ class TransactionOutput:
         self._statement = statement
         self._files: StagingFiles | None = None
         self._pool: WriterPool[OpenStagingFile] | None = None
-        self._encoding = Background("ingestd-encode")
+        self._encoding = Background()
 
     def begin(self, write_id: int) -> None:
         """See `Output`."""

@@ -339,7 +339,12 @@ print(interrupted > 0)
 def test_close_when_a_signal_handler_raises_inside_it_then_the_process_survives(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     ended = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(tmp_path)], capture_output=True, text=True, check=False, cwd=root
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=root,
+        timeout=120,
     )
 
     assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
