@@ -63,7 +63,6 @@ class _Job:
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
         self._claim = threading.Lock()
-        self._is_done = False
         # Held until the call is done. An Event would stay locked if a signal handler raised inside its `wait`.
         self._running = threading.Lock()
         self._running.acquire()
@@ -78,14 +77,12 @@ class _Job:
         except BaseException as error:  # noqa: BLE001 - `wait` raises it
             self.error = error
         finally:
-            self._is_done = True
             self._running.release()
 
     def wait(self) -> None:
         """Wait for the call."""
-        if not self._is_done:
-            with self._running:
-                pass
+        with self._running:
+            pass
 
     def finish(self) -> None:
         """Wait for the call if it has started; otherwise prevent it."""

@@ -70,9 +70,8 @@ class PyArrowWriter:
         """See `AcidWriter`; a file without rows is a complete ORC file, too."""
         if not self._rows:  # without a batch pyarrow knows no schema and writes no footer
             self._orc.write(pa.Table.from_batches([self._events(pa.RecordBatch.from_pylist([], schema=self._schema))]))
-        run_uninterrupted(
-            self._orc.close
-        )  # an exception from a signal handler inside this call would terminate the process
+        # An exception from a signal handler inside this call would terminate the process.
+        run_uninterrupted(self._orc.close)
         self._file.close()
         self._file.check()
         return seal(self._path, [(self._write_id, self._rows)], self._bucket)

@@ -139,7 +139,7 @@ class _Demo:
         self._console.print(
             f"  {records:,} records in {seconds:.1f} s, start of Spark included ({records / seconds:,.0f} per second)"
         )
-        self._console.print(f"  [dim]{len(commits)} commits, {working:.1f} s in transactions, which overlap[/]")
+        self._console.print(f"  [dim]Commits: {len(commits)}; {working:.1f} s in transactions, which overlap[/]")
 
     def _follow(self, daemon: subprocess.Popen[str], records: int) -> list[dict[str, Any]]:
         """Show commits and warnings from the log as they arrive."""

@@ -92,9 +92,6 @@ class Known:
     batches: frozenset[WriteIdRange] = frozenset()
 
 
-NOTHING_KNOWN = Known()
-
-
 def is_ours(parameters: Mapping[str, str]) -> bool:
     """Whether ingestd has counted here."""
     return ROWS_WRITTEN in parameters

@@ -17,6 +17,7 @@ from ingestd.errors import IngestdError
 from ingestd.spark.driver import Driver
 from ingestd.spark.errors import GATEWAY_ERRORS, EngineLost, JobFailed, JobTimeout, first_line, job_error, job_message
 from ingestd.spark.launch import launch, spark_properties
+from ingestd.spark.options import SparkOptions
 from ingestd.spark.scratch import Scratch
 
 A = TypeVar("A")
@@ -29,7 +30,7 @@ _CHECK_SECONDS = 0.25
 class EngineLimits:
     """Limits in seconds: of a job, of the JVM's silence, and of an orderly stop of Spark."""
 
-    job_seconds: float = 900.0
+    job_seconds: float = SparkOptions().stage_timeout
     silence_seconds: float = 30.0
     stop_seconds: float = 10.0
 

@@ -224,6 +224,11 @@ class TransactionBatch:
             self.state = TxnState.ABORTED
 
     @property
+    def _shared_range(self) -> tuple[int, int] | None:
+        """First and last write id of transactions that share their files; None for a single transaction."""
+        return (self.write_ids[0], self.write_ids[-1]) if len(self.write_ids) > 1 else None
+
+    @property
     def _table(self) -> Table:
         return self._session.table
 
@@ -239,10 +244,8 @@ class TransactionBatch:
         return self.current
 
     def _new_output(self) -> Output:
-        if len(self.write_ids) > 1:
-            return BatchOutput(
-                self._table, self._session.shape, self._partitions.locate, (self.write_ids[0], self.write_ids[-1])
-            )
+        if self._shared_range:
+            return BatchOutput(self._table, self._session.shape, self._partitions.locate, self._shared_range)
         assert self._location
         staging = Staging(self._location, STREAMING, str(min(self.txn_to_write_ids)))
         return TransactionOutput(self._session.shape, staging)
@@ -300,12 +303,16 @@ class TransactionBatch:
             # Once the metastore has forgotten an aborted transaction, published rows of it would be visible.
             files.withdraw(())
             raise
-        write_id, batch = self.txn_to_write_ids[txn.id], None
-        if len(self.write_ids) > 1:
-            batch = (self.write_ids[0], self.write_ids[-1])
-        counts = self._session.counts
         return TableWrite(
-            self._table, write_id, self._location, files, counts, excludes_overwrites, found, batch, on_placed
+            self._table,
+            self.txn_to_write_ids[txn.id],
+            self._location,
+            files,
+            self._session.counts,
+            excludes_overwrites,
+            found,
+            self._shared_range,
+            on_placed,
         )
 
     def _close_when_old(self) -> None:

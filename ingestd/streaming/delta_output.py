@@ -203,8 +203,7 @@ class BatchOutput:
         return self._pool.partitions
 
     def place(self, _table: Table, _write_id: int, _partitions: Mapping[str, PartitionInfo]) -> Placement:
-        """See `Files`; flushes the files, so that readers find the rows once the transaction has committed."""
-        self._pool.flush()
+        """See `Files`; flushes the files that `finish` wrote, so that readers find the rows after the commit."""
         return self._files.flush()
 
     def discard(self) -> None:
@@ -236,7 +235,7 @@ class _BatchFile:
 
 
 class _BatchFiles:
-    """The policy of a batch: files lie in their partitions and stay open from transaction to transaction."""
+    """The policy of a batch: files are in their partitions and stay open from transaction to transaction."""
 
     statements = range(MAX_STATEMENT + 1)
 

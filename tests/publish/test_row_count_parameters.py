@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ingestd.acid.layout import Content, parse_directory
 from ingestd.acid.visibility import ValidWriteIds
 from ingestd.publish.row_count_parameters import (
-    NOTHING_KNOWN,
     CountedIds,
     Increment,
     Known,
@@ -94,7 +93,7 @@ def test_directory_when_its_range_has_a_valid_write_id_that_is_not_counted_then_
     counted = CountedIds(10, ((8, 9),))
     snapshot = ValidWriteIds("t", 12, frozenset({9}), frozenset({11}))
     content = _content("_orc_acid_version", "delta_0000001_0000001_0000", *names)
-    assert counted.accounts_for(content, snapshot, NOTHING_KNOWN) == right
+    assert counted.accounts_for(content, snapshot, Known()) == right
 
 
 def test_shared_delta_when_the_own_batch_wrote_elsewhere_then_only_its_last_commit_here_must_be_counted() -> None:
@@ -103,7 +102,7 @@ def test_shared_delta_when_the_own_batch_wrote_elsewhere_then_only_its_last_comm
     content = _content("delta_0000001_0001000_0000")
     counted = CountedIds(1000, ((2, 1000),))
     batches = frozenset({(1, 1000)})
-    assert not counted.accounts_for(content, snapshot, NOTHING_KNOWN)
+    assert not counted.accounts_for(content, snapshot, Known())
     assert counted.accounts_for(content, snapshot, Known(1, batches))
     assert not counted.accounts_for(content, snapshot, Known(3, batches))
 
@@ -116,8 +115,8 @@ def test_location_when_nothing_in_it_is_visible_then_is_empty() -> None:
         (["base_0000005"], False),
         (["base_-9223372036854775808_v0000003"], False),
     ):
-        assert is_empty(_content(*names), snapshot, NOTHING_KNOWN) == empty
-    assert not is_empty(Content((), has_originals=True), snapshot, NOTHING_KNOWN)
+        assert is_empty(_content(*names), snapshot, Known()) == empty
+    assert not is_empty(Content((), has_originals=True), snapshot, Known())
     mine = Known(0, frozenset({(3, 9)}))
     assert is_empty(_content("delta_0000003_0000009_0000"), snapshot, mine)
     assert not is_empty(_content("delta_0000003_0000009_0000"), snapshot, Known(3, mine.batches))
@@ -131,7 +130,7 @@ _COUNTED = {"numRows": "7", "numFiles": "1", "totalSize": "70", "ingestd.rows": 
 def test_increment_when_the_number_was_right_then_the_sum_is_right_and_the_flag_is_dropped() -> None:
     snapshot = ValidWriteIds("t", 6, frozenset({6}))
     mark = Mark("web", 6, Increment(3, 1, 30))
-    after, was_right = incremented(_COUNTED | _FLAG, mark, _content(*_ONE_DELTA), snapshot, NOTHING_KNOWN)
+    after, was_right = incremented(_COUNTED | _FLAG, mark, _content(*_ONE_DELTA), snapshot, Known())
     assert was_right
     assert after == {
         "numRows": "10",
@@ -142,13 +141,13 @@ def test_increment_when_the_number_was_right_then_the_sum_is_right_and_the_flag_
         "ingestd.added.web": "6 3 1 30",
     }
     committed = _content(*_ONE_DELTA, "delta_0000006_0000006_0000")
-    assert is_right(after, committed, ValidWriteIds("t", 6), NOTHING_KNOWN)
+    assert is_right(after, committed, ValidWriteIds("t", 6), Known())
 
 
 def test_increment_when_an_earlier_one_was_aborted_then_its_rows_are_subtracted_and_its_mark_is_dropped() -> None:
     snapshot = ValidWriteIds("t", 7, frozenset({7}), frozenset({6}))
     before = _COUNTED | {"numRows": "10", "ingestd.rows": "10", "ingestd.added.web": "6 3 1 30", "ingestd.counted": "6"}
-    assert not is_right(before, _content(*_ONE_DELTA), snapshot, NOTHING_KNOWN)
+    assert not is_right(before, _content(*_ONE_DELTA), snapshot, Known())
     after, was_right = incremented(
         before, Mark("web", 7, Increment(1, 1, 10)), _content(*_ONE_DELTA), snapshot, Known()
     )
@@ -170,18 +169,18 @@ def test_increment_when_an_earlier_one_was_aborted_then_its_rows_are_subtracted_
 def test_increment_when_the_number_was_not_known_to_be_right_then_says_so(changed: dict[str, str]) -> None:
     snapshot = ValidWriteIds("t", 7, frozenset({6, 7}))
     mark = Mark("web", 7, Increment(1, 1, 10))
-    after, was_right = incremented(_COUNTED | changed, mark, _content(*_ONE_DELTA), snapshot, NOTHING_KNOWN)
+    after, was_right = incremented(_COUNTED | changed, mark, _content(*_ONE_DELTA), snapshot, Known())
     assert not was_right
     marked = doubtful(after)
     assert marked["ingestd.rows"] == "unknown"
-    assert not is_right(marked, _content(*_ONE_DELTA), snapshot, NOTHING_KNOWN)
+    assert not is_right(marked, _content(*_ONE_DELTA), snapshot, Known())
 
 
 def test_increment_when_the_directory_is_empty_then_what_the_parameters_said_is_dropped() -> None:
     """A partition that was recreated may have the parameters of the old one."""
     before = _COUNTED | {"ingestd.added.other": "4 3 1 30"}
     after, was_right = incremented(
-        before, Mark("web", 7, Increment(1, 1, 10)), _content(), ValidWriteIds("t", 6), NOTHING_KNOWN
+        before, Mark("web", 7, Increment(1, 1, 10)), _content(), ValidWriteIds("t", 6), Known()
     )
     assert was_right
     assert after["numRows"] == after["numFiles"] == "1"
@@ -220,7 +219,7 @@ class _Partition:
         return sum(write_id for write_id in self.here if self.snapshot().is_valid(write_id))
 
     def is_known(self) -> bool:
-        return self.counted.accounts_for(self.content(), self.snapshot(), NOTHING_KNOWN)
+        return self.counted.accounts_for(self.content(), self.snapshot(), Known())
 
     def begin(self) -> int:
         self.high += 1
