@@ -6,8 +6,9 @@ Invariant: no row is readable before its transaction has committed, and no row o
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -36,7 +37,7 @@ from ingestd.publish.deltas import DeltaFiles, Placement, StagedFiles
 from ingestd.publish.protocol import Files
 from ingestd.publish.row_count_parameters import Increment
 from ingestd.publish.staging import Staging
-from ingestd.storage.local import Location, local_path
+from ingestd.storage.local import Location, discard_tree, local_path
 
 _log = logging.getLogger(__name__)
 Partition = tuple[str, ...]
@@ -322,11 +323,20 @@ class _BatchFiles:
             if file in self._unflushed:
                 self._flush(key, file)
             file.appendable.close()
+        self._remove_unused_delta(file)
 
     def abort(self, files: Iterable[_BatchFile]) -> None:
         """See `FilePolicy`; flushed rows stay in the files."""
         for file in files:
             file.appendable.abandon()
+            self._remove_unused_delta(file)
+
+    def _remove_unused_delta(self, file: _BatchFile) -> None:
+        """Remove the delta of a closed file if it contains no rows of any transaction; never raises."""
+        delta = local_path(file.location) / batch_delta_name(*self._write_ids, file.statement)
+        with suppress(OSError):
+            if os.listdir(delta) == [ORC_ACID_VERSION_FILE]:
+                discard_tree(delta)
 
     def _flush(self, key: FileKey, file: _BatchFile) -> None:
         size = file.appendable.flush(self._write_id)
