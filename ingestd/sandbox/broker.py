@@ -1,7 +1,7 @@
-"""Formats Kafka's log folder, once.
+"""Formats Kafka's log folder once.
 
-Invariant: a formatted folder is never formatted again, so its cluster id and its records stay. No two sandboxes have
-the same cluster id.
+Invariant: a formatted folder is never formatted again, so its cluster id and its records are preserved. Every
+sandbox has its own cluster id.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IDENTITY, _FEATURES = "meta.properties", "bootstrap.checkpoint"
 
 
 def format_storage(plan: Plan, guard: Guard) -> None:
-    """Format the log folder unless it is formatted. Raises SandboxError when Kafka's tool fails."""
+    """Format the log folder unless it is already formatted. Raises SandboxError when Kafka's tool fails."""
     folder = plan.layout.data / "kafka"
     if (folder / _IDENTITY).exists() and (folder / _FEATURES).exists():
         return
@@ -60,5 +60,5 @@ def _run_tool(plan: Plan, guard: Guard) -> None:
 
 
 def _new_id() -> str:
-    """A random UUID in Kafka's notation; its first byte is fixed so that it does not start with a dash."""
+    """Return a random UUID in Kafka's notation. Its first byte is fixed so that the text does not start with a dash."""
     return base64.urlsafe_b64encode(b"\1" + uuid.uuid4().bytes[1:]).decode().rstrip("=")

@@ -1,4 +1,4 @@
-"""JDBC coordinates of the metastore's database: embedded Derby, or PostgreSQL when its address is given."""
+"""The JDBC settings of the metastore's database: embedded Derby, or PostgreSQL when its address is given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """JDBC coordinates for the metastore, and for another process (HiveServer2). `script` creates Hive's schema."""
+    """JDBC settings for the metastore and for another process (HiveServer2). `script` names Hive's schema file."""
 
     url: str
     other_process_url: str
@@ -26,29 +26,32 @@ class Database:
 
     @property
     def is_derby(self) -> bool:
-        """True for the embedded database."""
+        """True when the database is embedded Derby."""
         return self.driver.startswith("org.apache.derby")
 
 
 def derby(data: Path, port: int) -> Database:
-    """Derby in the metastore's process, served on `port` as well: HiveServer2 4.0.1 writes compactions over JDBC."""
+    """Return the settings of Derby inside the metastore's process.
+
+    Derby also listens on `port`, because HiveServer2 4.0.1 writes compaction requests over JDBC.
+    """
     return Database(
         url=f"jdbc:derby:;databaseName={data}/derby;create=false",
         other_process_url=f"jdbc:derby://127.0.0.1:{port}/{data}/derby",
         driver="org.apache.derby.jdbc.EmbeddedDriver",
         other_process_driver="org.apache.derby.jdbc.ClientDriver",
         user="APP",
-        password="mine",  # noqa: S106  # the database is only reachable through this user's files and the loopback address
+        password="mine",  # noqa: S106  # only local processes can reach the database
         script="hive-schema-4.0.0.derby.sql",
     )
 
 
 def postgres(address: str) -> Database:
-    """PostgreSQL at a `postgresql://` or `jdbc:postgresql://` address. Raises SandboxError for any other address."""
+    """Return the settings for a `postgresql://` or `jdbc:postgresql://` address. Raises SandboxError for any other."""
     parts = urlsplit(address.removeprefix("jdbc:"))
     if parts.scheme not in ("postgresql", "postgres") or not parts.hostname or not parts.path.strip("/"):
         raise SandboxError(
-            "--metastore-db is not a PostgreSQL address", where=_hidden(address), hint=f"the form is {_SHAPE}"
+            "--metastore-db is not a PostgreSQL address", where=_hidden(address), hint=f"write it as {_SHAPE}"
         )
     query = dict(parse_qsl(parts.query))
     user = query.pop("user", None) or unquote(parts.username or "")
@@ -62,5 +65,5 @@ def postgres(address: str) -> Database:
 
 
 def _hidden(address: str) -> str:
-    """The address with its password masked."""
+    """Return the address with its password masked."""
     return re.sub(r"(:[^:@/]+)(?=@)|(?<=password=)[^&]*", "***", address)

@@ -1,13 +1,13 @@
 """Starts processes so that none survives an `up` that fails or is killed.
 
-Invariant: a process runs its program only after the guard knows its pid, and the guard ends every process that it
-knows unless it received `release`.
+Invariant: a process runs its program only after the guard has received its pid, and the guard ends every process whose
+pid it has received, except after `release`.
 
 The guard is one small process in its own session that reads a pipe. Each program is started as a shell that blocks
-until it reads one word and then executes the program, with the same pid. `up` records that pid, sends it to the guard,
+until it reads one word and then executes the program with the same pid. `up` records that pid, sends it to the guard,
 and only then sends the word. When `up` dies, even by SIGKILL, the kernel closes both pipes: a shell that did not
-receive the word exits, and the guard ends the processes that it knows. The guard also holds the lock of the state
-folder, so the next command waits until the guard has finished.
+receive the word exits, and the guard ends the others. The guard also holds the lock of the state folder, so the
+next command waits until the guard has finished.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GRACE_SECONDS = 10.0
 
 
 class Guard:
-    """A context manager. Processes started inside it end with it, unless `release` was called."""
+    """A context manager that ends the processes started inside it on exit, unless `release` was called."""
 
     def __init__(self, lock: int) -> None:
         self._guard = subprocess.Popen(
@@ -56,7 +56,7 @@ class Guard:
         return self._guard.stdin
 
     def release(self) -> None:
-        """Let all processes started so far outlive this one."""
+        """Leave all processes running that were started so far, even after this process ends."""
         self._say("release")
 
     def start(
@@ -93,7 +93,7 @@ def _rotate(log: Path) -> None:
 
 
 def watch(messages: IO[str]) -> None:
-    """The guard's main function: collect processes until the pipe closes, then end them, or return on `release`."""
+    """Run the guard: collect processes until the pipe closes, then end them. On `release`, leave them running."""
     known: list[Child] = []
     for line in messages:
         if line.strip() == "release":

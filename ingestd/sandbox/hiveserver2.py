@@ -1,6 +1,6 @@
-"""SQL against a HiveServer2 without authentication. No other module uses PyHive.
+"""Runs SQL statements on a HiveServer2 without authentication. No other module uses PyHive.
 
-Invariant: sessions use the server's default settings, because tests check with them what ingestd wrote.
+Invariant: sessions use the server's default settings, because tests use them to check what ingestd wrote.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ingestd.errors import SandboxError
 
 
 def client() -> Any:
-    """PyHive's module. Raises SandboxError when the extra `sandbox` is not installed."""
+    """Return the module `pyhive.hive`. Raises SandboxError when the extra `sandbox` is not installed."""
     try:
         from pyhive import hive  # noqa: PLC0415  # an optional dependency
     except ImportError as error:
@@ -21,26 +21,26 @@ def client() -> Any:
 
 
 def connect(address: str) -> Any:
-    """An open PyHive connection to "HOST:PORT". Raises SandboxError when it cannot be opened."""
+    """Open a PyHive connection to "HOST:PORT" and return it. Raises SandboxError when it cannot be opened."""
     host, _, port = address.rpartition(":")
     hive = client()
     try:
         return hive.connect(host=host, port=int(port), auth="NOSASL")
     except Exception as error:  # thrift, socket and PyHive have no common base
         raise SandboxError(
-            f"no session could be opened in HiveServer2 ({type(error).__name__})", where=address
+            f"a HiveServer2 session could not be opened ({type(error).__name__})", where=address
         ) from error
 
 
 class Session:
-    """A session that runs one statement at a time; not thread-safe. Raises SandboxError when it cannot be opened."""
+    """A session that runs one statement at a time and is not thread-safe. Raises SandboxError when opening fails."""
 
     def __init__(self, address: str) -> None:
         self._address = address
         self._connection = connect(address)
 
     def query(self, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-        """Run one statement: column names and all rows, both empty when it has no result.
+        """Run one statement and return its column names and all rows. Both are empty when it has no result set.
 
         Raises SandboxError with Hive's message when the statement fails.
         """
@@ -66,6 +66,6 @@ def query(address: str, sql: str) -> tuple[list[str], list[tuple[Any, ...]]]:
 
 
 def _message(error: Exception) -> str:
-    """Hive's message in PyHive's OperationalError, whose only argument is the whole Thrift response."""
+    """Return Hive's message from PyHive's OperationalError, whose only argument is the whole Thrift response."""
     status = getattr(error.args[0], "status", None) if error.args else None
     return str(getattr(status, "errorMessage", None) or error or type(error).__name__)

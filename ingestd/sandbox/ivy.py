@@ -1,4 +1,4 @@
-"""Runs the Ivy in PySpark's jar folder.
+"""Runs the copy of Ivy in PySpark's jar folder.
 
 Invariant: Ivy writes only to the two folders that it is given, and its failure is reported in one sentence.
 """
@@ -23,7 +23,10 @@ _NO_ANSWER = re.compile(r"Server access error.*?\((.*)\)|Host \S+ not found", re
 
 
 def ivy_jar() -> Path:
-    """Ivy's jar, found without importing PySpark, which would take a second. Raises SandboxError when it is missing."""
+    """Return the path of Ivy's jar. Raises SandboxError when it is missing.
+
+    PySpark is not imported, because that would take a second.
+    """
     package = importlib.util.find_spec("pyspark")
     jars = Path(package.origin).parent / "jars" if package and package.origin else Path()
     found = sorted(jars.glob("ivy-*.jar"))
@@ -36,7 +39,7 @@ def ivy_jar() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Ivy:
-    """One run of Ivy. Only a `final` run raises when Ivy fails; after any other the caller checks the files."""
+    """One run of Ivy. Only a `final` run raises when Ivy fails. After any other run, the caller checks the files."""
 
     java: Path
     guard: Guard
@@ -46,7 +49,10 @@ class Ivy:
     def retrieve(
         self, confs: Sequence[str], cache: Path, into: Path, wanted: Sequence[Locked], progress: Progress
     ) -> None:
-        """Fetch `confs` through `cache` into `into`/CONF/; `progress` counts bytes. Raises SandboxError if `final`."""
+        """Fetch `confs` through `cache` into `into`/CONF/ and report the bytes to `progress`.
+
+        Raises SandboxError when Ivy fails and this run is `final`.
+        """
         into.mkdir(parents=True)
         log = into.parent / "ivy.log"
         run = self.guard.start(self._command(confs, cache, into), log=log, cwd=into)
@@ -70,7 +76,7 @@ class Ivy:
 
 
 def _arrived(sizes: dict[str, int], cache: Path) -> int:
-    """The bytes of the wanted files in Ivy's cache, including incomplete files."""
+    """Return the number of bytes of the wanted files in Ivy's cache, including incomplete files."""
     return sum(_size(file) for file in cache.glob("*/*/*/*") if file.name.removesuffix(".part") in sizes)
 
 
@@ -92,4 +98,4 @@ def _failure(log: Path) -> SandboxError:
         )
     last: Iterable[str] = (line.strip(" \t:") for line in reversed(text.splitlines()))
     words = next((line for line in last if line), "it printed nothing")
-    return SandboxError(f"Ivy failed: {words}", where=str(log))
+    return SandboxError(f"Kafka and Hive could not be fetched: Ivy failed: {words}", where=str(log))

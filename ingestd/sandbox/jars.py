@@ -1,8 +1,8 @@
 """Fetches the jars of Kafka and Hive into the user's cache and verifies them.
 
 Invariant: `ensure` returns only when every file of the wanted groups has the locked content. A file with the locked
-content is not replaced, because a running JVM may have it open. All state folders share the jars; calls of `ensure`
-exclude each other.
+content is not replaced, because a running JVM may have it open. All state folders share the jars. Only one call
+of `ensure` runs at a time.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _FETCH_SECONDS = 1800.0  # how long another command may take to fetch over a slo
 
 
 def groups_for(services: Iterable[str]) -> tuple[str, ...]:
-    """The groups of files that `services` need; the schema tool is in the metastore's group."""
+    """Return the groups of files that `services` need. The schema tool is in the metastore's group."""
     wanted = [name for name in (KAFKA, METASTORE, HIVESERVER2) if name in services]
     return (*wanted, SCHEMA)
 
 
 def folder(listing: Listing = SANDBOX) -> Path:
-    """The folder of the groups."""
+    """Return the folder that contains the groups, each as a folder of files."""
     return cache_folder() / "sandbox" / f"jars-{lock_name(listing)}"
 
 
 def ensure(groups: Sequence[str], java: Path, guard: Guard, progress: Progress, listing: Listing = SANDBOX) -> Path:
-    """The folder of the jars, complete and verified. Fetches missing and broken files.
+    """Fetch missing and broken files, and return the folder of the jars when all files are verified.
 
-    Raises SandboxError when there is no network or a fetched file differs from the lock.
+    Raises SandboxError when there is no network or a fetched file differs from the lock file.
     """
     home = folder(listing)
     with locked(home / "lock", "the cache of jars", _FETCH_SECONDS):
@@ -54,9 +54,9 @@ def ensure(groups: Sequence[str], java: Path, guard: Guard, progress: Progress, 
         bad = broken(groups, home, listing)
     if bad:
         raise SandboxError(
-            f"{len(bad)} fetched files differ from the lock, for example {bad[0].path}",
+            f"{len(bad)} fetched files do not match the checksums in jars.lock, for example {bad[0].path}",
             where=str(home),
-            hint="check whether a proxy or mirror changes them",
+            hint="check whether a proxy or mirror modifies downloads",
         )
     return home
 
@@ -83,7 +83,7 @@ def _replace(bad: Sequence[Locked], home: Path, fetcher: ivy.Ivy, progress: Prog
 
 
 def _drop_broken(bad: Iterable[Locked], cache: Path) -> None:
-    """Remove truncated jars from Ivy's own cache, which it would copy without verification; keep the good ones."""
+    """Remove broken jars from Ivy's own cache, because Ivy would copy them without verification."""
     for item in bad:
         for kept in cache.glob(f"*/*/*/{item.name}"):
             if not item.is_at(kept):

@@ -1,6 +1,6 @@
-"""The lock: every file that is fetched, with its size and SHA-256.
+"""The lock file, which lists every file to fetch with its size and SHA-256.
 
-Invariant: a file counts as present only when its content matches the lock.
+Invariant: a file counts as present only when its content matches the lock file.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PIECE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Locked:
-    """One file of the lock. `path` is "group/name"; a group is a class path or the schema scripts."""
+    """One entry of the lock file. `path` is "group/name". A group is a class path or the set of schema scripts."""
 
     sha256: str
     size: int
@@ -25,16 +25,16 @@ class Locked:
 
     @property
     def group(self) -> str:
-        """The folder of the file."""
+        """The group of the file, which is the folder that contains it."""
         return self.path.partition("/")[0]
 
     @property
     def name(self) -> str:
-        """The file's name; within the lock, files of one name have the same content."""
+        """The name of the file. In one lock file, files with the same name have the same content."""
         return self.path.partition("/")[2]
 
     def is_at(self, file: Path) -> bool:
-        """True when `file` exists with the locked content."""
+        """Return True when `file` exists and has the locked content."""
         try:
             if file.stat().st_size != self.size:
                 return False
@@ -48,13 +48,13 @@ class Locked:
 
 
 def data_file(name: str) -> Path:
-    """A data file of this package."""
+    """Return the path of a data file of this package."""
     return Path(str(resources.files("ingestd.sandbox") / "data" / name))
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What to fetch: the lock, and Ivy's file with the coordinates."""
+    """What to fetch: the lock file, and the Ivy file with the Maven coordinates."""
 
     lock: Path
     ivy: Path
@@ -65,18 +65,21 @@ SANDBOX = Listing(data_file("jars.lock"), data_file("ivy.xml"))
 
 @cache
 def lock(listing: Listing = SANDBOX) -> tuple[Locked, ...]:
-    """All files of the lock."""
+    """Return all entries of the lock file."""
     lines = listing.lock.read_text().splitlines()
     return tuple(Locked(sha256, int(size), path) for sha256, size, path in (line.split() for line in lines))
 
 
 @cache
 def lock_name(listing: Listing = SANDBOX) -> str:
-    """A short hash of the lock; versions of ingestd with different locks use different folders."""
+    """Return a short hash of the lock file, so that versions of ingestd with different lock files share no folder."""
     return hashlib.sha256(listing.lock.read_bytes()).hexdigest()[:12]
 
 
 def broken(groups: Iterable[str], folder: Path, listing: Listing = SANDBOX) -> list[Locked]:
-    """The locked files of `groups` that are missing in `folder` or have other content. Reads all files, about 1 s."""
+    """Return the entries of `groups` whose file in `folder` is missing or has other content.
+
+    Reads all files, which takes about 1 s.
+    """
     wanted = frozenset(groups)
     return [item for item in lock(listing) if item.group in wanted and not item.is_at(folder / item.path)]

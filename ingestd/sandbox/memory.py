@@ -13,11 +13,11 @@ _BESIDE_THE_HEAP_MB = 200  # code, threads and buffers of one JVM, measured
 
 
 def require(options: SandboxOptions, services: Iterable[str]) -> None:
-    """Raise SandboxError when the available memory is less than the heaps of `services` need."""
+    """Raise SandboxError when less memory is available than `services` need."""
     needed = sum(options.heap_mb(name) + _BESIDE_THE_HEAP_MB for name in services)
     free = int(psutil.virtual_memory().available) >> 20
     if free < needed:
         raise SandboxError(
-            f"too little memory: {needed} MiB are needed and {free} MiB are available",
-            hint="stop other programs or set smaller heaps",
+            f"not enough memory: {needed} MiB are needed and {free} MiB are available",
+            hint="stop other programs, or set smaller heaps with --kafka-heap-mb and the like",
         )

@@ -1,4 +1,4 @@
-"""The options and answers of the sandbox, as plain values. No file, port or process is accessed here."""
+"""The options and results of the sandbox as plain values. This module accesses no file, port or process."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ HIVESERVER2 = "hiveserver2"
 SERVICES = (KAFKA, METASTORE, HIVESERVER2)  # in start order; they stop in reverse order
 
 Progress = Callable[[str, int, int], None]
-"""Called with `(step, done, total)`: bytes while jars are fetched, 0 of 0 for a step without a measure."""
+"""Called with `(step, done, total)`, in bytes while jars are fetched. Both numbers are 0 for all other steps."""
 
 
 def no_progress(step: str, done: int, total: int) -> None:
-    """A Progress that does nothing."""
+    """Ignore the progress."""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxOptions:
-    """How to start. Heaps are in MiB. A port of None is chosen once and then kept in the state folder."""
+    """The options of `up`. Heaps are in MiB. A port that is None is chosen once and then stored in the state folder."""
 
     state_dir: Path | None = None
     hiveserver2: bool = False
@@ -41,7 +41,7 @@ class SandboxOptions:
 
     @property
     def folder(self) -> Path:
-        """The state folder, absolute."""
+        """The absolute path of the state folder."""
         return (self.state_dir or cache_folder() / "sandbox" / "default").expanduser().absolute()
 
     @property
@@ -50,17 +50,17 @@ class SandboxOptions:
         return SERVICES if self.hiveserver2 else SERVICES[:2]
 
     def heap_mb(self, service: str) -> int:
-        """The heap of `service` in MiB."""
+        """Return the maximum heap of `service` in MiB."""
         return {KAFKA: self.kafka_heap_mb, METASTORE: self.metastore_heap_mb}.get(service, self.hiveserver2_heap_mb)
 
     def asked_port(self, service: str) -> int | None:
-        """The port that the caller chose for `service`, if any."""
+        """Return the port that the caller chose for `service`, or None."""
         return {KAFKA: self.kafka_port, METASTORE: self.metastore_port}.get(service, self.hiveserver2_port)
 
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Addresses of a running sandbox. `hiveserver2` is None when it was not started."""
+    """The addresses of a running sandbox. `hiveserver2` is None when HiveServer2 was not started."""
 
     kafka: str
     metastore: str
@@ -69,13 +69,13 @@ class Addresses:
     state_dir: str
 
     def as_json(self) -> str:
-        """One JSON object on one line."""
+        """Return the addresses as one JSON object on one line."""
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """The state of one service: `answers` is the result of a request, `memory_mb` is resident memory in MiB."""
+    """The state of one service. `answers` tells whether it answered a request. `memory_mb` is its resident MiB."""
 
     name: str
     address: str
@@ -86,7 +86,7 @@ class ServiceState:
 
     @property
     def word(self) -> str:
-        """`running`, `silent` (alive but not answering) or `stopped`."""
+        """The state in one word: `running`, `silent` (alive but not answering) or `stopped`."""
         if self.pid is None:
             return "stopped"
         return "running" if self.answers else "silent"

@@ -1,6 +1,6 @@
-"""Loopback ports: chosen once, kept in the state, checked before a service is started on them.
+"""Chooses loopback ports once, and checks that each is free before a service is started on it.
 
-Invariant: a port that users connect to never changes by itself; internal ports may.
+Invariant: a port that users connect to changes only on request. An internal port may change at every start.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _RANGE = (20_000, 32_000)  # below the ephemeral ports of outgoing connections
 
 
 def is_free(port: int) -> bool:
-    """Whether a server can listen on `port` of the loopback address now."""
+    """Return whether a server can listen on `port` of the loopback address now."""
     with socket.socket() as probe:
-        # As servers do: connections in TIME_WAIT do not occupy the port.
+        # Servers set this option too, so connections in TIME_WAIT do not occupy the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -34,10 +34,10 @@ def is_free(port: int) -> bool:
 def settle(
     options: SandboxOptions, remembered: dict[str, int], starting: Collection[str], running: frozenset[str]
 ) -> dict[str, int]:
-    """The ports of all services; those of `running` services are unchanged.
+    """Return all ports by name, including the internal ones. The ports of `running` services do not change.
 
-    Raises SandboxError when the port of a `starting` service is in use, or when a running service has another port than
-    requested.
+    Raises SandboxError when the port of a `starting` service is in use, or when another port is requested for a running
+    service.
     """
     ports = dict(remembered)
     for service in SERVICES:
@@ -58,7 +58,7 @@ def settle(
 
 def _reject_move(service: str, asked: int | None, port: int) -> None:
     if asked not in (None, port):
-        raise SandboxError(f"{service} already runs on port {port}", hint="run `ingestd sandbox down` first")
+        raise SandboxError(f"{service} is already running on port {port}", hint="run `ingestd sandbox down` first")
 
 
 def _reject_taken(service: str, port: int) -> None:
@@ -75,4 +75,4 @@ def _choose(taken: dict[str, int]) -> int:
         port = random.randint(*_RANGE)
         if port not in taken.values() and is_free(port):
             return port
-    raise SandboxError(f"no free port between {_RANGE[0]} and {_RANGE[1]} was found", where=HOST)
+    raise SandboxError(f"no free port was found between {_RANGE[0]} and {_RANGE[1]}", where=HOST)

@@ -1,6 +1,6 @@
-"""Sends a service a small request in its own protocol, because an open port does not mean that it works.
+"""Sends each service a small request in its own protocol, because a service may not work although its port is open.
 
-Invariant: a probe returns within its timeout and raises nothing.
+Invariant: a probe returns within its timeout and never raises.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ _GET_NAME = struct.pack(">II7sIB", 0x80010001, 7, b"getName", 0, 0)
 _REPLY = bytes.fromhex("80010002")
 # TOpenSessionReq with client_protocol 9 (Hive 3 and 4); the session ends with its connection
 _OPEN_SESSION = struct.pack(">II11sI", 0x80010001, 11, b"OpenSession", 0) + bytes.fromhex("0c0001080001000000090000")
-# the first bytes of the answer, up to status.statusCode = SUCCESS
+# The first bytes of the answer, up to status.statusCode = SUCCESS
 _SESSION_OPENED = struct.pack(">II11sI", 0x80010002, 11, b"OpenSession", 0) + bytes.fromhex(
     "0c00000c000108000100000000"
 )
 
 
 def kafka_answers(port: int) -> bool:
-    """True when a Metadata request (version 1, no topics) names at least one broker."""
+    """Return True when the answer to a Metadata request (version 1, no topics) lists at least one broker."""
     request = struct.pack(">hhihi", _METADATA, _VERSION_1, 1, -1, 0)
     answer = _ask(port, struct.pack(">i", len(request)) + request, _KAFKA_HEAD.size)
     return bool(answer) and _KAFKA_HEAD.unpack(answer)[2] > 0
 
 
 def metastore_answers(port: int) -> bool:
-    """True when the Thrift call `getName` (fb303) is answered."""
+    """Return True when the metastore answers the Thrift call `getName` (fb303)."""
     return _ask(port, _GET_NAME, len(_REPLY)) == _REPLY
 
 
 def hiveserver2_answers(port: int) -> bool:
-    """True when the Thrift call `OpenSession` without SASL returns the status SUCCESS."""
+    """Return True when the Thrift call `OpenSession` without SASL returns the status SUCCESS."""
     return _ask(port, _OPEN_SESSION, len(_SESSION_OPENED)) == _SESSION_OPENED
 
 
 def _ask(port: int, request: bytes, size: int) -> bytes:
-    """Send `request`. The first `size` bytes of the answer, or nothing when it is shorter."""
+    """Send `request` and return the first `size` bytes of the answer, or no bytes when it is shorter or missing."""
     answer = b""
     try:
         with socket.create_connection((HOST, port), timeout=_TIMEOUT_SECONDS) as connection:

@@ -25,14 +25,14 @@ def adopt(started: subprocess.Popen[bytes]) -> None:
 
 
 def find(child: Child) -> psutil.Process | None:
-    """The running process of `child`; None when it ended, is a zombie, or its pid now belongs to another program."""
+    """Return the process of `child`, or None when it has ended, is a zombie, or its pid was reused."""
     _reap()
     try:
         found = psutil.Process(child.pid)
         words = found.cmdline()
         limit = Deadline.after(_EXEC_SECONDS)
         while not words and not limit.passed:
-            # Empty for a moment during exec. A zombie's command line raises.
+            # The command line is empty for a moment during exec. Reading that of a zombie raises.
             pause(0.005)
             words = found.cmdline()
         return found if child.token in words else None
@@ -41,7 +41,7 @@ def find(child: Child) -> psutil.Process | None:
 
 
 def resident_mb(child: Child) -> int:
-    """Resident memory in MiB; 0 when the process has ended."""
+    """Return the resident memory in MiB, or 0 when the process has ended."""
     found = find(child)
     try:
         return int(found.memory_info().rss) >> 20 if found else 0
@@ -50,19 +50,19 @@ def resident_mb(child: Child) -> int:
 
 
 def suspend(child: Child) -> bool:
-    """SIGSTOP; False when there is no such process."""
+    """Send SIGSTOP. Return False when the process has ended."""
     found = find(child)
     return bool(found and _send(found, psutil.Process.suspend))
 
 
 def resume(child: Child) -> bool:
-    """SIGCONT; False when there is no such process."""
+    """Send SIGCONT. Return False when the process has ended."""
     found = find(child)
     return bool(found and _send(found, psutil.Process.resume))
 
 
 def end(children: Iterable[Child], *, grace_seconds: float) -> None:
-    """SIGTERM to all, and SIGKILL after `grace_seconds`. Suspended processes are resumed so that they receive it."""
+    """Send SIGTERM to all processes, resume suspended ones so that they react, then SIGKILL after `grace_seconds`."""
     ours = [found for found in map(find, children) if found]
     for found in ours:
         _send(found, psutil.Process.terminate)
@@ -71,7 +71,7 @@ def end(children: Iterable[Child], *, grace_seconds: float) -> None:
 
 
 def crash(child: Child) -> None:
-    """SIGKILL, and wait for the end of the process."""
+    """Send SIGKILL and wait until the process has ended."""
     found = find(child)
     _kill([found] if found else [])
 
@@ -83,7 +83,7 @@ def _kill(ours: list[psutil.Process]) -> None:
 
 
 def _wait(ours: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Wait at most `seconds`; returns the processes that have not ended."""
+    """Wait at most `seconds` and return the processes that have not ended."""
     deadline = Deadline.after(seconds)
     while (ours := [found for found in ours if not _has_ended(found)]) and not deadline.passed:
         pause(0.05)
@@ -91,7 +91,7 @@ def _wait(ours: list[psutil.Process], seconds: float) -> list[psutil.Process]:
 
 
 def _has_ended(found: psutil.Process) -> bool:
-    """Whether its ports and files are closed: an ending process loses its command line before them."""
+    """Return whether the process has closed its ports and files, which happens after its command line disappears."""
     _reap()
     try:
         if not found.is_running():
@@ -102,7 +102,7 @@ def _has_ended(found: psutil.Process) -> bool:
 
 
 def _send(found: psutil.Process, signal: Callable[[psutil.Process], None]) -> bool:
-    """Send a signal; False when the process has ended. psutil first checks that the pid is still the same process."""
+    """Send a signal. Return False when the process has ended. psutil checks first that the pid was not reused."""
     try:
         signal(found)
     except psutil.NoSuchProcess:

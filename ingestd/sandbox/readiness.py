@@ -29,11 +29,11 @@ class Started:
     log: Path
 
     def wait_until_it_answers(self) -> None:
-        """Return when its port answers. Raises SandboxError when the service ends or fails, and after two minutes."""
+        """Wait until the service answers. Raises SandboxError when it ends, when it fails, or after two minutes."""
         self._wait(lambda: PROBES[self.name](self.port), "answer")
 
     def wait_until_it_works(self) -> None:
-        """Return when its background threads run as well. Raises as `wait_until_it_answers`."""
+        """Wait until its background threads run as well. Raises the errors of `wait_until_it_answers`."""
         self.wait_until_it_answers()
         self._wait(lambda: all(mark in self._output() for mark in COMPLETE[self.name]), "start its background threads")
 
@@ -50,7 +50,7 @@ class Started:
     def _raise_if_failed(self) -> None:
         if not process.find(self.child):
             raise SandboxError(
-                f"{self.name} ended during its start: {_first_error(self._output())}", where=str(self.log)
+                f"{self.name} exited during startup: {_first_error(self._output())}", where=str(self.log)
             )
         if FATAL[self.name].search(self._output()):
             raise SandboxError(f"{self.name} could not start: {_first_error(self._output())}", where=str(self.log))
@@ -60,7 +60,7 @@ class Started:
 
 
 def _first_error(output: str) -> str:
-    """The first line that names an error, else the last line."""
+    """Return the first line that names an error, or the last line when there is none."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if "ERROR" in line or "Exception" in line or "Error:" in line]
     return next(iter(errors or lines[-1:]), "it printed nothing")[:300]

@@ -1,7 +1,7 @@
-"""The sandbox: Kafka, Hive Metastore and HiveServer2 as processes of this machine that keep running after the command.
+"""The sandbox: Kafka, Hive Metastore and HiveServer2 as local processes that keep running after the command ends.
 
-Invariant: `up` either returns with every requested service answering, or leaves no process that it started. `down`
-ends the processes in the state file and no others. Commands on one state folder exclude each other.
+Invariant: when `up` returns, every requested service answers. When it fails, it leaves none of its processes running.
+`down` ends only the processes in the state file. Only one command at a time changes a state folder.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Sandbox:
         self._layout = Layout(self.options.folder)
 
     def up(self, progress: Progress = no_progress) -> Addresses:
-        """Start the services that are not running and return when all services answer."""
+        """Start the services that are not running, and return the addresses when all services answer."""
         with self._disk_watched(), self._locked() as lock:
             state = self._responsive()
             missing = [name for name in self.options.services if name not in state.children]
@@ -56,7 +56,7 @@ class Sandbox:
             return self._addresses(load(self._layout.root))
 
     def down(self, progress: Progress = no_progress) -> list[str]:
-        """End the processes of this state folder, HiveServer2 first. Returns the names of those that ran."""
+        """End the processes of this state folder, HiveServer2 first. Return the names of those that were running."""
         if not (self._layout.root / "state.json").exists():
             return []
         with self._locked():
@@ -70,23 +70,25 @@ class Sandbox:
             return ended
 
     def status(self) -> list[ServiceState]:
-        """All services, running or not; sends each running one a request. Takes no lock."""
+        """Return the state of all services after sending a request to each running one. Acquires no lock."""
         state = load(self._layout.root)
         return [self._look(name, state) for name in SERVICES]
 
     def addresses(self) -> Addresses:
-        """The addresses of the last `up`. Raises SandboxError when there was none in this folder."""
+        """Return the addresses of the last `up`. Raises SandboxError when this folder has no sandbox."""
         state = load(self._layout.root)
         if METASTORE not in state.ports:
-            raise SandboxError("there is no sandbox", where=str(self._layout.root), hint="run `ingestd sandbox up`")
+            raise SandboxError(
+                "there is no sandbox in this folder", where=str(self._layout.root), hint="run `ingestd sandbox up`"
+            )
         return self._addresses(state)
 
     def log_path(self, service: str) -> Path:
-        """The log of `service` since its last start."""
+        """Return the path of the log that `service` has written since its last start."""
         return self._layout.log(service)
 
     def stop_service(self, name: str, *, kill: bool = False) -> None:
-        """End one service by SIGTERM, or with `kill` by SIGKILL as in a crash."""
+        """End one service with SIGTERM, or with SIGKILL if `kill` is set, as in a crash."""
         child = self._running(name)
         with self._locked():
             if kill:
@@ -104,16 +106,16 @@ class Sandbox:
                 guard.release()
 
     def pause_service(self, name: str) -> None:
-        """SIGSTOP: the service keeps its connections and answers nothing."""
+        """Send SIGSTOP to a service, which then keeps its connections open but does not answer."""
         process.suspend(self._running(name))
 
     def resume_service(self, name: str) -> None:
-        """SIGCONT after `pause_service`."""
+        """Send SIGCONT to a service that was paused with `pause_service`."""
         process.resume(self._running(name))
 
     @contextmanager
     def _disk_watched(self) -> Iterator[None]:
-        """Turn file errors into SandboxError. On a full disk every failure is reported as a full disk."""
+        """Turn file errors into SandboxError, and report any failure on a full disk as a full disk."""
         try:
             yield
         except (OSError, SandboxError) as error:
@@ -132,7 +134,7 @@ class Sandbox:
             yield lock
 
     def _responsive(self) -> State:
-        """The state with only the services that answer; running services that do not are ended."""
+        """End the services that do not answer, and return the state without them."""
         state = load(self._layout.root)
         for name, child in state.children.items():
             if not (process.find(child) and PROBES[name](state.ports[name])):
@@ -141,11 +143,11 @@ class Sandbox:
         return state
 
     def _settle(self, state: State, starting: list[str]) -> State:
-        """Settle the ports and the database of this start and save them."""
+        """Choose the ports and the database of this start. Return the new state after saving it."""
         asked = self.options.metastore_db
         if asked and state.schema_ready and asked != state.metastore_db:
             raise SandboxError(
-                "the metastore of this state folder is in another database",
+                "the metastore of this state folder already uses another database",
                 where=str(self._layout.root),
                 hint="use another --state-dir",
             )

@@ -1,7 +1,7 @@
 """Creates Hive's schema in the metastore's database with `ij`, Derby's SQL tool, which works with any JDBC driver.
 
-Invariant: the schema is created completely or not at all. Derby's folder is renamed into place when it is complete;
-PostgreSQL gets the schema in one transaction.
+Invariant: the schema is created completely or not at all. Derby's folder is renamed into place when it is complete.
+In PostgreSQL, one transaction creates the whole schema.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ingestd.sandbox.jars import SCHEMA
 from ingestd.sandbox.state import Layout
 
 _VERSION = "4.0.0"  # of the schema, which Hive 4.0.1 did not change
-_ASK = 'select "SCHEMA_VERSION" from "VERSION";\n'  # the row is the script's last statement
+_ASK = 'select "SCHEMA_VERSION" from "VERSION";\n'  # the script inserts this row last
 _FOUND = re.compile(rf"^{re.escape(_VERSION)}\s*$", re.MULTILINE)
 _SECONDS = 120.0
 _TEMPLATE = "derby"
@@ -43,7 +43,7 @@ class SchemaTool:
         elif not self._is_there(database):
             self._run(database, database.url, f"autocommit off;\nrun '{self._script(database)}';\ncommit;\n")
             if not self._is_there(database):
-                raise SandboxError("the metastore's schema is incomplete", where=str(self._log))
+                raise SandboxError("the metastore's schema could not be created", where=str(self._log))
 
     @property
     def _log(self) -> Path:
@@ -70,24 +70,24 @@ class SchemaTool:
         templates.keep(self.jars, _TEMPLATE, final)
 
     def _is_there(self, database: Database) -> bool:
-        """True for the expected version, False when there is no schema. Raises SandboxError otherwise."""
+        """Return True for the expected version and False when there is no schema. Raises SandboxError otherwise."""
         output = self._run(database, database.url, _ASK)
         if _FOUND.search(output):
             return True
         if 'relation "VERSION" does not exist' in output:
             return False
         errors = re.findall(r"^ERROR[^:]*: (.*)", output, re.MULTILINE)
-        problem = errors[0] if errors else f"its schema is not of version {_VERSION}"
+        problem = errors[0] if errors else f"its schema does not have version {_VERSION}"
         raise SandboxError(f"the metastore's database cannot be used: {problem}", where=database.url)
 
     def _run(self, database: Database, url: str, sql: str) -> str:
-        """The output of ij, whose exit status is 0 even after errors."""
+        """Run `sql` and return the output of ij, whose exit status is 0 even after errors."""
         work = self.layout.work("schema")
         work.mkdir(parents=True, exist_ok=True)
         script, access = work / "run.sql", work / "access.properties"
         script.write_text(sql)
         with os.fdopen(os.open(access, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as out:
-            # in a file, because every user of the machine can read a command line
+            # The password is in a file, because every user of the machine can read a command line.
             out.write(f"ij.driver={database.driver}\nij.database={url}\n")
             out.write(f"ij.user={database.user}\nij.password={database.password}\n")
         command = [

@@ -38,14 +38,14 @@ PROBES: dict[str, Callable[[int], bool]] = {
     METASTORE: probe.metastore_answers,
     HIVESERVER2: probe.hiveserver2_answers,
 }
-# a service that logs one of these runs but never works
+# A service that has logged its pattern keeps running but never works.
 FATAL = {
     KAFKA: re.compile(r"Exiting Kafka due to fatal exception"),
     METASTORE: re.compile(r"Failure when starting the leader tasks"),
     HIVESERVER2: re.compile(r"Error starting HiveServer2 on attempt"),
 }
-# a service is fully up when it has logged all of these: the metastore opens its port one to three seconds before
-# its background threads start, and also when they fail
+# A service works when it has logged all of these. The metastore opens its port one to three seconds before its
+# background threads start, and even when they fail to start.
 COMPLETE = {
     KAFKA: (),
     METASTORE: ("compactor.Initiator", "compactor.Cleaner", "AcidHouseKeeperService", "HiveProtoEventsCleanerTask"),
@@ -74,7 +74,7 @@ class Plan:
             (folder / name).write_text(fill(data_file(template).read_text(), values, xml=name.endswith(".xml")))
 
     def command(self, service: str) -> list[str]:
-        """The command line that runs `service`."""
+        """Return the command line that runs `service`."""
         jvm = [f"-Xmx{self.options.heap_mb(service)}m", f"-Djava.io.tmpdir={self.layout.work(service)}"]
         if service == KAFKA:
             return self.java_command(service, jvm, str(self.layout.conf(KAFKA) / "server.properties"))
@@ -94,7 +94,7 @@ class Plan:
         return self.java_command(service, jvm, "-p", str(self.ports[METASTORE]))
 
     def java_command(self, service: str, jvm: list[str], *arguments: str, main: str = "") -> list[str]:
-        """A JVM on the jars and the configuration of `service`."""
+        """Return the command line of a JVM with the jars and the configuration of `service`."""
         class_path = f"{self.layout.conf(service)}:{self.jars / service}/*"
         return [str(self.java / "bin" / "java"), *jvm, "-cp", class_path, main or _MAIN[service], *arguments]
 
@@ -117,7 +117,7 @@ class Plan:
 
 
 def fill(template: str, values: dict[str, object], *, xml: bool) -> str:
-    """The template with each @NAME@ replaced. Raises KeyError for a name without a value."""
+    """Return the template with each @NAME@ replaced by its value. Raises KeyError for a name without a value."""
 
     def value(match: re.Match[str]) -> str:
         text = str(values[match[1]])

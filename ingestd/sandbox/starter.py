@@ -1,7 +1,7 @@
 """Starts services in order and waits until they work.
 
-Invariant: each process is in the state file before its program runs. When a start fails, the guard ends the processes;
-this module never does.
+Invariant: each process is in the state file before its program runs. When a start fails, the guard ends the processes,
+and this module does not.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ingestd.sandbox.state import Child, Layout, load, save
 
 @dataclass(frozen=True, slots=True)
 class Starter:
-    """Starts some services of one state folder."""
+    """Starts the services of one state folder."""
 
     options: SandboxOptions
     layout: Layout

@@ -1,7 +1,7 @@
-"""The state folder: the layout of one sandbox's files, and the state file with its ports and processes.
+"""The state folder of a sandbox: the layout of its files, and the state file with its ports and processes.
 
-Invariant: the state file is replaced atomically, so a reader sees the old or the new one. A process is recorded before
-it runs.
+Invariant: the state file is replaced atomically, so a reader sees either the old or the new content. A process is
+recorded before it runs its program.
 """
 
 from __future__ import annotations
@@ -30,37 +30,37 @@ class Layout:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[\w./+-]+", str(self.root), re.ASCII):
             raise SandboxError(
-                "the path of the state folder has characters that Hive's configuration does not allow",
+                "the path of the state folder contains characters that Hive's configuration does not allow",
                 where=str(self.root),
                 hint="use only letters, digits and . _ + - /",
             )
 
     @property
     def data(self) -> Path:
-        """Kept over `down` and `up`: Kafka's log, the metastore's database, the warehouse."""
+        """The data that `down` preserves: Kafka's log, the metastore's database and the warehouse."""
         return self.root / "data"
 
     @property
     def warehouse(self) -> Path:
-        """The warehouse of managed tables."""
+        """The warehouse folder of managed tables."""
         return self.data / "warehouse"
 
     def conf(self, service: str) -> Path:
-        """The configuration folder of `service`, which is first on its class path."""
+        """Return the configuration folder of `service`, which is first on its class path."""
         return self.root / "conf" / service
 
     def work(self, service: str) -> Path:
-        """The working and temporary folder of `service`."""
+        """Return the folder that is both the working and the temporary folder of `service`."""
         return self.root / "run" / service
 
     def log(self, name: str) -> Path:
-        """The log of a service or a preparation step; the one of the previous start ends in `.1`."""
+        """Return the log file of a service or preparation step. That of the previous start has the suffix `.1`."""
         return self.root / "logs" / f"{name}.log"
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process of the sandbox. A pid is only valid while its command line contains the token."""
+    """A process of the sandbox. The pid is valid only while the command line of its process contains `token`."""
 
     pid: int
     token: str
@@ -68,7 +68,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What is kept between commands.
+    """The state that is stored between commands.
 
     `metastore_db` is empty for embedded Derby and cannot change after `schema_ready`.
     """
@@ -79,16 +79,16 @@ class State:
     schema_ready: bool = False
 
     def with_child(self, service: str, child: Child) -> State:
-        """This state with one more process."""
+        """Return this state with the process of `service` added or replaced."""
         return replace(self, children={**self.children, service: child})
 
     def without_child(self, service: str) -> State:
-        """This state without the process of `service`."""
+        """Return this state without the process of `service`."""
         return replace(self, children={name: child for name, child in self.children.items() if name != service})
 
 
 def load(root: Path) -> State:
-    """The state of the folder, empty when there is none. Raises SandboxError when it cannot be read."""
+    """Return the state of the folder, or an empty state without a file. Raises SandboxError for an invalid file."""
     file = root / "state.json"
     try:
         raw = json.loads(file.read_text())
@@ -115,9 +115,10 @@ def save(root: Path, state: State) -> None:
 
 @contextmanager
 def locked(file: Path, what: str, wait_seconds: float = _LOCK_WAIT_SECONDS) -> Iterator[int]:
-    """Hold an exclusive lock on `file`; yields its descriptor.
+    """Hold an exclusive lock on `file` and yield its descriptor.
 
-    Raises SandboxError when another command holds it for `wait_seconds`, or when the folder cannot be written.
+    Raises SandboxError when another command still holds the lock after `wait_seconds`, or when the folder is not
+    writable.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Prepared data folders in the user's cache. A new sandbox copies one instead of running the Java tool that makes it.
+"""Prepared data folders in the user's cache. A new sandbox copies one instead of running a Java tool.
 
-Invariant: a template has its name only when it is complete, and never changes then. Its name holds that of the jar
-folder, so another version of Kafka or Hive has templates of its own. Starts at the same time do not disturb each other.
+Invariant: a template gets its final name when it is complete, and never changes after that. The name contains that of
+the jar folder, so each version of Kafka or Hive has its own templates. Concurrent starts do not disturb each other.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _EXISTS = (errno.EEXIST, errno.ENOTEMPTY)
 
 
 def find(jars: Path, name: str) -> Path | None:
-    """The template `name` that was made with the jars in `jars`; None when there is none yet."""
+    """Return the template `name` that was created with the jars in `jars`, or None when there is none yet."""
     folder = _folder(jars, name)
     return folder if folder.is_dir() else None
 
 
 def keep(jars: Path, name: str, source: Path) -> None:
-    """Make a template of `source`, which no process may be writing; lock files are left out."""
+    """Copy `source` as the template `name`, without lock files. No process may be writing to `source`."""
     target = _folder(jars, name)
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = Path(tempfile.mkdtemp(prefix=f"{target.name}.", dir=target.parent))
@@ -32,7 +32,7 @@ def keep(jars: Path, name: str, source: Path) -> None:
         )
         fresh.rename(target)
     except OSError as error:
-        if error.errno not in _EXISTS:  # another start made it meanwhile
+        if error.errno not in _EXISTS:  # another start has created it in the meantime
             raise
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
