@@ -1,7 +1,8 @@
 """`python -m bench.ingest` compares ingestd with Spark's own Kafka source on the same topic and machine.
 
-Both run as a user would run them, with the same broker and two cores. The steady rate of ingestd, without its start, is
-compared with the second, warm drain of one Spark session. Rates are only comparable within one run: quote the ratio.
+Both run as a user would run them, with the same broker and two cores. The steady rate of ingestd, which excludes
+its startup, is compared with the second (warm) drain of one Spark session. Rates are comparable only within one run, so
+quote the ratio.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _TOPIC = "backlog"
 _PARTITIONS = 16
 
 
-# A lost or duplicate id of 0, 1, 2 … changes it. Counting distinct ids would need too much memory.
+# Each lost or duplicate id of 0, 1, 2 … changes these values. Counting distinct ids would need too much memory.
 _FINGERPRINT = "count(*), min(id), max(id), sum(id), sum(pmod(id * 7919, 1000003))"
 
 
@@ -43,10 +44,10 @@ def _fingerprint(count: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """One drain by ingestd: `seconds` of the whole process, its peak memory in MiB, and milliseconds per step.
+    """One drain by ingestd: the run time of the process, its peak memory, and the milliseconds per step.
 
-    `rate` is records per second from the first commit to the last. `warm` is the same over the second half of the
-    records: a JVM needs a few seconds to warm up, which the second drain of Spark does not include either.
+    `rate` is records per second from the first commit to the last. `warm` is the same rate over the second half of
+    the records, because the second drain of Spark does not include the warm-up of the JVM either.
     """
 
     seconds: float
@@ -57,7 +58,7 @@ class Drain:
 
 
 class Bench:
-    """The measurements on one sandbox; `folder` is for configurations, logs and the files that Spark writes."""
+    """The measurements on one sandbox. `folder` receives configurations, logs and the files that Spark writes."""
 
     def __init__(self, addresses: Addresses, folder: Path, count: int) -> None:
         self._addresses = addresses
@@ -66,7 +67,7 @@ class Bench:
         self._number = 0
 
     def backlog(self) -> None:
-        """Create the topic and produce the records that are drained."""
+        """Create the topic and produce the records that the drains read."""
         create_topic(self._addresses.kafka, _TOPIC, _PARTITIONS)
         began = monotonic()
         produce(self._addresses.kafka, _TOPIC, records(self._count), lambda _more: None)
@@ -92,7 +93,7 @@ class Bench:
         return Drain(seconds, _rate(commits), _warm_rate(commits), peak.bytes >> 20, steps)
 
     def spark(self) -> dict[str, float]:
-        """Drain the topic twice with Spark; the `cold` and the `warm` rate in records per second."""
+        """Drain the topic twice with Spark. Return the `cold` and the `warm` rate in records per second."""
         command = [sys.executable, "-m", "bench.spark", self._addresses.kafka, _TOPIC, str(self._folder / "spark")]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
         result = json.loads(done.stdout.splitlines()[-1])
@@ -100,11 +101,11 @@ class Bench:
         return {"cold": self._count / result["cold"], "warm": self._count / result["warm"]}
 
     def latency(self, seconds: float) -> Latency:
-        """The latency at 1,000 records per second with a commit every second."""
+        """Measure the latency at 1,000 records per second with a commit every second."""
         create_topic(self._addresses.kafka, "steady", _PARTITIONS)
         name, config = self._table_and_config("steady", {"interval": "1s"})
         daemon = self._daemon(name, config)
-        # The first seconds measure the start of Spark and its workers, not the steady state.
+        # In the first seconds, Spark and its workers start, which is not the steady state.
         produce_steadily(self._addresses.kafka, "steady", 1000, 10)
         sent = produce_steadily(self._addresses.kafka, "steady", 1000, seconds)
         limit = Deadline.after(60)
@@ -152,7 +153,7 @@ class Bench:
 
 
 def _warm_rate(commits: list[dict[str, Any]]) -> float:
-    """Records per second after the commit that completes the first half of the records."""
+    """Return the records per second after the commit that completes the first half of the records."""
     done, half = 0, sum(c["rows"] for c in commits) / 2
     for number, commit in enumerate(commits):
         done += commit["rows"]
@@ -162,7 +163,7 @@ def _warm_rate(commits: list[dict[str, Any]]) -> float:
 
 
 def _rate(commits: list[dict[str, Any]]) -> float:
-    """Records per second between the first and the last commit; the first one includes the start of the daemon."""
+    """Return the records per second after the first commit, which includes the start of the daemon."""
     times = [datetime.fromisoformat(c["timestamp"].replace("Z", "+00:00")).timestamp() for c in commits]
     return float(sum(c["rows"] for c in commits[1:]) / (times[-1] - times[0])) if len(commits) > 1 else 0.0
 
@@ -171,8 +172,8 @@ def main() -> None:
     """Run the benchmark and print its results."""
     parser = argparse.ArgumentParser(prog="python -m bench.ingest", description=__doc__)
     parser.add_argument("--records", type=int, default=4_000_000, help="records in the topic")
-    parser.add_argument("--runs", type=int, default=3, help="drains by each; the medians are printed")
-    parser.add_argument("--latency-seconds", type=float, default=30, help="0 skips the latency")
+    parser.add_argument("--runs", type=int, default=3, help="drains by each program; the medians are printed")
+    parser.add_argument("--latency-seconds", type=float, default=30, help="duration of that measurement; 0 skips it")
     parser.add_argument("--skip-spark", "--skip-rival", action="store_true", help="measure ingestd only")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ingestd-bench-") as home:
@@ -189,7 +190,7 @@ def main() -> None:
 
 
 def _compare(bench: Bench, arguments: argparse.Namespace) -> None:
-    """Drain with ingestd and Spark in turn, and print the medians."""
+    """Drain with ingestd and Spark alternately, and print the medians."""
     ours: list[Drain] = []
     theirs: list[dict[str, float]] = []
     for run in range(arguments.runs):

@@ -1,7 +1,7 @@
-"""The latency from produced to readable at a steady rate.
+"""Measures the time from when a record is produced until it can be read, at a steady rate.
 
-Invariant: the percentiles cover every record that was produced. A record is readable once its commit has returned: the
-time of the log line `committed` minus the milliseconds of the offset mirror, which follows the commit.
+Invariant: the percentiles cover every record that was produced. A record is readable once its commit has returned. This
+is the time of the log line `committed` minus the duration of the step `mirrored`, which follows the commit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TICK_SECONDS = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Percentiles in seconds over `records` records."""
+    """The latency in seconds that 50 % and 99 % of `records` records did not exceed."""
 
     p50: float
     p99: float
@@ -31,7 +31,7 @@ class Latency:
 
 
 def produce_steadily(servers: str, topic: str, per_second: int, seconds: float) -> dict[int, list[tuple[int, float]]]:
-    """Produce at a rate; returns the (offset, time produced) of each record by partition, in order of offsets."""
+    """Produce at a steady rate. Return the (offset, time produced) of each record by partition, sorted by offset."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 0})
     sent: dict[int, list[tuple[int, float]]] = {}
 
@@ -56,7 +56,7 @@ def produce_steadily(servers: str, topic: str, per_second: int, seconds: float) 
 
 
 def latency(commits: Iterable[dict[str, Any]], sent: dict[int, list[tuple[int, float]]]) -> Latency:
-    """The percentiles over all records sent."""
+    """Return the percentiles over all records of `sent`, from the `committed` events of the log."""
     ends: dict[int, list[tuple[int, float]]] = {}
     for commit in commits:
         readable = datetime.fromisoformat(commit["timestamp"].replace("Z", "+00:00")).timestamp()
@@ -73,6 +73,6 @@ def latency(commits: Iterable[dict[str, Any]], sent: dict[int, list[tuple[int, f
 
 
 def stop(daemon: subprocess.Popen[bytes]) -> None:
-    """Stop a daemon; its exit code must be 0."""
+    """Stop a daemon and check that its exit code is 0."""
     daemon.terminate()
     assert daemon.wait(60) == 0

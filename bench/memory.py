@@ -1,6 +1,6 @@
-"""The peak memory of a process tree.
+"""Measures the peak memory of a process tree.
 
-Invariant: it is the sum of the PSS of all processes, so pages that forked workers share are counted once.
+Invariant: it is the sum of the PSS of all processes, so pages that forked workers share are counted only once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EVERY_SECONDS = 1.0
 
 
 class PeakMemory:
-    """Samples a process and its children inside a `with` statement; `bytes` is the highest sum seen."""
+    """Samples the memory of a process tree inside a `with` statement. `bytes` is the highest sum so far."""
 
     def __init__(self, pid: int) -> None:
         self.bytes = 0

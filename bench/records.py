@@ -1,4 +1,4 @@
-"""The records of the benchmarks: 142 bytes of JSON with six columns."""
+"""Creates the records of the benchmarks: about 142 bytes of JSON with six columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _NOTES = tuple(f"{'the quick brown fox jumps over it'[: 24 + n % 10]}{n:03d}" fo
 
 
 def records(count: int) -> Iterator[bytes]:
-    """`count` records with the ids 0, 1, 2 …"""
+    """Yield `count` records with the ids 0, 1, 2 …"""
     for number in range(count):
         seconds, millis = divmod(number, 1000)
         minutes, second = divmod(seconds % 86_400, 60)

@@ -1,7 +1,7 @@
 """`python -m bench.spark SERVERS TOPIC FOLDER` drains a topic with Spark's Kafka source and `from_json` into ORC files.
 
-Invariant: it uses the same `local[2]` and the same compression as ingestd. It prints one JSON line with the number of
-rows and the seconds of a first (cold) and a second (warm) drain in one session.
+Invariant: Spark runs with the same `local[2]` and the same compression as ingestd. The program prints one JSON line
+with the number of rows and the seconds of a first (cold) and a second (warm) drain in one session.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ingestd.clock import monotonic
 from ingestd.java import find_java
 
 _SCHEMA = "id bigint, ts timestamp, user_name string, amount double, flag boolean, note string"
-# Versions that Maven Central has together with their token provider; 4.0.0 runs with every PySpark 4.
+# Versions whose token provider is on Maven Central as well. 4.0.0 runs with every PySpark 4.
 _PACKAGE = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
     if pyspark.__version__.startswith("4")
@@ -27,7 +27,7 @@ _PACKAGE = (
 
 
 def drain(spark: SparkSession, servers: str, topic: str, folder: str) -> float:
-    """Drain the topic into ORC files; returns the seconds it took."""
+    """Drain the topic into ORC files and return the seconds that it took."""
     began = monotonic()
     source = (
         spark.read.format("kafka")
@@ -42,7 +42,7 @@ def drain(spark: SparkSession, servers: str, topic: str, folder: str) -> float:
 
 
 def main() -> None:
-    """Drain twice; print the seconds of each drain and the number of rows."""
+    """Drain twice, and print the seconds of each drain and the number of rows."""
     servers, topic, folder = sys.argv[1:]
     os.environ["JAVA_HOME"] = str(find_java())
     spark = (

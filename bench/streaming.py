@@ -1,7 +1,7 @@
 """`python -m bench.streaming` measures the records per second of each writer of `ingestd.streaming` in one thread.
 
-Each transaction writes 200,000 records that are in memory; commits are included, and HiveServer2 counts every row at
-the end. Rates are only comparable within one run: quote the ratio to another implementation, see `--rival`.
+Each transaction writes 200,000 records from memory. The time includes the commits, and HiveServer2 counts all rows at
+the end. Rates are comparable only within one run, so quote the ratio to another implementation (`--rival`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from ingestd.streaming import (
 _COLUMNS = "id bigint, ts timestamp, `user` string, amount double, flag boolean, note string"
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
 _WARM_UP = 1
-_METASTORE_WARM_UP = 30  # transactions; the rival's metastore has run as many before its measurement
+_METASTORE_WARM_UP = 30  # transactions, because the rival's metastore has run as many before its measurement
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to write: the writer, what one transaction writes, and the rate of `--rival` that it is compared with."""
+    """One case to measure. `write` writes one transaction, and `rival` names the rate of `--rival` to compare with."""
 
     name: str
     writer: Any
@@ -49,7 +49,7 @@ class Case:
 
 
 def rows(count: int) -> list[tuple[int, str, str, float, bool, str]]:
-    """Rows of about 142 bytes as JSON and 84 bytes as delimited text."""
+    """Return `count` rows, each of about 142 bytes as JSON and 84 bytes as delimited text."""
     choose = random.Random(42)
     first = datetime(2025, 1, 1)
     return [
@@ -66,7 +66,7 @@ def rows(count: int) -> list[tuple[int, str, str, float, bool, str]]:
 
 
 def cases(count: int) -> list[Case]:
-    """Every writer with every kind of input."""
+    """Return a case for every writer with every kind of input."""
     data = rows(count)
     names = ("id", "ts", "user", "amount", "flag", "note")
     as_json = [json.dumps(dict(zip(names, row, strict=True))).encode() for row in data]
@@ -102,7 +102,7 @@ def _text(value: object) -> str:
 
 
 def measure(addresses: Addresses, case: Case, count: int, transactions: int, *, optimized: bool) -> tuple[float, int]:
-    """Records per second written to a new table, after a warm-up transaction, and bytes per record of its files."""
+    """Write to a new table. Return the records per second after a warm-up transaction and the bytes per record."""
     table = re.sub(r"\W+", "_", case.name.lower()) + f"_{random.randrange(10**6)}"
     assert addresses.hiveserver2
     acid = "STORED AS ORC TBLPROPERTIES ('transactional'='true', 'no_auto_compaction'='true')"
@@ -125,14 +125,14 @@ def measure(addresses: Addresses, case: Case, count: int, transactions: int, *, 
         1
     ]
     if counted[0][:2] != (count, total):
-        raise SystemExit(f"{case.name}: expected {count} ids in {total} rows, Hive counts {counted[0]}")
+        raise SystemExit(f"{case.name}: expected {count} ids in {total} rows, but Hive counted {counted[0]}")
     size = sum(file.stat().st_size for file in location.rglob("bucket_*"))
     query(addresses.hiveserver2, f"DROP TABLE {table}")
     return count * transactions / seconds, size // total
 
 
 def rival(command: str) -> dict[str, float]:
-    """The rates of another implementation, from the last line it prints: `peer_NAME=RECORDS_PER_SECOND …`."""
+    """Run another implementation. Return the rates in its last line, `peer_NAME=RECORDS_PER_SECOND …`, by name."""
     printed = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
     return {name: float(rate) for name, rate in re.findall(r"peer_(\w+)=(\d+)", printed.splitlines()[-1])}
 
@@ -143,8 +143,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=200_000, help="records per transaction")
     parser.add_argument("--transactions", type=int, default=5, help="transactions per measurement")
     parser.add_argument("--runs", type=int, default=3, help="measurements per writer; the median is printed")
-    parser.add_argument("--rival", default="", help="a command that prints peer_json_timestamp=… peer_csv=… last")
-    parser.add_argument("--metastore-db", metavar="URL", help="an empty PostgreSQL database instead of embedded Derby")
+    parser.add_argument("--rival", default="", help="a command whose last line is peer_json_timestamp=… peer_csv=…")
+    parser.add_argument("--metastore-db", metavar="URL", help="an empty PostgreSQL database to use instead of Derby")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ingestd-bench-") as folder:
         box = Sandbox(

@@ -1,4 +1,4 @@
-"""The services that tests use, the `unit` marker, and how a run is divided among processes."""
+"""The services that tests use, the `unit` marker, and the number of worker processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.stack import Stack
 # The folder of one run, which its worker processes share.
 _RUN_FOLDER = "INGESTD_TEST_RUN"
 _MOST_WORKERS = 4
-# A worker's own daemons, and the services that its tests start in addition to the shared ones.
+# For the daemons of one worker, and the services that its tests start in addition to the shared ones.
 _MEMORY_PER_WORKER = 5 << 30
 # Program names that a unit test may not start.
 _SERVICE_PROGRAMS = ("java", "postgres", "krb5kdc")
@@ -30,7 +30,7 @@ _running_unit_test = ""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Create the folder of the run; workers find it in their environment."""
+    """Create the folder of the run, whose path workers read from their environment."""
     if _is_main_process(config):
         config.stash[_run_folder] = Path(tempfile.mkdtemp(prefix="ingestd-tests-"))
         os.environ[_RUN_FOLDER] = str(config.stash[_run_folder])
@@ -46,7 +46,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """How many processes `-n auto` starts; none when only files or tests are named, so that output appears directly."""
+    """Return the number of workers of `-n auto`, or 0 if only files or tests are named, to show output directly."""
     if all(".py" in argument for argument in config.args):
         return 0
     fitting = int(psutil.virtual_memory().available // _MEMORY_PER_WORKER)
@@ -54,7 +54,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test without services as `unit`, and run those last: they are short, so all workers end together."""
+    """Mark tests without services as `unit`, and run them last. They are short, so all workers end at the same time."""
     for item in items:
         if "processes" not in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.unit)
@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Enforce that unit tests start no service."""
-    global _running_unit_test  # noqa: PLW0603  # audit hooks cannot be removed, so there is one, and it needs a state
+    global _running_unit_test  # noqa: PLW0603  # audit hooks cannot be removed, so there is one with state
     _running_unit_test = item.nodeid if item.get_closest_marker("unit") else ""
     try:
         return (yield)
@@ -77,7 +77,7 @@ def _refuse_services_in_unit_tests(event: str, arguments: tuple[object, ...]) ->
         program, words = arguments[0], arguments[1]
         named = [program, *(words if isinstance(words, list | tuple) else [words])]
         if any(Path(os.fsdecode(name)).name in _SERVICE_PROGRAMS for name in named if isinstance(name, str | bytes)):
-            raise RuntimeError(f"{_running_unit_test} starts a service: let it request the fixture `processes`")
+            raise RuntimeError(f"{_running_unit_test} starts a service, so it must request the fixture `processes`")
 
 
 def _is_main_process(config: pytest.Config) -> bool:
@@ -90,27 +90,30 @@ def _shared_options(folder: Path) -> SandboxOptions:
 
 @pytest.fixture(scope="session")
 def processes() -> Iterator[None]:
-    """Requested by every test and fixture that starts services or uses running ones; a test without it is a `unit`."""
+    """Stop the Spark session after the run.
+
+    Every test or fixture that uses services requests this fixture. A test without it is marked `unit`.
+    """
     yield
     stop_engine()
 
 
 @pytest.fixture(scope="session")
 def addresses(processes: None) -> Addresses:
-    """Where the services listen that all tests share. A stack that cannot start fails the run; no test is skipped.
+    """Return the addresses of the services that all tests share. If they cannot start, tests fail and are not skipped.
 
     INGESTD_TEST_STACK names a file with the JSON of a running sandbox, which saves the start.
     """
     running = os.environ.get("INGESTD_TEST_STACK")
     if running:
         return Addresses(**json.loads(Path(running).read_text(encoding="utf-8")))
-    # Workers exclude each other in `up`: the first one starts the services, the others find them running.
+    # Only one worker at a time runs `up`, so the first starts the services and the others find them running.
     return Sandbox(_shared_options(Path(os.environ[_RUN_FOLDER]))).up()
 
 
 @pytest.fixture
 def stack(addresses: Addresses, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    """Topics, tables and daemons of one test, under names of its own; its daemons end with the test."""
+    """Yield the topics, tables and daemons of one test, with unique names. The daemons end with the test."""
     made = Stack(addresses, request.node.name, tmp_path)
     try:
         yield made
@@ -120,7 +123,7 @@ def stack(addresses: Addresses, request: pytest.FixtureRequest, tmp_path: Path) 
 
 @pytest.fixture(scope="session")
 def postgres_box(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """A sandbox whose metastore is on PostgreSQL."""
+    """Yield a sandbox whose metastore uses PostgreSQL."""
     state_dir = tmp_path_factory.mktemp("postgres-sandbox")
     with postgres() as url:
         made = Sandbox(SandboxOptions(state_dir=state_dir, hiveserver2=True, metastore_db=url))
@@ -133,7 +136,7 @@ def postgres_box(processes: None, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def on_postgres(postgres_box: Sandbox, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    """As `stack`, with the metastore on PostgreSQL."""
+    """Yield the same as `stack`, but with a metastore that uses PostgreSQL."""
     made = Stack(postgres_box.addresses(), request.node.name, tmp_path)
     try:
         yield made

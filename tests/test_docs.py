@@ -1,4 +1,4 @@
-"""The documentation agrees with the code: links resolve; named files, functions, floors, keys and commands exist."""
+"""The documentation matches the code: links resolve, and named files, functions, layers, keys and commands exist."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _text(path: Path) -> str:
 
 
 def _anchors(page: Path) -> set[str]:
-    """Anchors of the headings, as GitHub makes them."""
+    """Return the anchors that GitHub generates for the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", _text(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -52,7 +52,7 @@ def test_guide_then_is_short(page: Path) -> None:
 
 
 def _definitions(node: ast.AST, prefix: str = "") -> Iterator[str]:
-    """Names of classes, methods and functions, such as `Engine.run`."""
+    """Yield the names of classes, methods and functions, such as `Engine.run`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.ClassDef, ast.FunctionDef)):
             yield f"{prefix}{child.name}"

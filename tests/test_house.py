@@ -1,4 +1,4 @@
-"""Rules of this repository that no linter checks: sizes, names, documentation and wording."""
+"""Checks rules of this repository that no linter checks: sizes, names, documentation and wording."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_error_then_is_in_the_tree_of_its_module() -> None:
     assert not missing
 
 
-# Words that documentation does not use, and what to write instead. Names of functions are searched as well.
+# Words to avoid, and what to write instead. The names of functions are checked as well.
 WORDING = {
     r"anew": "again; re-read, recreate, restart",
     r"who(so)?ever": "the process, client or user that",
@@ -93,7 +93,7 @@ PROSE = [*MODULES, ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(ROOT.joinp
 PROSE += sorted(ROOT.joinpath("config").glob("*.yaml"))
 
 
-def test_prose_then_avoids_words_of_no_documentation() -> None:
+def test_prose_then_contains_no_word_to_avoid() -> None:
     words = re.compile("|".join(rf"(?<![A-Za-z])(?:{word})(?![A-Za-z])" for word in WORDING), re.IGNORECASE)
     hits = [
         f"{path.relative_to(ROOT)}:{number}: {match[0]}: {line.strip()}"
@@ -105,13 +105,13 @@ def test_prose_then_avoids_words_of_no_documentation() -> None:
     assert not hits, "\n".join(hits)
 
 
-# What a test may replace: parts of the standard library, which stand for the environment.
+# The parts of the standard library that a test may replace, because they represent the environment.
 PATCHABLE = {"sys", "os", "sys.modules", "importlib.util"}
 PATCHING = {f"monkeypatch.{method}" for method in ("setattr", "delattr", "setitem", "delitem")}
 
 
 def _is_patch(node: ast.AST) -> bool:
-    """Whether `node` replaces something by `monkeypatch`, or sets a private attribute of another object."""
+    """Return whether `node` replaces something with `monkeypatch`, or sets a private attribute of another object."""
     if isinstance(node, ast.Call) and ast.unparse(node.func) in PATCHING:
         return ast.unparse(node.args[0]) not in PATCHABLE
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
@@ -120,7 +120,7 @@ def _is_patch(node: ast.AST) -> bool:
 
 
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_tests_then_patch_none_of_our_modules(path: Path) -> None:
+def test_tests_then_do_not_patch_our_modules(path: Path) -> None:
     assert path == Path(__file__) or "unittest.mock" not in path.read_text(encoding="utf-8")
     assert not [
         f"line {getattr(node, 'lineno', 0)}: {ast.unparse(node)}" for node in ast.walk(_tree(path)) if _is_patch(node)

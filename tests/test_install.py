@@ -1,4 +1,4 @@
-"""What `pip install ingestd` without extras gives: the streaming API, and a command that says what is missing."""
+"""`pip install ingestd` without extras installs the streaming API, and a command that names the missing extra."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import sys
 import ingestd.streaming, ingestd.streaming.v1
 print([name for name in {_HEAVY} if name in sys.modules])
 """
-# As the import system has it when a package is not installed.
+# None in sys.modules makes an import fail, as if the package were not installed.
 _WITHOUT_STRUCTLOG = (
     "import sys, runpy; sys.modules['structlog'] = None; runpy.run_module('ingestd', run_name='__main__')"
 )
@@ -32,7 +32,7 @@ with HiveStreamingConnection(
 """
 
 
-def test_streaming_when_imported_then_takes_nothing_of_the_daemon() -> None:
+def test_streaming_when_imported_then_imports_no_package_of_the_daemon() -> None:
     said = subprocess.run([sys.executable, "-c", _IMPORT], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
 
@@ -46,7 +46,7 @@ def test_command_when_the_daemon_is_not_installed_then_says_what_to_install() ->
 
 
 @pytest.mark.soak
-def test_install_when_it_has_no_extras_then_streams_without_spark(stack: Stack, tmp_path: Path) -> None:
+def test_install_when_without_extras_then_streams_without_spark(stack: Stack, tmp_path: Path) -> None:
     stack.table("id int")
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     scripts = tmp_path / "venv" / "bin"

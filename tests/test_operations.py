@@ -1,4 +1,4 @@
-"""`docs/operations.md` documents the log events that the code writes, each with its level and fields."""
+"""`docs/operations.md` documents every log event of the code with its level and fields."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _is_log_call(node: ast.AST) -> bool:
 
 
 def _logged() -> Iterator[tuple[str, str, Event]]:
-    """Every call of a logger: the function that holds it, the event's name, and the event."""
+    """Yield for every logger call the name of the function that contains it, the name of the event, and the event."""
     for path in SOURCES:
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(function, ast.FunctionDef):
@@ -53,7 +53,7 @@ def _event(call: ast.Call, function: ast.FunctionDef) -> tuple[str, Event]:
     [name] = [a.value for a in call.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
     level = call.func.attr if call.func.attr in LEVELS else OF_THE_MESSAGE
     required = frozenset(keyword.arg for keyword in call.keywords if keyword.arg)
-    # `**values` in the call: its keys are those that the function assigns.
+    # The keys of `**values` are those that the function assigns.
     spread = {k.value.id for k in call.keywords if k.arg is None and isinstance(k.value, ast.Name)}
     optional = frozenset(
         str(node.slice.value)
@@ -66,13 +66,13 @@ def _event(call: ast.Call, function: ast.FunctionDef) -> tuple[str, Event]:
     return name, (level, required, optional)
 
 
-def test_log_events_then_are_those_that_the_documentation_names() -> None:
+def test_log_events_then_match_the_documentation() -> None:
     logged = {name: event for _, name, event in _logged()}
     assert len(logged) > 20
     assert _documented() == logged
 
 
-def test_log_events_then_each_has_one_function_of_its_name() -> None:
+def test_log_events_then_each_has_one_function_with_its_name() -> None:
     functions = [(function, name) for function, name, _ in _logged() if name != "note"]
     assert [function for function, _ in functions] == [name for _, name in functions]
     assert all(callable(getattr(events, name)) for _, name in functions)

@@ -1,4 +1,4 @@
-"""Linters, type checker and import contracts pass."""
+"""The linters, the type checker and the import contracts report no errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 
 
-@pytest.mark.usefixtures("processes")  # mypy without its cache takes longer than all unit tests
+@pytest.mark.usefixtures("processes")  # without its cache, mypy takes longer than all unit tests
 @pytest.mark.parametrize(
     "command",
     [["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"], ["lint-imports"]],

@@ -1,4 +1,4 @@
-"""Fixtures of the sandbox's tests: state folders that end with the test, and a private copy of the jar cache."""
+"""Fixtures for tests of the sandbox: a state folder whose services end with the test, and a copy of the jar cache."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ingestd.sandbox.options import no_progress
 from ingestd.sandbox.state import locked
 
 COMMAND = (sys.executable, "-m", "ingestd", "sandbox")
-# Every JVM honours these properties, Ivy's included: no host can be reached.
+# Every JVM, including Ivy's, reads these properties and then cannot reach any host.
 NO_NETWORK = {
     "JAVA_TOOL_OPTIONS": " ".join(
         f"-D{scheme}.proxyHost=127.0.0.1 -D{scheme}.proxyPort=9" for scheme in ("http", "https")
@@ -29,7 +29,7 @@ NO_NETWORK = {
 
 
 class Cli:
-    """`ingestd sandbox` as a command, on one state folder."""
+    """Runs the command `ingestd sandbox` on one state folder."""
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
@@ -45,26 +45,26 @@ class Cli:
         )
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run the command; fails after two minutes."""
+        """Run the command and return its result. Fails after two minutes."""
         with self.start(*arguments, **env) as started:
             out, err = started.communicate(timeout=120)
         return subprocess.CompletedProcess(started.args, started.returncode, out, err)
 
     def processes(self) -> list[psutil.Process]:
-        """The JVMs of this state folder."""
+        """Return the running JVMs of this state folder."""
         marks = (f"{self.state_dir}/", "ingestd.sandbox=")
         return [found for found in psutil.process_iter() if all(mark in _command_line(found) for mark in marks)]
 
     def wait_until_nothing_runs(self, seconds: float) -> None:
-        """Return when no JVM of this state folder runs; fail after `seconds`."""
+        """Wait until no JVM of this state folder is running. Fails after `seconds`."""
         wait_for(lambda: not self.processes(), seconds)
 
 
 def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Return when `condition` holds; fail after `seconds`."""
+    """Wait until `condition` returns True. Fails after `seconds`."""
     deadline = Deadline.after(seconds)
     while not condition():
-        assert not deadline.passed, f"not within {seconds} s"
+        assert not deadline.passed, f"the condition was not met within {seconds} s"
         pause(0.05)
 
 
@@ -77,7 +77,7 @@ def _command_line(found: psutil.Process) -> str:
 
 @pytest.fixture
 def cli(processes: None, tmp_path: Path) -> Iterator[Cli]:
-    """An empty state folder. Services that a test leaves running there are stopped."""
+    """Yield a command on an empty state folder. Services that the test leaves running are stopped."""
     made = Cli(tmp_path / "state")
     yield made
     Sandbox(SandboxOptions(made.state_dir)).down()
@@ -85,7 +85,7 @@ def cli(processes: None, tmp_path: Path) -> Iterator[Cli]:
 
 @pytest.fixture
 def private_cache(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the jar cache made of hard links: tests may replace files, but never write to them in place."""
+    """Create a copy of the jar cache from hard links. Tests may replace its files, but must not write to them."""
     with locked(tmp_path / "fill", "the test") as handle, Guard(handle) as guard:
         jars.ensure(jars.groups_for((KAFKA, METASTORE)), java.find_java(), guard, no_progress)
     shared, private = java.cache_folder() / "sandbox", tmp_path / "cache"

@@ -1,4 +1,4 @@
-"""The jar cache: broken and incomplete files are replaced, from Ivy's own cache if its copies are complete."""
+"""Broken and incomplete files of the jar cache are replaced, from Ivy's own cache if its copies are complete."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def guard(processes: None, tmp_path: Path) -> Iterator[Guard]:
 
 
 def _halve(file: Path) -> None:
-    """Replace the file with its first half. The original must not be written to: the real cache links to it."""
+    """Replace the file with its first half. The original is not written to, because the real cache links to it."""
     half = file.read_bytes()[: file.stat().st_size // 2]
     file.unlink()
     file.write_bytes(half)

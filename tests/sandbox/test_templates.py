@@ -1,4 +1,4 @@
-"""Templates of data folders: complete, independent of their source, and made by several starts at once."""
+"""Templates of data folders are complete, and several processes may create the same template concurrently."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_template_when_kept_then_found_without_lock_files_for_these_jars_only(tmp_path: Path) -> None:
+def test_template_when_kept_then_found_without_lock_files_and_only_for_its_jars(tmp_path: Path) -> None:
     jars = tmp_path / "jars-1"
     assert templates.find(jars, "derby") is None
     templates.keep(jars, "derby", _source(tmp_path / "source"))
@@ -30,7 +30,7 @@ def test_template_when_kept_then_found_without_lock_files_for_these_jars_only(tm
     assert templates.find(jars, "kafka") is None
 
 
-def test_template_when_many_keep_it_at_once_then_one_is_left_whole(tmp_path: Path) -> None:
+def test_template_when_kept_concurrently_then_one_complete_template_remains(tmp_path: Path) -> None:
     jars = tmp_path / "jars-1"
     sources = [_source(tmp_path / f"source-{n}") for n in range(8)]
     with ThreadPoolExecutor(8) as starts:

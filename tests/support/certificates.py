@@ -1,4 +1,4 @@
-"""A CA for tests, a certificate for localhost, and the properties of a metastore with that certificate."""
+"""Creates a CA and a certificate for localhost, and the properties of a metastore that uses them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def make(folder: Path) -> Path:
-    """Create `server.p12` for the host localhost, its CA `ca.pem`, and `other.pem`, a CA that signed nothing."""
+    """Create `server.p12` for localhost, its CA `ca.pem` and the unrelated CA `other.pem`. Return `folder`."""
     key = ["-newkey", "rsa:2048", "-nodes"]
-    # Python 3.13 verifies strictly: it requires these key usages and identifiers.
+    # The strict verification of Python 3.13 requires these key usages and identifiers.
     for name in ("ca", "other"):
         ca = ["-x509", "-days", "2", "-subj", f"/CN={name}", "-addext", "keyUsage=critical,keyCertSign"]
         _openssl(folder, "req", *key, *ca, "-keyout", f"{name}.key", "-out", f"{name}.pem")
@@ -23,7 +23,7 @@ def make(folder: Path) -> Path:
 
 
 def over_tls(certificates: Path) -> dict[str, str]:
-    """Properties of a metastore that only accepts TLS connections."""
+    """Return the properties of a metastore that accepts only TLS connections."""
     return {
         "metastore.use.SSL": "true",
         "metastore.keystore.path": str(certificates / "server.p12"),

@@ -1,4 +1,4 @@
-"""Compactions that a test requests."""
+"""Requests compactions and waits for their results."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def compact(stack: Stack, table: str, kind: str, partition: str = "") -> None:
 
 
 def request_compaction(stack: Stack, table: str, kind: str, partition: str = "") -> Callable[[], None]:
-    """Request one compaction of `db.table`; what it returns waits until readers see the result.
+    """Request one compaction of `db.table`. Return a function that waits until readers see the result.
 
-    Hive looks for requests at intervals, so compactions that are requested together end sooner than one by one.
+    Hive polls for requests, so compactions that are requested together end sooner than one after the other.
     """
     part = f" PARTITION ({partition})" if partition else ""
     before = len(_done(stack, table))
@@ -46,7 +46,7 @@ def _accepted(stack: Stack, request: str) -> bool:
 
 
 def compaction_states(stack: Stack, tables: Collection[str]) -> list[str]:
-    """The states of all compactions of these tables, named without database. Costs less than SHOW COMPACTIONS."""
+    """Return the states of all compactions of `tables` (without database). Faster than SHOW COMPACTIONS."""
     answer = stack.metastore.call("show_compact", ttypes.ShowCompactRequest())
     return [one.state for one in answer.compacts if one.tablename in tables]
 

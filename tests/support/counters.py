@@ -1,4 +1,4 @@
-"""The parameters from which Hive answers `count(*)`, read and written as ANALYZE does."""
+"""Reads and writes the parameters from which Hive answers `count(*)`, in the way that ANALYZE does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CONTEXT = ttypes.EnvironmentContext(properties={"DO_NOT_UPDATE_STATS": "true"})
 
 
 def read_parameters(stack: Stack, partition: str = "", table: str = "") -> dict[str, str]:
-    """The parameters of a partition `key=value`, or of the table itself. Default: the test's table."""
+    """Return the parameters of a partition `key=value`, or of the table itself. The default is the test's table."""
     name = TableName("default", table or stack.name)
     if not partition:
         return dict(read_table(stack.metastore, name).parameters)
@@ -26,12 +26,12 @@ def read_parameters(stack: Stack, partition: str = "", table: str = "") -> dict[
 
 
 def number(stack: Stack, partition: str = "", table: str = "") -> int:
-    """`numRows`, from which Hive answers after a compaction has set COLUMN_STATS_ACCURATE."""
+    """Return `numRows`, from which Hive answers `count(*)` when COLUMN_STATS_ACCURATE is set."""
     return int(read_parameters(stack, partition, table)["numRows"])
 
 
 def end_analyze(stack: Stack, parameters: dict[str, str], snapshot: ValidWriteIds, partition: str = "") -> None:
-    """Finish an ANALYZE that saw `snapshot` and read `parameters`: write them and set COLUMN_STATS_ACCURATE."""
+    """Finish an ANALYZE over `snapshot` that has read `parameters`: write them, and set COLUMN_STATS_ACCURATE."""
     name = TableName("default", stack.name)
     table = load_acid_table(stack.metastore, name)
     txn, write_id = transactions.begin_writing(stack.metastore, name, "tests")
@@ -44,7 +44,7 @@ def end_analyze(stack: Stack, parameters: dict[str, str], snapshot: ValidWriteId
 
 
 def write_parameters(stack: Stack, parameters: dict[str, str], partition: str = "") -> None:
-    """Write back parameters that were read earlier, as ANALYZE does; Hive then removes COLUMN_STATS_ACCURATE."""
+    """Write back parameters that were read earlier, as ANALYZE does. Hive then removes COLUMN_STATS_ACCURATE."""
     name = TableName("default", stack.name)
     kept = {key: value for key, value in parameters.items() if key != "COLUMN_STATS_ACCURATE"}
     table = load_acid_table(stack.metastore, name)

@@ -1,4 +1,4 @@
-"""Daemons for tests: a separate process for tests that kill or signal it, threads of this process for the others."""
+"""Daemons for tests: separate processes for tests that kill or signal them, and threads for all other tests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _events(lines: str, name: str | None) -> list[Event]:
 
 
 class DaemonProcess:
-    """One `ingestd run` process, its log lines in a file."""
+    """One `ingestd run` process that logs to a file."""
 
     def __init__(self, config: Path, log: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> None:
         self._log = log
@@ -52,7 +52,7 @@ class DaemonProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is running."""
+        """True while the process runs."""
         return self.process.poll() is None
 
     def events(self, name: str | None = None) -> list[Event]:
@@ -60,7 +60,7 @@ class DaemonProcess:
         return _events(self.text(), name)
 
     def text(self) -> str:
-        """Everything that it printed."""
+        """Return everything that the process has printed so far."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def wait(self, seconds: float = 120.0) -> int:
@@ -71,11 +71,11 @@ class DaemonProcess:
             raise AssertionError(f"the daemon still runs after {seconds:.0f} s:\n{self.text()[-3000:]}") from error
 
     def terminate(self) -> None:
-        """SIGTERM to the main process, as systemd sends it."""
+        """Send SIGTERM to the main process, as systemd does."""
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the whole process group."""
+        """Send SIGKILL to the whole process group."""
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -84,7 +84,7 @@ class DaemonProcess:
 
 
 class Hold:
-    """An observer that blocks a mapping after it has completed `step` for the `times`-th time, until `release`."""
+    """An observer that blocks a mapping when it has completed `step` `times` times, until `release` is called."""
 
     def __init__(self, step: str, times: int = 1) -> None:
         assert step in STEPS
@@ -94,7 +94,7 @@ class Hold:
         self._reached, self._released = threading.Event(), threading.Event()
 
     def __call__(self, step: str) -> None:
-        """See `ingestd.ingest.steps.Observe`."""
+        """Observe a completed step (`ingestd.ingest.steps.Observe`)."""
         with self._guard:
             self._left -= step == self._step
             is_chosen = step == self._step and self._left == 0
@@ -103,8 +103,8 @@ class Hold:
             self._released.wait()
 
     def wait(self, seconds: float = 60.0) -> None:
-        """Return when the mapping is blocked."""
-        assert self._reached.wait(seconds), f"not within {seconds:.0f} s: {self._step}"
+        """Wait until the mapping is blocked."""
+        assert self._reached.wait(seconds), f"the step {self._step} was not reached within {seconds:.0f} s"
 
     def release(self) -> None:
         """Let the mapping continue."""
@@ -112,14 +112,14 @@ class Hold:
 
 
 class DaemonThread:
-    """The mappings of one configuration in threads of this process, over the Spark session that all tests share.
+    """The mappings of one configuration in threads of this process, with the Spark session that all tests share.
 
-    It runs what `ingestd run` runs between the reading of the configuration and the exit code.
+    It does all that `ingestd run` does between reading the configuration and exiting.
     """
 
     def __init__(self, config: Path, arguments: Sequence[str], hold: Hold | None) -> None:
         document = load([config])
-        assert document.spark == SparkOptions(master=SPARK_MASTER), "another Spark session needs another process"
+        assert document.spark == SparkOptions(master=SPARK_MASTER), "other Spark options need `start_process`"
         self._lines: list[str] = []
         self._hold = hold
         self._signals = Signals()
@@ -145,12 +145,12 @@ class DaemonThread:
             self._errors.set_exception(error)
 
     def write(self, line: str) -> None:
-        """Receive a log line."""
+        """Store a log line of this daemon's mappings."""
         self._lines.append(line)
 
     @property
     def is_running(self) -> bool:
-        """Whether a mapping is running."""
+        """True while any mapping runs."""
         return self._thread.is_alive()
 
     def events(self, name: str | None = None) -> list[Event]:
@@ -158,7 +158,7 @@ class DaemonThread:
         return _events(self.text(), name)
 
     def text(self) -> str:
-        """All log lines, and after the end the errors as the command prints them."""
+        """Return all log lines. When the daemon has ended, its errors follow, as the command prints them."""
         errors = self._errors.result() if self._errors.done() else []
         return "\n".join([*self._lines, *(f"ingestd: {log.shortened(str(error))}" for error in errors)])
 
@@ -170,17 +170,17 @@ class DaemonThread:
         return errors[0].exit_code if errors else 0
 
     def terminate(self) -> None:
-        """Do what the first SIGTERM does; later calls do what the second one does."""
+        """Do what the first SIGTERM does, or in later calls what the second SIGTERM does."""
         (self._signals.abort if self._signals.stop.is_set() else self._signals.stop).set()
 
     def kill(self) -> None:
-        """Abort and wait for the end. Unlike a killed process, the mappings release their leases."""
+        """Abort all mappings and wait until they have ended. Unlike a killed process, they release their leases."""
         self._signals.stop.set()
         self._signals.abort.set()
         if self._hold is not None:
             self._hold.release()
         self._thread.join(30)
-        assert not self.is_running, f"the daemon does not end:\n{self.text()[-3000:]}"
+        assert not self.is_running, f"the daemon has not ended after 30 s:\n{self.text()[-3000:]}"
 
 
 Daemon = DaemonProcess | DaemonThread
@@ -190,7 +190,7 @@ _sinks: dict[str, DaemonThread] = {}
 
 
 class _Router:
-    """A logger that hands each line to the daemon of its mapping."""
+    """A logger that passes each line to the daemon of its mapping."""
 
     def msg(self, line: str) -> None:
         daemon = _sinks.get(json.loads(line).get("mapping", ""))
@@ -201,14 +201,14 @@ class _Router:
 
 
 def _capture_log_lines() -> None:
-    """Route the lines of `ingestd`, rendered as JSON, to daemons instead of stderr."""
+    """Send the log lines of `ingestd` to the daemons of this process as JSON, instead of to stderr."""
     log.configure("json", "debug")
     structlog.configure(logger_factory=lambda *_: _Router())
 
 
 @cache
 def shared_engine() -> Engine:
-    """The Spark session of this process, started at the first call: a process can have only one."""
+    """Return the only Spark session of this process, which the first call starts."""
     return Engine(SPARK_MASTER, {})
 
 

@@ -1,4 +1,4 @@
-"""A single Kafka broker with its own settings, from the sandbox's jars and configuration templates."""
+"""A separate Kafka broker that uses the sandbox's jars and configuration templates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.stack import eventually
 
 
 class KafkaBroker:
-    """One broker, a cluster of its own. It keeps its port and its records over `stop` and `start`."""
+    """A broker that forms its own cluster. Its port and records are the same after `stop` and `start`."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,13 +43,13 @@ class KafkaBroker:
             self._plan = Plan(options, layout, numbers, derby(layout.data, 0), runtime, home)
             self._plan.configure(KAFKA)
             settings = layout.conf(KAFKA) / "server.properties"
-            # The sandbox turns this off. Here Kafka's default applies: any client may create topics.
+            # The sandbox disables automatic topic creation. Here Kafka's default applies, which allows it.
             settings.write_text(re.sub(r"auto\.create\.topics\.enable=.*\n", "", settings.read_text()))
             format_storage(self._plan, guard)
         self.admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 2})
 
     def start(self) -> KafkaBroker:
-        """Start the broker and return when it answers."""
+        """Start the broker and wait until it answers."""
         work = self._plan.layout.work(KAFKA)
         work.mkdir(parents=True, exist_ok=True)
         self._log.parent.mkdir(exist_ok=True)
@@ -67,14 +67,14 @@ class KafkaBroker:
         return self
 
     def stop(self) -> None:
-        """Stop the broker if it runs."""
+        """Stop the broker if it is running."""
         process, self._process = self._process, None
         if process:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
 
     def topics(self) -> set[str]:
-        """The names of all topics. A request for all topics never creates one."""
+        """Return the names of all topics. A request for all topics never creates a topic."""
         return set(self.admin.list_topics(timeout=30).topics)
 
     def create(self, name: str, partitions: int = 1) -> None:
@@ -82,7 +82,7 @@ class KafkaBroker:
         eventually(f"topic {name} to be created", lambda: self._try_create(name, partitions))
 
     def delete(self, name: str) -> None:
-        """Delete a topic and return when it no longer exists."""
+        """Delete a topic and wait until it no longer exists."""
         self.admin.delete_topics([name])[name].result(30)
         eventually(f"topic {name} to be deleted", lambda: name not in self.topics())
 
@@ -104,7 +104,7 @@ class KafkaBroker:
 
 @contextmanager
 def kafka_broker(folder: Path) -> Iterator[KafkaBroker]:
-    """A broker that ends with the block."""
+    """Run a broker that ends with the `with` block."""
     broker = KafkaBroker(folder)
     try:
         yield broker.start()

@@ -1,4 +1,4 @@
-"""A Kerberos realm for tests: an MIT KDC on a loopback port, its principals, keytabs and tickets."""
+"""A Kerberos realm for tests: an MIT KDC on a loopback port, with principals, keytabs and tickets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGES = {
     "kadmin.local": "krb5-admin-server",
     "kinit": "krb5-user",
 }
-# The realm is not in DNS, so name service lookups are off.
+# The realm is not in DNS, so lookups are disabled.
 _KRB5_CONF = """[libdefaults]
  default_realm = {name}
  dns_lookup_realm = false
@@ -53,7 +53,7 @@ _KDC_CONF = """[kdcdefaults]
 
 
 def _require() -> None:
-    """Skip the test when packages of the KDC are missing; fail if INGESTD_TEST_KERBEROS is set, as in CI."""
+    """Skip the test when packages of the KDC are missing, or fail it if INGESTD_TEST_KERBEROS is set, as in CI."""
     missing = [package for program, package in _PACKAGES.items() if shutil.which(program, path=_PATH) is None]
     missing += [] if find_spec("gssapi") else ["libkrb5-dev", "and pip's ingestd[kerberos]"]
     if missing:
@@ -62,7 +62,7 @@ def _require() -> None:
 
 
 class Realm:
-    """The realm's KDC and principals. A program with `environment` uses the realm."""
+    """The KDC and the principals of the realm. A program uses the realm if it runs with `environment`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -76,7 +76,7 @@ class Realm:
         self._kdc: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the KDC; the first call creates the realm."""
+        """Start the KDC. The first call creates the realm."""
         if not self.conf.exists():
             values = {"name": NAME, "port": self.port, "folder": self.folder}
             (self.folder / "kdc.conf").write_text(_KDC_CONF.format(**values))
@@ -88,18 +88,18 @@ class Realm:
         eventually("the KDC to listen", self._listens, 10)
 
     def stop(self) -> None:
-        """Stop the KDC; its principals are kept."""
+        """Stop the KDC. Its principals are preserved."""
         if self._kdc:
             self._kdc.send_signal(signal.SIGTERM)
             self._kdc.wait(10)
             self._kdc = None
 
     def add(self, principal: str, *options: str) -> None:
-        """Create a principal with a random key, such as `hive/localhost`. `-maxlife 12s` limits its tickets."""
+        """Create a principal, such as `hive/localhost`, with a random key. `-maxlife 12s` limits its tickets."""
         self.run("kadmin.local", "-q", f"addprinc -randkey {' '.join(options)} {principal}")
 
     def keytab(self, name: str, *principals: str, new_key: bool = False) -> Path:
-        """A keytab with the keys of `principals`. `new_key` changes the keys, which invalidates earlier keytabs."""
+        """Write a keytab for `principals` and return its path. `new_key` changes the keys, so earlier keytabs fail."""
         file = self.folder / f"{name}.keytab"
         keep = "" if new_key else "-norandkey "
         for principal in principals:
@@ -108,13 +108,13 @@ class Realm:
         return file
 
     def ticket(self, principal: str, keytab: Path) -> str:
-        """Log in with kinit. Returns the value of KRB5CCNAME that uses the ticket."""
+        """Log in with kinit. Return the value of KRB5CCNAME for the ticket."""
         cache = f"FILE:{self.folder / principal.replace('/', '_')}.ccache"
         self.run("kinit", "-c", cache, "-k", "-t", str(keytab), principal)
         return cache
 
     def run(self, tool: str, *arguments: str) -> str:
-        """Run a Kerberos program and return its output. Fails with the output when the program does."""
+        """Run a Kerberos program and return its output. If the program fails, its output is in the AssertionError."""
         command = [_tool(tool), *arguments]
         done = subprocess.run(command, env=self._everything(), capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
@@ -130,10 +130,10 @@ class Realm:
 
 @contextmanager
 def realm(folder: Path) -> Iterator[Realm]:
-    """A realm that this process uses; its KDC ends with the block.
+    """Run a realm that this process uses. Its KDC ends with the `with` block.
 
-    Its principals are the metastore's, `ingestd`, and `brief`, whose tickets expire after SHORT_SECONDS. Without the
-    programs of a KDC the test is skipped or fails (`_require`).
+    Its principals are `hive/localhost` for the metastore, `ingestd`, and `brief`, whose tickets expire after
+    SHORT_SECONDS. Without the programs of a KDC the test is skipped or fails (`_require`).
     """
     _require()
     made = Realm(folder)
@@ -151,7 +151,7 @@ def realm(folder: Path) -> Iterator[Realm]:
 
 
 def secured(of: Realm, protections: str = "authentication,integrity,privacy") -> tuple[dict[str, str], tuple[str, ...]]:
-    """Properties and JVM options of a metastore that only accepts logins of the realm."""
+    """Return the properties and JVM options of a metastore that accepts only logins of the realm."""
     properties = {
         "hadoop.security.authentication": "kerberos",
         "hadoop.rpc.protection": protections,

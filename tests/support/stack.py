@@ -1,4 +1,4 @@
-"""A test's own topics, tables and daemons on the real stack."""
+"""The topics, tables and daemons of one test on the real services."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Row = tuple[Any, ...]
 
 
 def eventually(what: str, check: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """The first true answer of `check`. Fails with `what` when there is none within `seconds`."""
+    """Call `check` until its result is true and return the result. Fails with `what` after `seconds`."""
     limit = Deadline.after(seconds)
     while True:
         answer = check()
@@ -36,7 +36,7 @@ def eventually(what: str, check: Callable[[], Any], seconds: float = 60.0) -> An
 
 
 class Stack:
-    """Names of its own for each test: `name` is the default of topic, table and mapping."""
+    """The services as one test uses them. `name` is unique and the default for topic, table and mapping."""
 
     def __init__(self, addresses: Addresses, test: str, directory: Path) -> None:
         self.addresses = addresses
@@ -52,7 +52,7 @@ class Stack:
     # --- Kafka
 
     def topic(self, partitions: int = 4, name: str | None = None, **settings: str) -> str:
-        """Create a topic."""
+        """Create a topic and return its name."""
         name = name or self.name
         created = self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)])
         for answer in created.values():
@@ -60,7 +60,10 @@ class Stack:
         return name
 
     def produce(self, records: Iterable[Any], topic: str | None = None, partition: int | None = None) -> int:
-        """Send records (bytes unchanged, None as a tombstone, anything else as JSON) and wait until all are stored."""
+        """Produce records and return their number when Kafka has stored them.
+
+        Bytes are sent unchanged, None as a tombstone, and any other value as JSON.
+        """
         producer = Producer({"bootstrap.servers": self.addresses.kafka, "linger.ms": 5, "compression.type": "lz4"})
         count = 0
         where = {} if partition is None else {"partition": partition}
@@ -76,7 +79,7 @@ class Stack:
         return count
 
     def group_offsets(self, group: str, topic: str, partitions: int) -> list[int]:
-        """Next offsets that the group has in Kafka."""
+        """Return the offset that the group has committed to Kafka for each partition."""
         consumer = Consumer({"bootstrap.servers": self.addresses.kafka, "group.id": group})
         try:
             asked = [TopicPartition(topic, p) for p in range(partitions)]
@@ -87,7 +90,10 @@ class Stack:
     # --- Hive
 
     def sql(self, statement: str) -> list[Row]:
-        """Run a statement in HiveServer2 with its default settings, in a session that lasts until a statement fails."""
+        """Run a statement in HiveServer2 with its default settings and return all rows.
+
+        A thread uses one session until a statement fails.
+        """
         assert self.addresses.hiveserver2
         thread = threading.get_ident()
         if thread not in self._sessions:
@@ -99,7 +105,7 @@ class Stack:
             raise
 
     def table(self, columns: str, partitioned: str = "", name: str | None = None, **properties: str) -> str:
-        """Create a full ACID table through HiveServer2; automatic compaction is off unless asked for."""
+        """Create a full ACID table, by default without automatic compaction, and return its name."""
         wanted = {"transactional": "true", "no_auto_compaction": "true"} | properties
         text = ", ".join(f"'{k}'='{v}'" for k, v in wanted.items())
         by = f" PARTITIONED BY ({partitioned})" if partitioned else ""
@@ -108,17 +114,17 @@ class Stack:
         return name
 
     def count(self, where: str = "", name: str | None = None) -> int:
-        """`select count(*)`."""
+        """Return the result of `SELECT count(*)`."""
         return int(self.sql(f"SELECT count(*) FROM {name or self.name} {where}")[0][0])
 
     def ids(self, name: str | None = None) -> list[int]:
-        """All ids of the table, sorted, duplicates included."""
+        """Return all ids of the table, sorted and including duplicates."""
         return sorted(row[0] for row in self.sql(f"SELECT id FROM {name or self.name}"))
 
     # --- daemons
 
     def config(self, *mappings: dict[str, Any], **sections: Any) -> Path:
-        """Write a configuration; a mapping without topics or table gets the test's own."""
+        """Write a configuration and return its path. The default topic and table of a mapping are those of the test."""
         wanted = [
             {"name": self.name[-40:], "topics": [self.name], "table": f"default.{self.name}"} | mapping
             for mapping in (mappings or ({},))
@@ -135,27 +141,27 @@ class Stack:
         return path
 
     def start(self, config: Path, *arguments: str, hold: Hold | None = None) -> DaemonThread:
-        """Start a daemon in threads of this process, over the Spark session that all tests share."""
+        """Start a daemon in threads of this process, with the Spark session that all tests share."""
         daemon = DaemonThread(config, arguments, hold)
         self._daemons.append(daemon)
         return daemon
 
     def start_process(self, config: Path, *arguments: str, **environment: str) -> DaemonProcess:
-        """Start a daemon that the test may kill, freeze and signal, or whose death is a failpoint's."""
+        """Start a daemon as a process, which the test or a failpoint can signal or kill."""
         log = self.directory / f"daemon-{len(self._daemons)}.log"
         daemon = DaemonProcess(config, log, arguments, environment)
         self._daemons.append(daemon)
         return daemon
 
     def drain(self, config: Path | None = None, expect: int = 0) -> DaemonThread:
-        """Run a daemon until it has caught up; fails unless it ends with the exit code `expect`."""
+        """Run a daemon until it has caught up. Fails unless its exit code is `expect`."""
         daemon = self.start(config or self.config(), "--until-caught-up")
         code = daemon.wait()
-        assert code == expect, f"exit {code}, expected {expect}:\n{daemon.text()[-3000:]}"
+        assert code == expect, f"exit code {code} instead of {expect}:\n{daemon.text()[-3000:]}"
         return daemon
 
     def close(self) -> None:
-        """Stop what the test started."""
+        """Stop the daemons and close the connections of the test."""
         for daemon in self._daemons:
             daemon.kill()
         for session in self._sessions.values():

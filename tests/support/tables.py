@@ -1,4 +1,4 @@
-"""ACID tables of a metastore without HiveServer2: created over Thrift, read from their files."""
+"""Creates and reads ACID tables without HiveServer2, over Thrift and from their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ORC = "org.apache.hadoop.hive.ql.io.orc"
 
 
 def make_table(metastore: Metastore, name: TableName, *, partitioned: bool = False) -> Any:
-    """Create a table `(id int, note string)`, if `partitioned` with the partition column `day string`."""
+    """Create a table `(id int, note string)`, partitioned by `day string` if `partitioned`, and return it."""
     storage = ttypes.StorageDescriptor(
         cols=[_column("id", "int"), _column("note", "string")],
         inputFormat=f"{_ORC}.OrcInputFormat",
@@ -50,7 +50,7 @@ def make_table(metastore: Metastore, name: TableName, *, partitioned: bool = Fal
 
 
 def visible_ids(metastore: Metastore, name: TableName) -> list[int]:
-    """The ids that a query would read: those of all committed write ids, duplicates included."""
+    """Return the ids that a query would read, that is of all committed write ids, sorted and with duplicates."""
     table = load_acid_table(metastore, name)
     places = [table.location]
     if table.partition_columns:

@@ -1,4 +1,4 @@
-"""A TRUNCATE in steps, in the order of HiveServer2: lock, write id, base directory, commit."""
+"""A TRUNCATE in the steps of HiveServer2: acquire the lock, allocate a write id, write the base directory, commit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ingestd.hive.write_ids import as_text, as_writer, read_snapshot
 
 
 class Truncation:
-    """The constructor acquires the EXCL_WRITE lock; `finish` truncates and commits."""
+    """A TRUNCATE in progress. The constructor acquires the EXCL_WRITE lock, and `finish` truncates and commits."""
 
     def __init__(self, metastore: Metastore, table: TableName, partitions: Sequence[str] = ()) -> None:
         self._metastore = metastore
@@ -25,7 +25,7 @@ class Truncation:
         assert metastore.call("lock", request).state == ttypes.LockState.ACQUIRED
 
     def finish(self) -> None:
-        """Write `base_N` with the newest write id of the table and commit."""
+        """Allocate the write id N, write `base_N` and commit."""
         request = ttypes.AllocateTableWriteIdsRequest(
             dbName=self._table.database, tableName=self._table.table, txnIds=[self._txn]
         )
@@ -56,7 +56,7 @@ class Truncation:
 
 
 def waits_for_lock(metastore: Metastore, table: TableName) -> bool:
-    """Whether an UPDATE, DELETE or TRUNCATE of the table is waiting for its lock."""
+    """Return whether an UPDATE, DELETE or TRUNCATE of the table is waiting for its lock."""
     request = ttypes.ShowLocksRequest(dbname=table.database, tablename=table.table)
     return any(
         one.type == ttypes.LockType.EXCL_WRITE and one.state == ttypes.LockState.WAITING

