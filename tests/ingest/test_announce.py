@@ -1,4 +1,4 @@
-"""Metastores with an event log are notified of the files of each transaction; others are not."""
+"""A metastore with an event log is notified of the files of each transaction, and any other metastore is not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Files = dict[int, set[str]]
 
 @pytest.fixture(scope="module")
 def with_events(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
-    """The sandbox's Kafka and a metastore that keeps an event log."""
+    """Yield the addresses of the shared Kafka and of a metastore with an event log."""
     with metastore_with_events(tmp_path_factory.mktemp("events")) as made:
         yield replace(addresses, metastore=made.uri, hiveserver2=None)
 
@@ -51,7 +51,7 @@ def logged(with_events: Addresses, request: pytest.FixtureRequest, tmp_path: Pat
 
 
 class _Recording(Metastore):
-    """Records the names of the called methods; those in `unknown` do not exist."""
+    """Records the names of the called methods. Methods in `unknown` fail as if the metastore did not have them."""
 
     def __init__(self, uri: str, *unknown: str) -> None:
         super().__init__(uri)
@@ -66,7 +66,7 @@ class _Recording(Metastore):
 
 
 def _make_table(stack: Stack, *, partitioned: bool = True) -> None:
-    """Create the table with the request that HiveServer2 sends; this stack has no HiveServer2."""
+    """Create the table with the request that HiveServer2 would send, because there is no HiveServer2."""
     fields = [ttypes.FieldSchema(name=name, type=kind) for name, kind in (("id", "bigint"), ("day", "string"))]
     storage = ttypes.StorageDescriptor(
         cols=fields[:1] if partitioned else fields,
@@ -88,7 +88,7 @@ def _make_table(stack: Stack, *, partitioned: bool = True) -> None:
 
 
 def _write(stack: Stack, size: int, *days: tuple[str, ...]) -> None:
-    """Stream one transaction for each of `days`, with a row for each day."""
+    """Write one transaction for each element of `days`, with one row per day in it."""
     connection = HiveStreamingConnection(
         table=stack.name,
         metastore_uri=stack.addresses.metastore,
@@ -105,7 +105,7 @@ def _write(stack: Stack, size: int, *days: tuple[str, ...]) -> None:
 
 
 def _committed(stack: Stack) -> list[int]:
-    """The transactions whose commits are in the event log, in its order."""
+    """Return the ids of the transactions whose commits are in the event log, in the order of the log."""
     request = ttypes.NotificationEventRequest(lastEvent=0)
     events = stack.metastore.call("get_next_notification", request).events
     return [_message(event)["txnid"] for event in events if event.eventType == "COMMIT_TXN"]
@@ -117,7 +117,7 @@ def _message(event: Any) -> Any:
 
 
 def _announced(stack: Stack) -> Files:
-    """The paths that committed transactions wrote to the table according to the metastore, by write id."""
+    """Return the paths that the metastore lists for committed transactions on the table, by write id."""
     found: Files = defaultdict(set)
     for txn in _committed(stack):
         request = ttypes.GetAllWriteEventInfoRequest(txnId=txn, dbName="default", tableName=stack.name)
@@ -129,7 +129,7 @@ def _announced(stack: Stack) -> Files:
 
 
 def _path(entry: str, partition: str) -> str:
-    """The path of `uri#checksum#change manager's root#sub-directory` (ReplChangeManager.encodeFileUri)."""
+    """Parse `URI#CHECKSUM#CHANGE_MANAGER_ROOT#SUBDIRECTORY` (ReplChangeManager.encodeFileUri). Return the path."""
     uri, checksum, root, delta = entry.split("#")
     assert (checksum, root) == ("", "")
     path = local_path(uri)
@@ -139,7 +139,7 @@ def _path(entry: str, partition: str) -> str:
 
 
 def _on_disk(stack: Stack) -> Files:
-    """The files of the table's deltas, by the first write id of their delta."""
+    """Return the paths of the files in the table's deltas, by the first write id of the delta."""
     found: Files = defaultdict(set)
     table = load_acid_table(stack.metastore, TableName("default", stack.name))
     for path in local_path(table.location).rglob("*"):
@@ -213,7 +213,7 @@ def _directories(stack: Stack) -> list[str]:
     return [table.partition_name([day]).removeprefix("day=") for day in DAYS]
 
 
-def test_metastore_when_it_has_no_batch_call_then_notified_one_by_one_and_repetitions_add_nothing(
+def test_metastore_when_it_has_no_batch_call_then_single_calls_are_used_and_repeated_calls_add_nothing(
     logged: Stack,
 ) -> None:
     _make_table(logged)
@@ -242,7 +242,7 @@ def test_metastore_when_it_has_neither_call_then_is_not_notified(logged: Stack) 
     assert _announced(logged) == {}
 
 
-def test_metastore_when_it_keeps_no_event_log_then_asked_once_and_not_notified(stack: Stack) -> None:
+def test_metastore_when_it_has_no_event_log_then_queried_once_and_not_notified(stack: Stack) -> None:
     stack.table("id bigint")
     with closing(_Recording(stack.addresses.metastore)) as metastore:
         table = load_acid_table(metastore, TableName("default", stack.name))

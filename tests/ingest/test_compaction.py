@@ -1,7 +1,7 @@
-"""`count(*)` equals a scan, whatever Hive does to a table that is written every second.
+"""`count(*)` equals the count of a scan while ingestd commits every second and Hive compacts and analyzes the table.
 
-Automatic compaction is on, as in production. After each compaction Hive runs ANALYZE, which writes back
-parameters that it read before; a loop of ANALYZE statements and requested compactions makes that frequent.
+Automatic compaction is enabled, as in production. After each compaction, Hive runs ANALYZE, which writes back
+parameters that it has read earlier. A loop of ANALYZE statements and compaction requests makes this frequent.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _unique = count()
 
 
 class _Traffic:
-    """Records for a partitioned and an unpartitioned table, with about one commit per second in each."""
+    """A daemon that commits to a partitioned and an unpartitioned table about once per second, and its records."""
 
     def __init__(self, stack: Stack, properties: Mapping[str, str]) -> None:
         self.stack = stack
@@ -44,7 +44,7 @@ class _Traffic:
         self.sent = 0
 
     def produce(self, seconds: float) -> None:
-        """Send to all partitions; to the first one only in the first half of the time."""
+        """Produce records for all partitions, but for the first one only during the first half of the time."""
         whole, half = Deadline.after(seconds), Deadline.after(seconds / 2)
         while not whole.passed:
             values = _VALUES[bool(half.passed) :]
@@ -54,12 +54,12 @@ class _Traffic:
             pause(0.3)
 
     def wait(self) -> None:
-        """Return when all records are committed and no compaction of these tables is in progress."""
+        """Wait until all records are committed and no compaction of these tables is in progress."""
         eventually("all commits", lambda: self._committed() == self.sent * len(self.tables), 120)
         eventually("the compactions", lambda: not self._compacting(), 120)
 
     def check(self) -> None:
-        """Check that every stored number becomes that of a scan, and that Hive answers with it by default."""
+        """Check that every stored row count becomes that of a scan, and that Hive returns it by default."""
         for table, partitions in self.tables.items():
             for partition in partitions:
                 where = f"WHERE dt = '{partition[3:]}'" if partition else ""
@@ -82,7 +82,7 @@ class _Traffic:
 
 @contextmanager
 def _repeated(stack: Stack, statements: Sequence[str], seconds: float) -> Iterator[None]:
-    """Run randomly chosen statements in HiveServer2 while the block runs; some may be refused."""
+    """Run random `statements` in HiveServer2, one every `seconds`, during the `with` block. Some may fail."""
     ended = threading.Event()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Arrays, maps and structs, leaf by leaf, as HiveServer2 reads them: fresh and compacted."""
+"""HiveServer2 reads every element of arrays, maps and structs correctly, before and after compaction."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ingestd.sandbox import Addresses
 from tests.support.compaction import compact
 from tests.support.stack import Stack
 
-# No decimal of 18 digits or less in an array: with Tez, Hive 4.0.1 fails to read even its own rows.
+# No array contains a decimal of 18 digits or less. With Tez, Hive 4.0.1 cannot read such arrays, even its own.
 COLUMNS = (
     "id int, a array<int>, m map<string,double>, s struct<a:int,b:string,t:timestamp,d:date>, "
     "l array<struct<x:int,s:struct<y:string,z:struct<w:decimal(30,2)>>,t:timestamp>>, "
@@ -56,7 +56,7 @@ Case = tuple[dict[str, Any], dict[str, Any]]
 
 
 def _stamp(text: str) -> Case:
-    """A timestamp in a struct and one in an array of structs."""
+    """Return a case with a timestamp in a struct and the same timestamp in an array of structs."""
     record = {"s": {"t": text}, "l": [None, {"t": text}]}
     told = {"cast(s.t AS string)": text, "cast(l[1].t AS string)": text}
     return record, {"s IS NULL": False, "size(l)": 2, "l[1] IS NULL": False} | told
@@ -123,14 +123,14 @@ CASES: list[Case] = [
 
 
 class _Complex:
-    """The table and its expected values."""
+    """The table and its expected rows."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
         self.rows = {n: {"id": n} | LEAVES | told for n, (_, told) in enumerate(CASES * 3)}
 
     def load(self) -> None:
-        """Load in three transactions, so that a compaction has several deltas."""
+        """Load the table in three transactions, so that a compaction reads several deltas."""
         self.stack.topic(1)
         self.stack.table(COLUMNS)
         for part in range(3):
@@ -143,7 +143,7 @@ class _Complex:
         self.rows = {n: row for n, row in self.rows.items() if n % 7}
 
     def check(self, how: str) -> None:
-        """Compare the answers of a fetch task and of Tez."""
+        """Compare the results of a fetch task and of Tez with the expected rows."""
         names = ["id", *LEAVES]
         for order in ("", " ORDER BY id"):
             answer = self.stack.sql(f"SELECT {', '.join(names)} FROM {self.stack.name}{order}")
@@ -171,7 +171,7 @@ def table(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def test_leaves_when_read_back_then_are_equal(table: _Complex) -> None:
-    table.check("fresh")
+    table.check("after loading")
 
 
 def test_rows_when_exploded_or_selected_whole_then_are_complete(table: _Complex) -> None:

@@ -1,4 +1,4 @@
-"""SIGKILL after each step and at random moments: every id is in the table once."""
+"""After SIGKILL at each step and at random moments, the table contains every id exactly once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _assert_exactly_once(stack: Stack, records: int) -> None:
     assert stack.count("WHERE dt = '2026-11-02'") == sum(i % 3 == 1 for i in range(records))
 
 
-def test_kill_after_each_step_when_restarted_each_time_then_every_id_once(stack: Stack) -> None:
+def test_kill_after_each_step_when_restarted_each_time_then_every_id_is_stored_once(stack: Stack) -> None:
     """Each daemon recovers from the previous kill and is itself killed in its second transaction, one step later."""
     _prepare(stack)
     config = stack.config({"commit": {"rows": 1000, "interval": "1s"}})
@@ -51,7 +51,7 @@ def test_kill_after_each_step_when_restarted_each_time_then_every_id_once(stack:
     assert len(daemon.events("owner")) == 1
 
 
-def test_kill_at_random_moments_when_restarted_each_time_then_every_id_once(stack: Stack) -> None:
+def test_kill_at_random_moments_when_restarted_each_time_then_every_id_is_stored_once(stack: Stack) -> None:
     _prepare(stack)
     config = stack.config({"commit": {"rows": 400, "interval": "200ms"}})
     chance = random.Random(7)

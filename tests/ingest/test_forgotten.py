@@ -1,6 +1,7 @@
-"""A metastore that soon forgets aborted transactions: a process delayed until then leaves nothing visible.
+"""A process whose transaction was aborted and removed from the metastore leaves no visible rows.
 
-Files under a forgotten write id are visible to every reader.
+Files with the write id of such a transaction would be visible to every reader. The metastore of these tests removes
+aborted transactions after a few seconds.
 """
 
 from __future__ import annotations
@@ -60,14 +61,17 @@ def _deltas(stack: Stack) -> list[str]:
 
 
 def _is_forgotten(stack: Stack, txn_id: int) -> bool:
-    """Whether the metastore has forgotten the transaction. It keeps the newest ones, so this begins others."""
+    """Return whether the metastore has removed the transaction. It never removes the newest one, so begin another."""
     other = transactions.begin(stack.metastore, "tests")
     transactions.commit(stack.metastore, other)
     return txn_id not in stack.metastore.call("get_open_txns").open_txns
 
 
 def _held(stack: Stack, step: str) -> tuple[DaemonProcess, Path, int]:
-    """A daemon blocked after `step` of its first transaction with rows, the file that releases it, the transaction."""
+    """Start a daemon that is blocked after `step` of its first transaction with rows.
+
+    Return the daemon, the file whose creation unblocks it, and the transaction id.
+    """
     gate = stack.directory / "gate"
     daemon = stack.start_process(
         stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}@2=hold:{gate}"
@@ -77,7 +81,7 @@ def _held(stack: Stack, step: str) -> tuple[DaemonProcess, Path, int]:
     return daemon, gate, txn_id
 
 
-def test_daemon_when_frozen_until_its_transaction_is_forgotten_then_every_id_once(stack: Stack) -> None:
+def test_daemon_when_frozen_until_its_transaction_is_forgotten_then_every_id_is_stored_once(stack: Stack) -> None:
     stack.topic(1)
     make_table(stack.metastore, _name(stack), partitioned=True)
     stack.produce({"id": number, "note": "", "day": "a"} for number in range(30))
@@ -104,7 +108,7 @@ def test_daemon_when_its_transaction_is_aborted_after_publishing_then_removes_th
     table = local_path(load_acid_table(stack.metastore, _name(stack)).location)
     transactions.abort(stack.metastore, txn_id)
     eventually("the transaction to be forgotten", lambda: _is_forgotten(stack, txn_id), 120)
-    # The metastore removed the delta. Restore it, as if the daemon had been frozen just before placing it.
+    # The metastore removed the delta. Restore it, as if the daemon had been frozen just before publishing it.
     (table / placed).mkdir()
     (table / placed / "bucket_00000").write_bytes(b"")
     hold.release()

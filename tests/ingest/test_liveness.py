@@ -1,4 +1,4 @@
-"""Killed and frozen child processes: the daemon releases its leases, ends with the right exit code, leaves nothing."""
+"""When child processes are killed or frozen, the daemon releases its leases, cleans up and exits as documented."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _mapping(stack: Stack, case: str) -> dict[str, Any]:
 
 
 def _start(stack: Stack, config: Path) -> DaemonProcess:
-    """A daemon with its own temporary directory."""
+    """Start a daemon with its own temporary directory."""
     place = stack.directory / "tmp"
     place.mkdir(exist_ok=True)
     return stack.start_process(config, TMPDIR=str(place))
@@ -47,7 +47,7 @@ def _jvm(daemon: DaemonProcess) -> psutil.Process:
 
 
 def _workers(daemon: DaemonProcess) -> list[psutil.Process]:
-    """The processes that run tasks: the children of `pyspark.daemon`."""
+    """Return the processes that run tasks, which are the children of `pyspark.daemon`."""
     try:
         return [child for p in _jvm(daemon).children() for child in p.children()]
     except (psutil.NoSuchProcess, StopIteration):
@@ -55,7 +55,7 @@ def _workers(daemon: DaemonProcess) -> list[psutil.Process]:
 
 
 def _freeze_workers(daemon: DaemonProcess) -> list[psutil.Process]:
-    """Freeze the idle workers, which will get the next tasks."""
+    """Freeze and return the idle workers, which will receive the next tasks."""
     workers = _workers(daemon)
     assert workers
     for worker in workers:
@@ -64,7 +64,7 @@ def _freeze_workers(daemon: DaemonProcess) -> list[psutil.Process]:
 
 
 def _has_task(frozen: psutil.Process) -> bool:
-    """Whether a socket of a frozen process has unread bytes."""
+    """Return whether a frozen worker has received a task, that is, whether one of its sockets has unread bytes."""
     sockets = {os.readlink(link) for link in Path(f"/proc/{frozen.pid}/fd").iterdir()}
     lines = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
     return any(f"socket:[{line[9]}]" in sockets and line[4].rpartition(":")[2] != "00000000" for line in lines)
@@ -93,9 +93,9 @@ def _assert_nothing_left(stack: Stack, family: list[psutil.Process]) -> None:
 def test_jvm_when_killed_then_leases_are_released_and_exit_is_70(stack: Stack) -> None:
     idle, watched = _mapping(stack, "i"), _mapping(stack, "w")
     owner = stack.start_process(stack.config(watched))
-    eventually("the first daemon to own", lambda: owner.events("owner"))
+    eventually("the first daemon to become owner", lambda: owner.events("owner"))
     daemon = _start(stack, stack.config(idle, watched))
-    eventually("both", lambda: daemon.events("owner") and daemon.events("standby"))
+    eventually("one owner and one standby", lambda: daemon.events("owner") and daemon.events("standby"))
     stack.produce(_ids(0, 10), idle["topics"][0])
     _committed(daemon, idle["name"], 10)
     family = _family(daemon)
@@ -107,7 +107,7 @@ def test_jvm_when_killed_then_leases_are_released_and_exit_is_70(stack: Stack) -
     assert [e["mapping"] for e in daemon.events("owner")] == [idle["name"]]
     assert "signal 9" in daemon.events("engine_lost")[0]["error"]
     assert "Traceback" not in daemon.text()
-    # Now kill the JVM during a stage, while its workers are frozen: the daemon ends by itself.
+    # Now kill the JVM during a stage, while its workers are frozen. The daemon must end by itself.
     stack.produce(_ids(0, 10), watched["topics"][0])
     _committed(owner, watched["name"], 10)
     _freeze_workers(owner)
@@ -131,17 +131,17 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_and_exit_is_70(stack: St
     frozen = _start(stack, config)
     _committed(frozen, stack.name[-40:], 10)
     other = stack.start_process(config)
-    eventually("the other to stand by", lambda: other.events("standby"))
+    eventually("the other daemon to become standby", lambda: other.events("standby"))
     family = _family(frozen)
     _jvm(frozen).suspend()
     stack.produce(_ids(10, 20))
-    eventually("the other to take over", lambda: other.events("owner"), 60)
+    eventually("the other daemon to take over", lambda: other.events("owner"), 60)
     assert frozen.wait(30) == 70, frozen.text()[-3000:]
     assert "has not answered" in frozen.events("engine_lost")[0]["error"]
     assert "Traceback" not in frozen.text()
     _assert_nothing_left(stack, family)
     _committed(other, stack.name[-40:], 10)
-    # Two signals end the daemon long before the JVM counts as lost.
+    # Two signals end the daemon long before the JVM is considered lost.
     family = _family(other)
     _jvm(other).suspend()
     stack.produce(_ids(20, 30))
@@ -158,7 +158,7 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_and_exit_is_70(stack: St
 
 
 def _pending(daemon: DaemonProcess) -> set[int]:
-    """The pending signals of the process."""
+    """Return the numbers of the pending signals of the process."""
     status = Path(f"/proc/{daemon.process.pid}/status").read_text(encoding="ascii")
     masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
     return {n for n in range(1, 32) if any(mask >> (n - 1) & 1 for mask in masks)}
@@ -180,13 +180,13 @@ def test_abort_when_the_metastore_does_not_answer_then_the_process_ends(stack: S
         between.flowing.set()
     assert daemon.events("left_running")[0]["mapping"] == stack.name[-40:]
     _assert_nothing_left(stack, family)
-    # A lease that it could not release is taken over at once, because its process has ended.
+    # The lease that the daemon could not release is taken over at once, because its process has ended.
     stack.produce(_ids(10, 20))
     stack.drain()
     assert stack.ids() == list(range(20))
 
 
-def test_start_when_spark_hangs_then_one_signal_ends_it_and_no_command_line_has_a_secret(stack: Stack) -> None:
+def test_start_when_spark_hangs_then_one_signal_ends_it_and_no_command_line_contains_a_secret(stack: Stack) -> None:
     secret = "hunter2canary"
     daemon = _start(stack, stack.config(spark={"master": "local[1]", "conf": {"spark.x.password": secret}}))
     eventually("Spark to start", lambda: [p for p in _family(daemon) if "SparkSubmit" in _command_line(p)])
@@ -279,20 +279,20 @@ def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_ove
     daemon = _start(stack, config)
     _committed(daemon, stack.name[-40:], 10)
     other = stack.start_process(config)
-    eventually("the other to stand by", lambda: other.events("standby"))
+    eventually("the other daemon to become standby", lambda: other.events("standby"))
     family = _family(daemon)
     _freeze_workers(daemon)
     stack.produce(_ids(10, 20))
-    eventually("the other to take over", lambda: other.events("owner"), 45)
+    eventually("the other daemon to take over", lambda: other.events("owner"), 45)
     _committed(other, stack.name[-40:], 10)
-    # It first releases the lease and logs the reason after a pause in which another daemon can take over.
+    # The daemon releases the lease first, and logs the reason after a pause in which another daemon can take over.
     eventually("the reason to be logged", lambda: daemon.events("waiting"))
     assert [e["reason"] for e in daemon.events("waiting")] == ["JobTimeout"]
     daemon.terminate()
     assert daemon.wait(60) == 0, daemon.text()[-3000:]
     _assert_nothing_left(stack, family)
     assert stack.ids() == list(range(20))
-    # SIGINT has the effect of SIGTERM; Spark's own handler is not used.
+    # SIGINT has the same effect as SIGTERM, because Spark's own handler is not used.
     jvm = _jvm(other)
     os.kill(other.process.pid, signal.SIGINT)
     jvm.terminate()  # as when a service manager sends the signal to all processes

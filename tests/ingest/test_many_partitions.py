@@ -1,4 +1,4 @@
-"""Partitions that the metastore cannot create, and more partitions than one call can name."""
+"""Partitions that the metastore cannot create, and transactions with more partitions than one call can name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.stack import Stack
 from tests.support.tables import visible_ids
 
 
-def test_names_when_too_long_for_a_directory_then_the_record_is_named(stack: Stack) -> None:
+def test_partition_when_its_name_is_too_long_for_a_directory_then_the_error_names_the_record(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id int, note string", "p string, q int")
     # 126 letters of two bytes and `p=` are 254 bytes; 84 escaped characters are 254.
@@ -44,7 +44,7 @@ def test_names_when_too_long_for_a_directory_then_the_record_is_named(stack: Sta
     assert stack.ids() == [0, 1, 2]
 
 
-def test_partitions_when_too_many_for_a_transaction_then_stops_and_names_the_setting(stack: Stack) -> None:
+def test_partitions_when_too_many_for_a_transaction_then_the_error_names_the_setting(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id int, note string", "p int")
     stack.produce({"id": n, "p": n} for n in range(500))
@@ -55,7 +55,7 @@ def test_partitions_when_too_many_for_a_transaction_then_stops_and_names_the_set
     assert "raise commit.partitions" in stopped["error"]
     # On Derby, 500 names in one call overflow the metastore's stack.
     stack.drain(stack.config({"commit": {"partitions": 500}}))
-    # HiveServer2 cannot lock so many on Derby.
+    # HiveServer2 cannot lock so many partitions on Derby.
     assert visible_ids(stack.metastore, TableName("default", stack.name)) == list(range(500))
     assert [row[0] for row in stack.sql(f"SELECT id FROM {stack.name} WHERE p IN (0, 499)")] == [0, 499]
 

@@ -1,4 +1,4 @@
-"""Outages of broker and metastore in mid-stream: the daemon waits, logs it and continues; every id is there once."""
+"""During an outage of the broker or the metastore, the daemon waits, logs and then stores every id exactly once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORDS = 800
 
 @pytest.fixture(scope="module")
 def own(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
-    """A separate sandbox, because these tests pause and kill its services."""
+    """Yield a separate sandbox, because these tests pause and kill its services."""
     options = SandboxOptions(tmp_path_factory.mktemp("own-sandbox"), hiveserver2=True)
     box = Sandbox(replace(options, kafka_heap_mb=256, metastore_heap_mb=384, hiveserver2_heap_mb=768))
     try:
@@ -44,7 +44,7 @@ def stack(own: Sandbox, request: pytest.FixtureRequest, tmp_path_factory: pytest
 
 
 def _config(stack: Stack) -> Path:
-    """Commits of a hundred rows; a metastore that does not answer within 3 s is unavailable."""
+    """Write a configuration with commits of 100 rows and a metastore timeout of 3 s."""
     return stack.config(
         {"commit": {"rows": 100, "interval": "300ms"}},
         metastore={"uri": stack.addresses.metastore, "timeout": "3s"},
@@ -56,7 +56,7 @@ def _commits(daemon: Daemon) -> int:
 
 
 def _rows(stack: Stack) -> int:
-    """The row count, or -1 while HiveServer2 has not recovered from an outage of its metastore."""
+    """Return the row count, or -1 while HiveServer2 has not recovered from an outage of its metastore."""
     try:
         return stack.count()
     except SandboxError:
@@ -64,7 +64,7 @@ def _rows(stack: Stack) -> int:
 
 
 def _produce(stack: Stack, ids: range) -> None:
-    """As `stack.produce`, but idempotent: records that are resent during an outage are stored once."""
+    """Produce records idempotently, so that records that are resent during an outage are stored only once."""
     producer = Producer({"bootstrap.servers": stack.addresses.kafka, "enable.idempotence": True})
     for n in ids:
         producer.produce(stack.name, json.dumps({"id": n}))
@@ -72,7 +72,7 @@ def _produce(stack: Stack, ids: range) -> None:
 
 
 def _prepare(stack: Stack) -> DaemonProcess:
-    """A daemon that has committed some of the records."""
+    """Produce all records and return a daemon that has committed some of them."""
     stack.topic(2)
     _produce(stack, range(RECORDS))
     stack.table("id bigint")
@@ -83,17 +83,17 @@ def _prepare(stack: Stack) -> DaemonProcess:
 
 def _more_commits(daemon: Daemon) -> None:
     wanted = _commits(daemon) + 2
-    eventually("two commits more", lambda: _commits(daemon) >= wanted)
+    eventually("two more commits", lambda: _commits(daemon) >= wanted)
 
 
 def _assert_waits(daemon: Daemon, reason: str, waits: int) -> None:
     told = eventually("the outage to be logged", lambda: daemon.events("waiting")[waits:], 60)
     assert told[0]["reason"] == reason
-    assert _commits(daemon) < RECORDS // 100, "the outage came after the last commit"
+    assert _commits(daemon) < RECORDS // 100, "the outage began after the last commit"
 
 
 def _assert_every_id_once(stack: Stack, daemon: Daemon) -> None:
-    """Check the records produced so far and some that are produced now."""
+    """Produce more records, and check that the table contains every id exactly once after the daemon has stopped."""
     _produce(stack, range(RECORDS, RECORDS + 100))
     eventually("all rows", lambda: _rows(stack) == RECORDS + 100, 90)
     daemon.terminate()
@@ -101,11 +101,11 @@ def _assert_every_id_once(stack: Stack, daemon: Daemon) -> None:
     assert stack.ids() == list(range(RECORDS + 100))
     assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/") == []
     assert "Traceback" not in daemon.text()
-    # Every line is an event: messages of librdkafka and Thrift do not flood the log.
+    # Nearly every line is an event, so messages of librdkafka and Thrift do not flood the log.
     assert len(daemon.text().splitlines()) < len(daemon.events()) + 10
 
 
-def test_broker_when_paused_and_restarted_in_mid_stream_then_every_id_arrives_once(stack: Stack, own: Sandbox) -> None:
+def test_broker_when_paused_and_restarted_then_every_id_arrives_once(stack: Stack, own: Sandbox) -> None:
     daemon = _prepare(stack)
     own.pause_service("kafka")
     try:
@@ -132,7 +132,7 @@ def test_offsets_when_the_broker_does_not_answer_then_broker_unavailable_is_rais
         own.resume_service("kafka")
 
 
-def test_metastore_when_paused_and_killed_in_mid_stream_then_every_id_arrives_once(stack: Stack, own: Sandbox) -> None:
+def test_metastore_when_paused_and_killed_then_every_id_arrives_once(stack: Stack, own: Sandbox) -> None:
     daemon = _prepare(stack)
     own.pause_service("metastore")
     try:
@@ -201,7 +201,7 @@ def test_second_sigterm_when_the_stage_hangs_then_aborts_at_once_and_no_transact
 
 
 def _is_reading(stack: Stack) -> bool:
-    """Whether a task has created its staging directory."""
+    """Return whether a task has created its staging directory."""
     warehouse = stack.addresses.warehouse.removeprefix("file://")
     staging = os.path.join(warehouse, stack.name, ".ingestd-staging")
     return any(name.startswith("task-") for _, names, _ in os.walk(staging) for name in names)

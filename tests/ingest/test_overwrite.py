@@ -1,4 +1,4 @@
-"""INSERT OVERWRITE concurrent with a mapping: rows that commit later are visible, even if they began earlier."""
+"""INSERT OVERWRITE hides no rows of a concurrent transaction that began earlier but commits later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.stack import Stack
 
 
 @pytest.mark.parametrize("partitioned", [False, True], ids=["table", "partition"])
-def test_overwrite_when_between_open_and_lock_then_our_rows_are_visible_after_it(
+def test_overwrite_when_between_open_and_lock_then_rows_of_the_mapping_stay_visible(
     stack: Stack, partitioned: bool
 ) -> None:
     stack.topic(1)

@@ -1,4 +1,4 @@
-"""One owner per mapping: standby, takeover, and two processes that both consider themselves the owner."""
+"""A mapping has only one owner: standby, takeover, and two processes that both consider themselves the owner."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def test_second_daemon_when_the_first_runs_then_is_standby_and_takes_over_when_i
     stack.table("id bigint")
     config = stack.config()
     first = stack.start_process(config)
-    eventually("the first to own", lambda: first.events("owner"))
+    eventually("the first daemon to become owner", lambda: first.events("owner"))
     second = stack.start_process(config)
-    eventually("the second to stand by", lambda: second.events("standby"))
+    eventually("the second daemon to become standby", lambda: second.events("standby"))
     assert second.events("standby")[0]["owner"] == _claims(stack)[0].agent
-    # A standby that died after requesting the lock and before releasing it.
+    # Simulate a standby that died after requesting the lock and before releasing it.
     _leave_waiting(stack)
     stack.produce(_rows(0, 100))
     eventually("the rows", lambda: stack.count() == 100)
@@ -46,7 +46,7 @@ def test_second_daemon_when_the_first_runs_then_is_standby_and_takes_over_when_i
     first.kill()
     began = monotonic()
     stack.produce(_rows(100, 200))
-    eventually("the second to take over", lambda: second.events("owner"), 15)
+    eventually("the second daemon to take over", lambda: second.events("owner"), 15)
     assert monotonic() - began < 10
     eventually("all rows", lambda: stack.ids() == list(range(200)))
     second.terminate()
@@ -62,7 +62,7 @@ def _claims(stack: Stack) -> list[Claim]:
 
 
 def _leave_waiting(stack: Stack) -> None:
-    """Request the owner's lock as a process of another machine that then dies."""
+    """Request the owner's lock like a process of another machine that then dies."""
     agent = f"ingestd/ingestd/{stack.name[-40:]}/elsewhere:1:1-abcdef"
     request = ttypes.LockRequest(
         component=[leases.lease_component(_lease(stack))], user="nobody", hostname="elsewhere", agentInfo=agent
@@ -70,7 +70,7 @@ def _leave_waiting(stack: Stack) -> None:
     assert stack.metastore.call("lock", request).state == ttypes.LockState.WAITING
 
 
-def test_answers_when_lost_then_no_own_claim_blocks_the_lease(stack: Stack) -> None:
+def test_answers_when_lost_then_no_claim_of_this_process_blocks_the_lease(stack: Stack) -> None:
     options = MappingOptions(stack.name[-40:], (stack.name,), TableName("default", stack.name))
     lost: list[Exception] = []
     with proxy(stack.addresses.metastore) as between:
@@ -97,7 +97,7 @@ def test_answers_when_lost_then_no_own_claim_blocks_the_lease(stack: Stack) -> N
     assert _claims(stack) == []
 
 
-def test_owner_when_killed_while_it_holds_locks_then_its_restart_commits_at_once(stack: Stack) -> None:
+def test_owner_when_killed_while_it_holds_locks_then_the_next_daemon_commits_at_once(stack: Stack) -> None:
     stack.topic(1)
     stack.produce(_rows(0, 100))
     stack.table("id bigint")
@@ -108,8 +108,8 @@ def test_owner_when_killed_while_it_holds_locks_then_its_restart_commits_at_once
     daemon = stack.start_process(config)
     eventually("the takeover", lambda: daemon.events("owner"), 10 + 15)
     assert daemon.events("owner")[0]["aborted_transactions"]
-    # Count first: on a local file system Hive lists a table without deltas including its hidden directories,
-    # and fails when one of them is removed meanwhile (SimpleFetchOptimizer.getPathLength).
+    # Count first. On a local file system, Hive lists a table without deltas including its hidden directories,
+    # and fails when one of them is removed at the same time (SimpleFetchOptimizer.getPathLength).
     eventually("the rows", lambda: stack.count() == 100, 30)
     assert stack.ids() == list(range(100))
     daemon.terminate()
@@ -122,10 +122,10 @@ def test_frozen_owner_when_resumed_after_a_takeover_then_no_row_is_duplicated(st
     config = stack.config()
     gate = stack.directory / "gate"
     frozen = stack.start_process(config, INGESTD_TESTING="1", INGESTD_FAILPOINT=f"staged@1=hold:{gate}")
-    eventually("the first to own", lambda: frozen.events("owner"))
+    eventually("the first daemon to become owner", lambda: frozen.events("owner"))
     stack.produce(_rows(0, 100))
     eventually("the stage to be blocked", lambda: os.path.exists(f"{gate}.held"))
-    # Frozen between stage and lock, heartbeats included, as in a long pause of the machine.
+    # Freeze the daemon between stage and lock, including its heartbeats, as in a long pause of the machine.
     os.kill(frozen.process.pid, signal.SIGSTOP)
     (staged,) = _staged(stack)
     rival = stack.start_process(config)
@@ -134,7 +134,7 @@ def test_frozen_owner_when_resumed_after_a_takeover_then_no_row_is_duplicated(st
     eventually("the rival's rows", lambda: stack.count() == 100)
     gate.touch()
     os.kill(frozen.process.pid, signal.SIGCONT)
-    eventually("the frozen daemon to stand by", lambda: frozen.events("standby"), 30)
+    eventually("the frozen daemon to become standby", lambda: frozen.events("standby"), 30)
     stack.produce(_rows(100, 200))
     eventually("all rows", lambda: stack.ids() == list(range(200)))
     assert len(rival.events("owner")) == 1

@@ -1,4 +1,4 @@
-"""Partitions are named, placed and filled as HiveServer2 does it."""
+"""Partitions have the names, locations and rows that HiveServer2 would give them."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ DAYS = [f"2026-{month:02d}-{day:02d}" for month in (9, 10) for day in range(1, 3
 
 
 def _literal(text: str) -> str:
-    """A string literal of HiveQL."""
+    """Return `text` as a HiveQL string literal."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-# The rows that Hive inserts into a twin table: type of the partition column, JSON values and Hive's literals.
+# The rows that Hive inserts into a twin table: the type of the partition column, JSON values and HiveQL literals.
 TWINS: dict[str, tuple[str, list[tuple[Any, str]]]] = {
     "text": ("string", [*((text, _literal(text)) for text in STRINGS), NULL]),
     "day": ("date", [*((d, f"'{d}'") for d in ("0001-01-01", "1582-10-15", "2026-11-21")), NULL]),
@@ -43,7 +43,7 @@ TWINS: dict[str, tuple[str, list[tuple[Any, str]]]] = {
 }
 
 
-# Static values in notations that users may write: type, text, a literal for WHERE, and Hive's name of the partition.
+# Static values in notations that users may write: type, value, a literal for WHERE, and Hive's partition name.
 STATIC = {
     "tiny": ("tinyint", "007", "7", "p=7"),
     "int": ("int", "+5", "5", "p=5"),
@@ -61,7 +61,7 @@ STATIC = {
 
 
 class _Partitions:
-    """Tables that one daemon loads."""
+    """Tables of different cases, which one daemon loads."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -72,7 +72,7 @@ class _Partitions:
         return f"{self.stack.name}_{case}"
 
     def add(self, case: str, partitioned: str, records: list[dict[str, Any]], **mapping: Any) -> str:
-        """Create the topic, the table and the mapping of a case."""
+        """Create the topic, the table and the mapping of a case, and return the table name."""
         name = self.name(case)
         self.stack.topic(2, name)
         self.stack.produce(records, name)
@@ -86,7 +86,7 @@ class _Partitions:
             self.commits.setdefault(event["mapping"], []).append(event)
 
     def shown(self, name: str) -> set[str]:
-        """SHOW PARTITIONS."""
+        """Return the partition names of SHOW PARTITIONS."""
         return {row[0] for row in self.stack.sql(f"SHOW PARTITIONS {name}")}
 
     def rows(self, name: str) -> list[tuple[Any, ...]]:
@@ -104,7 +104,7 @@ def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> It
     try:
         cases = _Partitions(stack)
         for case, (kind, values) in TWINS.items():
-            # One record does not have the field, which is the same as NULL.
+            # In one record the field is missing, which is the same as NULL.
             cases.add(
                 case, f"p {kind}", [*_records([given for given, _ in values], "p"), {"id": len(values), "note": "n"}]
             )
@@ -120,7 +120,7 @@ def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> It
             cases.add(f"s_{case}", f"p {kind}", _records(range(3), "q"), partition={"p": text})
         place = cases.add("place", "p string", [{"id": n, "p": "far" if n % 2 else "hive"} for n in range(10)])
         stack.sql(f"ALTER TABLE {place} ADD PARTITION (p='far')")
-        (directory / "elsewhere").mkdir()  # a location must exist: ingestd never creates one
+        (directory / "elsewhere").mkdir()  # ingestd never creates a location
         # Hive ignores ADD PARTITION … LOCATION for managed tables, but not this statement.
         stack.sql(f"ALTER TABLE {place} PARTITION (p='far') SET LOCATION '{(directory / 'elsewhere').as_uri()}'")
         stack.sql(f"INSERT INTO {place} PARTITION (p='hive') VALUES (100, 'theirs')")
@@ -145,14 +145,14 @@ def test_values_when_dynamic_then_partitions_are_named_as_hive_names_them(loaded
     assert loaded.rows(name) == loaded.rows(twin)
 
 
-def test_directories_when_values_need_escaping_then_named_as_by_hive(loaded: _Partitions) -> None:
+def test_directories_when_values_need_escaping_then_named_as_hive_names_them(loaded: _Partitions) -> None:
     name = loaded.name("text")
     root = Path(unquote(loaded.stack.addresses.warehouse.removeprefix("file://"))) / name
     assert {path.name for path in root.iterdir() if not path.name.startswith(".")} == loaded.shown(name)
 
 
 def test_partition_column_when_filtered_by_null_then_the_metastore_answers(loaded: _Partitions) -> None:
-    # The metastore closed the connection when its class path lacked commons-codec.
+    # Without commons-codec on its class path, the metastore closes the connection.
     name = loaded.name("two")
     assert loaded.stack.count("WHERE dt IS NULL", name) == 0
     assert loaded.stack.count("WHERE dt IS NOT NULL", name) == 60
@@ -168,7 +168,7 @@ def test_two_levels_when_one_is_null_then_only_that_level_is_the_default_partiti
     )
 
 
-def test_static_values_when_set_then_all_rows_go_there_whatever_the_record_contains(loaded: _Partitions) -> None:
+def test_static_values_when_set_then_fields_of_the_record_are_ignored(loaded: _Partitions) -> None:
     name = loaded.name("static")
     assert loaded.shown(name) == {"dt=2026-11-21/region=a%2Fü b"}
     assert [row[0] for row in loaded.rows(name)] == list(range(10))
@@ -181,7 +181,7 @@ def test_static_value_when_empty_then_is_the_default_partition(loaded: _Partitio
 
 
 @pytest.mark.parametrize("case", list(STATIC))
-def test_static_value_when_not_in_hives_notation_then_hive_finds_overwrites_and_drops_it(
+def test_static_value_when_not_in_hives_notation_then_hive_reads_overwrites_and_drops_the_partition(
     loaded: _Partitions, case: str
 ) -> None:
     _, text, literal, wanted = STATIC[case]
@@ -195,7 +195,7 @@ def test_static_value_when_not_in_hives_notation_then_hive_finds_overwrites_and_
     assert loaded.shown(name) == set()
 
 
-def test_static_value_when_not_of_the_type_then_run_and_check_report_it(stack: Stack) -> None:
+def test_static_value_when_not_valid_for_the_type_then_run_and_check_report_it(stack: Stack) -> None:
     stack.topic()
     stack.table("id int, note string", "p int")
     stack.sql(f"ALTER TABLE {stack.name} ADD PARTITION (p=7)")
@@ -208,7 +208,7 @@ def test_static_value_when_not_of_the_type_then_run_and_check_report_it(stack: S
         assert f"table default.{stack.name}, partition column p: 'abc' is not a value of type int" in said
 
 
-def test_partition_when_not_named_as_by_hive_then_is_logged_once(stack: Stack) -> None:
+def test_partition_when_its_name_differs_from_that_of_hive_then_logged_once(stack: Stack) -> None:
     stack.topic()
     stack.produce({"id": n, "note": "n", "p": "7"} for n in range(4))
     stack.table("id int, note string", "p int")
@@ -220,7 +220,7 @@ def test_partition_when_not_named_as_by_hive_then_is_logged_once(stack: Stack) -
     assert "p=8" not in told[0]["partitions"]
 
 
-def test_sixty_partitions_when_in_one_transaction_then_all_are_there(loaded: _Partitions) -> None:
+def test_sixty_partitions_when_in_one_transaction_then_all_are_written(loaded: _Partitions) -> None:
     name = loaded.name("wide")
     assert loaded.shown(name) == {f"dt={day}" for day in DAYS}
     assert loaded.stack.ids(name) == list(range(600))
@@ -245,13 +245,13 @@ def test_partition_when_created_by_hive_then_both_write_to_it(loaded: _Partition
     assert loaded.stack.count("WHERE p = 'hive'", name) == 6
 
 
-def test_rows_when_updated_deleted_and_compacted_then_are_right(loaded: _Partitions) -> None:
+def test_rows_when_updated_deleted_and_compacted_then_are_correct(loaded: _Partitions) -> None:
     name = loaded.name("two")
     loaded.stack.sql(f"UPDATE {name} SET note = 'changed' WHERE id % 4 < 2")
     loaded.stack.sql(f"DELETE FROM {name} WHERE id % 3 = 0")
     wanted = [(n, "changed" if n % 4 < 2 else None) for n in range(60) if n % 3]
     assert [row[:2] for row in loaded.rows(name)] == wanted
-    # `DE/é` is not compacted: Hive's MR compactor empties partitions with non-ASCII names (CompactorInputSplit).
+    # Do not compact `DE/é`: Hive's MR compactor empties partitions with non-ASCII names (CompactorInputSplit).
     compact(loaded.stack, f"default.{name}", "major", f"dt='2026-11-02', region='{DEFAULT}'")
     assert [row[:2] for row in loaded.rows(name)] == wanted
     assert loaded.stack.count("", name) == len(wanted)

@@ -1,4 +1,4 @@
-"""The planner with a real broker, from positions that a test cannot make a daemon store."""
+"""The planner on a real broker, with committed positions that no daemon in a test would store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ELSEWHERE = "another-cluster-000000"
 
 
 class _Case:
-    """A topic with one partition and five records, and its planner."""
+    """A topic with one partition and five records, and the planner of its mapping."""
 
     def __init__(self, stack: Stack, policy: OnLoss) -> None:
         self.name = stack.topic(1)

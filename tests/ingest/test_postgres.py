@@ -1,4 +1,4 @@
-"""A metastore on PostgreSQL, which can compare parameters: no table property of a user is overwritten."""
+"""A metastore on PostgreSQL can compare parameters, so no table property of a user is overwritten."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def test_table_changed_since_it_was_read_when_written_back_then_refused(on_postg
     assert write_table_back(on_postgres.metastore, fresh, fresh.parameters["transient_lastDdlTime"])
 
 
-def test_properties_when_set_continuously_beside_commits_then_all_are_kept(on_postgres: Stack) -> None:
+def test_properties_when_set_concurrently_with_commits_then_none_is_lost(on_postgres: Stack) -> None:
     on_postgres.topic(1)
     on_postgres.table("id bigint")
     daemon = on_postgres.start(on_postgres.config({"commit": {"interval": "100ms"}}))
-    eventually("the daemon to own", lambda: daemon.events("owner"))
+    eventually("the daemon to become owner", lambda: daemon.events("owner"))
     for number in range(30):
         on_postgres.produce([{"id": number}])
         eventually(f"property {number}", partial(_is_set, on_postgres, f"p{number}"), 10)
@@ -45,7 +45,7 @@ def test_properties_when_set_continuously_beside_commits_then_all_are_kept(on_po
 
 
 def _is_set(stack: Stack, key: str) -> bool:
-    """False when Hive refuses the change because our first commit changed the table since Hive read it."""
+    """Set a table property. Return False when Hive refuses, because a first commit changed the table concurrently."""
     try:
         stack.sql(f"ALTER TABLE {stack.name} SET TBLPROPERTIES ('{key}'='set')")
     except SandboxError as error:

@@ -32,7 +32,7 @@ FIRST, NEW, MORE = range(10), range(100, 115), range(200, 205)
 
 
 class _Topics:
-    """The cases on `broker`. The shared stack's Kafka is the other cluster."""
+    """The cases on `broker`. The Kafka of the shared stack serves as the other cluster."""
 
     def __init__(self, stack: Stack, broker: KafkaBroker, shared: Stack) -> None:
         self.stack = stack
@@ -85,12 +85,12 @@ class _Topics:
 
 
 def _arrive(stack: Stack, name: str, last: int) -> None:
-    """Wait for the last row; the tests check all rows."""
+    """Wait for the row with the id `last`. The tests check all rows later."""
     eventually(f"row {last} of {name}", lambda: last in stack.ids(name), 120)
 
 
 def _store_version_1(topics: _Topics, case: str) -> None:
-    """Replace the state with that of a version that did not store topic ids."""
+    """Replace the state of a mapping with one of version 1, which did not contain topic ids."""
     document = json.loads(topics.state(case).text())
     assert document.pop("topics")
     text = json.dumps(document | {"v": 1}, separators=(",", ":"))
@@ -110,7 +110,7 @@ def _first_run(topics: _Topics) -> None:
 
 
 def _second_run(topics: _Topics) -> None:
-    """The changes happened while no daemon ran."""
+    """Change the topics while no daemon runs, and then run the second daemon."""
     for case in ("stopped", "ended", "again"):
         topics.recreate(case)
     topics.shared.topic(1, topics.name("moved"))
@@ -126,7 +126,7 @@ def _second_run(topics: _Topics) -> None:
 
 
 def _third_run(topics: _Topics) -> None:
-    """After the error the user chose another policy. Topics are deleted and recreated while the daemon runs."""
+    """Run the third daemon with another policy for a stopped mapping. Delete and recreate topics while it runs."""
     del topics.mappings["cut_stopped"]
     topics.mappings["stopped"]["on_offset_loss"] = "earliest"
     for case in ("ended", "cut"):
@@ -188,7 +188,7 @@ def test_topic_when_recreated_and_policy_is_earliest_then_all_new_records_arrive
     assert "recreated" in gap["gap"]
 
 
-def test_topic_when_recreated_with_fewer_partitions_then_the_position_has_only_these(topics: _Topics) -> None:
+def test_topic_when_recreated_with_fewer_partitions_then_the_position_contains_only_those(topics: _Topics) -> None:
     position = topics.second_states["again"].position
     assert position.offsets == {TopicPartition(topics.name("again"), 0): len(NEW)}
     assert position.topics[topics.name("again")].topic_id == topics.topic_id("again")
@@ -225,7 +225,7 @@ def test_partition_when_truncated_then_no_consumed_offset_is_read_again(topics: 
     assert "Kafka ends at 4, before the committed position 10: the partition was truncated" in gap["gap"]
 
 
-def test_state_when_of_version_1_then_gets_the_topic_id(topics: _Topics) -> None:
+def test_state_when_of_version_1_then_the_topic_id_is_added(topics: _Topics) -> None:
     assert topics.second_states["old"].position.topics[topics.name("old")].topic_id == topics.first_ids["old"]
     assert topics.ids("old") == list(FIRST)
 
@@ -238,7 +238,7 @@ def test_topic_when_recreated_while_the_daemon_runs_then_is_detected(topics: _To
 
 @pytest.fixture
 def own(addresses: Addresses, broker: KafkaBroker, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    """As `stack`, with this module's broker."""
+    """Yield the same as `stack`, but with the broker of this module."""
     made = Stack(replace(addresses, kafka=broker.servers), request.node.name, tmp_path)
     try:
         yield made
@@ -246,8 +246,8 @@ def own(addresses: Addresses, broker: KafkaBroker, request: pytest.FixtureReques
         made.close()
 
 
-def test_range_when_lost_between_plan_and_read_then_the_policy_holds(own: Stack, broker: KafkaBroker) -> None:
-    """Two daemons are blocked after their second plan, offsets 10..20, while one topic is trimmed and one recreated."""
+def test_range_when_lost_between_plan_and_read_then_the_policy_applies(own: Stack, broker: KafkaBroker) -> None:
+    """Block two daemons after they have planned offsets 10..20, then trim one topic and recreate the other."""
     names = trimmed, recreated = f"{own.name}_trimmed", f"{own.name}_recreated"
     daemons, holds = [], []
     for name in names:

@@ -1,4 +1,4 @@
-"""Overwritten row counts are repaired without another commit, and no commit waits for the repair."""
+"""An overwritten row count is repaired without another commit, and no commit waits for the repair."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _rows(daemon: Daemon) -> int:
 def _commit(stack: Stack, daemon: Daemon, ids: range) -> None:
     before = _rows(daemon)
     stack.produce({"id": one, "dt": "a"} for one in ids)
-    eventually("our commit", lambda: _rows(daemon) == before + len(ids))
+    eventually("the commit of the daemon", lambda: _rows(daemon) == before + len(ids))
 
 
 def _make(stack: Stack, partition: str) -> None:
@@ -39,7 +39,7 @@ def _make(stack: Stack, partition: str) -> None:
 
 @pytest.fixture
 def lease(stack: Stack) -> Iterator[threading.Event]:
-    """The counting lease of the test's table, held by an idle client until the event is set."""
+    """Hold the counting lease of the test's table in an idle client, and yield an event that releases it."""
     free = threading.Event()
     txn = transactions.begin(stack.metastore, stack.name)
     lease = TableName("default", f"{stack.name}#ingestd.counting")
@@ -71,7 +71,7 @@ def test_analyze_when_it_writes_old_parameters_back_then_repaired_without_anothe
     write_parameters(stack, old, partition)
     assert number(stack, partition) == 10
     eventually("the repair while the daemon runs", lambda: number(stack, partition) == 30)
-    eventually("its log line", lambda: daemon.events("row_counts_repaired"))
+    eventually("the log line of the repair", lambda: daemon.events("row_counts_repaired"))
     assert daemon.events("row_counts_repaired")[-1]["partitions"] == [partition]
     daemon.terminate()
     assert daemon.wait() == 0
@@ -85,7 +85,7 @@ def test_analyze_when_it_writes_old_parameters_back_then_repaired_without_anothe
     write_parameters(stack, old, partition)
     compact(stack, f"default.{stack.name}", "major", "dt='a'" if partition else "")
     # The compaction runs ANALYZE after it has succeeded.
-    eventually("Hive's flag", lambda: "COLUMN_STATS_ACCURATE" in read_parameters(stack, partition))
+    eventually("COLUMN_STATS_ACCURATE to be set", lambda: "COLUMN_STATS_ACCURATE" in read_parameters(stack, partition))
     assert stack.count() == 10  # no daemon has repaired it yet, and HiveServer2 caches this answer
     stack.drain(config)
     assert number(stack, partition) == 30
@@ -107,7 +107,7 @@ def test_analyze_when_it_ends_after_a_commit_that_it_did_not_see_then_hive_scans
     assert stack.count() == 20
 
 
-def test_revert_when_another_writer_commits_next_then_the_wrong_number_is_repaired(stack: Stack) -> None:
+def test_revert_when_another_writer_commits_next_then_the_wrong_count_is_repaired(stack: Stack) -> None:
     stack.table("id int, note string")
     with connect(stack) as one, connect(stack) as two:
         with one.transaction():
@@ -134,8 +134,8 @@ def test_connection_when_closed_right_after_a_revert_then_repairs_before_it_ends
     assert number(stack, "dt=a") == 20
 
 
-def test_batch_when_its_transactions_write_different_partitions_then_each_count_is_right(stack: Stack) -> None:
-    """Shared files do not show which write id wrote to which partition, but the connection knows it."""
+def test_batch_when_its_transactions_write_different_partitions_then_each_count_is_correct(stack: Stack) -> None:
+    """Shared files do not show which write id wrote to which partition, so the connection must record it."""
     stack.table("id int, note string", "dt string")
     with connect(stack, transaction_batch_size=20) as connection:
         for turn in range(9):
@@ -170,7 +170,7 @@ def test_counting_lease_when_held_by_an_idle_client_then_commits_continue_and_co
         _commit(stack, daemon, range(turn * 10, turn * 10 + 10))
         assert stack.count() == turn * 10 + 10
     first, *others = [event["ms"]["counted"] for event in daemon.events("committed") if event["rows"]]
-    assert first < 15_000  # a wait of 5 s, on a busy machine
+    assert first < 15_000  # a wait of 5 s and the time of the commit on a busy machine
     assert max(others) < 5_000
     assert daemon.events("row_counts_delayed")
     lease.set()

@@ -23,7 +23,7 @@ KIB = "x" * 1_000
 
 
 def _add(stack: Stack, case: str, columns: str = "id bigint, note string", **mapping: Any) -> dict[str, Any]:
-    """Create the topic, the table and the mapping of one case."""
+    """Create the topic and the table of one case, and return its mapping."""
     name = f"{stack.name}_{case}"
     stack.topic(1, name)
     stack.table(columns, name=f"default.{name}")
@@ -35,7 +35,7 @@ def _produce(stack: Stack, mapping: dict[str, Any], ids: range, note: str = "") 
 
 
 def _commits(daemon: Daemon, mapping: dict[str, Any]) -> list[dict[str, Any]]:
-    """The commits with records."""
+    """Return the `committed` events of the mapping whose commits contained records."""
     return [e for e in daemon.events("committed") if e["mapping"] == mapping["name"] and e["records"]]
 
 
@@ -44,7 +44,7 @@ def _stop(daemon: Daemon) -> None:
     assert daemon.wait(60) == 0, daemon.text()[-3000:]
 
 
-def test_commits_when_rows_bytes_or_interval_are_reached_then_happen_and_a_restart_continues(stack: Stack) -> None:
+def test_commit_when_rows_bytes_or_interval_is_reached_then_happens_and_a_restart_continues(stack: Stack) -> None:
     rows = _add(stack, "rows", commit={"rows": 100, "interval": "1h"})
     size = _add(stack, "bytes", commit={"bytes": "64KiB", "interval": "1h"})
     time = _add(stack, "time", commit={"interval": "500ms"})
@@ -57,7 +57,7 @@ def test_commits_when_rows_bytes_or_interval_are_reached_then_happen_and_a_resta
     eventually("two commits by rows", lambda: len(_commits(daemon, rows)) == 2)
     assert [c["rows"] for c in _commits(daemon, rows)] == [100, 100]
     eventually("commits by bytes", lambda: len(_commits(daemon, size)) >= 6)
-    # The record size is estimated from the first stage, when the next stages are already planned.
+    # The first stage yields an estimate of the record size, but the next stages are planned before that.
     assert all(50_000 < c["bytes"] <= 64 * 1024 for c in _commits(daemon, size)[-2:])
     eventually("a commit by time", lambda: sum(c["rows"] for c in _commits(daemon, time)) == 10)
     _stop(daemon)
@@ -84,7 +84,7 @@ def test_bad_record_when_read_then_only_its_mapping_stops_and_continues_after_th
         for part in (f"{bad['topics'][0]}[0] offset 70", "column qty", "'many' is not a number", '{"id": 70'):
             assert part in stops[0]["error"]
         assert "Traceback" not in daemon.text()
-        # The commit before the bad record is kept; no row of the bad record's transaction is visible.
+        # The commit before the bad record is preserved, and no row of the bad record's transaction is visible.
         assert stack.ids(bad["topics"][0]) == list(range(50))
         assert stack.ids(good["topics"][0]) == list(range(500))
         assert open_transactions(stack.metastore, f"ingestd/ingestd/{bad['name']}/") == []
@@ -98,7 +98,7 @@ def test_sigterm_when_a_transaction_is_open_then_it_is_committed_and_exit_is_0(s
     stack.topic(1)
     stack.table("id bigint")
     gate = stack.directory / "gate"
-    # The first transaction stores the start position; the second has the records.
+    # The first transaction stores the start position, and the second contains the records.
     daemon = stack.start_process(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"opened@2=hold:{gate}")
     eventually("the mapping to be owned", lambda: daemon.events("owner"))
     stack.produce({"id": n} for n in range(100))
@@ -130,7 +130,7 @@ def test_table_when_swapped_by_two_renames_then_continues_and_when_missing_then_
     assert len(named["ranges"]) == line["range_count"]
     stack.sql(f"ALTER TABLE {stack.name} RENAME TO {stack.name}_old")
     stack.produce({"id": n} for n in range(400, 500))
-    eventually("the daemon to miss the table", lambda: _waits(daemon), 20)
+    eventually("the daemon to notice that the table is missing", lambda: _waits(daemon), 20)
     stack.sql(f"ALTER TABLE {stack.name}_new RENAME TO {stack.name}")
     eventually("the other rows", lambda: stack.count() == 100)
     assert {e["reason"] for e in _waits(daemon)} == {"TableChanged"}
@@ -148,7 +148,7 @@ def _staging(stack: Stack) -> Path:
 
 @contextmanager
 def _unusable(place: Path) -> Iterator[None]:
-    """A file in place of a directory: every write under it fails, even for root."""
+    """Create a file in place of the directory, so that every write to the directory fails, even for root."""
     place.touch()
     try:
         yield
@@ -158,7 +158,7 @@ def _unusable(place: Path) -> Iterator[None]:
 
 @contextmanager
 def _full(place: Path) -> Iterator[None]:
-    """A full file system of 2 MiB. Skips the test when mounting is not permitted."""
+    """Mount a full file system of 2 MiB at `place`. Skips the test when mounting is not permitted."""
     place.mkdir(exist_ok=True)
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True, check=False
@@ -196,7 +196,7 @@ def test_storage_when_it_fails_then_the_daemon_waits_and_continues_by_itself(
             waits = eventually("the daemon to wait", lambda: _waits(daemon), 30)
             assert waits[0]["reason"] == "StorageUnavailable"
             assert words in waits[0]["error"]
-            eventually("another try", lambda: len(_waits(daemon)) >= 2, 30)
+            eventually("another attempt", lambda: len(_waits(daemon)) >= 2, 30)
             assert stack.count() == 100
         eventually("all rows", lambda: stack.count() == 1_000, 60)
         assert stack.ids() == list(range(1_000))
@@ -211,7 +211,7 @@ def _waits(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 def _remove_tree_when_idle(place: Path) -> None:
-    """Remove the tree when the daemon has removed the files of its last transaction."""
+    """Remove a directory tree after the daemon has removed the files of its last transaction."""
     eventually("an empty staging directory", lambda: not [p for p in place.rglob("*") if not p.is_dir()], 10)
     shutil.rmtree(place, ignore_errors=True)
 

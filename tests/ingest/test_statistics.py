@@ -1,4 +1,4 @@
-"""HiveServer2's answers from statistics are right after our commits, whatever runs concurrently."""
+"""HiveServer2 answers correctly from statistics after commits of ingestd, even with concurrent writers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PARTITIONED = pytest.mark.parametrize("partitioned", ["", "dt string"], ids=["ta
 
 
 class _Table:
-    """A table, its expected ids, and a check of the answers that Hive may take from statistics."""
+    """A table, its expected ids, and a check of the queries that Hive may answer from statistics."""
 
     def __init__(self, stack: Stack, partitioned: str) -> None:
         self.stack = stack
@@ -26,11 +26,11 @@ class _Table:
         self.daemon: Daemon | None = None
 
     def ours(self, count: int) -> None:
-        """Commit rows with a daemon that keeps running, then check."""
+        """Commit `count` rows with a daemon that keeps running, then check the table."""
         self.daemon = self.daemon or self.stack.start(self.config)
         before = self._committed(self.daemon)
         self._produce(count)
-        eventually("our commit", lambda: self._committed(self.daemon) == before + count)
+        eventually("the commit of the daemon", lambda: self._committed(self.daemon) == before + count)
         self.check()
 
     @staticmethod
@@ -53,7 +53,7 @@ class _Table:
         self.ids.extend(added)
 
     def held(self, step: str, between: Callable[[], object], count: int = 3) -> Daemon:
-        """Commit rows in a transaction that is blocked after `step` while `between` runs."""
+        """Commit `count` rows in a transaction that is blocked after `step` while `between` runs. Return the daemon."""
         self.stop()
         self._produce(count)
         hold = Hold(step)
@@ -95,7 +95,7 @@ class _Table:
 
 
 @PARTITIONED
-def test_count_min_max_when_hive_writes_and_compacts_between_commits_then_right(stack: Stack, partitioned: str) -> None:
+def test_count_when_hive_writes_and_compacts_between_commits_then_correct(stack: Stack, partitioned: str) -> None:
     table = _Table(stack, partitioned)
     table.insert(2)
     table.ours(5)
@@ -120,7 +120,7 @@ def test_count_min_max_when_hive_writes_and_compacts_between_commits_then_right(
 
 
 @PARTITIONED
-def test_count_when_analyze_runs_between_count_and_commit_then_right_also_after_compaction(
+def test_count_when_analyze_runs_between_count_and_commit_then_correct_even_after_compaction(
     stack: Stack, partitioned: str
 ) -> None:
     table = _Table(stack, partitioned)
@@ -134,7 +134,7 @@ def test_count_when_analyze_runs_between_count_and_commit_then_right_also_after_
 
 
 @PARTITIONED
-def test_count_when_killed_between_count_and_commit_then_right_also_after_compaction(
+def test_count_when_killed_between_count_and_commit_then_correct_even_after_compaction(
     stack: Stack, partitioned: str
 ) -> None:
     table = _Table(stack, partitioned)
@@ -153,7 +153,7 @@ def test_count_when_killed_between_count_and_commit_then_right_also_after_compac
     table.check()
 
 
-def test_count_when_hive_inserts_between_count_and_commit_then_right(stack: Stack) -> None:
+def test_count_when_hive_inserts_between_count_and_commit_then_correct(stack: Stack) -> None:
     table = _Table(stack, "")
     table.ours(5)
     table.held("counted", lambda: table.insert(2))
@@ -163,7 +163,7 @@ def test_count_when_hive_inserts_between_count_and_commit_then_right(stack: Stac
 
 
 @pytest.mark.parametrize("step", ["locked", "placed", "counted"])
-def test_ddl_when_concurrent_with_a_commit_then_is_not_undone(stack: Stack, step: str) -> None:
+def test_ddl_when_concurrent_with_a_commit_then_not_undone(stack: Stack, step: str) -> None:
     table = _Table(stack, "")
     table.ours(2)
     table.held(step, lambda: stack.sql(f"ALTER TABLE {stack.name} SET TBLPROPERTIES ('owner.team'='blue')"))
@@ -171,7 +171,7 @@ def test_ddl_when_concurrent_with_a_commit_then_is_not_undone(stack: Stack, step
     assert ("owner.team", "blue") in [row[:2] for row in stack.sql(f"SHOW TBLPROPERTIES {stack.name}")]
 
 
-def test_column_when_added_between_two_transactions_then_is_filled(stack: Stack) -> None:
+def test_column_when_added_between_two_transactions_then_filled_in_later_rows(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id bigint")
     config = stack.config()
@@ -186,7 +186,7 @@ def test_column_when_added_between_two_transactions_then_is_filled(stack: Stack)
     assert daemon.wait() == 0
 
 
-def test_two_mappings_when_they_commit_to_one_table_concurrently_then_count_is_right(stack: Stack) -> None:
+def test_two_mappings_when_they_commit_to_one_table_concurrently_then_count_is_correct(stack: Stack) -> None:
     topics = [stack.topic(1, f"{stack.name}_{side}") for side in "ab"]
     stack.table("id bigint, note string", "dt string")
     mappings = [

@@ -1,4 +1,4 @@
-"""Directories of tables and partitions: ingestd writes only to existing ones and leaves no staged files."""
+"""ingestd writes only to table and partition directories that exist, and leaves no staging files behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_table_directory_when_not_mounted_then_waits_and_does_not_create_it(stac
     hold.wait()
     place.rename(unmounted)  # between stage and publish
     hold.release()
-    waits = eventually("two tries", lambda: daemon.events("waiting")[1:], 30)
+    waits = eventually("two attempts", lambda: daemon.events("waiting")[1:], 30)
     assert {one["reason"] for one in waits} == {"StorageUnavailable"}
     assert f"{place}: the directory does not exist" in waits[0]["error"]
     assert "mounted" in waits[0]["error"]
@@ -49,7 +49,7 @@ def test_table_directory_when_not_mounted_then_waits_and_does_not_create_it(stac
     tries = len(daemon.events("waiting"))
     place.rename(unmounted)  # between two transactions
     stack.produce({"id": number, "dt": "b"} for number in range(10, 20))
-    eventually("a try", lambda: len(daemon.events("waiting")) > tries, 30)
+    eventually("an attempt", lambda: len(daemon.events("waiting")) > tries, 30)
     assert not place.exists()
     unmounted.rename(place)
     eventually("all rows", lambda: stack.count() == 20)
@@ -61,7 +61,7 @@ def test_table_directory_when_not_mounted_then_waits_and_does_not_create_it(stac
 
 @pytest.fixture
 def other_disk() -> Iterator[Path]:
-    """A directory on a file system other than the warehouse's."""
+    """Yield a directory on another file system than that of the warehouse."""
     place = Path("/dev/shm") / f"ingestd-test-{uuid.uuid4().hex[:8]}"
     place.mkdir()
     try:
@@ -95,7 +95,7 @@ def test_partition_when_on_another_file_system_then_written_and_incomplete_copie
     transactions.abort(stack.metastore, living)
 
 
-def test_table_when_moved_while_a_transaction_is_staged_then_no_staged_files_are_left(stack: Stack) -> None:
+def test_table_when_moved_while_a_transaction_is_staged_then_no_staging_files_remain(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id int")
     old = _place(stack)
@@ -116,7 +116,7 @@ def test_table_when_moved_while_a_transaction_is_staged_then_no_staged_files_are
     assert _staged(old) == _staged(new) == []
 
 
-def test_table_when_swapped_while_a_transaction_is_staged_then_no_staged_files_are_left(stack: Stack) -> None:
+def test_table_when_swapped_while_a_transaction_is_staged_then_no_staging_files_remain(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id int")
     stack.table("id int", name=f"default.{stack.name}_new")

@@ -1,4 +1,4 @@
-"""NOT NULL constraints and ORC properties of a table are applied; unsupported properties are logged."""
+"""NOT NULL constraints and ORC properties of a table are applied, and unsupported properties are logged."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def _sees_rows(stack: Stack, name: str) -> None:
     assert stack.count("WHERE note = 'n7' AND word <> ''", name) == ROWS // 100
 
 
-def test_properties_when_set_then_files_follow_them_and_hive_reads_and_compacts_the_files(stack: Stack) -> None:
-    flat, nested = f"{stack.name}_f", f"{stack.name}_n"  # columns without and with a nested type have different writers
+def test_properties_when_set_then_applied_to_files_that_hive_reads_and_compacts(stack: Stack) -> None:
+    flat, nested = f"{stack.name}_f", f"{stack.name}_n"  # tables with and without nested types use different writers
     stack.topic(2)
     stack.table(COLUMNS.partition(", ")[2], "", f"default.{flat}", **PROPERTIES)
     stack.table(COLUMNS, "", f"default.{nested}", **PROPERTIES, **{"orc.zone": "x"})
@@ -89,7 +89,7 @@ def test_properties_when_set_then_files_follow_them_and_hive_reads_and_compacts_
         assert stack.sql(f"SELECT id FROM {name} WHERE word = 'word 7'") == [(7,)]
 
 
-def test_not_null_when_a_record_has_null_then_refused_until_the_constraint_is_dropped(stack: Stack) -> None:
+def test_not_null_when_a_record_has_null_then_rejected_until_the_constraint_is_dropped(stack: Stack) -> None:
     stack.topic(1)
     stack.sql(
         f"CREATE TABLE {stack.name} (id int NOT NULL, note string CONSTRAINT {stack.name}_c NOT NULL ENABLE,"

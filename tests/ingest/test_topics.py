@@ -26,7 +26,7 @@ HOT = 60_000
 
 
 class _Topics:
-    """The cases, and the two daemons that ran them."""
+    """The cases and the two daemons that have run them."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
@@ -39,7 +39,7 @@ class _Topics:
         return f"{self.stack.name}_{case}"
 
     def add(self, case: str, partitions: int = 1, settings: dict[str, str] | None = None, **mapping: Any) -> str:
-        """Create the topic (unless `partitions` is 0), the table and the mapping of a case."""
+        """Create the topic (unless `partitions` is 0), the table and the mapping of a case. Return the topic's name."""
         name = self.name(case)
         if partitions:
             self.stack.topic(partitions, name, **(settings or {}))
@@ -51,7 +51,7 @@ class _Topics:
         self.stack.produce(({"id": n} for n in ids), name, partition)
 
     def drain(self) -> Daemon:
-        """Run a daemon; its exit code is 65 because some cases stop with an error."""
+        """Run a daemon until it has caught up. Its exit code is 65, because some cases stop with an error."""
         return self.stack.drain(self.stack.config(*self.mappings), expect=65)
 
     def ids(self, case: str) -> list[int]:
@@ -66,13 +66,13 @@ class _Topics:
         return str(stops[0]["error"])
 
     def delete_before(self, name: str, offset: int) -> None:
-        """Delete the records before `offset`, as retention does."""
+        """Delete the records before `offset` from partition 0, as retention does."""
         for answer in self.admin.delete_records([TopicPartition(name, 0, offset)]).values():
             answer.result(30)
 
 
 class _Transactions:
-    """Transactions of one producer on one partition."""
+    """Transactions of one producer on partition 0 of a topic."""
 
     def __init__(self, stack: Stack, topic: str) -> None:
         settings = {"bootstrap.servers": stack.addresses.kafka, "transactional.id": topic}
@@ -94,7 +94,7 @@ class _Transactions:
 
 
 def _transactional(cases: _Topics) -> _Transactions:
-    """Committed and aborted transactions: `done` ends with an aborted one, `open` with one that is still open."""
+    """Add two topics. `done` ends with an aborted transaction, and `open` with an open one, which is returned."""
     done = _Transactions(cases.stack, cases.add("done"))
     for ids, end in ((range(10), done.commit), (range(100, 110), done.abort), (range(10, 15), done.commit)):
         done.write(ids)
@@ -109,7 +109,7 @@ def _transactional(cases: _Topics) -> _Transactions:
 
 
 def _compacted(cases: _Topics) -> None:
-    """A log in which Kafka's cleaner creates gaps: 300 records with three keys. The second daemon reads it."""
+    """Create a compacted topic with 300 records and three keys, in which Kafka's cleaner creates gaps."""
     settings = {"cleanup.policy": "compact", "segment.ms": "100", "segment.bytes": "1048576"}
     settings |= {"min.cleanable.dirty.ratio": "0.001", "max.compaction.lag.ms": "100", "min.compaction.lag.ms": "0"}
     name = cases.stack.topic(1, cases.name("compacted"), **settings)
@@ -124,7 +124,7 @@ def _compacted(cases: _Topics) -> None:
 
 
 def _pass_time(seconds: float) -> None:
-    """Wait, so that later timestamps differ by at least this."""
+    """Wait, so that later timestamps are at least `seconds` higher than earlier ones."""
     limit = Deadline.after(seconds)
     eventually("a later moment", lambda: limit.passed)
 
@@ -159,7 +159,7 @@ def _before_first(cases: _Topics) -> _Transactions:
     for case, mode in (("tomb", "stop"), ("tombs", "skip")):
         cases.stack.produce([{"id": 1}, None, {"id": 2}], cases.add(case, format={"tombstones": mode}), 0)
     cases.add("missing", 0)
-    # The limit is so high that all records fit into one transaction, even at the initial size estimate.
+    # The limit is so high that all records fit into one transaction, even with the initial size estimate.
     cases.produce(cases.add("hot", 2, commit={"bytes": "4GiB"}), range(HOT), 1)
     return open_transaction
 
@@ -199,12 +199,12 @@ def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
         stack.close()
 
 
-def test_transactions_when_aborted_then_only_committed_rows_arrive_and_catching_up_ends(cases: _Topics) -> None:
+def test_transactions_when_aborted_then_only_committed_rows_arrive_and_the_daemon_catches_up(cases: _Topics) -> None:
     assert cases.ids("done") == list(range(15))
     assert not cases.commits(cases.second, "done")
 
 
-def test_transaction_when_open_transaction_then_its_rows_arrive_after_its_commit(cases: _Topics) -> None:
+def test_transaction_when_open_then_its_rows_arrive_after_its_commit(cases: _Topics) -> None:
     assert sum(c["rows"] for c in cases.commits(cases.first, "open")) == 10
     assert cases.ids("open") == list(range(20))
 
@@ -232,15 +232,15 @@ def test_start_when_latest_then_only_later_records_arrive(cases: _Topics) -> Non
     assert cases.ids("latest") == list(range(10, 20))
 
 
-def test_start_when_a_timestamp_then_only_records_since_then_arrive(cases: _Topics) -> None:
+def test_start_when_a_timestamp_then_only_later_records_arrive(cases: _Topics) -> None:
     assert cases.ids("timed") == list(range(10, 20))
 
 
-def test_topic_when_its_first_offsets_are_gone_at_the_first_run_then_starts_at_the_earliest(cases: _Topics) -> None:
+def test_topic_when_first_records_were_deleted_before_the_first_run_then_starts_at_the_earliest(cases: _Topics) -> None:
     assert cases.ids("trimmed") == list(range(4, 10))
 
 
-def test_offsets_when_lost_and_policy_is_stop_then_names_the_gap(cases: _Topics) -> None:
+def test_offsets_when_lost_and_policy_is_stop_then_the_error_names_the_gap(cases: _Topics) -> None:
     text = cases.error(cases.second, "lost")
     assert f"{cases.name('lost')}[0]" in text
     assert "offsets 10..15 were removed by retention" in text

@@ -1,4 +1,4 @@
-"""TRUNCATE concurrent with a mapping: rows that commit after it are visible, or the log names the hidden ones."""
+"""After a concurrent TRUNCATE, rows that are committed later are visible, or the log names the hidden rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _rows(first: int, last: int) -> list[dict[str, Any]]:
 
 
 def _prepare(stack: Stack, *, partitioned: bool) -> TableName:
-    """A table with ten rows of an earlier run, and a topic with twenty new records."""
+    """Create a table with ten rows of an earlier run, and a topic with twenty new records."""
     stack.topic(1)
     stack.table("id int", partitioned="dt string" if partitioned else "")
     stack.produce(_rows(0, 10))
@@ -73,7 +73,7 @@ def test_truncate_when_a_commit_is_in_progress_then_waits_for_it(stack: Stack, p
     assert daemon.wait(60) == 0
 
 
-def test_truncate_when_begun_before_our_lock_then_the_transaction_is_repeated(stack: Stack) -> None:
+def test_truncate_when_begun_before_the_lock_of_a_commit_then_the_transaction_is_repeated(stack: Stack) -> None:
     table = _prepare(stack, partitioned=False)
     truncation = Truncation(stack.metastore, table)
     daemon, hold = _held(stack, "counted")
@@ -88,7 +88,7 @@ def test_truncate_when_begun_before_our_lock_then_the_transaction_is_repeated(st
     assert "truncated" in waits[0]["error"]
 
 
-def test_truncate_when_not_visible_before_the_commit_then_an_error_names_the_hidden_rows(stack: Stack) -> None:
+def test_truncate_when_only_visible_after_the_commit_then_an_error_names_the_hidden_rows(stack: Stack) -> None:
     table = _prepare(stack, partitioned=True)
     truncation = Truncation(stack.metastore, table, ["dt=a"])
     daemon, hold = _held(stack, "committed")
@@ -106,7 +106,7 @@ def test_truncate_when_not_visible_before_the_commit_then_an_error_names_the_hid
 @pytest.mark.soak
 @each_kind
 def test_truncate_when_run_in_a_loop_then_no_later_commit_is_hidden(stack: Stack, partitioned: bool) -> None:
-    """A commit with a write id below that of a TRUNCATE's base must precede the end of that TRUNCATE."""
+    """A commit whose write id is below that of a TRUNCATE's base must precede the end of that TRUNCATE."""
     _prepare(stack, partitioned=partitioned)
     config = stack.config({"commit": {"interval": "500ms"}})
     daemon = stack.start(config)
@@ -142,7 +142,7 @@ def test_truncate_when_run_in_a_loop_then_no_later_commit_is_hidden(stack: Stack
 
 
 def _truncated(stack: Stack) -> bool:
-    """Whether the TRUNCATE succeeded: under load, Hive sometimes refuses a statement on Derby."""
+    """Truncate the table. Return False when Hive refuses, as it sometimes does on Derby under load."""
     try:
         stack.sql(f"TRUNCATE TABLE {stack.name}")
     except SandboxError:

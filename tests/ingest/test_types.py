@@ -1,4 +1,4 @@
-"""Values of every primitive type as HiveServer2 reads them: fresh, changed and compacted."""
+"""HiveServer2 reads values of every primitive type correctly: after loading, after updates and after compaction."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ COLUMNS = {
 AS_TEXT = {"day": "cast(day as string)", "at": "cast(at as string)", "raw": "hex(raw)"}
 SELECT = ", ".join(AS_TEXT.get(name, name) for name in COLUMNS)
 
-# A record and the expected value of each column; columns that are not named must be NULL.
+# A record and the expected value of each column. Columns that are not named must be NULL.
 Case = tuple[dict[str, Any], dict[str, Any]]
 
 
 def _same(**values: Any) -> Case:
-    """A record whose expected values are those of the record."""
+    """Return a case in which the expected values are those of the record."""
     return values, values
 
 
@@ -72,7 +72,7 @@ TIMESTAMPS = {
 }
 TEXTS = ["", " ", "äöü € 𝄞 漢字", "a\tb\nc\rd", "\u0001|,\\N", "NULL", '"quoted" \\ back', "x" * 5_000]
 
-# Records that Arrow decodes as a block, and records that are decoded one by one.
+# Records that Arrow decodes as one batch (PLAIN), and records that are decoded one by one (ODD).
 PLAIN: list[Case] = [
     _same(flag=True, tiny=127, small=32767, num=2**31 - 1, big=2**63 - 1, single=1.5, dbl=1.7976931348623157e308),
     _same(flag=False, tiny=-128, small=-32768, num=-(2**31), big=-(2**63), single=-1.5, dbl=5e-324),
@@ -122,7 +122,7 @@ CASES = PLAIN + ODD
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """NaN equals NaN and -0.0 differs from 0.0; a float is compared as a float."""
+    """Return a value for which NaN equals NaN and -0.0 differs from 0.0. A float is compared in single precision."""
     if value is None or name not in {"single", "dbl"}:
         return value
     return repr(np.float32(value)) if name == "single" else repr(float(value))
@@ -136,7 +136,7 @@ class _Types:
         self.rows: dict[int, dict[str, Any]] = {n: {"id": n} | wanted for n, (_, wanted) in enumerate(CASES)}
 
     def load(self) -> None:
-        """Plain records have a separate topic, because one unusual record makes a whole batch decode one by one."""
+        """Load PLAIN and ODD from separate topics, because one odd record makes a whole batch decode one by one."""
         odd = self.stack.topic(1, f"{self.stack.name}-odd")
         self.stack.topic(1)
         self.stack.table(", ".join(f"{name} {kind}" for name, kind in COLUMNS.items()))
@@ -149,7 +149,7 @@ class _Types:
         return self.stack.sql(f"SELECT {SELECT} FROM {self.stack.name}{order}")
 
     def check(self, how: str) -> None:
-        """Compare the rows of a fetch task and of Tez, which use different metadata of files and columns."""
+        """Compare the rows of a fetch task and of Tez, which read different metadata, with the expected rows."""
         for order in ("", " ORDER BY id"):
             found = {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in self.select(order)}
             assert sorted(found) == sorted(self.rows), how
@@ -184,7 +184,7 @@ def types(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def test_values_when_read_back_then_are_equal(types: _Types) -> None:
-    types.check("fresh")
+    types.check("after loading")
 
 
 def test_select_star_when_run_as_a_fetch_task_then_returns_all_rows(types: _Types) -> None:
@@ -245,7 +245,7 @@ def test_extremes_when_computed_by_tez_then_are_equal(types: _Types) -> None:
 def test_values_when_updated_deleted_and_compacted_then_are_equal(types: _Types) -> None:
     types.update(lambda n: n % 5 == 0, "id % 5 = 0")
     types.delete(lambda n: n % 7 == 0, "id % 7 = 0")
-    types.check("changed")
+    types.check("after changes")
     compact(types.stack, f"default.{types.stack.name}", "minor")
     types.check("after minor compaction")
     compact(types.stack, f"default.{types.stack.name}", "major")

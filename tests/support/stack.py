@@ -31,7 +31,7 @@ def eventually(what: str, check: Callable[[], Any], seconds: float = 60.0) -> An
         if answer:
             return answer
         if limit.passed:
-            raise AssertionError(f"not within {seconds:.0f} s: {what}")
+            raise AssertionError(f"did not happen within {seconds:.0f} s: {what}")
         pause(0.1)
 
 
