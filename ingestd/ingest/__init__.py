@@ -1,4 +1,4 @@
-"""The life of one mapping: ownership, recovery, and a pipeline of plan, stage and commit.
+"""The lifecycle of one mapping: ownership, recovery, and a pipeline of plan, stage and commit.
 
-Invariant: rows and the offset ranges they came from travel in one value, from the plan to the commit.
+Invariant: from the plan to the commit, one value contains both the rows and the offset ranges they came from.
 """

@@ -1,6 +1,6 @@
-"""Checks with the real systems whether a mapping can work, without ingesting a record.
+"""Checks against the running services whether a mapping can work. No record is ingested.
 
-Invariant: a check removes what it creates: a lease, a hidden directory.
+Invariant: a check removes every lock and directory that it creates.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ingestd.publish.staging import DAEMON
 from ingestd.storage import local
 from ingestd.storage.local import Location
 
-# Interactive: fail fast.
+# Short, because a user is waiting for the result.
 _ANSWER_SECONDS = 5.0
 
 
@@ -62,7 +62,8 @@ def _try_lock(metastore: Metastore) -> str:
     lock_id = leases.try_acquire(metastore, name, "ingestd/check")
     if lock_id is None:
         raise MetastoreUnavailable(
-            "a lock on an unused name was not granted", hint="set hive.txn.manager to DbTxnManager; see SHOW LOCKS"
+            "the metastore did not grant a lock on an unused name",
+            hint="set hive.txn.manager to DbTxnManager in the metastore; SHOW LOCKS lists the locks",
         )
     leases.release(metastore, lock_id)
     return "granted"
@@ -78,7 +79,7 @@ def _try_topic(options: MappingOptions, topic: str) -> str:
             list(read(options.kafka, [last]))
             break
     waiting = sum(ends[p] - first[p] for p in partitions)
-    return f"{len(partitions)} partitions, {waiting:,} offsets, readable"
+    return f"{_counted(len(partitions), 'partition')}, {_counted(waiting, 'offset')}, readable"
 
 
 def _try_table(metastore: Metastore, options: MappingOptions) -> str:
@@ -86,7 +87,11 @@ def _try_table(metastore: Metastore, options: MappingOptions) -> str:
     static = static_values(table, options)
     by = ", ".join(c.name for c in table.partition_columns)
     how = "" if not by else f", partition {table.partition_name(static)}" if static else f", partitioned by {by}"
-    return f"full ACID ORC, {len(table.columns)} columns{how}"
+    return f"full ACID ORC, {_counted(len(table.columns), 'column')}{how}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _try_storage(metastore: Metastore, options: MappingOptions) -> str:

@@ -1,20 +1,20 @@
-"""Commits one staged transaction to Hive exactly once: the page everybody must read.
+"""Commits one staged transaction to Hive, exactly once. This is the central module of ingestd.
 
 Invariant: rows become readable in the same metastore commit that stores the offsets they came from, or neither happens.
 Killing the process between any two lines below does not change this.
 
 The steps of a transaction:
 
- 1. plan             decide the offset ranges to read                                      `plan.py`
- 2. open             a transaction and its write id; heartbeats keep it alive              `pipeline.py`
- 3. stage            read, decode and write files into a hidden directory                  `stage.py`
- 4. lock and fence   lock the table and the lease; the stored offsets must be as planned   here
- 5. register         the partitions, before a file appears under them                      `publish/protocol.py`
- 6. place            the deltas, each by one rename
- 7. announce         the files, to a metastore that keeps an event log
- 8. count            numRows, which Hive answers `count(*)` from
- 9. commit           rows and offsets become visible at once
-10. mirror           the offsets to Kafka, where they are a copy for lag tools             `pipeline.py`
+ 1. plan             choose the offset ranges to read                                      `plan.py`
+ 2. open             open a transaction, allocate a write id and start heartbeats          `pipeline.py`
+ 3. stage            read and decode the records, write files into a hidden directory      `stage.py`
+ 4. lock and fence   lock the table and the lease; check that the offsets are unchanged    here
+ 5. register         create the partitions, before a file appears in them                  `publish/protocol.py`
+ 6. place            move each delta into the table by one rename
+ 7. announce         report the files to a metastore that keeps an event log
+ 8. count            update numRows, from which Hive answers `count(*)`
+ 9. commit           make rows and offsets visible at once
+10. mirror           copy the offsets to Kafka, for lag tools only                         `pipeline.py`
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ from ingestd.publish.row_counts import RowCounts
 from ingestd.publish.staging import Staging
 
 _LOCK_SECONDS = 120.0
-# How long a commit waits for the lock that excludes TRUNCATE. After a commit that did not get it, because a long UPDATE
-# holds the table, the next commits wait less.
+# How long a commit waits for the lock that excludes TRUNCATE. After a commit that did not acquire this lock, because a
+# long UPDATE locked the table, the next commits wait for a shorter time.
 _PATIENCE_SECONDS = 1.0
 _LITTLE_PATIENCE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class PendingTransaction:
-    """One transaction from its start to its commit: its plan, the table as planned, and the output of its stage.
+    """A transaction with its plan and, once it is staged, the output of its stage.
 
-    `records`, `skipped` and `bytes` count the records that were read, those of them without a row, and the bytes of
-    their values. `watch` measures the steps and reports each to the observer.
+    `table` is the definition of the table when the transaction was planned. `records` counts the records that were
+    read, `skipped` the records that produced no row, and `bytes` the bytes of all record values. `watch` measures the
+    steps and reports each step to the observer.
     """
 
     plan: Plan
@@ -70,16 +71,16 @@ class PendingTransaction:
 
     @property
     def rows(self) -> int:
-        """Rows that the commit adds."""
+        """Number of rows that the commit adds."""
         return sum(file.rows for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class CommitResult:
-    """A transaction that has committed, with the state that was stored.
+    """A committed transaction and the state that its commit stored.
 
-    `hidden` names partitions (or WHOLE_TABLE) whose new rows no reader sees, each with the base directory of the
-    concurrent TRUNCATE.
+    `hidden` maps each partition (or WHOLE_TABLE) with hidden rows to the base directory of the concurrent TRUNCATE that
+    hides them, or to `unknown: REASON`.
     """
 
     transaction: PendingTransaction
@@ -90,8 +91,8 @@ class CommitResult:
 class Committer:
     """Commits the staged transactions of one mapping, one after the other.
 
-    `on_wait(error, seconds)` is called before each wait while the outcome of a commit is unknown; `stop` ends all
-    waits.
+    While the outcome of a commit is unknown, `on_wait(error, seconds)` is called before each wait. Setting `stop` ends
+    all waits.
     """
 
     def __init__(
@@ -112,11 +113,11 @@ class Committer:
         self._patience_seconds = _PATIENCE_SECONDS
 
     def commit(self, pending: PendingTransaction, after: MappingState) -> CommitResult:
-        """Commit `pending`; on return its rows are readable and `after` is the stored state.
+        """Commit `pending`. On return, its rows are readable and `after` is the stored state.
 
-        Raises OwnershipLost when another daemon has committed since the plan, TableChanged, TransactionAborted, or an
-        Unavailable: then nothing of `pending` is or will become visible, and no delta of it is left in place. After
-        CommitOutcomeUnknown its deltas stay, because they may be visible.
+        Raises OwnershipLost if another daemon has committed since the plan, TableChanged, TransactionAborted, or an
+        Unavailable error. After these errors, no row of `pending` is or will become visible, and its deltas have been
+        removed. After CommitOutcomeUnknown, its deltas stay in place, because they may be visible.
         """
         # 4. Lock and fence. From here on no other daemon can commit for the mapping before this transaction has ended.
         before, excludes_overwrites = self._lock_and_fence(pending)
@@ -129,10 +130,11 @@ class Committer:
         return CommitResult(pending, after, hidden)
 
     def _lock_and_fence(self, pending: PendingTransaction) -> tuple[str, bool]:
-        """Take the locks, then check that neither the offsets nor the table have changed since the plan.
+        """Acquire the locks, then check that neither the offsets nor the table has changed since the plan.
 
-        Only under the lease is the check final: a rival gets the lease when this transaction has ended, and an ended
-        transaction cannot commit. Returns the text of the stored state, and whether the lock excludes TRUNCATE.
+        The check is final because it runs under the lease: another daemon can acquire the lease only after this
+        transaction has ended, and an ended transaction cannot commit. Returns the text of the stored state, and whether
+        the lock excludes TRUNCATE.
         """
         excludes_overwrites = transactions.lock_against_overwrites(
             self._metastore,
@@ -146,18 +148,22 @@ class Committer:
         stored = MappingState.parse(text)
         if (stored.position if stored else Position()) != pending.plan.before:
             raise OwnershipLost(
-                "another daemon has committed other offsets since the plan", where=f"mapping {self._options.name}"
+                "another daemon has committed other offsets since this transaction was planned",
+                where=f"mapping {self._options.name}",
             )
         if load_acid_table(self._metastore, pending.table.name) != pending.table:
-            raise TableChanged("the table's columns or location changed", where=f"table {pending.table.name}")
+            raise TableChanged(
+                "the definition of the table changed after this transaction was planned",
+                where=f"table {pending.table.name}",
+            )
         pending.watch.lap("locked")
         return text, excludes_overwrites
 
     def _request(self, pending: PendingTransaction, before: str, after: MappingState) -> CommitRequest:
-        """Store `after` with the commit. When its answer is lost, the control row says whether it was stored.
+        """Return the request to store `after` with the commit, and to read the control table if the answer is lost.
 
-        Once another daemon has committed, the control row no longer says anything about this transaction. Then its
-        deltas must stay, because they may be visible.
+        After a commit by another daemon, the control table no longer shows whether this transaction has committed. Its
+        deltas must then stay, because they may be visible.
         """
         text = after.text()
 
@@ -167,7 +173,7 @@ class Committer:
                 raise CommitOutcomeUnknown(
                     "the answer to the commit was lost, and another daemon has committed since",
                     where=f"mapping {self._options.name}, transaction {pending.txn.id}",
-                    hint="nothing is lost: the mapping continues at the stored position",
+                    hint="no action is needed: the mapping continues at the committed position, and no record is lost",
                 )
             return stored == text
 

@@ -1,4 +1,4 @@
-"""The log events of mappings: one function for each event, named as the event.
+"""The log events of mappings. Each function logs the event of the same name.
 
 Invariant: event names and fields are an interface that log processors depend on. `docs/operations.md` documents all
 of them, and a test compares it with this module.
@@ -16,12 +16,12 @@ from ingestd.hive.leases import Claim
 from ingestd.ingest.commit import CommitResult
 
 _log: Any = structlog.get_logger("ingestd")
-# The longest list of ranges, partitions or directories in an event that every commit or every start logs.
+# The most ranges, partitions or directories that one event lists.
 _MAX_NAMES = 16
 
 
 def committed(mapping: str, result: CommitResult) -> None:
-    """A transaction was committed. If it has many ranges, `committed_ranges` lists them."""
+    """Log a committed transaction. If it has many offset ranges, `committed_ranges` lists them."""
     transaction = result.transaction
     ranges = [str(r) for r in transaction.plan.ranges]
     optional: dict[str, Any] = {}
@@ -50,12 +50,12 @@ def committed(mapping: str, result: CommitResult) -> None:
 
 
 def committed_ranges(mapping: str, txn: int, ranges: list[str]) -> None:
-    """The offset ranges of a commit that has more of them than `committed` lists."""
+    """Log the offset ranges of a commit that has too many of them for the event `committed`."""
     _log.debug("committed_ranges", mapping=mapping, txn=txn, ranges=ranges)
 
 
 def commit_hidden(mapping: str, result: CommitResult) -> None:
-    """A concurrent TRUNCATE hides the rows of a commit; its offsets are stored."""
+    """Log that a concurrent TRUNCATE hides the rows of a commit whose offsets are stored."""
     transaction = result.transaction
     _log.error(
         "commit_hidden",
@@ -70,101 +70,104 @@ def commit_hidden(mapping: str, result: CommitResult) -> None:
 
 
 def staging_removed(mapping: str, directories: list[str]) -> None:
-    """Staging directories of transactions that have ended were removed."""
+    """Log that staging directories of ended transactions were removed."""
     _log.info("staging_removed", mapping=mapping, directories=directories[:_MAX_NAMES], count=len(directories))
 
 
 def staging_left(mapping: str, error: IngestdError) -> None:
-    """Staging directories of transactions that have ended could not be removed; the next sweep retries."""
+    """Log that staging directories of ended transactions could not be removed. The next sweep retries."""
     _log.warning("staging_left", mapping=mapping, error=str(error))
 
 
 def owner(mapping: str, next_offsets_sum: int, aborted: list[int]) -> None:
-    """This daemon owns the mapping and has recovered it; `aborted` are the transactions that it found open."""
+    """Log that this daemon owns the mapping and has recovered it.
+
+    `aborted` contains the ids of the open transactions that the recovery aborted.
+    """
     _log.info("owner", mapping=mapping, next_offsets_sum=next_offsets_sum, aborted_transactions=aborted)
 
 
 def odd_partitions(mapping: str, table: str, count: int, text: str) -> None:
-    """The table has partitions whose values are not in normal form."""
+    """Log that the table has partitions whose values are not in normal form."""
     _log.warning("odd_partitions", mapping=mapping, table=table, count=count, partitions=text)
 
 
 def table_properties(mapping: str, table: str, texts: tuple[str, ...]) -> None:
-    """The table has ORC properties that the writers do not apply."""
+    """Log that the table has ORC properties that the writers do not apply."""
     _log.warning("table_properties", mapping=mapping, table=table, warnings=list(texts))
 
 
 def standby(mapping: str, claim: Claim) -> None:
-    """Another daemon owns the mapping or has requested its lease earlier."""
+    """Log that another daemon owns the mapping or has requested its lease earlier."""
     state = "held" if claim.is_held else "waiting"
     _log.info("standby", mapping=mapping, owner=claim.agent, lock=claim.lock_id, lock_state=state)
 
 
 def lease_lost(mapping: str, error: Exception) -> None:
-    """The heartbeats of the lease ended with an error; the daemon gives up the mapping."""
+    """Log that the heartbeats of the lease ended with an error, so that the daemon gives up the mapping."""
     _log.warning("lease_lost", mapping=mapping, reason=type(error).__name__, error=str(error))
 
 
 def waiting(mapping: str, error: IngestdError, seconds: float) -> None:
-    """A step failed and is retried after `seconds`."""
+    """Log that a step failed and will be retried after `seconds`."""
     _log.warning("waiting", mapping=mapping, reason=type(error).__name__, error=str(error), again_in=round(seconds, 1))
 
 
 def left_open(mapping: str, error: IngestdError) -> None:
-    """Shutdown while the metastore was unreachable: a lock or a transaction stays until it times out."""
+    """Log that the metastore was unavailable at shutdown, so that a lock or transaction remains until it times out."""
     _log.warning("left_open", mapping=mapping, error=str(error))
 
 
 def offsets_lost(mapping: str, gap: str) -> None:
-    """Offsets were lost, `on_offset_loss` says to continue, and the position after the gap was committed."""
+    """Log that offsets were lost and that, as `on_offset_loss` allows, the position after the gap was committed."""
     _log.error("offsets_lost", mapping=mapping, gap=gap)
 
 
 def row_counts_repaired(mapping: str, partitions: Sequence[str]) -> None:
-    """Row counts were wrong and were recounted from the table's files."""
+    """Log that wrong row counts were replaced by counts from the table's files."""
     _log.info("row_counts_repaired", mapping=mapping, partitions=list(partitions[:_MAX_NAMES]), count=len(partitions))
 
 
 def row_counts_delayed(mapping: str, error: IngestdError) -> None:
-    """Row counts cannot be checked or repaired now. Commits continue; meanwhile `count(*)` reads the rows."""
+    """Log that row counts cannot be checked or repaired now. Meanwhile, commits continue and `count(*)` reads rows."""
     _log.warning("row_counts_delayed", mapping=mapping, reason=type(error).__name__, error=str(error))
 
 
 def mirror_failed(mapping: str, error: IngestdError) -> None:
-    """The offsets of the consumer group could not be committed to Kafka; the next commit brings them up to date."""
+    """Log that the consumer group's offsets could not be committed to Kafka. The next commit updates them."""
     _log.warning("mirror_failed", mapping=mapping, error=str(error))
 
 
 def engine_lost(error: IngestdError) -> None:
-    """The Spark driver's JVM ended or does not answer; all mappings end."""
+    """Log that the Spark driver's JVM ended or does not answer, so that all mappings end."""
     _log.error("engine_lost", error=str(error))
 
 
 def left_running(mappings: str, error: IngestdError) -> None:
-    """Threads of these mappings still run after an abort; the process ends without them."""
+    """Log that threads of these mappings still run after an abort. The process exits without waiting for them."""
     _log.error("left_running", mapping=mappings, error=str(error))
 
 
 def stopped(mapping: str) -> None:
-    """The mapping was stopped, or it has caught up."""
+    """Log that the mapping was stopped or has caught up."""
     _log.info("stopped", mapping=mapping)
 
 
 def failed(mapping: str, error: IngestdError) -> None:
-    """An error ended the mapping."""
+    """Log that an error ended the mapping."""
     _log.error("failed", mapping=mapping, reason=type(error).__name__, error=str(error))
 
 
 class RowCountEvents:
-    """Logs what happens to the row counts of a mapping (`ingestd.publish.row_counts.Report`)."""
+    """Logs the row count repairs of a mapping; implements `ingestd.publish.row_counts.Report`."""
 
     def __init__(self, mapping: str) -> None:
         self._mapping = mapping
 
     def repaired(self, names: Sequence[str]) -> None:
-        """See `row_counts_repaired`."""
+        """Log `row_counts_repaired`."""
         row_counts_repaired(self._mapping, names)
 
     def delayed(self, error: IngestdError) -> None:
-        """See `row_counts_delayed`."""
+        """Log `row_counts_delayed`."""
         row_counts_delayed(self._mapping, error)

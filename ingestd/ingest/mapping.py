@@ -1,6 +1,6 @@
-"""The life of one mapping: become its owner, recover, run the pipeline; after a failure, start over.
+"""The main loop of one mapping: become its owner, recover, and run the pipeline. After a failure, start over.
 
-Invariant: after every retriable error a recovery precedes the next transaction (`recovery.py`, `pipeline.py`).
+Invariant: after every retriable error, a recovery precedes the next transaction (`recovery.py`, `pipeline.py`).
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ from ingestd.kafka.ranges import Offsets
 from ingestd.spark.engine import Engine
 from ingestd.spark.errors import JobFailed, JobTimeout, WorkerLost
 
-# Stages in a row that may fail because a worker was lost or the stage timed out.
+# The mapping stops after this many stages in a row have lost a worker or timed out.
 _STAGE_ATTEMPTS = 5
-# The wait after a daemon has released the lease for a standby. Standbys check the lease once a second.
+# How long a daemon waits after it has released the lease, so that a standby can acquire it. Standbys check the lease
+# once a second.
 _ASIDE_SECONDS = 3.0
-# How long a table may be missing: two RENAMEs that swap tables are not atomic.
+# How long a table may be missing. Two RENAMEs that swap tables are not atomic: the name does not exist in between.
 _SWAP_SECONDS = 10.0
 _OUT_OF_MEMORY = (
-    "most often the kernel killed it for lack of memory (see dmesg): give the machine or container more memory, or "
-    "lower commit.bytes, commit.rows or the cores of spark.master; on a cluster raise spark.executor.pyspark.memory or "
+    "the usual cause is the kernel's OOM killer (see dmesg): give the machine or container more memory, or lower "
+    "commit.bytes, commit.rows or the cores of spark.master; on a cluster, raise spark.executor.pyspark.memory or "
     "spark.executor.memoryOverhead"
 )
 
 
 class MappingLoop:
-    """Runs one mapping. With `drain` it ends when it has committed the records that Kafka had after the first recovery.
+    """Runs one mapping.
 
-    `observe` is called with each step of each transaction (`steps.py`).
+    With `drain`, the loop ends once it has committed all records that Kafka had after the first recovery. `observe` is
+    called with the name of each step that a transaction completes (`steps.py`).
     """
 
     def __init__(
@@ -72,11 +74,11 @@ class MappingLoop:
         self._failed_stages = 0
         self._has_warned = False
         self._has_recovered = False
-        # The end of the time for which the table may be missing; None while it is there.
+        # The time limit for a missing table; None while the table exists.
         self._missing_until: Deadline | None = None
 
     def run(self) -> None:
-        """Run until stopped or caught up. Raises the IngestdError that ends the mapping, which is not retriable."""
+        """Run until stopped or caught up. Raises the first IngestdError that is not retriable."""
         try:
             retry.call(
                 self._attempt, stop=self._services.signals.stop, on_wait=self._services.on_wait, backoff=self._backoff
@@ -85,11 +87,11 @@ class MappingLoop:
             self._close()
 
     def cancel(self) -> None:
-        """Make the running stages fail immediately."""
+        """Cancel the running stages, which then fail with JobFailed. Returns immediately."""
         self._services.engine.cancel(self.options.name)
 
     def _attempt(self) -> None:
-        """Own the mapping and recover, then run its pipeline until it ends or fails."""
+        """Become the owner, recover the mapping, then run its pipeline until it ends or fails."""
         # This retry has a backoff of its own: a long outage must not delay the retry of a later failure.
         pipeline = retry.call(self._own_and_recover, stop=self._services.signals.stop, on_wait=self._services.on_wait)
         if pipeline is None:
@@ -105,13 +107,16 @@ class MappingLoop:
             raise
 
     def _own_and_recover(self) -> Pipeline | None:
-        """The pipeline that continues at the stored position; None when stopped as a standby."""
+        """Become the owner, recover, and return a pipeline that starts at the committed position.
+
+        Returns None when stopped as a standby.
+        """
         ownership = self._services.ownership
         if not ownership.held:
             self._recovery.release()
             if not ownership.acquire(self._services.signals.stop, partial(events.standby, self.options.name)):
                 return None
-        # Without an engine the daemon must not keep the mapping from a standby.
+        # A daemon without an engine must leave the mapping to a standby.
         self._services.engine.check()
         with self._tolerating_a_swap():
             checkpoint = self._recovery.run()
@@ -123,13 +128,13 @@ class MappingLoop:
         return pipeline
 
     def _on_commit(self) -> None:
-        """A commit ends a series of failures."""
+        """Reset the backoff and the count of failed stages."""
         self._backoff.reset()
         self._failed_stages = 0
 
     @contextmanager
     def _tolerating_a_swap(self) -> Iterator[None]:
-        """Make a missing table a retriable error for a few seconds, if the table existed before."""
+        """Turn TableMissing into a retriable error for a few seconds, if the table existed before."""
         try:
             yield
         except TableMissing as error:
@@ -139,9 +144,10 @@ class MappingLoop:
             raise TableChanged(error.what, where=error.where, hint=error.hint) from error
 
     def _count_failed_stage(self, error: JobFailed) -> None:
-        """Count a stage that lost a worker or timed out. Raises JobFailed when too many did in a row.
+        """Count a stage that lost a worker or timed out. Raises JobFailed after too many of them in a row.
 
-        After a timeout the lease is released for a moment, so that a standby can take over: something may hang here.
+        After a timeout, release the lease for a few seconds so that a standby can take over. The cause may be a problem
+        of this machine.
         """
         self._failed_stages += 1
         if self._failed_stages >= _STAGE_ATTEMPTS:
@@ -156,7 +162,7 @@ class MappingLoop:
             pause(_ASIDE_SECONDS, self._services.signals.stop)
 
     def _warn_about(self, table: Table) -> None:
-        """Log warnings about the table, once for each process."""
+        """Log warnings about the table, once per process."""
         if self._has_warned:
             return
         if table.warnings:
@@ -167,7 +173,10 @@ class MappingLoop:
         self._has_warned = True
 
     def _close(self) -> None:
-        """Abort open transactions, release the lease, close all clients. If the metastore is down, both time out."""
+        """Abort open transactions, release the lease and close all clients.
+
+        If the metastore is unavailable, the transactions and the lease remain until they time out.
+        """
         ownership = self._services.ownership
         try:
             if ownership.held:

@@ -1,6 +1,6 @@
 """The configuration of mappings and of their state: the sections `mappings[]`, `defaults.commit` and `control`.
 
-Field names are the names of the keys. `ingestd.config` checks the values that a user gives.
+Each field has the name of its configuration key. `ingestd.config` validates the values that users set.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Tombstones = Literal["stop", "skip"]
 _CONTROL_DATABASE = "ingestd"
 _STATE_NAME = matching(
     "[a-z0-9_]{1,40}",
-    "must be 1 to 40 lower-case letters, digits or _: it becomes part of a Hive table's name",
+    "must be 1 to 40 lower-case letters, digits or _, because it becomes part of the name of a Hive table",
 )
 _TOPIC = matching(
     r"(?!\.{1,2}$)[\w.-]{1,249}", "must be the name of one topic: 1 to 249 letters, digits, '.', '_' or '-'"
 )
-# A number above this is milliseconds, not seconds, since 1970: as seconds it would be after the year 2600.
+# Larger numbers are milliseconds since 1970, not seconds. In seconds, they would be after the year 2600.
 _LARGEST_SECONDS = 2e10
 
 
@@ -38,11 +38,11 @@ def _table(value: object) -> TableName:
 
 
 def _partition_value(value: object) -> str:
-    """Hive's text of what YAML reads as a number, a flag or a date."""
+    """Return Hive's text of a value, which YAML may have parsed as a number, a boolean or a date."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, (str, int, float, date)):
-        raise ValueError("must be text")
+        raise ValueError("must be text, a number, a date, true or false")
     return str(value)
 
 
@@ -59,11 +59,14 @@ def _start(value: object) -> StartOptions:
         moment = _moment(value["timestamp"])
         if moment is not None:
             return StartOptions("timestamp", int(moment.timestamp() * 1000))
-    raise ValueError("must be earliest, latest or {timestamp: 2026-11-01T00:00:00Z}; without a zone it is UTC")
+    raise ValueError("must be earliest, latest or {timestamp: 2026-11-01T00:00:00Z}; the default zone is UTC")
 
 
 def _moment(value: object) -> datetime | None:
-    """What YAML read as a time, a date, a number since 1970 or text; None when it is not a time."""
+    """Return the time that a YAML value represents, or None if it represents none.
+
+    Accepts a timestamp, a date, a number of seconds or milliseconds since 1970, and ISO 8601 text.
+    """
     try:
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return datetime.fromtimestamp(value if abs(value) <= _LARGEST_SECONDS else value / 1000, timezone.utc)
@@ -88,7 +91,7 @@ class CommitOptions:
 
 @dataclass(frozen=True, slots=True)
 class StartOptions:
-    """Where the first run of a mapping starts: `earliest`, `latest` or a time in milliseconds since 1970 UTC."""
+    """Where the first run of a mapping starts: `earliest`, `latest`, or a time in milliseconds since 1970 (UTC)."""
 
     at: Literal["earliest", "latest", "timestamp"] = "earliest"
     timestamp_ms: int = 0
@@ -96,7 +99,7 @@ class StartOptions:
 
 @dataclass(frozen=True, slots=True)
 class FormatOptions:
-    """How records are decoded; `tombstones` says what happens to a record without a value."""
+    """How records are decoded. `tombstones` says whether a record without a value stops the mapping or is skipped."""
 
     type: Literal["json"] = "json"
     tombstones: Tombstones = "stop"
@@ -104,18 +107,18 @@ class FormatOptions:
 
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
-    """`database` is the Hive database that holds the state of all mappings."""
+    """`database` is the Hive database that stores the state of all mappings."""
 
     database: Annotated[str, _STATE_NAME] = _CONTROL_DATABASE
 
 
 @dataclass(frozen=True, slots=True)
 class MappingOptions:
-    """One mapping: topics into one table.
+    """One mapping, which ingests the records of `topics` into `table`.
 
-    `partition` contains static partition values by column, for all partition columns or none. `group` is the consumer
+    `partition` maps partition columns to static values, for all partition columns or none. `group` is the consumer
     group that offsets are mirrored to, by default `ingestd-NAME`. `kafka` contains librdkafka properties.
-    `control_database` is that of `ControlOptions`.
+    `control_database` is the value of `ControlOptions.database`.
     """
 
     name: Annotated[str, _STATE_NAME]
@@ -132,12 +135,12 @@ class MappingOptions:
 
     @property
     def consumer_group(self) -> str:
-        """The group that offsets are mirrored to."""
+        """The consumer group that offsets are mirrored to."""
         return self.group or f"ingestd-{self.name}"
 
     @property
     def control(self) -> TableName:
-        """The control table."""
+        """The control table, which stores the state of the mapping."""
         return TableName(self.control_database, f"mapping_{self.name}")
 
     @property

@@ -1,11 +1,11 @@
-"""Ownership of a mapping: one daemon holds the owner lease, the others are standbys and watch it.
+"""Ownership of a mapping: one daemon holds the owner lease, and the others are standbys that watch it.
 
 Invariant: ownership decides liveness only. Two daemons that both believe they own a mapping cannot both commit a range:
 the lease inside the transaction and the offsets that are read under it prevent that (`commit.py`).
 
-A claim is a lock on the owner lease, held or waiting. It is dead when its heartbeats have stopped for
-`patience_seconds`, when the process that made it ran on this machine and has ended, or when this object made it in a
-call whose answer was lost. Dead claims are released: one that waits would block later requests until
+A claim is a lock on the owner lease, either held or waiting. A claim is dead if it has had no heartbeat for
+`patience_seconds`, if its process ran on this machine and has ended, or if this object requested it in a call whose
+answer was lost. Dead claims are released, because a dead request that waits would block later requests until
 `hive.txn.timeout`. A standby requests no lock while it sees a live claim, so a standby that is killed leaves no lock.
 A takeover acquires the lease and then aborts the transactions that the previous owner left open.
 """
@@ -28,26 +28,27 @@ from ingestd.ingest.options import MappingOptions
 
 # How often a standby reads the claims while there is an owner.
 _POLL_SECONDS = 1.0
-# The same while there is none: daemons that request the lease at the same moment see only each other's waiting locks.
+# The same interval while there is no owner. Daemons that request the lease at the same moment see only each other's
+# waiting locks.
 _CONTEST_SECONDS = 0.2
 _HEARTBEAT_SECONDS = 2.0
-# Transactions need fewer heartbeats than the lease, because hive.txn.timeout is minutes.
+# Transactions need fewer heartbeats than the lease, because hive.txn.timeout is several minutes.
 _LEASE_HEARTBEATS_PER_TXN_HEARTBEAT = 5
 
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """A claim in its latest state, and when it counts as dead unless a heartbeat changes it."""
+    """The latest state of a claim, and the time when it counts as dead unless a heartbeat changes it."""
 
     claim: Claim
     expires: Deadline
 
 
 class Ownership:
-    """This daemon's ownership of one mapping: `acquire`, then `check` before each expensive step, then `release`.
+    """This daemon's ownership of one mapping.
 
-    `on_lost` is called in the heartbeat thread with the error that ended the heartbeats. `agent` names this daemon in
-    its locks and transactions.
+    Call `acquire` first, `check` before each expensive step, and `release` at the end. `on_lost` is called in the
+    heartbeat thread with the error that ended the heartbeats. `agent` names this daemon in its locks and transactions.
     """
 
     def __init__(
@@ -71,9 +72,9 @@ class Ownership:
         self._lost = threading.Event()
 
     def acquire(self, stop: threading.Event, on_wait: Callable[[Claim], None]) -> bool:
-        """Wait until this daemon owns the mapping; False when `stop` is set first.
+        """Wait until this daemon owns the mapping. Return False if `stop` is set first.
 
-        `on_wait` is called once for each other owner. Raises MetastoreUnavailable.
+        `on_wait` is called once for each claim that this daemon waits for. Raises MetastoreUnavailable.
         """
         self._lost.clear()
         seen: dict[int, _Observation] = {}
@@ -92,11 +93,14 @@ class Ownership:
         return False
 
     def _is_reportable(self, seen: _Observation) -> bool:
-        """Whether the claim is held or has waited for long. A rival that requests at the same moment waits briefly."""
+        """Return whether the claim is held or has waited for more than a second.
+
+        The claim of a daemon that requests the lease at the same moment waits only briefly.
+        """
         return seen.claim.is_held or seen.expires.left < self._patience - _POLL_SECONDS
 
     def _release_dead(self, seen: dict[int, _Observation]) -> list[Claim]:
-        """Release dead claims and return the others. `seen` has an observation of each claim, by lock id."""
+        """Release dead claims and return the live ones. Updates `seen`, the observed claims by lock id."""
         found = leases.claims(self._metastore, self._lease)
         for gone in set(seen) - {claim.lock_id for claim in found}:
             del seen[gone]
@@ -117,7 +121,7 @@ class Ownership:
         return self._lock_id is not None and not self._lost.is_set()
 
     def check(self) -> None:
-        """Raise OwnershipLost if the last heartbeat failed or found that the lease is lost."""
+        """Raise OwnershipLost if the last heartbeat failed or found that the lease was lost."""
         if self._lost.is_set():
             raise OwnershipLost(
                 "the lease is lost: another daemon took over the mapping, or the heartbeats failed",
@@ -125,7 +129,7 @@ class Ownership:
             )
 
     def track(self, txn_id: int) -> None:
-        """Send heartbeats for a transaction from now on."""
+        """Start to send heartbeats for a transaction."""
         with self._guard:
             self._open.add(txn_id)
 
@@ -135,7 +139,7 @@ class Ownership:
             self._open.discard(txn_id)
 
     def abort_leftovers(self) -> list[int]:
-        """Abort every open transaction of this mapping, of any daemon; returns their ids."""
+        """Abort every open transaction of this mapping, whichever daemon opened it, and return their ids."""
         ids = transactions.open_transactions(self._metastore, self._prefix)
         for txn_id in ids:
             transactions.abort(self._metastore, txn_id)
@@ -179,12 +183,12 @@ class Ownership:
         with self._guard:
             open_now = list(self._open)
         for txn_id in open_now:
-            # If the transaction has ended, its own next call fails and handles that.
+            # If the transaction has ended, its next call fails and reports that.
             leases.heartbeat_transaction(self._metastore, txn_id)
 
 
 def _identity() -> str:
-    """`machine:pid:start time`: identifies a process of one boot of one machine or container."""
+    """Return `machine:pid:start_time`, which identifies this process across machines, containers and reboots."""
     return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}"
 
 
@@ -193,7 +197,7 @@ def _machine() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")[:8]
         return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        # Without /proc nothing is known about other processes: an owner is dead when its heartbeats stop.
+        # Without /proc, nothing is known about other processes. A claim is then dead only when its heartbeats stop.
         return uuid.uuid4().hex[:8]
 
 
@@ -205,7 +209,7 @@ def _start_time(pid: int) -> str:
 
 
 def _has_ended_here(agent: str) -> bool:
-    """Whether `agent` was a process of this machine that no longer runs."""
+    """Return whether `agent` names a process of this machine that no longer runs."""
     identity = agent.rpartition("/")[2].rpartition("-")[0]
     machine, pid, started = [*identity.split(":"), "", "", ""][:3]
     return machine == _machine() and pid.isdigit() and _start_time(int(pid)) != started

@@ -1,7 +1,8 @@
-"""The pipeline: plans become transactions, two stages run ahead, and commits follow in the order of the plans.
+"""The pipeline of one mapping: it plans, opens, stages and commits transactions.
 
-Invariant: after one transaction has failed, no later one of the same pipeline commits; the next recovery continues at
-the stored position. While a transaction commits, the stages of the next two run, so that no core is idle.
+Invariant: transactions commit in the order of their plans. After one has failed, no later transaction of the same
+pipeline commits, and the next recovery continues at the committed position. While a transaction commits, the stages of
+the next two run, so that no core is idle.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from ingestd.publish.staging import DAEMON, Staging
 from ingestd.spark.errors import JobFailed
 from ingestd.storage.local import Location
 
-# Open transactions besides the one that commits.
+# How many transactions may be open in addition to the one that commits.
 _STAGES_AHEAD = 2
-# With fewer offsets than this per task, another task costs more time and files than it gains.
+# The minimum number of offsets per task. Smaller tasks would cost more time and files than they save.
 _OFFSETS_PER_TASK = 25_000
 
 
 class Pipeline:
-    """Runs the transactions of one owner, from a checkpoint to the first failure or the end.
+    """Runs transactions from a checkpoint until one of them fails or the mapping ends.
 
-    `on_commit` is called after each commit, in the thread that commits.
+    `on_commit` is called after each commit, in the commit thread.
     """
 
     def __init__(
@@ -53,12 +54,12 @@ class Pipeline:
         self._committer = checkpoint.committer
         self._state = checkpoint.state or MappingState(str(services.options.table))
         self._on_commit = on_commit
-        # Set by the first transaction that fails: it ends the planning, and later transactions do not commit.
+        # Set by the first transaction that fails. It ends the planning and prevents the commit of later transactions.
         self._failed = threading.Event()
 
     @property
     def table(self) -> Table:
-        """The table as it was when the last transaction was planned."""
+        """The definition of the table when the last transaction was planned."""
         return self._table
 
     @property
@@ -67,17 +68,17 @@ class Pipeline:
         return self._state.position
 
     def store_start(self) -> None:
-        """Commit the position where the very first run starts, before anything is read.
+        """Commit the start position of the mapping's very first run, before any record is read.
 
-        Otherwise a crash before the first commit would move a `latest` start.
+        Otherwise, with `start: latest`, a crash before the first commit would skip records.
         """
         plan = Plan((), Position(), self._services.planner.first_position())
         self._commit(self._open(plan, self._table))
 
     def run(self, until: Offsets | None) -> None:
-        """Run transactions until the mapping is stopped or, when `until` is given, until it is committed.
+        """Run transactions until the mapping is stopped or, if `until` is given, until these offsets are committed.
 
-        Raises the first error of a transaction, after all others have ended.
+        Raises the error of the first transaction that failed, after all other transactions have ended.
         """
         name = self._options.name
         try:
@@ -85,19 +86,19 @@ class Pipeline:
                 try:
                     self._feed(stages, commits, until)
                 finally:
-                    commits.submit(self._services.metastore.close)  # the connection of the commit thread
+                    commits.submit(self._services.metastore.close)  # closes the connection of the commit thread
         finally:
             self._services.staging.discard()
 
     # --- plan
 
     def _feed(self, stages: ThreadPoolExecutor, commits: ThreadPoolExecutor, until: Offsets | None) -> None:
-        """Plan transactions, open each and queue its stage and its commit."""
+        """Plan and open transactions, and queue the stage and the commit of each."""
         queued: deque[Future[None]] = deque()
         position = self._state.position
         while (plan := self._services.planner.next(position, until, self._on_poll)) is not None:
             self._services.observe("planned")
-            # A transaction uses the table as it is now: columns may have been added since the last one.
+            # Each transaction uses the current definition of the table: columns may have been added.
             self._table = load_target(self._services.metastore, self._options)
             staged = stages.submit(self._stage, self._open(plan, self._table))
             queued.append(commits.submit(self._commit_staged, staged))
@@ -108,17 +109,20 @@ class Pipeline:
             commit.result()
 
     def _on_poll(self) -> bool:
-        """Called by the planner before each poll of Kafka: sweep if it is time; True when planning must end."""
+        """Sweep staging directories if a sweep is due, and return whether planning must end.
+
+        The planner calls this before each poll of Kafka.
+        """
         self._services.staging.sweep_if_due(self._table)
         return self._services.signals.stop.is_set() or self._failed.is_set()
 
     # --- open
 
     def _open(self, plan: Plan, table: Table) -> PendingTransaction:
-        """Open the transaction. Its write id is needed before the stage, because it is part of every row."""
+        """Open a transaction and allocate its write id, which the stage writes into every row."""
         self._services.ownership.check()
         watch = StepWatch(self._services.observe)
-        # Checks that the table's directory exists, before there is a transaction.
+        # Checks that the table's directory exists, before the transaction is opened.
         location = Location.of(table.location)
         agent = self._services.ownership.agent
         txn, write_id = transactions.begin_writing(self._services.metastore, table.name, agent)
@@ -130,9 +134,9 @@ class Pipeline:
     # --- stage
 
     def _stage(self, pending: PendingTransaction) -> PendingTransaction:
-        """Read, decode and write the ranges in one Spark job, then check that the topics are those that were planned.
+        """Stage the ranges in one Spark job, then check that no topic was recreated in the meantime.
 
-        Raises RangeLost, RecordError, TooManyPartitions, TransactionAborted, JobFailed, or an Unavailable.
+        Raises RangeLost, RecordError, TooManyPartitions, TransactionAborted, JobFailed, or an Unavailable error.
         """
         if not pending.plan.ranges:
             return pending
@@ -177,7 +181,7 @@ class Pipeline:
     # --- commit and mirror
 
     def _commit_staged(self, staged: Future[PendingTransaction]) -> None:
-        """Commit a transaction when it is staged, unless an earlier one has failed."""
+        """Commit a transaction once it is staged, unless an earlier transaction has failed."""
         if self._failed.is_set():
             raise TransactionAborted("an earlier transaction failed", where=f"mapping {self._options.name}")
         try:
@@ -189,7 +193,7 @@ class Pipeline:
             raise
 
     def _commit(self, pending: PendingTransaction) -> None:
-        """Commit rows and position, copy the position to Kafka, and log the commit."""
+        """Commit the rows and the position, mirror the offsets to Kafka, and log the commit."""
         name, after = self._options.name, self._next_state(pending)
         self._services.ownership.check()
         result = self._committer.commit(pending, after)
@@ -217,7 +221,7 @@ class Pipeline:
         )
 
     def _mirror_offsets(self, after: MappingState) -> None:
-        """Commit the position to Kafka as well, as far as Kafka answers: it is a copy for tools that show lag."""
+        """Commit the offsets to the consumer group, for lag tools only. A failure is logged and ignored."""
         try:
             self._mirror.commit(after.position.offsets)
         except IngestdError as error:
@@ -225,7 +229,7 @@ class Pipeline:
 
 
 def _results(pending: PendingTransaction, answers: Iterable[StageResult | IngestdError]) -> Iterator[StageResult]:
-    """The results of the tasks. Raises the first error that a task returned."""
+    """Yield the results of the tasks. Raises the first error that a task returned."""
     for answer in answers:
         if isinstance(answer, StorageUnavailable):
             raise pending.staging.explain(answer)

@@ -1,9 +1,9 @@
-"""When the next transaction is due, and which offset ranges it reads.
+"""Plans transactions: decides when the next one is due and which offset ranges it reads.
 
-Invariant: ranges are contiguous from the position, so a plan starts where the previous one ends. No plan exceeds the
-last stable offset. A gap between the position and the first offset that Kafka still has is skipped only if
-`on_offset_loss` says so. A position is used only with the topic that it was stored for: topic ids are unique, so if
-`confirm` finds the id of the position after the records were read, all of them came from that topic.
+Invariant: each plan starts where the previous one ends, and no plan reads beyond the last stable offset. A gap between
+the position and the first offset that Kafka still has is skipped only if `on_offset_loss` allows it. A position is used
+only with the topic that it was stored for. Topic ids are unique, so if `confirm` still finds the id of the position
+after the records were read, all of them came from that topic.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ingestd.kafka.ranges import OffsetRange, Offsets, Position, TopicIdentity, 
 # How often the ends of the partitions are read, and how often the topics are described.
 _POLL_SECONDS = 0.1
 _TOPICS_SECONDS = 10.0
-# A new leader may briefly report an end that is lower than what the former leader has served.
+# A new leader may briefly report an end that is lower than offsets that the former leader has served.
 _BEHIND_SECONDS = 5.0
-# The assumed size of a record until a stage has measured it: large, so that the first transactions are not too large.
+# The assumed size of a record until a stage has measured it. A high value keeps the first transactions small.
 _ASSUMED_RECORD_BYTES = 8192.0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The ranges of one transaction, the stored position before it, and the position that it stores.
+    """The offset ranges of one transaction, the committed position before it, and the position that it commits.
 
-    `gaps` describes the lost offsets that it skips. A plan without ranges only stores a position: the first one, one
-    that replaces a lost one, or one that adds the ids of topics.
+    `gaps` describes the lost offsets that the plan skips. A plan without ranges only commits a position: the start
+    position of the first run, the position after a gap, or a position with new topic ids.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -54,20 +54,20 @@ class Planner:
         self._last_plan_at = monotonic() - options.commit.interval
 
     def first_position(self) -> Position:
-        """The position where the first run of the mapping starts, by the option `start`."""
+        """Return the position where the first run of the mapping starts, according to the option `start`."""
         topics = self._broker.topics(self._options.topics)
         partitions = [partition for topic in topics.values() for partition in topic.partitions]
         offsets = start_offsets(self._broker, partitions, self._options.start)
         return Position(offsets, {name: topic.identity for name, topic in topics.items()})
 
     def ends(self) -> dict[TopicPartition, int]:
-        """The last stable offset of every partition. The topics are described again every few seconds."""
+        """Return the last stable offset of every partition. Re-reads the partitions of the topics every 10 s."""
         if self._topics_expire.passed:
             self._describe()
         return self._broker.ends(p for topic in self._topics.values() for p in topic.partitions)
 
     def confirm(self, plan: Plan) -> None:
-        """Raise RangeLost when a topic was recreated since the plan; call it after its ranges were read."""
+        """Raise RangeLost if a topic was recreated since the plan. Call this after the ranges have been read."""
         for name, topic in self._broker.topics(sorted({r.topic for r in plan.ranges})).items():
             planned = plan.after.topics[name]
             if topic.identity.differs(planned):
@@ -77,17 +77,17 @@ class Planner:
                 )
 
     def learn_size(self, records: int, size: int) -> None:
-        """Estimate the size of a record from a stage that read `records` with `size` bytes of values."""
+        """Estimate the size of a record from a stage that read `records` records with `size` bytes of values."""
         if records:
             self._record_bytes = max(1.0, size / records)
 
     def next(self, stored: Position, until: Offsets | None, is_over: Callable[[], bool]) -> Plan | None:
-        """Wait for the next plan. None when `is_over` returns True, or when `until` is given and reached.
+        """Wait until a transaction is due and return its plan. Return None if `is_over` is true or `until` is reached.
 
-        `stored` is the position that the previous plan stores. Raises OffsetsLost when Kafka no longer has it and
-        `on_offset_loss` is `stop`; InvalidTopic, BrokerUnavailable.
+        `stored` is the position that the previous plan commits. Raises OffsetsLost if Kafka no longer has this position
+        and `on_offset_loss` is `stop`, InvalidTopic, or BrokerUnavailable.
         """
-        # Makes `ends` describe the topics, but only after `is_over`: an unavailable broker would delay a shutdown.
+        # Makes `ends` re-read the topics, but only after `is_over`: an unavailable broker would delay a shutdown.
         self._topics_expire = Deadline.after(0.0)
         draft = _Draft(dict(stored.offsets), dict(stored.topics))
         while not is_over():
@@ -142,9 +142,9 @@ class Planner:
                 draft.topics[name] = known.merged(topic.identity)
 
     def _check_partitions(self, draft: _Draft, ends: Offsets) -> None:
-        """Start new partitions at their first offset; detect truncated ones.
+        """Start new partitions at their first offset, and handle truncated partitions.
 
-        A partition counts as truncated when its end has been lower than the position for a few seconds.
+        A partition counts as truncated if its end has been lower than the position for a few seconds.
         """
         draft.offsets |= self._broker.earliest(p for p in ends if p not in draft.offsets)
         behind = {p: end for p, end in ends.items() if draft.offsets[p] > end}
@@ -154,19 +154,22 @@ class Planner:
             del self._behind[partition]
 
     def _recheck_later(self) -> Deadline:
-        # Forces a new description of the topics: they may have been recreated.
+        # Makes `ends` re-read the topics, which may have been recreated.
         self._topics_expire = Deadline.after(0.0)
         return Deadline.after(_BEHIND_SECONDS)
 
     def _resolve_truncated(self, draft: _Draft, partition: TopicPartition, end: int) -> None:
-        """Continue at the end: the records before it were ingested already, unless the topic may be another one."""
-        gap = f"Kafka ends at {end}, before the committed position {draft.offsets[partition]}"
+        """Continue at the end of a truncated partition, because the records before it have been ingested.
+
+        Without a topic id, the topic may be a new one. Then `on_offset_loss: earliest` continues at its first offset.
+        """
+        gap = f"the partition ends at {end}, before the committed position {draft.offsets[partition]}"
         if draft.topics[partition.topic].topic_id:
-            gap += ": the partition was truncated; records that were ingested are not read again"
+            gap += ": it was truncated, and records that were already ingested are not read again"
             self._policy(draft, str(partition), gap)
             draft.offsets[partition] = end
         else:
-            policy = self._policy(draft, str(partition), f"{gap}: the topic was recreated or truncated")
+            policy = self._policy(draft, str(partition), f"{gap}: the topic was recreated, or the partition truncated")
             draft.offsets[partition] = self._broker.earliest([partition])[partition] if policy == "earliest" else end
 
     def _skip_expired(self, draft: _Draft, goal: Offsets) -> None:
@@ -180,17 +183,17 @@ class Planner:
                 draft.offsets[partition] = earliest if policy == "earliest" else goal[partition]
 
     def _policy(self, draft: _Draft, where: str, gap: str) -> Literal["earliest", "latest"]:
-        """Note a gap and return the policy for it. Raises OffsetsLost when the policy is to stop."""
+        """Record a gap and return the policy for it. Raises OffsetsLost if the policy is `stop`."""
         policy: OnLoss = self._options.on_offset_loss
         if policy == "stop":
-            raise OffsetsLost(gap, where=where, hint="set on_offset_loss: earliest or latest to continue")
+            raise OffsetsLost(gap, where=where, hint="to continue, set on_offset_loss to earliest or latest")
         draft.gaps.append(f"{where}: {gap}; continuing with on_offset_loss: {policy}")
         return policy
 
 
 @dataclass(slots=True)
 class _Draft:
-    """The position where the next plan starts, and the gaps that it skips. It must be stored if there are any."""
+    """The position where the next plan starts, and the gaps that it skips. After a gap, it must be committed."""
 
     offsets: dict[TopicPartition, int]
     topics: dict[str, TopicIdentity]
@@ -200,7 +203,7 @@ class _Draft:
 def start_offsets(
     broker: Broker, partitions: Sequence[TopicPartition], start: StartOptions
 ) -> dict[TopicPartition, int]:
-    """The first offsets to read, by the option `start`."""
+    """Return the first offset to read from each partition, according to the option `start`."""
     if start.at == "earliest":
         return broker.earliest(partitions)
     if start.at == "latest":

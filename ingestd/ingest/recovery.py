@@ -1,7 +1,7 @@
-"""Recovery: what an owner does before its first transaction, and again after a transaction failed.
+"""Recovery of a mapping. Its owner runs it before the first transaction and after each failed transaction.
 
-Invariant: nothing that is kept in memory decides what was committed. Recovery aborts every open transaction of the
-mapping, of any daemon, and then reads the state that the last commit stored: that is where the mapping continues.
+Invariant: nothing in memory decides what was committed. Recovery aborts every open transaction of the mapping,
+whichever daemon opened it, and then reads the state that the last commit stored. The mapping continues from this state.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _CLOSE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Where a mapping continues: its table as it is now, and the state of the last commit (None before the first).
+    """The point where a mapping continues: its current table, and the state of the last commit (None before the first).
 
-    `aborted` are the ids of the transactions that recovery found open.
+    `aborted` contains the ids of the open transactions that the recovery aborted.
     """
 
     table: Table
@@ -49,8 +49,8 @@ class Recovery:
     def run(self) -> Checkpoint:
         """Abort open transactions, remove their staging directories, and read the state that the last commit stored.
 
-        Only the owner may call it. Raises InvalidTable when the mapping cannot write its table, TableMissing, or an
-        Unavailable.
+        Only the owner may call this method. Raises InvalidTable if the mapping cannot write its table, TableMissing, or
+        an Unavailable error.
         """
         services = self._services
         aborted = services.ownership.abort_leftovers()
@@ -68,7 +68,7 @@ class Recovery:
         return Checkpoint(table, committer, self._stored_state(control), aborted)
 
     def release(self) -> None:
-        """Stop maintaining the row counts immediately: another daemon may own the mapping."""
+        """Stop maintaining the row counts immediately, because another daemon may own the mapping."""
         self._close(0.0)
 
     def close(self) -> None:
@@ -79,14 +79,14 @@ class Recovery:
         state = MappingState.parse(read_state(self._services.metastore, control))
         if state is not None and state.table != str(self._options.table):
             raise InvalidTable(
-                f"the mapping has written to {state.table} so far, not to {self._options.table}",
+                f"the table of the mapping changed from {state.table} to {self._options.table}",
                 where=f"mapping {self._options.name}",
-                hint="a mapping keeps its table: define a mapping with another name for another table",
+                hint="a mapping cannot change its table: define a mapping with a new name for the new table",
             )
         return state
 
     def _row_counts(self, table: Table) -> RowCounts:
-        """The row counts that this owner maintains. A new owner checks those of the whole table once."""
+        """Return the row counts that this owner maintains. A new owner checks the whole table once."""
         if self._counts is None:
             writer = f"{self._options.control_database}.{self._options.name}"
             report = events.RowCountEvents(self._options.name)

@@ -1,6 +1,6 @@
-"""What the parts of one mapping share: recovery, the pipeline and the loop around them.
+"""The objects that the main loop, the recovery and the pipeline of one mapping share.
 
-Invariant: these objects live as long as the mapping; a `Checkpoint` is valid until the next recovery only.
+Invariant: these objects live as long as the main loop. A `Checkpoint`, in contrast, is valid until the next recovery.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ingestd.spark.engine import Engine
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The mapping's options, the systems it talks to, and how it is stopped and observed."""
+    """The options of a mapping, its clients, the signals that end it, and the observer of its steps."""
 
     options: MappingOptions
     metastore: Metastore
@@ -33,5 +33,5 @@ class Services:
     staging: StagingArea
 
     def on_wait(self, error: IngestdError, seconds: float) -> None:
-        """Log that a step failed and is retried after `seconds`."""
+        """Log that a step failed and will be retried after `seconds`."""
         events.waiting(self.options.name, error, seconds)

@@ -1,6 +1,6 @@
 """The signals that end mappings.
 
-Invariant: an event is never cleared; `abort` is set after `stop`, by a second signal or after a time limit.
+Invariant: an event is never cleared. `abort` is set only after `stop`, by a second signal or after a time limit.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """`stop`: commit the open transactions, then end. `abort`: abort them and end."""
+    """The events that end mappings: `stop` commits the open transactions first, `abort` aborts them."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     abort: threading.Event = field(default_factory=threading.Event)

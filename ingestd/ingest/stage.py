@@ -1,7 +1,7 @@
-"""The stage of one Spark task: read offset ranges, decode and route the records, write ORC files that no reader sees.
+"""The stage of one Spark task: read offset ranges, decode and route the records, and write hidden ORC files.
 
 Invariant: data is columnar from the consumer's batches to the ORC file. Memory is bounded by one batch of records and
-the budget of the writer pool, whatever the size of the ranges.
+the limit of the writer pool, whatever the size of the ranges.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from ingestd.kafka.reader import Batch, read
 from ingestd.schema import Column
 from ingestd.storage.local import make_leaf
 
-# Length of the beginning of a rejected record that its error shows.
+# How many bytes of a rejected record its error shows.
 _HEAD = 80
 
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
-    """The input of one task. No two tasks of a transaction have the same `bucket`, the number in their files' names.
+    """The input of one task.
 
-    `topics` identifies the topics of the ranges, `staging` is the path of the transaction's staging directory, and
-    `max_partitions` limits the partitions of the transaction.
+    `bucket` is the number in the names of the task's files; each task of a transaction has a different one. `topics`
+    contains the identities of the topics, `staging` is the path of the transaction's staging directory, and
+    `max_partitions` is the most partitions that a transaction may write.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -52,7 +53,7 @@ class StageTask:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """The output of one task: its files, the records it read, those it skipped, and the bytes of their values."""
+    """The output of one task: its files, the number of records read and skipped, and the bytes of record values."""
 
     files: tuple[StagingFile, ...]
     records: int
@@ -61,8 +62,8 @@ class StageResult:
 
 
 def run(task: StageTask) -> StageResult | IngestdError:
-    """Stage the ranges of one task. An IngestdError is returned, not raised: Spark would convert it to text."""
-    # Messages are freed by their reference counts. The search for cycles among millions of them took 17 % of the CPU.
+    """Stage the ranges of one task. Returns an IngestdError instead of raising it: Spark would convert it to text."""
+    # Reference counts free the records. The search for cycles among millions of objects took 17 % of the CPU time.
     gc.disable()
     try:
         return _stage(task)
@@ -95,7 +96,7 @@ def _stage(task: StageTask) -> StageResult:
 
 
 def _record_columns(task: StageTask) -> tuple[Column, ...]:
-    """The columns that are decoded from the records: not the partition columns if these have static values."""
+    """Return the columns to decode from the records: all columns, without partition columns that have static values."""
     return task.shape.columns + (() if task.static_partition else task.shape.partition_columns)
 
 
@@ -118,7 +119,7 @@ def check_partition_count(count: int, limit: int) -> None:
 
 
 def _raise_first_reject(batch: Batch, decoded: DecodeResult) -> None:
-    """Raise RecordError for the first record that was rejected. Dead letters will take all rejects here instead."""
+    """Raise RecordError for the first reject. Rejects are not stored as dead letters yet."""
     if not decoded.rejects:
         return
     reject: Reject = decoded.rejects[0]
@@ -127,5 +128,5 @@ def _raise_first_reject(batch: Batch, decoded: DecodeResult) -> None:
     raise RecordError(
         f"{reject.reason}{more}; the record starts with {reject.head[:_HEAD]!r}",
         where=f"{batch.origin(reject.row)}{column}",
-        hint="fix the producer or the table; the mapping stopped before this record, nothing was lost",
+        hint="fix the producer or the table; the mapping stopped before this record, and no record was lost",
     )

@@ -1,6 +1,6 @@
-"""The staging directories of one mapping: those of its open transactions, and the removal of those left behind.
+"""Creates the staging directories of one mapping, and removes those that ended transactions left behind.
 
-Invariant: a directory is removed by its own transaction or after its transaction has ended, never while it may commit.
+Invariant: a directory is removed by its own transaction or after that has ended, never while it can still commit.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SWEEP_SECONDS = 300.0
 
 
 class StagingArea:
-    """Keeps track of the staging directories in use. Safe for use from several threads."""
+    """Tracks the staging directories in use. Thread-safe."""
 
     def __init__(self, metastore: Metastore, mapping: str) -> None:
         self._metastore = metastore
         self._mapping = mapping
-        # By transaction id. Each knows where the table's directory was when its transaction was planned.
+        # By transaction id. Each contains the location of the table when its transaction was planned.
         self._in_use: dict[int, Staging] = {}
         self._next_sweep = Deadline.after(0.0)
 
@@ -34,21 +34,21 @@ class StagingArea:
         directory.make()
 
     def forget(self, txn: Transaction) -> None:
-        """Forget the directory of a transaction that has committed; the commit has removed it."""
+        """Stop tracking the directory of a committed transaction, which the commit has removed."""
         self._in_use.pop(txn.id, None)
 
     def discard(self) -> None:
-        """Remove the directories of all transactions that have not committed. Afterwards they cannot commit."""
+        """Remove the directories of all transactions that have not committed and never will."""
         while self._in_use:
             self._in_use.popitem()[1].discard()
 
     def sweep_if_due(self, table: Table) -> None:
-        """Sweep if the last sweep was more than a few minutes ago."""
+        """Sweep if the last sweep is more than five minutes old."""
         if self._next_sweep.passed:
             self.sweep(table)
 
     def sweep(self, table: Table) -> None:
-        """Remove what ended transactions left in the table's directory. What cannot be removed stays until the next."""
+        """Remove the staging directories of ended transactions. If this fails, the next sweep retries."""
         self._next_sweep = Deadline.after(_SWEEP_SECONDS)
         try:
             removed = staging.sweep(self._metastore, table, spare=map(str, list(self._in_use)))

@@ -1,6 +1,6 @@
-"""The state that each commit of a mapping stores, as the text of one parameter of its control table.
+"""The state that each commit of a mapping stores in one parameter of its control table.
 
-Invariant: the text is ASCII JSON. Only commits write it, each of them all of it.
+Invariant: the value of the parameter is ASCII JSON. Only commits write it, and each commit replaces all of it.
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from dataclasses import dataclass, field
 
 from ingestd.kafka.ranges import Position, TopicIdentity, TopicPartition
 
-# Version 2 added `topics`. In a state of version 1 the topics are unknown.
+# Version 2 added `topics`. A state of version 1 contains no topic ids.
 _VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
 class MappingState:
-    """The state after a commit: `position` is the committed position, `rows` counts the rows of all commits so far.
+    """The state after a commit.
 
-    `txn`, `write_id`, `owner` and `at` (ISO 8601, UTC) describe the last commit.
+    `position` is the committed position, and `rows` is the number of rows of all commits so far. `txn`, `write_id`,
+    `owner` and `at` (ISO 8601, UTC) describe the last commit.
     """
 
     table: str
@@ -30,7 +31,7 @@ class MappingState:
     at: str = ""
 
     def text(self) -> str:
-        """The state as one line of ASCII JSON."""
+        """Return the state as one line of ASCII JSON."""
         offsets: dict[str, dict[str, int]] = {}
         for (topic, partition), offset in sorted(self.position.offsets.items()):
             offsets.setdefault(topic, {})[str(partition)] = offset
@@ -41,7 +42,7 @@ class MappingState:
 
     @classmethod
     def parse(cls, text: str) -> MappingState | None:
-        """Parse the text of a state; None for the empty text of a mapping that has never committed."""
+        """Parse the text of a state. Returns None for the empty text of a mapping that has never committed."""
         if not text:
             return None
         document = json.loads(text)

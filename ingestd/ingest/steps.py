@@ -1,7 +1,7 @@
-"""The steps of a transaction, and the observer that they are reported to.
+"""The steps of a transaction, and the observer that is notified of them.
 
-Invariant: a step is reported after its effects, in the thread that took it. An observer that raises an IngestdError
-makes the transaction fail after that step; one that blocks delays it.
+Invariant: the observer is called after the effects of a step, in the thread that performed the step. If it raises an
+IngestdError, the transaction fails after that step. While it blocks, the transaction waits.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ingestd.clock import Stopwatch
 
-# In order. `planned` is reported before there is a transaction; `queued` is the wait for the previous commit.
+# In order. `planned` is reported before the transaction is opened; `queued` is the wait for the previous commit.
 STEPS = (
     *("planned", "opened", "staged", "queued", "locked", "registered"),
     *("placed", "announced", "counted", "committed", "mirrored"),
@@ -21,17 +21,17 @@ Observe = Callable[[str], None]
 
 
 def ignore(_step: str) -> None:
-    """The observer that does nothing."""
+    """Ignore a step. This is the default observer."""
 
 
 class StepWatch(Stopwatch):
-    """Measures the steps of one transaction and reports each to an observer."""
+    """Measures the duration of each step of one transaction and reports the step to an observer."""
 
     def __init__(self, observe: Observe) -> None:
         super().__init__()
         self._observe = observe
 
     def lap(self, step: str) -> None:
-        """Complete `step`: it took the time since the previous one."""
+        """Record the time since the previous step as the duration of `step`, and report `step`."""
         super().lap(step)
         self._observe(step)

@@ -1,4 +1,4 @@
-"""The table of a mapping, and the static partition that its rows belong to.
+"""The table that a mapping writes, and the static partition of its rows.
 
 Invariant: a mapping can write to every table that `load_target` returns.
 """
@@ -26,16 +26,16 @@ def load_target(metastore: Metastore, options: MappingOptions) -> Table:
 
 
 def static_values(table: Table, options: MappingOptions) -> tuple[str, ...]:
-    """The static partition values in the order of the table's partition columns, in normal form; () without any.
+    """Return the static partition values in normal form and in column order, or () if the mapping defines none.
 
-    Raises InvalidTable when they do not match the partition columns or the type of one.
+    Raises InvalidTable if their names are not those of the partition columns, or if a value does not fit its type.
     """
     keys = [c.name for c in table.partition_columns]
     given = {k.lower(): v for k, v in options.partition.items()}
     where = f"mapping {options.name}, table {table.name}"
     if given and set(given) != set(keys):
         raise InvalidTable(
-            f"partition names {sorted(given)}, but the table is partitioned by {keys}",
+            f"the key partition names {sorted(given)}, but the table is partitioned by {keys}",
             where=where,
             hint="set a value for every partition column, or for none",
         )

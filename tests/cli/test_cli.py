@@ -215,7 +215,7 @@ def test_check_online_then_confirms_each_item_or_says_how_to_fix_it(run: Run, on
     name = online.stack.name
     for start in ("metastore: answers", "metastore locks: granted", f"mapping fine, topic {name}: 2 partitions"):
         assert line(start).startswith("✓ ")
-    assert line(f"mapping fine, table default.{name}").endswith("full ACID ORC, 1 columns")
+    assert line(f"mapping fine, table default.{name}").endswith("full ACID ORC, 1 column")
     assert "partition dt=2026-11-21" in line("mapping parts, table")
     assert line("mapping fine, storage").endswith("is writable")
     for start, words, hint in (

@@ -74,7 +74,7 @@ def test_several_faults_then_each_has_one_line() -> None:
     text = _fault({"commit": {"rows": 0}, "table": "a.b.c", "start": []}, shutdown={"timeout": "soon"}, spark=None)
     assert sorted(text.splitlines()) == [
         "mappings[0].commit.rows: must be greater than 0, not 0",
-        "mappings[0].start: must be earliest, latest or {timestamp: 2026-11-01T00:00:00Z}; without a zone it is UTC",
+        "mappings[0].start: must be earliest, latest or {timestamp: 2026-11-01T00:00:00Z}; the default zone is UTC",
         "mappings[0].table: must be database.table, not 'a.b.c'",
         "shutdown.timeout: must be a duration such as 500ms, 30s or 5m, not 'soon'",
         "spark: has no value → set a value or remove the key",

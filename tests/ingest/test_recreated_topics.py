@@ -216,13 +216,13 @@ def test_topic_when_in_another_cluster_then_is_not_read_from_the_old_position(to
 
 def test_partition_when_truncated_and_policy_is_stop_then_the_error_names_both_offsets(topics: _Topics) -> None:
     [stop] = topics.told(1, "failed", "cut_stopped")
-    assert "Kafka ends at 0, before the committed position 10: the partition was truncated" in stop["error"]
+    assert "the partition ends at 0, before the committed position 10: it was truncated" in stop["error"]
 
 
 def test_partition_when_truncated_then_no_consumed_offset_is_read_again(topics: _Topics) -> None:
     assert topics.ids("cut") == [*FIRST, *MORE]
     [gap] = topics.told(1, "offsets_lost", "cut")
-    assert "Kafka ends at 4, before the committed position 10: the partition was truncated" in gap["gap"]
+    assert "the partition ends at 4, before the committed position 10: it was truncated" in gap["gap"]
 
 
 def test_state_when_of_version_1_then_the_topic_id_is_added(topics: _Topics) -> None:
