@@ -202,7 +202,7 @@ def _compare(bench: Bench, arguments: argparse.Namespace) -> None:
     rate, ours_warm = (statistics.median(rates) for rates in zip(*((o.rate, o.warm) for o in ours), strict=True))
     whole = statistics.median(arguments.records / o.seconds for o in ours)
     print(
-        f"ingestd: {rate:,.0f} records/s steady, {ours_warm:,.0f} over the second half, {whole:,.0f} with its start; "
+        f"ingestd: {rate:,.0f} records/s steady, {ours_warm:,.0f} over the second half, {whole:,.0f} with startup; "
         f"peak {max(o.peak_mib for o in ours)} MiB"
     )
     if theirs:

@@ -102,7 +102,7 @@ def processes() -> Iterator[None]:
 def addresses(processes: None) -> Addresses:
     """Return the addresses of the services that all tests share. If they cannot start, tests fail and are not skipped.
 
-    INGESTD_TEST_STACK names a file with the JSON of a running sandbox, which saves the start.
+    INGESTD_TEST_STACK names a file with the JSON of a running sandbox, which is then used instead.
     """
     running = os.environ.get("INGESTD_TEST_STACK")
     if running:

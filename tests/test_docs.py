@@ -1,4 +1,4 @@
-"""The documentation matches the code: links resolve, and named files, functions, layers, keys and commands exist."""
+"""The documentation matches the code: links resolve, and named files, functions, floors, keys and commands exist."""
 
 from __future__ import annotations
 

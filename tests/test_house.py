@@ -1,4 +1,4 @@
-"""Checks rules of this repository that no linter checks: sizes, names, documentation and wording."""
+"""Enforces rules of this repository that no linter checks: sizes, names, documentation and wording."""
 
 from __future__ import annotations
 

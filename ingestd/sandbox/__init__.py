@@ -1,4 +1,4 @@
-"""A real Kafka, Hive Metastore and HiveServer2 on the loopback interface, for trying ingestd out and for its tests.
+"""A real Kafka, Hive Metastore and HiveServer2 on the loopback interface, for trials of ingestd and for its tests.
 
 Invariant: only the state folder and the user's cache folder are written, and services listen on 127.0.0.1 only.
 HiveServer2 keeps its default settings wherever they affect query results, including its query result cache.

@@ -56,13 +56,13 @@ class Guard:
         return self._guard.stdin
 
     def release(self) -> None:
-        """Leave all processes running that were started so far, even after this process ends."""
+        """Let all processes that were started so far continue after this process ends."""
         self._say("release")
 
     def start(
         self, argv: Sequence[str], *, log: Path, cwd: Path, record: Callable[[Child], None] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start `argv` (a java command) with its output in `log`. `record` is called before the program runs."""
+        """Start the java command `argv` and write its output to `log`. `record` is called before the program runs."""
         token = f"-Dingestd.sandbox={uuid.uuid4().hex}"
         shell = ["/bin/sh", "-c", _WAIT_FOR_WORD, "ingestd-sandbox", argv[0], token, *argv[1:]]
         _rotate(log)

@@ -33,7 +33,7 @@ def groups_for(services: Iterable[str]) -> tuple[str, ...]:
 
 
 def folder(listing: Listing = SANDBOX) -> Path:
-    """Return the folder that contains the groups, each as a folder of files."""
+    """Return the folder that contains one subfolder per group."""
     return cache_folder() / "sandbox" / f"jars-{lock_name(listing)}"
 
 

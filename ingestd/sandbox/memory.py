@@ -19,5 +19,5 @@ def require(options: SandboxOptions, services: Iterable[str]) -> None:
     if free < needed:
         raise SandboxError(
             f"not enough memory: {needed} MiB are needed and {free} MiB are available",
-            hint="stop other programs, or set smaller heaps with --kafka-heap-mb and the like",
+            hint="stop other programs, or set smaller heaps with the options --*-heap-mb",
         )

@@ -75,7 +75,7 @@ class Addresses:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """The state of one service. `answers` tells whether it answered a request. `memory_mb` is its resident MiB."""
+    """The state of one service. `answers` tells whether it answered a request. `memory_mb` is its resident memory."""
 
     name: str
     address: str

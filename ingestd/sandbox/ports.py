@@ -34,7 +34,7 @@ def is_free(port: int) -> bool:
 def settle(
     options: SandboxOptions, remembered: dict[str, int], starting: Collection[str], running: frozenset[str]
 ) -> dict[str, int]:
-    """Return all ports by name, including the internal ones. The ports of `running` services do not change.
+    """Choose the missing ports and return all ports by name. The ports of `running` services do not change.
 
     Raises SandboxError when the port of a `starting` service is in use, or when another port is requested for a running
     service.
@@ -66,7 +66,7 @@ def _reject_taken(service: str, port: int) -> None:
         raise SandboxError(
             f"port {port} for {service} is in use by another program",
             where=f"{HOST}:{port}",
-            hint=f"choose another with --{service}-port",
+            hint=f"choose another port with --{service}-port",
         )
 
 

@@ -1,4 +1,4 @@
-"""Sends each service a small request in its own protocol, because a service may not work although its port is open.
+"""Sends each service a small request in its own protocol, because an open port does not show that it works.
 
 Invariant: a probe returns within its timeout and never raises.
 """
@@ -14,12 +14,12 @@ _TIMEOUT_SECONDS = 5.0
 _PIECE_BYTES = 4096
 _METADATA, _VERSION_1 = 3, 1
 _KAFKA_HEAD = struct.Struct(">iii")  # size, correlation id, number of brokers
-# Thrift's strict binary protocol: version and type, the method's name, sequence 0, then a struct
+# Thrift's strict binary protocol: version and type, the method's name, sequence 0, then a struct.
 _GET_NAME = struct.pack(">II7sIB", 0x80010001, 7, b"getName", 0, 0)
 _REPLY = bytes.fromhex("80010002")
-# TOpenSessionReq with client_protocol 9 (Hive 3 and 4); the session ends with its connection
+# TOpenSessionReq with client_protocol 9 (Hive 3 and 4). The session ends with its connection.
 _OPEN_SESSION = struct.pack(">II11sI", 0x80010001, 11, b"OpenSession", 0) + bytes.fromhex("0c0001080001000000090000")
-# The first bytes of the answer, up to status.statusCode = SUCCESS
+# The first bytes of the answer, up to status.statusCode = SUCCESS.
 _SESSION_OPENED = struct.pack(">II11sI", 0x80010002, 11, b"OpenSession", 0) + bytes.fromhex(
     "0c00000c000108000100000000"
 )

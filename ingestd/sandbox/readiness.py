@@ -21,7 +21,7 @@ _LOOK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A service that was just started."""
+    """A service that has just been started."""
 
     name: str
     child: Child

@@ -36,7 +36,7 @@ _LEAST_FREE_BYTES = 16 << 20
 
 
 class Sandbox:
-    """The services of one state folder. Methods raise SandboxError, or ConfigError when there is no suitable Java."""
+    """The services of one state folder. Methods raise SandboxError, or ConfigError when no suitable Java is found."""
 
     def __init__(self, options: SandboxOptions | None = None) -> None:
         self.options = options or SandboxOptions()
@@ -98,7 +98,7 @@ class Sandbox:
             save(self._layout.root, load(self._layout.root).without_child(name))
 
     def start_service(self, name: str) -> None:
-        """Start one stopped service on its previous port and return when it answers."""
+        """Start one stopped service on its previous port and wait until it answers."""
         with self._disk_watched(), self._locked() as lock:
             self._settle(self._responsive(), [name])
             with Guard(lock) as guard:
@@ -160,7 +160,7 @@ class Sandbox:
     def _running(self, name: str) -> Child:
         child = load(self._layout.root).children.get(name)
         if not child or not process.find(child):
-            raise SandboxError(f"{name} is not running", where=str(self._layout.root))
+            raise SandboxError(f"{name} is not running", where=str(self._layout.root), hint="run `ingestd sandbox up`")
         return child
 
     def _look(self, name: str, state: State) -> ServiceState:

@@ -99,7 +99,9 @@ class SchemaTool:
         try:
             run.wait(_SECONDS)
         except subprocess.TimeoutExpired:
-            raise SandboxError(f"the schema tool took longer than {_SECONDS:.0f} s", where=str(self._log)) from None
+            raise SandboxError(
+                f"the metastore's schema was not ready after {_SECONDS:.0f} s", where=str(self._log)
+            ) from None
         finally:
             access.unlink(missing_ok=True)
         return self._log.read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""Configuration, command line and readiness criteria of each service.
+"""The configuration, command line and readiness criteria of each service.
 
 Invariant: the configuration is written from the package's templates at each start and never edited in place.
 """

@@ -88,7 +88,7 @@ class State:
 
 
 def load(root: Path) -> State:
-    """Return the state of the folder, or an empty state without a file. Raises SandboxError for an invalid file."""
+    """Return the stored state, or an empty state when there is none. Raises SandboxError when the file is invalid."""
     file = root / "state.json"
     try:
         raw = json.loads(file.read_text())
@@ -124,7 +124,7 @@ def locked(file: Path, what: str, wait_seconds: float = _LOCK_WAIT_SECONDS) -> I
         file.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
-        raise SandboxError(f"{what} cannot be written ({error.strerror})", where=str(file.parent)) from error
+        raise SandboxError(f"cannot write to {what} ({error.strerror})", where=str(file.parent)) from error
     try:
         _acquire(handle, file, what, Deadline.after(wait_seconds))
         yield handle

@@ -30,7 +30,7 @@ _unique = count()
 
 
 class _Traffic:
-    """A daemon that commits to a partitioned and an unpartitioned table about once per second, and its records."""
+    """Records, and a daemon that commits them to a partitioned and an unpartitioned table about once per second."""
 
     def __init__(self, stack: Stack, properties: Mapping[str, str]) -> None:
         self.stack = stack
@@ -56,7 +56,7 @@ class _Traffic:
     def wait(self) -> None:
         """Wait until all records are committed and no compaction of these tables is in progress."""
         eventually("all commits", lambda: self._committed() == self.sent * len(self.tables), 120)
-        eventually("the compactions", lambda: not self._compacting(), 120)
+        eventually("all compactions to end", lambda: not self._compacting(), 120)
 
     def check(self) -> None:
         """Check that every stored row count becomes that of a scan, and that Hive returns it by default."""

@@ -45,7 +45,7 @@ def test_properties_when_set_concurrently_with_commits_then_none_is_lost(on_post
 
 
 def _is_set(stack: Stack, key: str) -> bool:
-    """Set a table property. Return False when Hive refuses, because a first commit changed the table concurrently."""
+    """Set a table property. Return False when Hive refuses because the first commit changed the table concurrently."""
     try:
         stack.sql(f"ALTER TABLE {stack.name} SET TBLPROPERTIES ('{key}'='set')")
     except SandboxError as error:

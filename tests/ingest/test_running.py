@@ -50,7 +50,7 @@ def test_commit_when_rows_bytes_or_interval_is_reached_then_happens_and_a_restar
     time = _add(stack, "time", commit={"interval": "500ms"})
     config = stack.config(rows, size, time)
     daemon = stack.start(config)
-    eventually("all to be owned", lambda: len(daemon.events("owner")) == 3)
+    eventually("all mappings to be owned", lambda: len(daemon.events("owner")) == 3)
     _produce(stack, rows, range(250))
     _produce(stack, size, range(800), KIB)
     _produce(stack, time, range(10))

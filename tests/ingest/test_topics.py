@@ -1,4 +1,4 @@
-"""Properties of topics: transactions, gaps, lost offsets, new partitions, start positions, tombstones.
+"""Topics with transactions, gaps, lost offsets, new partitions or tombstones, and the start positions of mappings.
 
 Each case has its own topic, table and mapping. Two daemons, one after the other, run all cases.
 """
@@ -94,7 +94,7 @@ class _Transactions:
 
 
 def _transactional(cases: _Topics) -> _Transactions:
-    """Add two topics. `done` ends with an aborted transaction, and `open` with an open one, which is returned."""
+    """Add the cases `done`, which ends with an aborted transaction, and `open`. Return the open transaction."""
     done = _Transactions(cases.stack, cases.add("done"))
     for ids, end in ((range(10), done.commit), (range(100, 110), done.abort), (range(10, 15), done.commit)):
         done.write(ids)
@@ -176,7 +176,7 @@ def _between(cases: _Topics, open_transaction: _Transactions) -> None:
     for case in ("lost", "skipped", "jumped"):
         cases.produce(cases.name(case), range(10, 20))
         cases.delete_before(cases.name(case), 15)
-    eventually("Kafka's cleaner", lambda: _kept(cases) < 200, 60)
+    eventually("Kafka's cleaner to remove records", lambda: _kept(cases) < 200, 60)
     cases.add("compacted", 0)
 
 

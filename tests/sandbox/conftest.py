@@ -85,7 +85,7 @@ def cli(processes: None, tmp_path: Path) -> Iterator[Cli]:
 
 @pytest.fixture
 def private_cache(processes: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Create a copy of the jar cache from hard links. Tests may replace its files, but must not write to them."""
+    """Create a copy of the jar cache from hard links. Tests may replace its files, but must not modify them."""
     with locked(tmp_path / "fill", "the test") as handle, Guard(handle) as guard:
         jars.ensure(jars.groups_for((KAFKA, METASTORE)), java.find_java(), guard, no_progress)
     shared, private = java.cache_folder() / "sandbox", tmp_path / "cache"

@@ -1,1 +1,1 @@
-"""Code that tests share: services, daemons, tables."""
+"""Services, daemons and tables that several tests use."""

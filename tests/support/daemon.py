@@ -26,7 +26,7 @@ from ingestd.spark.engine import Engine
 from ingestd.spark.options import SparkOptions
 
 Event = dict[str, Any]
-# What `Stack.config` writes, so that all daemons in threads can share one Spark session.
+# `Stack.config` writes this value, so that all daemons in threads can share one Spark session.
 SPARK_MASTER = "local[2]"
 
 
@@ -46,7 +46,7 @@ class DaemonProcess:
                 stdout=sink,
                 stderr=sink,
                 env={**os.environ, **environment},
-                # A process group of its own: `kill` ends the Spark workers as well.
+                # The new process group contains the Spark workers, so `kill` ends them as well.
                 start_new_session=True,
             )
 
@@ -56,7 +56,7 @@ class DaemonProcess:
         return self.process.poll() is None
 
     def events(self, name: str | None = None) -> list[Event]:
-        """The log lines so far, or only those of one event."""
+        """Return the parsed log lines so far, or only those of the event `name`."""
         return _events(self.text(), name)
 
     def text(self) -> str:
@@ -68,7 +68,9 @@ class DaemonProcess:
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise AssertionError(f"the daemon still runs after {seconds:.0f} s:\n{self.text()[-3000:]}") from error
+            raise AssertionError(
+                f"the daemon is still running after {seconds:.0f} s:\n{self.text()[-3000:]}"
+            ) from error
 
     def terminate(self) -> None:
         """Send SIGTERM to the main process, as systemd does."""
@@ -84,7 +86,7 @@ class DaemonProcess:
 
 
 class Hold:
-    """An observer that blocks a mapping when it has completed `step` `times` times, until `release` is called."""
+    """An observer that blocks a mapping after the given number of completions of `step`, until `release` is called."""
 
     def __init__(self, step: str, times: int = 1) -> None:
         assert step in STEPS
@@ -154,7 +156,7 @@ class DaemonThread:
         return self._thread.is_alive()
 
     def events(self, name: str | None = None) -> list[Event]:
-        """The log lines so far, or only those of one event."""
+        """Return the parsed log lines so far, or only those of the event `name`."""
         return _events(self.text(), name)
 
     def text(self) -> str:
@@ -165,7 +167,7 @@ class DaemonThread:
     def wait(self, seconds: float = 120.0) -> int:
         """Wait until all mappings have ended and return the exit code that the command would have."""
         self._thread.join(seconds)
-        assert not self.is_running, f"the daemon still runs after {seconds:.0f} s:\n{self.text()[-3000:]}"
+        assert not self.is_running, f"the daemon is still running after {seconds:.0f} s:\n{self.text()[-3000:]}"
         errors = self._errors.result()
         return errors[0].exit_code if errors else 0
 

@@ -78,7 +78,7 @@ class Proxy:
             self._lost_calls[method] += times
 
     def garble_answer(self, method: str, times: int = 1) -> None:
-        """Replace the method name in the next `times` answers to `method` by bytes that are not UTF-8."""
+        """Replace the method name in the next `times` answers to `method` with bytes that are not UTF-8."""
         with self._guard:
             self._garbled_answers[method] += times
 

@@ -24,19 +24,19 @@ Row = tuple[Any, ...]
 
 
 def eventually(what: str, check: Callable[[], Any], seconds: float = 60.0) -> Any:
-    """Call `check` until its result is true and return the result. Fails with `what` after `seconds`."""
+    """Call `check` until its result is true, and return that result. Fails after `seconds` and then reports `what`."""
     limit = Deadline.after(seconds)
     while True:
         answer = check()
         if answer:
             return answer
         if limit.passed:
-            raise AssertionError(f"did not happen within {seconds:.0f} s: {what}")
+            raise AssertionError(f"timed out after {seconds:.0f} s waiting for {what}")
         pause(0.1)
 
 
 class Stack:
-    """The services as one test uses them. `name` is unique and the default for topic, table and mapping."""
+    """The services as one test uses them. `name` is unique, and the default name of topic, table and mapping."""
 
     def __init__(self, addresses: Addresses, test: str, directory: Path) -> None:
         self.addresses = addresses
@@ -45,7 +45,7 @@ class Stack:
         self.directory = directory
         self.metastore = Metastore(addresses.metastore)
         self._daemons: list[Daemon] = []
-        # One for each thread: a session runs one statement at a time.
+        # One session for each thread, because a session runs one statement at a time.
         self._sessions: dict[int, Session] = {}
         self._admin = AdminClient({"bootstrap.servers": addresses.kafka})
 

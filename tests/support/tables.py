@@ -50,7 +50,7 @@ def make_table(metastore: Metastore, name: TableName, *, partitioned: bool = Fal
 
 
 def visible_ids(metastore: Metastore, name: TableName) -> list[int]:
-    """Return the ids that a query would read, that is of all committed write ids, sorted and with duplicates."""
+    """Return the ids that a query would read, sorted and including duplicates. Only committed rows are visible."""
     table = load_acid_table(metastore, name)
     places = [table.location]
     if table.partition_columns:
