@@ -47,7 +47,7 @@ def derby(data: Path, port: int) -> Database:
 
 
 def postgres(address: str) -> Database:
-    """Return the settings for a PostgreSQL URL, with or without the prefix `jdbc:`. Raises SandboxError for other URLs."""
+    """Return the settings for a PostgreSQL URL, with or without the prefix `jdbc:`. Raises SandboxError for others."""
     parts = urlsplit(address.removeprefix("jdbc:"))
     if parts.scheme not in ("postgresql", "postgres") or not parts.hostname or not parts.path.strip("/"):
         raise SandboxError(

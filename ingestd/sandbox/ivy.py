@@ -98,4 +98,4 @@ def _failure(log: Path) -> SandboxError:
         )
     last: Iterable[str] = (line.strip(" \t:") for line in reversed(text.splitlines()))
     words = next((line for line in last if line), "it printed nothing")
-    return SandboxError(f"Kafka and Hive could not be fetched: Ivy failed: {words}", where=str(log))
+    return SandboxError(f"Kafka and Hive could not be fetched because Ivy failed: {words}", where=str(log))

@@ -1,7 +1,7 @@
 """Fetches the jars of Kafka and Hive into the user's cache and verifies them.
 
-Invariant: `ensure` returns only when every file of the wanted groups has the locked content. A file with the locked
-content is not replaced, because a running JVM may have it open. All state folders share the jars. Only one call
+Invariant: `ensure` returns only when every file of the wanted groups matches the lock file. A file that matches is
+not replaced, because a running JVM may have it open. All state folders share the jars. Only one call
 of `ensure` runs at a time.
 """
 
@@ -62,7 +62,7 @@ def ensure(groups: Sequence[str], java: Path, guard: Guard, progress: Progress, 
 
 
 def _replace(bad: Sequence[Locked], home: Path, fetcher: ivy.Ivy, progress: Progress) -> None:
-    """Fetch the groups of `bad` into a temporary folder and move files with the locked content into place."""
+    """Fetch the groups of `bad` into a temporary folder, and move the files that match the lock file into place."""
     asked = {_TARBALL if item.group == SCHEMA else item.group for item in bad}
     confs = [name for name in (KAFKA, METASTORE, HIVESERVER2, _TARBALL) if name in asked]
     wanted = [item for item in lock(fetcher.listing) if item.group in confs]

@@ -34,7 +34,7 @@ class Locked:
         return self.path.partition("/")[2]
 
     def is_at(self, file: Path) -> bool:
-        """Return True when `file` exists and has the locked content."""
+        """Return True when `file` exists and has the size and the SHA-256 of this entry."""
         try:
             if file.stat().st_size != self.size:
                 return False

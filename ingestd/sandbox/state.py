@@ -50,7 +50,7 @@ class Layout:
         return self.root / "conf" / service
 
     def work(self, service: str) -> Path:
-        """Return the folder that is both the working and the temporary folder of `service`."""
+        """Return the working folder of `service`, which also contains its temporary files."""
         return self.root / "run" / service
 
     def log(self, name: str) -> Path:

@@ -1,4 +1,4 @@
-"""A separate Kafka broker that uses the sandbox's jars and configuration templates."""
+"""Separate Kafka brokers that use the sandbox's jars and configuration templates."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Realm:
         self.run("kadmin.local", "-q", f"addprinc -randkey {' '.join(options)} {principal}")
 
     def keytab(self, name: str, *principals: str, new_key: bool = False) -> Path:
-        """Write a keytab for `principals` and return its path. `new_key` changes the keys: earlier keytabs fail."""
+        """Write a keytab for `principals` and return its path. With `new_key`, earlier keytabs become invalid."""
         file = self.folder / f"{name}.keytab"
         keep = "" if new_key else "-norandkey "
         for principal in principals:
