@@ -1,4 +1,4 @@
-"""Checks of arguments.
+"""Checks the types and ranges of arguments.
 
 Invariant: an argument of the wrong type or out of range raises a StreamingException that names the argument, its value
 and the correct form, and never a TypeError or ValueError from inside the library.
@@ -14,14 +14,14 @@ from typing import Any
 from ingestd.schema import Column
 from ingestd.streaming.errors import InvalidConnection, StreamingException
 
-# The values of a partition: by column name, ignoring case, or in the order of the partition columns.
+# The values of a partition, either by column name (case-insensitive) or in the order of the partition columns.
 PartitionValues = Mapping[str, str] | Sequence[str]
 
 Kind = type[StreamingException]
 
 
 def check_text(name: str, value: object, *, kind: Kind = InvalidConnection) -> None:
-    """Require a str of valid Unicode."""
+    """Raise `kind` unless the value is a str of valid Unicode."""
     if not isinstance(value, str):
         raise _wrong(name, value, "text (str)", kind)
     try:
@@ -33,7 +33,7 @@ def check_text(name: str, value: object, *, kind: Kind = InvalidConnection) -> N
 def check_whole(
     name: str, value: object, least: int, most: int | None = None, *, kind: Kind = InvalidConnection
 ) -> None:
-    """Require an integer from `least` to `most`."""
+    """Raise `kind` unless the value is an integer from `least` to `most` (None: no upper limit)."""
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise _wrong(name, value, "an integer", kind)
     value = int(value)
@@ -43,7 +43,7 @@ def check_whole(
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Require a positive, finite number."""
+    """Raise InvalidConnection unless the value is a positive, finite number."""
     if not isinstance(value, Real) or isinstance(value, bool):
         raise _wrong(name, value, "a number of seconds", InvalidConnection)
     if not 0 < float(value) < math.inf:
@@ -51,19 +51,19 @@ def check_seconds(name: str, value: object) -> None:
 
 
 def check_flag(name: str, value: object, *, kind: Kind = InvalidConnection) -> None:
-    """Require True or False; the text "false" would otherwise count as true."""
+    """Raise `kind` unless the value is True or False. Otherwise the text "false" would count as true."""
     if not isinstance(value, bool):
         raise _wrong(name, value, "True or False", kind)
 
 
 def check_list(name: str, value: object, hint: str) -> None:
-    """Require a list or a tuple; a str would otherwise pass as a sequence of characters."""
+    """Raise StreamingException unless the value is a list or tuple. A str would otherwise pass as a sequence."""
     if not isinstance(value, (list, tuple)):
         raise StreamingException(f"{name} must be a list, not {_described(value)}", where=name, hint=hint)
 
 
 def check_values(name: str, values: object) -> None:
-    """Require partition values: a mapping by name, or a list or tuple in the order of the columns."""
+    """Raise InvalidConnection unless the values are a mapping by column name, or a list or tuple in column order."""
     if isinstance(values, Mapping):
         for column, value in values.items():
             check_text(f"{name}, column name", column)
@@ -80,13 +80,13 @@ def check_values(name: str, values: object) -> None:
 
 
 def in_order(values: PartitionValues, columns: Sequence[Column], name: str) -> list[str]:
-    """The values in the order of the partition columns. Raises InvalidConnection when they do not fit the columns."""
+    """Return the values in the order of the partition columns. Raises InvalidConnection if they do not fit these."""
     check_values(name, values)
     keys = [column.name for column in columns]
     if not isinstance(values, Mapping):
         if len(values) != len(keys):
             raise InvalidConnection(
-                f"{len(values)} {name.replace('_', ' ')}, but the table is partitioned by {keys}",
+                f"{name} has length {len(values)}, but the partition columns of the table are {keys}",
                 where=name,
                 hint="pass one value per partition column",
             )
@@ -94,9 +94,9 @@ def in_order(values: PartitionValues, columns: Sequence[Column], name: str) -> l
     given = {column.lower(): value for column, value in values.items()}
     if set(given) != set(keys) or len(given) < len(values):
         raise InvalidConnection(
-            f"{name} name the columns {list(values)}, but the table is partitioned by {keys}",
+            f"{name} names the columns {list(values)}, but the partition columns of the table are {keys}",
             where=name,
-            hint="name each partition column once; case is ignored",
+            hint="name each partition column once (case-insensitive)",
         )
     return [given[key] for key in keys]
 
@@ -107,7 +107,7 @@ def _check_value(name: str, value: object) -> None:
         raise InvalidConnection(
             f"a partition value must be text (str), not {_described(value)}",
             where=name,
-            hint='pass "" for NULL, the default partition' if value is None else f'pass "{text}"',
+            hint='pass "" for NULL (the default partition)' if value is None else f'pass "{text}"',
         )
     check_text(name, value)
 
@@ -117,7 +117,7 @@ def _wrong(name: str, value: object, wanted: str, kind: Kind) -> StreamingExcept
 
 
 def _described(value: Any) -> str:
-    """A value for an error message: its type, and its text when that is short."""
+    """Return the type of a value, followed by its repr if that is short, for an error message."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     shown = repr(value) if isinstance(value, (int, float, str, bytes, type(None))) else ""

@@ -1,12 +1,12 @@
 """Converts Arrow data to a table's columns: tables, record batches, data frames and other objects that export Arrow.
 
-Invariant: every value is kept as it is, or the call is refused as a whole. Nothing is wrapped, truncated, rounded or
-set to NULL, except that a float takes the nearest value, as in `formats.json`.
+Invariant: either all values of a call are stored unchanged, or the whole call is rejected. No value is wrapped,
+truncated, rounded or set to NULL, except that a float column stores the nearest float, as in `formats.json`.
 
 | Column | Accepts | Rejects, besides all other types |
 |---|---|---|
 | the data | columns by name, ignoring case; a missing column is NULL | unknown names, names that differ only by case |
-| any | the null type; dictionary, run-end encoded, view and large types, as what they encode | other extension types |
+| any | the null type; dictionary, run-end encoded, view and large types, as their plain type | other extension types |
 | tinyint … bigint | integers, signed or unsigned; integral floats and decimals | out of range, fraction, NaN |
 | float, double | floats; decimals (nearest value); integers up to 2^24, 2^53 | overflow |
 | decimal(p,s) | decimals of any precision and integers, if exact: 12.50 fits (10,1) | too many digits; floats |
@@ -24,8 +24,9 @@ The elements of an array, map or struct follow the rules of their own type. Text
 integers to text, boolean or timestamp. A time of day or a duration fits no column; cast such columns before writing.
 The accepted extension types are those of Arrow for JSON (text), UUID (binary) and boolean (`bool8`).
 
-All timestamps of a batch share one unit: ns, or us if ns cannot hold them. Only if neither holds all, each column keeps
-its own. The index of a pandas frame is not a column (`reset_index()` makes it one), and NaN in pandas means NULL.
+All timestamps of a batch share one unit: ns, or us if ns cannot represent them all. If neither can, each column keeps
+its own unit. The index of a pandas frame is not written (call `reset_index()` to make it a column). NaN in pandas means
+NULL.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from ingestd.schema import INTEGER_BITS, Column, HiveType
 from ingestd.streaming.arrow_input import CAST, as_table, place_of
 from ingestd.streaming.errors import SerializationError
 
-_ROWS = 1 << 18  # rows per batch: text of 8 KiB per row still fits 31-bit offsets
+_ROWS = 1 << 18  # rows per batch; with 8 KiB of text per row, offsets still fit in 31 bits
 _OFFSET = 2**31 - 1
 _UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowCapacityError)
 
@@ -53,12 +54,13 @@ _UNFIT = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.Ar
 class ArrowWriter:
     """Writes Arrow data: a RecordBatch, a Table, or any object that exports Arrow (polars, pandas, DuckDB).
 
-    Columns match by name, ignoring case; a missing column is NULL. An unknown column, or a value that its column cannot
-    hold, raises SerializationError, and nothing of that call is written. docs/streaming.md lists the accepted types.
+    Columns are matched by name, ignoring case; a missing column is NULL. An unknown column, or a value that does not
+    fit its column, raises SerializationError and nothing of that call is written. docs/streaming.md lists the accepted
+    types.
     """
 
     def batches(self, data: object, columns: Sequence[Column]) -> Iterator[pa.RecordBatch]:
-        """The data as batches of these columns. Raises SerializationError if it does not fit or is not Arrow."""
+        """Yield the data as batches of these columns. Raises SerializationError if it does not fit or is not Arrow."""
         table = as_table(data)
         places = _places(table.schema.names, [column.name for column in columns], "the table", "column", "Arrow data")
         units = _units_to_try(table.schema, columns, places)
@@ -69,24 +71,24 @@ class ArrowWriter:
 
 
 def _own(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A copy: the caller may reuse the memory (numpy, pandas) before the rows are in their file."""
+    """Copy a batch, because the caller may reuse its memory (numpy, pandas) before the rows are in their file."""
     return pa.RecordBatch.from_arrays([pa.concat_arrays([column]) for column in batch.columns], schema=batch.schema)
 
 
 def _places(names: Sequence[str], known: Sequence[str], whose: str, noun: str, where: str) -> dict[str, int]:
-    """Index of each name, keyed in lower case. Raises SerializationError for unknown and duplicate names."""
+    """Return the index of each name, by lower-case name. Raises SerializationError for unknown and duplicate names."""
     places = {name.lower(): place for place, name in enumerate(names)}
     unknown = sorted(set(places) - set(known))
     if unknown:
         raise SerializationError(f"{whose} has no {noun} {', '.join(unknown)}", where=where)
     if len(places) < len(names):
         twice = [name for place, name in enumerate(names) if places[name.lower()] != place]
-        raise SerializationError(f"{noun} {', '.join(twice)} is duplicated, ignoring case", where=where)
+        raise SerializationError(f"{noun} {', '.join(twice)} is duplicated (case-insensitive)", where=where)
     return places
 
 
 def _units_to_try(schema: pa.Schema, columns: Sequence[Column], places: dict[str, int]) -> tuple[str, ...]:
-    """The units to try for all timestamps, the preferred one first; '' means that each column keeps its own."""
+    """Return the units to try for all timestamps, the preferred one first. '' means that each column keeps its own."""
     timed = [column.name for column in columns if column.name in places and has_timestamp(column.type)]
     units = {unit for name in timed for unit in _units(schema.field(places[name]).type)}
     return tuple(units) if len(units) == 1 else ("ns", "us", "") if units else ("ns",)
@@ -108,7 +110,10 @@ def _units(kind: pa.DataType) -> Iterator[str]:
 def _fitted(
     batch: pa.RecordBatch, columns: Sequence[Column], places: dict[str, int], units: Sequence[str], first: int
 ) -> pa.RecordBatch:
-    """The batch in the columns' types and the first unit that holds its timestamps; `first` numbers its first row."""
+    """Convert a batch to the columns' types and to the first of the units that can represent all its timestamps.
+
+    `first` is the number of its first row, for errors.
+    """
     unit, *others = units
     fit = _fit if others else partial(_fit_or_name_row, first=first)
     try:
@@ -127,32 +132,32 @@ def _fitted(
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """The target of a conversion: its type, the unit of its timestamps ('': their own), and its path for errors."""
+    """The target of a conversion: a type, a unit of timestamps ('' keeps that of the source), and a path for errors."""
 
     kind: HiveType
     unit: str
     path: str = ""
 
     def inside(self, place: int, step: str) -> _Wanted:
-        """The target for a child of a complex type."""
+        """Return the target for a child of a complex type."""
         return _Wanted(self.kind.children[place], self.unit, self.path + step)
 
     @property
     def where(self) -> str:
-        """The column and its type, for errors."""
+        """The column and its type, as errors name them."""
         return place_of(f"{self.path} {self.kind}")
 
     def nulls(self, count: int) -> pa.Array:
-        """An array of `count` NULLs."""
+        """Return an array of `count` NULLs."""
         return pa.nulls(count, arrow_of(self.kind, self.unit or "us"))
 
     def refuse(self, source: pa.DataType, reason: object) -> SerializationError:
-        """The error for a value of type `source` that does not fit."""
+        """Return the error for a value of type `source` that does not fit."""
         return SerializationError(f"a value of {source} does not fit: {reason}", where=self.where)
 
 
 def _fit_or_name_row(array: pa.Array, wanted: _Wanted, first: int) -> pa.Array:
-    """As `_fit`, but the error names the first row that does not fit, unless the type itself does not."""
+    """Convert as `_fit` does. An error also names the first row that does not fit, unless the type itself is wrong."""
     try:
         return _fit(array, wanted)
     except SerializationError:
@@ -167,7 +172,7 @@ def _fit_or_name_row(array: pa.Array, wanted: _Wanted, first: int) -> pa.Array:
 
 
 def _first_misfit(array: pa.Array, wanted: _Wanted) -> int | None:
-    """The first row that does not fit, by binary search; None when the type itself does not fit, or every row does."""
+    """Find the first row that does not fit, by binary search. None if the type itself does not fit or all rows do."""
     if not _fits(array.slice(0, 0), wanted):
         return None
     start, end = 0, len(array)
@@ -189,7 +194,7 @@ def _fits(array: pa.Array, wanted: _Wanted) -> bool:
 
 
 def _fit(array: pa.Array, wanted: _Wanted) -> pa.Array:
-    """The array in the target type, without changing any value."""
+    """Convert an array to the target type without changing any value. Raises SerializationError."""
     if array.type == wanted.kind.arrow and _holds_anything(wanted.kind):
         return array
     source = array.type
@@ -206,7 +211,7 @@ def _fit(array: pa.Array, wanted: _Wanted) -> pa.Array:
 
 
 def _holds_anything(kind: HiveType) -> bool:
-    """Whether each value of the Arrow type is valid for the Hive type, so that none needs a check."""
+    """Return whether every value of the Arrow type is valid for the Hive type, so that none needs a check."""
     return kind.kind not in _CHECKED_KINDS and all(map(_holds_anything, kind.children))
 
 
@@ -214,7 +219,7 @@ _CHECKED_KINDS = ("varchar", "char", "date", "timestamp", "map")
 
 
 def _decoded(array: pa.Array) -> pa.Array:
-    """The array without Arrow encodings (dictionary, run-end, view, extension)."""
+    """Return the array without Arrow encodings (dictionary, run-end, view, extension)."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return _STORED[kind.extension_name](array) if kind.extension_name in _STORED else array
@@ -231,7 +236,7 @@ _STORED: dict[str, Callable[[Any], pa.Array]] = {
     "arrow.uuid": lambda array: array.storage,
     "arrow.bool8": lambda array: pc.cast(array.storage, pa.bool_()),
 }
-# Few of Arrow's functions support these types.
+# Types that few of Arrow's functions support, and the types to cast them to.
 _PLAINER = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary(), pa.float16(): pa.float32()}
 
 
@@ -267,7 +272,7 @@ def _nearest(array: pa.Array, wanted: _Wanted) -> pa.Array:
 
 
 def _whole_decimal(array: pa.Array, wanted: _Wanted) -> pa.Array:
-    """Arrow requires a precision for all integers of the type; a wide decimal is checked by its values instead."""
+    """Convert integers through a wide decimal, which Arrow checks by value. A direct cast would check by type."""
     return _cast(pc.cast(array, pa.decimal256(20, 0)), wanted)
 
 
@@ -304,7 +309,7 @@ def _timestamp(array: pa.Array, wanted: _Wanted) -> pa.Array:
 
 
 def _without_zone(array: pa.Array) -> pa.Array:
-    """The time in UTC of timestamps with a zone."""
+    """Return timestamps that have a zone as their time in UTC, without the zone."""
     return array.view(pa.timestamp(array.type.unit)) if getattr(array.type, "tz", None) else array
 
 
@@ -317,17 +322,17 @@ def _check_years(numbers: pa.Array, seconds: int, parts: int, source: pa.DataTyp
 
 
 def _array(array: pa.Array, wanted: _Wanted) -> pa.Array:
-    # A NULL list may have elements in memory; `flatten` drops them, and makes those of a NULL struct NULL.
+    # A NULL list may have elements in memory, which `flatten` drops. It also sets the fields of a NULL struct to NULL.
     items = _fit(array.flatten(), wanted.inside(0, "[]"))
     return pa.ListArray.from_arrays(_offsets(array, wanted)[0], items)
 
 
 def _offsets(array: pa.Array, wanted: _Wanted) -> tuple[pa.Array, Any]:
-    """Offsets of the lists into their flattened elements, NULL for a NULL list; and their lengths."""
+    """Return the offsets of the lists into their flattened elements (NULL for a NULL list), and their lengths."""
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends = np.concatenate(([0], np.cumsum(lengths)))
     if ends[-1] > _OFFSET:
-        raise wanted.refuse(array.type, "too many elements in one batch")
+        raise wanted.refuse(array.type, f"a batch of rows has more than {_OFFSET} elements")
     mask = np.append(array.is_null().to_numpy(zero_copy_only=False), False) if array.null_count else None
     return pa.array(ends.astype(np.int32), mask=mask), lengths
 

@@ -1,6 +1,6 @@
 """Converts objects that export Arrow, and pandas and polars data frames, to Arrow tables.
 
-Invariant: if the conversion would truncate a value, the data is refused as a whole.
+Invariant: if the conversion would truncate a value, the data is rejected as a whole.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _UNREADABLE = (ValueError, TypeError, OverflowError, NotImplementedError)
 
 
 def place_of(path: str, row: int | None = None) -> str:
-    """A column, and a row in it (from 0), as errors name them."""
+    """Return how errors name a column or, if `row` (from 0) is given, a value in it."""
     return f"Arrow data, column {path}" if row is None else f"Arrow data, row {row}, column {path}"
 
 
 def as_table(data: object) -> pa.Table:
-    """The data as a table, without changing any value. Raises SerializationError."""
+    """Convert the data to a table without changing any value. Raises SerializationError if that is impossible."""
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
@@ -51,7 +51,7 @@ def as_table(data: object) -> pa.Table:
 
 
 def _is_frame(data: object, library: str) -> bool:
-    """Whether `data` is a data frame of `library`; a program that has one has imported the library."""
+    """Return whether `data` is a data frame of `library`, which is not imported: a program with a frame has done so."""
     module = sys.modules.get(library)
     return module is not None and isinstance(data, module.DataFrame)
 
@@ -88,8 +88,8 @@ def _name_object(frame: Any) -> None:
             start, end = (middle, end) if _is_readable(values.iloc[:middle]) else (start, middle)
         value = values.iloc[end - 1]
         raise SerializationError(
-            f"DataFrame cannot be converted to an Arrow table: {type(value).__name__} {str(value)[:40]!r} fits no Arrow"
-            " type, or not the type of the preceding rows",
+            f"DataFrame cannot be converted to an Arrow table: {type(value).__name__} {str(value)[:40]!r} has no Arrow"
+            " type, or a different one from the preceding rows",
             where=place_of(str(name), end - 1),
             hint=CAST,
         )
@@ -104,9 +104,10 @@ def _is_readable(values: Any) -> bool:
 
 
 def _is_kept(value: Any, kind: pa.DataType) -> bool:
-    """Whether pyarrow converts a Python object without loss.
+    """Return whether pyarrow converts a Python object without loss.
 
-    If the first object is a date, pyarrow converts all to dates; timestamps become microseconds. It truncates the rest.
+    If the first object of a column is a date, pyarrow truncates all its objects to dates. It truncates timestamps to
+    microseconds.
     """
     if of.is_date(kind):
         return not isinstance(value, datetime)

@@ -1,7 +1,7 @@
 """A batch of transactions that this client opens, locks and ends.
 
-Three calls end transactions: `commit` and `abort` end the open one, `close` ends the batch and its unused ones;
-`fail` does the same after an error and never raises. The state table is in `lifecycle.py`.
+`commit` and `abort` end the open transaction. `close` also ends the unused ones and the batch itself; after an error
+`fail` does the same and never raises. The state table is in `lifecycle.py`.
 
 Invariant: a transaction ends exactly once, committed or aborted. After a failure no row of the transaction is or will
 become visible, unless the outcome of its commit is unknown; then CommitOutcomeUnknown is raised.
@@ -68,7 +68,7 @@ class Partitions:
         self.known: dict[str, PartitionInfo] = {}
 
     def clear(self) -> None:
-        """Start a transaction: no partition is registered."""
+        """Forget all partitions, because a new transaction begins with none registered."""
         self.known = {}
 
     def locate(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
@@ -76,7 +76,7 @@ class Partitions:
         name = self._session.table.partition_name
         missing = [one for one in partitions if name(one) not in self.known]
         if missing:
-            # Translated here: above this call, the error could come from any other metastore call of the transaction.
+            # Translate errors here: callers could not tell them from errors of the other metastore calls.
             with streaming_errors(CREATING_PARTITION):
                 found = self._register(missing)
             stats = self._session.stats
@@ -87,7 +87,7 @@ class Partitions:
 
 
 class TransactionBatch:
-    """`size` transactions, opened together. A single transaction has its own files; several share theirs."""
+    """A batch of `size` transactions that are opened together. If there are several, they share their files."""
 
     def __init__(self, session: Session, size: int) -> None:
         self._session = session
@@ -99,11 +99,11 @@ class TransactionBatch:
         self.state = TxnState.INACTIVE
         self.current: Transaction | None = None
         self.deltas: Sequence[DeltaFiles] = ()
-        """What the last commit wrote, also when its outcome is unknown."""
+        """The deltas that the last commit wrote, even if its outcome is unknown."""
         self._closed = False
         self._outcome_unknown = False
         self._closing_time = Deadline.after(session.options.batch_seconds)
-        # Both are set by the first transaction, once it holds its lock and the table was compared.
+        # The first transaction sets both, once it holds its lock and has compared the table.
         self._location: Location | None = None
         self._output: Output | None = None
         interval = session.heartbeat_seconds
@@ -127,10 +127,10 @@ class TransactionBatch:
         return self._partitions.known
 
     def begin(self, refresh_table: Callable[[], TableChange]) -> bool:
-        """Begin the next transaction: acquire its lock, then call `refresh_table`; from then on no DDL can interfere.
+        """Begin the next transaction: acquire its lock, then call `refresh_table`. From then on no DDL can interfere.
 
-        False when the batch was closed instead, because of its age, or because its files or write ids no longer fit the
-        table: the caller opens the next batch.
+        Returns False if the batch was closed instead, because of its age or because its files or write ids no longer
+        fit the table. The caller then opens the next batch.
         """
         with self._guard:
             if not self.remaining:
@@ -213,7 +213,7 @@ class TransactionBatch:
                 raise
 
     def fail(self) -> None:
-        """Close the batch after an error. Never raises: what cannot be aborted is left to the metastore's timeout."""
+        """Close the batch after an error. Never raises; transactions that cannot be aborted are left to time out."""
         with self._guard:
             if self._closed:
                 return
@@ -234,7 +234,7 @@ class TransactionBatch:
 
     @property
     def _files(self) -> Output:
-        """The output of the rows; set once a transaction has begun."""
+        """The output that stores the rows; it exists once a transaction has begun."""
         assert self._output
         return self._output
 
@@ -258,7 +258,7 @@ class TransactionBatch:
 
     @property
     def _locks(self) -> list[WriteLock]:
-        """The lock of each transaction; with static partition values it covers only their partition."""
+        """The lock that each transaction acquires. With static partition values it covers only that partition."""
         partition = self._table.partition_name(self._session.static) if self._session.static else ""
         return [WriteLock(self._table.name, dynamic=self._session.is_dynamic, partition=partition)]
 
@@ -268,7 +268,7 @@ class TransactionBatch:
     def _publish(self, write: TableWrite, txn: Transaction, key_value: KeyValue | None) -> Publication:
         """Publish the rows and commit.
 
-        Heartbeats stop before the commit call: afterwards the metastore would report the transaction as lost.
+        Heartbeats stop before the commit call, because the metastore reports a committed transaction as lost.
         """
         metastore = self._session.metastore
 
@@ -287,7 +287,7 @@ class TransactionBatch:
     def _table_write(
         self, txn: Transaction, extras: Extras, on_placed: Callable[[Sequence[DeltaFiles]], None]
     ) -> TableWrite:
-        """The transaction's contribution to the table: all partitions registered, the table locked for the commit.
+        """Register all partitions, lock the table for the commit, and return what the transaction adds to the table.
 
         The lock against TRUNCATE is acquired only now, because UPDATE and DELETE wait for it too and a transaction may
         take hours.
@@ -316,7 +316,7 @@ class TransactionBatch:
         )
 
     def _close_when_old(self) -> None:
-        """Close the batch between two transactions after `batch_seconds`; runs in the thread of the heartbeats."""
+        """Close the batch if `batch_seconds` have passed and no transaction is open. Runs in the heartbeat thread."""
         if len(self.write_ids) == 1 or not self._closing_time.passed or not self._guard.acquire(blocking=False):
             return
         try:
@@ -334,13 +334,13 @@ class TransactionBatch:
             self._end()
 
     def _finish_files(self) -> None:
-        """Finish the shared files. A failure is only logged: committed rows stay readable through the side files."""
+        """Close the shared files. A failure is only logged, because the side files keep committed rows readable."""
         if self._output is None:
             return
         try:
             self._output.close()
         except IngestdError as error:
-            _log.warning("files of a batch could not be finished and stay readable through their side files: %s", error)
+            _log.warning("could not close the files of a batch; readers continue to use their side files: %s", error)
             self._output.abandon()
 
     def _abort_all(self) -> None:
@@ -349,7 +349,7 @@ class TransactionBatch:
         try:
             transactions.abort_all(self._session.metastore, [txn.id for txn in open_now])
         except IngestdError as error:
-            _log.warning("transactions could not be aborted and are left to time out: %s", error)
+            _log.warning("could not abort the transactions of a batch; the metastore will time them out: %s", error)
         self.current = None
         self._unused.clear()
         self._end()
@@ -364,7 +364,7 @@ def _warn_of_wait(error: IngestdError, seconds: float) -> None:
 
 
 def _warn_if_hidden(publication: Publication, txn: Transaction) -> None:
-    """Log where a concurrent TRUNCATE hides committed rows."""
+    """Log which committed rows a concurrent TRUNCATE hides, or that this could not be checked."""
     if publication.unchecked:
         _log.warning(
             "could not check whether a TRUNCATE hides rows of transaction %s: %s", txn.id, publication.unchecked

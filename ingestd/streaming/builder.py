@@ -1,4 +1,4 @@
-"""The builder of a connection, as in Java.
+"""Builds a connection option by option, as in Java.
 
 Invariant: a builder only collects options; `ConnectionOptions` validates them.
 """
@@ -29,81 +29,81 @@ class Builder(Generic[C]):
         return self
 
     def with_database(self, database: str) -> Builder[C]:
-        """Name of the database."""
+        """Set the name of the database."""
         return self._with(database=database)
 
     def with_table(self, table: str) -> Builder[C]:
-        """Name of the table."""
+        """Set the name of the table."""
         return self._with(table=table)
 
     def with_static_partition_values(self, values: PartitionValues | None) -> Builder[C]:
-        """Values of the partition that receives all rows, by column name or in the order of the columns."""
+        """Set the values of the partition that receives all rows, by column name or in the order of the columns."""
         return self._with(static_partition_values=values)
 
     def with_agent_info(self, agent_info: str) -> Builder[C]:
-        """Client name in SHOW LOCKS and SHOW TRANSACTIONS."""
+        """Set the client's name in SHOW LOCKS and SHOW TRANSACTIONS."""
         return self._with(agent_info=agent_info)
 
     def with_hive_conf(self, configuration: Mapping[str, str] | str | Path) -> Builder[C]:
-        """Hive settings, or the path of a `hive-site.xml`."""
+        """Set the Hive settings, as a mapping or the path of a `hive-site.xml`."""
         return self._with(configuration=configuration)
 
     def with_metastore_uri(self, uri: str) -> Builder[C]:
-        """Metastore addresses, comma-separated."""
+        """Set the metastore addresses, comma-separated."""
         return self._with(metastore_uri=uri)
 
     def with_metastore_timeout_seconds(self, seconds: float) -> Builder[C]:
-        """Time limit for each answer of the metastore."""
+        """Set the time limit for each answer of the metastore."""
         return self._with(metastore_timeout_seconds=seconds)
 
     def with_security(self, security: Security) -> Builder[C]:
-        """Login and encryption."""
+        """Set how to log in and whether to encrypt connections."""
         return self._with(security=security)
 
     def with_transaction_batch_size(self, size: int) -> Builder[C]:
-        """Number of transactions that share their files."""
+        """Set the number of transactions that share their files."""
         return self._with(transaction_batch_size=size)
 
     def with_streaming_optimizations(self, enabled: bool) -> Builder[C]:  # noqa: FBT001 - Java's signature
-        """Whether deltas are written for speed: no indexes, no dictionaries, light compression."""
+        """Set whether deltas are written for speed: no indexes, no dictionaries, light compression."""
         return self._with(streaming_optimizations=enabled)
 
     def with_write_id(self, write_id: int) -> Builder[C]:
-        """Write id of the transaction to join."""
+        """Set the write id of the transaction to join."""
         return self._with(write_id=write_id)
 
     def with_statement_id(self, statement_id: int) -> Builder[C]:
-        """Statement id of the files of a joined transaction."""
+        """Set the statement id of the files of a joined transaction."""
         return self._with(statement_id=statement_id)
 
     def with_table_object(self, table: Any) -> Builder[C]:
-        """The metastore's Thrift table, for a joined transaction."""
+        """Set the metastore's Thrift table, for a joined transaction."""
         return self._with(table_object=table)
 
     def with_record_writer(self, writer: RecordWriter | ArrowWriter) -> Builder[C]:
-        """Converts data into rows; required."""
+        """Set the writer that converts data into rows. It is required."""
         return self._with(record_writer=writer)
 
     def with_lock_seconds(self, seconds: float) -> Builder[C]:
-        """Time limit for acquiring a lock."""
+        """Set the time limit for acquiring a lock."""
         return self._with(lock_seconds=seconds)
 
     def with_batch_seconds(self, seconds: float) -> Builder[C]:
-        """Age at which a batch with unused transactions is closed."""
+        """Set the age at which a batch with unused transactions is closed."""
         return self._with(batch_seconds=seconds)
 
     def with_heartbeat_seconds(self, seconds: float) -> Builder[C]:
-        """Interval of heartbeats."""
+        """Set the interval of heartbeats."""
         return self._with(heartbeat_seconds=seconds)
 
     def with_commit_outcome_seconds(self, seconds: float) -> Builder[C]:
-        """How long to query the outcome of a commit whose answer was lost."""
+        """Set how long to query the outcome of a commit whose answer was lost."""
         return self._with(commit_outcome_seconds=seconds)
 
     def with_auto_flush_check_interval_size(self, size: int) -> Builder[C]:
-        """Bytes of input between two checks of memory use."""
+        """Set the number of input bytes between two checks of memory use."""
         return self._with(auto_flush_check_interval_size=size)
 
     def connect(self) -> C:
-        """Connect. Raises what `HiveStreamingConnection` raises."""
+        """Open the connection. Raises the same errors as `HiveStreamingConnection`."""
         return self._connect(**self._options)

@@ -23,7 +23,7 @@ FORCED = {
     "hive.exec.dynamic.partition.mode": "nonstrict",
     "hive.metastore.client.cache.enabled": "false",
 }
-# The sixth forced setting: it follows the option `streaming_optimizations`.
+# The sixth forced setting. Its value is that of the option `streaming_optimizations`.
 OPTIMIZATIONS = "hive.exec.orc.delta.streaming.optimizations.enabled"
 _URIS = ("metastore.thrift.uris", "hive.metastore.uris")
 _TIMEOUTS = ("metastore.client.socket.timeout", "hive.metastore.client.socket.timeout")
@@ -48,9 +48,9 @@ class Configuration(dict[str, str]):
     def of(
         cls, given: Mapping[str, str] | str | Path | None, *, streaming_optimizations: bool | None = None
     ) -> Configuration:
-        """The settings of a mapping or of the `hive-site.xml` at a path (None: no settings), plus the forced ones.
+        """Return the settings of a mapping or a `hive-site.xml` path (None: no settings), plus the forced ones.
 
-        Raises InvalidConnection for another type, and when the file cannot be read.
+        Raises InvalidConnection for any other type, and if the file cannot be read.
         """
         settings = cls(_read(Path(given)) if isinstance(given, (str, Path)) else _checked(given))
         forced = dict(FORCED)
@@ -58,13 +58,13 @@ class Configuration(dict[str, str]):
             forced[OPTIMIZATIONS] = str(streaming_optimizations).lower()
         for name, value in forced.items():
             if settings.get(name, value) != value:
-                why = "as the option streaming_optimizations" if name == OPTIMIZATIONS else "required by streaming"
-                _log.warning("%s is set to %s: %s (was %s)", name, value, why, settings[name])
+                why = "the option streaming_optimizations" if name == OPTIMIZATIONS else "streaming"
+                _log.warning("%s is set to %s instead of %s, as %s requires", name, value, settings[name], why)
             settings[name] = value
         return settings
 
     def metastore_uri(self) -> str:
-        """Metastore addresses, comma-separated. Raises InvalidConnection when no address is configured."""
+        """Return the metastore addresses, comma-separated. Raises InvalidConnection if no address is configured."""
         found = next((self[name] for name in _URIS if self.get(name, "").strip()), "")
         if not found:
             raise InvalidConnection(
@@ -75,11 +75,11 @@ class Configuration(dict[str, str]):
         return found
 
     def flag(self, name: str, *, default: bool) -> bool:
-        """A boolean setting."""
+        """Return a boolean setting, or `default` if it is not set."""
         return self.get(name, str(default)).strip().lower() == "true"
 
     def number(self, name: str, default: float) -> float:
-        """A numeric setting. Raises InvalidConnection for other text."""
+        """Return a numeric setting, or `default` if it is not set. Raises InvalidConnection if it is not a number."""
         text = self.get(name, "").strip()
         try:
             return float(text) if text else default
@@ -87,7 +87,7 @@ class Configuration(dict[str, str]):
             raise InvalidConnection(f"{text!r} is not a number", where=name) from error
 
     def timeout_seconds(self) -> float:
-        """Time limit for an answer of the metastore. Raises InvalidConnection for text that is not a duration."""
+        """Return the time limit for an answer of the metastore. Raises InvalidConnection if it is not a duration."""
         for name in _TIMEOUTS:
             if text := self.get(name, "").strip():
                 seconds = seconds_of(text)
@@ -98,7 +98,7 @@ class Configuration(dict[str, str]):
 
 
 def seconds_of(text: str) -> float | None:
-    """Seconds of a Hive duration: a number and ns, us, ms, s (the default), m, h or d. None for other text."""
+    """Convert a Hive duration to seconds. Units are ns, us, ms, s (the default), m, h and d. None for other text."""
     match = _TIME.fullmatch(text.strip().lower())
     return int(match[1]) * _UNIT_SECONDS[match[2]] if match and match[2] in _UNIT_SECONDS else None
 

@@ -1,7 +1,7 @@
 """`HiveStreamingConnection`: begin, write, commit, abort, close (Hive Streaming V2).
 
-Invariant: a connection belongs to one thread. Its public methods raise StreamingException; every error except a bad
-record or a refused call ends the open transaction and its batch (state table in `lifecycle.py`).
+Invariant: a connection belongs to one thread. Its public methods raise StreamingException. Every error except a bad
+record or an invalid call ends the open transaction and its batch (state table in `lifecycle.py`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _ROW_COUNT_SECONDS = 5.0  # time limit of `close` for checking row counts
 
 
 class HiveStreamingConnection:
-    """A connection to one table, open from its construction. As a context manager it closes itself."""
+    """A connection to one table. The constructor opens it. As a context manager it closes at the end of the block."""
 
     options: ConnectionOptions
     configuration: Configuration
@@ -67,8 +67,8 @@ class HiveStreamingConnection:
     def __init__(self, options: ConnectionOptions) -> None:
         """Connect to the metastore and check the table.
 
-        Raises InvalidConnection for wrong options or a refused login, ConnectionError when no metastore answers,
-        InvalidTable.
+        Raises InvalidConnection for wrong options or a refused login, ConnectionError when no metastore answers, and
+        InvalidTable for a table that is missing or cannot be written.
         """
         self.options = options
         self.configuration = Configuration.of(
@@ -90,15 +90,15 @@ class HiveStreamingConnection:
 
     @staticmethod
     def new_builder() -> Builder[HiveStreamingConnection]:
-        """A builder that collects the options one by one; its `connect()` opens the connection."""
+        """Return a builder that collects the options one by one. Its `connect()` opens the connection."""
         return Builder(HiveStreamingConnection)
 
     # --- transactions
 
     def begin_transaction(self) -> None:
-        """Begin a transaction; opens the next batch when the last one is used up.
+        """Begin a transaction. If the last batch is used up, open the next one first.
 
-        Changes of the table since the last transaction take effect: new columns, another location.
+        Changes to the table since the last transaction, such as new columns or a new location, take effect.
 
         Raises ConnectionError, TransactionError; TableChanged when records that fitted the table no longer fit it;
         InvalidTransactionState when a transaction is open.
@@ -113,14 +113,14 @@ class HiveStreamingConnection:
                 if self._lifecycle.begin(self._write_path.refresh_table):
                     break
         else:
-            raise TransactionError("the table was changed repeatedly", where=f"table {self.table.name}")
+            raise TransactionError("the table changed at every attempt to begin", where=f"table {self.table.name}")
         self._write_path.begin()
 
     @streaming_errors()
     def fetch_batch(self) -> None:
         """Open the next batch of transactions now, unless the current one has unused transactions.
 
-        Optional: `begin_transaction` does it when needed. Raises ConnectionError, TransactionError;
+        This is optional, because `begin_transaction` does it when needed. Raises ConnectionError, TransactionError;
         InvalidTransactionState when the last transaction of the current batch is open.
         """
         self._check()
@@ -130,7 +130,7 @@ class HiveStreamingConnection:
         """Write rows in the open transaction.
 
         With a `RecordWriter`, `data` is one record as bytes, many records as a list of bytes, or a binary stream, which
-        the writer's line pattern splits. With an `ArrowWriter` it is Arrow data.
+        the writer's line pattern splits into records. With an `ArrowWriter`, `data` is Arrow data.
 
         Raises SerializationError for records that cannot become rows; the transaction continues without them. Any other
         failure (ConnectionError, StreamingIOFailure, PartitionCreationFailed, TransactionError) aborts the transaction.
@@ -172,11 +172,11 @@ class HiveStreamingConnection:
 
     @contextmanager
     def transaction(self) -> Iterator[HiveStreamingConnection]:
-        """A `with` block that commits at its end and aborts when the block raises.
+        """Return a context manager that begins a transaction and commits it, or aborts it if the block raises.
 
         A transaction that the block itself committed or aborted stays as it is. An exception of the block is re-raised
-        even if the abort fails. Raises TransactionError at the end of the block when the transaction failed inside it
-        and the block ignored the error.
+        even if the abort fails. Raises TransactionError at the end of the block if the transaction failed inside it and
+        the block ignored the error.
         """
         self.begin_transaction()
         try:
@@ -198,7 +198,7 @@ class HiveStreamingConnection:
             raise
 
     def hand_over(self) -> None:
-        """Release the connection from this thread; it then belongs to the next thread that calls it."""
+        """Release the connection from this thread. It then belongs to the next thread that uses it."""
         self._check()
         self._session.metastore.close()
         self._owner.release()
@@ -222,7 +222,7 @@ class HiveStreamingConnection:
 
     @streaming_errors(CREATING_PARTITION)
     def create_partition_if_not_exists(self, values: PartitionValues) -> PartitionInfo:
-        """Create a partition, or return the existing one; concurrent clients all succeed.
+        """Create a partition if it does not exist, and return it. Concurrent clients all succeed.
 
         `values` has one str per partition column, by name or in the order of the columns; each is converted to Hive's
         normal form (`007` is `7` for an int).
@@ -239,9 +239,9 @@ class HiveStreamingConnection:
         max_write_id: int,
         statement_id: int = 0,
     ) -> Path:
-        """Path of a bucket's file once these write ids are committed; creates the partition, as Java does.
+        """Return the path of a bucket's file once these write ids are committed. Creates the partition, as in Java.
 
-        Raises StreamingException for numbers out of range, otherwise as `create_partition_if_not_exists`.
+        Raises StreamingException for numbers out of range, and the errors of `create_partition_if_not_exists`.
         """
         self._check()
         check_whole("bucket", bucket, 0, MAX_BUCKET, kind=StreamingException)
@@ -258,9 +258,9 @@ class HiveStreamingConnection:
 
     @streaming_errors(IN_TRANSACTION)
     def add_write_notification_events(self, txn_id: int) -> None:
-        """Report the files written in the joined transaction `txn_id` to the metastore's event log, if it keeps one.
+        """Report the files written in the joined transaction `txn_id` to the metastore's event log, if there is one.
 
-        Call it before the owner commits. Other transactions report their files by themselves.
+        Call it before the owner commits. In other transactions the commit reports the files.
         Raises InvalidTransactionState before `commit_transaction`, TransactionError.
         """
         self._check()
@@ -284,7 +284,7 @@ class HiveStreamingConnection:
 
     @property
     def username(self) -> str:
-        """The user at the metastore: that of the login, or the name sent without one."""
+        """The user name at the metastore: that of the login or, without a login, the one sent to the metastore."""
         return self._session.metastore.user
 
     @property
@@ -314,7 +314,7 @@ class HiveStreamingConnection:
 
     @property
     def table(self) -> Table:
-        """The table as read when the last transaction began, or when the connection was opened."""
+        """The table as it was when the last transaction began or, before the first one, when the connection opened."""
         return self._session.table
 
     @property
@@ -383,16 +383,16 @@ class HiveStreamingConnection:
             self._session.metastore.close()
 
     def _close_at_exit(self) -> None:
-        """Abort what is open when the program ends."""
+        """Close the connection when the program ends. A failure is only logged."""
         if self._owner.is_forked:  # the transactions belong to the parent process
             return
         try:
             self._close()
         except Exception as error:  # noqa: BLE001 - the other connections must be closed, too
-            _log.warning("connection %s was not closed: %s", self.agent_info, error)
+            _log.warning("could not close connection %s at the end of the program: %s", self.agent_info, error)
 
 
-# Registered when the module is imported: a program's own handlers run first and can still commit.
+# Registered on import, so that a program's own exit handlers run first and can still commit.
 @atexit.register
 def _close_all() -> None:
     for connection in list(_open):

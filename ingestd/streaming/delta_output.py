@@ -1,4 +1,4 @@
-"""Where streaming keeps the rows of a transaction until it commits: in files of its own, or in files of its batch.
+"""Stores the rows of a transaction until it commits, in files of its own or in files that its batch shares.
 
 Invariant: no row is readable before its transaction has committed, and no row of an aborted transaction ever is.
 """
@@ -41,7 +41,7 @@ from ingestd.storage.local import Location, discard_tree, local_path
 
 _log = logging.getLogger(__name__)
 Partition = tuple[str, ...]
-# Creates partitions, registers them with the open transaction and returns all of the transaction's by name.
+# Creates partitions, registers them with the open transaction, and returns all partitions of the transaction by name.
 Locate = Callable[[Iterable[Partition]], Mapping[str, PartitionInfo]]
 _OPEN_FILES = 16
 # Rows wait until memory is needed: writing them earlier would register their partitions one at a time.
@@ -49,10 +49,10 @@ _BATCH_LIMITS = PoolLimits(open_files=64, write_bytes=None)
 
 
 class Output(Protocol):
-    """Stores the rows of one transaction after the other. Methods raise StorageUnavailable and InvalidTable."""
+    """Stores the rows of consecutive transactions. Methods raise StorageUnavailable and InvalidTable."""
 
     def begin(self, write_id: int) -> None:
-        """Begin a transaction; the rows that follow belong to this write id."""
+        """Begin a transaction. The rows added next belong to this write id."""
         ...
 
     def add(self, part: Part) -> None:
@@ -68,7 +68,7 @@ class Output(Protocol):
         ...
 
     def discard(self) -> None:
-        """Drop the rows of the open transaction; never raises."""
+        """Drop the rows of the open transaction. Never raises."""
         ...
 
     def close(self) -> None:
@@ -76,15 +76,15 @@ class Output(Protocol):
         ...
 
     def abandon(self) -> None:
-        """Drop the rows and give up all files after a failure; never raises."""
+        """Drop the rows and abandon all files after a failure. Never raises."""
         ...
 
 
 class TransactionOutput:
-    """Each transaction has its own deltas, which are staged in a hidden directory and published by a rename."""
+    """Writes each transaction to its own deltas, which are staged in a hidden directory and published by a rename."""
 
     def __init__(self, shape: Shape, staging: Staging, *, statement: int | None = None) -> None:
-        """`statement` is the statement id of all files; None: the files of a partition and bucket are numbered."""
+        """`statement` is the statement id of all files. None: the files of each partition and bucket are numbered."""
         self._shape = shape
         self._staging = staging
         self._statement = statement
@@ -106,7 +106,7 @@ class TransactionOutput:
             self._pool = WriterPool(self._files, PoolLimits(open_files=None))
 
     def add(self, part: Part) -> None:
-        """See `Output`; a thread writes the files while the caller decodes the next rows."""
+        """See `Output`. A background thread writes the files while the caller decodes the next rows."""
         assert self._pool
         with self._translate_errors():
             self._encoding.run(partial(self._pool.add, part.partition, part.bucket, part.rows))
@@ -135,7 +135,7 @@ class TransactionOutput:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """If another process removed the staging directory, raise TransactionAborted instead."""
+        """Raise TransactionAborted instead of StorageUnavailable if another process removed the staging directory."""
         try:
             yield
         except StorageUnavailable as error:
@@ -150,7 +150,7 @@ class TransactionOutput:
         self._staging.discard()
 
     def close(self) -> None:
-        """See `Output`; no file outlives a transaction."""
+        """Do nothing, because no file outlives its transaction."""
 
     def abandon(self) -> None:
         """See `Output`."""
@@ -158,9 +158,9 @@ class TransactionOutput:
 
 
 class BatchOutput:
-    """All transactions of a batch append to one delta, `delta_first_last_0000`, with a file per partition and bucket.
+    """Appends all transactions of a batch to one delta, `delta_first_last_0000`, with a file per partition and bucket.
 
-    A file that is closed because too many are open is continued by a file in the delta of the next statement.
+    If a file is closed because too many are open, later rows go to a file in the delta of the next statement id.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class BatchOutput:
         *,
         limits: PoolLimits = _BATCH_LIMITS,
     ) -> None:
-        """`write_ids` are the first and the last of the batch."""
+        """`write_ids` contains the first and the last write id of the batch."""
         self._files = _BatchFiles(table, shape, locate, write_ids)
         self._pool = WriterPool(self._files, limits)
 
@@ -186,15 +186,15 @@ class BatchOutput:
         self._pool.add(part.partition, part.bucket, part.rows)
 
     def flush(self) -> None:
-        """See `Output`; partitions are created and registered before their first rows are written."""
+        """See `Output`. Partitions are created and registered before their first rows are written."""
         self._pool.flush()
 
     def finish(self) -> Files:
-        """See `Output`; writes the pending rows, as that would take too long under the lock of the commit."""
+        """See `Output`. Writes pending rows now, because that would take too long under the lock of the commit."""
         try:
             self._pool.flush()
         except IngestdError:
-            self.withdraw()  # a file that was closed for others contains flushed rows
+            self.withdraw()  # files that were closed to open others contain flushed rows
             raise
         return self
 
@@ -204,16 +204,16 @@ class BatchOutput:
         return self._pool.partitions
 
     def place(self, _table: Table, _write_id: int, _partitions: Mapping[str, PartitionInfo]) -> Placement:
-        """See `Files`; flushes the files that `finish` wrote, so that readers find the rows after the commit."""
+        """See `Files`. Flushes the files that `finish` wrote, so that readers find the rows after the commit."""
         return self._files.flush()
 
     def discard(self) -> None:
-        """See `Output`; rows that are already in a file are invisible, because their write id is aborted."""
+        """See `Output`. Rows that are already in a file stay invisible, because their write id is aborted."""
         self._pool.drop_pending()
         self._files.discard()
 
     def withdraw(self, _deltas: Iterable[DeltaFiles] = ()) -> None:
-        """See `Files`; rows of earlier transactions of the batch stay."""
+        """See `Files`. Rows of earlier transactions of the batch stay."""
         self._files.withdraw()
 
     def close(self) -> None:
@@ -236,7 +236,7 @@ class _BatchFile:
 
 
 class _BatchFiles:
-    """The policy of a batch: files are in their partitions and stay open from transaction to transaction."""
+    """The `FilePolicy` of a batch: files are written directly to their partitions and stay open across transactions."""
 
     statements = range(MAX_STATEMENT + 1)
 
@@ -253,7 +253,7 @@ class _BatchFiles:
         self._increments: dict[str, Increment] = {}
 
     def begin_transaction(self, write_id: int) -> None:
-        """Begin a transaction; rows that are written from now on belong to this write id."""
+        """Begin a transaction. The rows written next belong to this write id."""
         self._write_id = write_id
         self._partitions = {}
         self._written = {}
@@ -261,7 +261,7 @@ class _BatchFiles:
         self._increments = {}
 
     def flush(self) -> Placement:
-        """Flush all files with rows of the open transaction."""
+        """Flush all files that contain rows of the open transaction, and return their deltas and row counts."""
         for file, key in sorted(self._written.items(), key=lambda item: item[1]):
             if file in self._unflushed:
                 with storage_errors(local_path(file.location)):
@@ -270,23 +270,23 @@ class _BatchFiles:
         return Placement(sorted(deltas, key=str), self._increments)
 
     def discard(self) -> None:
-        """Leave the rows that were not flushed out of every further flush."""
+        """Exclude the rows that were not flushed from all later flushes."""
         self._unflushed.clear()
 
     def withdraw(self) -> None:
-        """Remove the flushed rows of the open transaction, as far as storage permits; never raises."""
+        """Remove the flushed rows of the open transaction, as far as storage permits. Never raises."""
         for file in self._written:
             try:
                 file.appendable.withdraw(self._write_id)
-            except OSError as error:  # noqa: PERF203 - an error of one file must not keep the others
-                _log.warning("rows of an aborted transaction could not be removed from a file of its batch: %s", error)
+            except OSError as error:  # noqa: PERF203 - the others must be tried even if one fails
+                _log.warning("could not remove the rows of an aborted transaction from a file of its batch: %s", error)
 
     def split(self, batch: pa.RecordBatch) -> Iterable[tuple[WriterName, pa.RecordBatch]]:
-        """See `FilePolicy`; only pyorc can write an intermediate footer."""
+        """See `FilePolicy`. Only pyorc can write an intermediate footer."""
         return [("pyorc", batch)]
 
     def prepare(self, partitions: Collection[Partition]) -> None:
-        """See `FilePolicy`; creates and registers the partitions."""
+        """See `FilePolicy`. Creates and registers the partitions."""
         self._partitions = self._locate(partitions)
 
     def open(self, key: FileKey, statement: int) -> _BatchFile:
@@ -300,7 +300,7 @@ class _BatchFiles:
         return _BatchFile(file, statement, location)
 
     def accepts_rows(self, key: FileKey, file: _BatchFile) -> bool:
-        """See `FilePolicy`; False if the partition was moved, or was dropped and recreated, between transactions."""
+        """See `FilePolicy`. False if the partition was moved, or dropped and recreated, since the last transaction."""
         with storage_errors(local_path(file.location)):
             if file not in self._unflushed and not file.appendable.is_in_place:
                 file.appendable.abandon()
@@ -326,13 +326,13 @@ class _BatchFiles:
         self._remove_unused_delta(file)
 
     def abort(self, files: Iterable[_BatchFile]) -> None:
-        """See `FilePolicy`; flushed rows stay in the files."""
+        """See `FilePolicy`. Flushed rows stay in the files."""
         for file in files:
             file.appendable.abandon()
             self._remove_unused_delta(file)
 
     def _remove_unused_delta(self, file: _BatchFile) -> None:
-        """Remove the delta of a closed file if it contains no rows of any transaction; never raises."""
+        """Remove the delta of a closed file if it contains no rows of any transaction. Never raises."""
         delta = local_path(file.location) / batch_delta_name(*self._write_ids, file.statement)
         with suppress(OSError):
             if os.listdir(delta) == [ORC_ACID_VERSION_FILE]:
@@ -348,7 +348,7 @@ class _BatchFiles:
         self._increments[name] = self._increments.get(name, Increment()) + increment
 
     def _delta_files(self, key: FileKey, file: _BatchFile) -> DeltaFiles:
-        """The delta without the side file, which is removed when the batch ends."""
+        """Return the delta and its files, except the side file, which is removed when the batch ends."""
         delta = batch_delta_name(*self._write_ids, file.statement)
         return DeltaFiles(key.partition, file.location, delta, (ORC_ACID_VERSION_FILE, bucket_name(key.bucket)))
 

@@ -17,7 +17,7 @@ from ingestd.hive.client import MetastoreRefusal
 
 
 class StreamingException(IngestdError):
-    """The base class; raised itself for wrong arguments and for calls in the wrong state or thread."""
+    """The base class, which is raised directly for wrong arguments and for calls in the wrong state or thread."""
 
 
 class ConnectionError(StreamingException, errors.MetastoreUnavailable):  # noqa: A001
@@ -46,7 +46,7 @@ class TransactionError(StreamingException, errors.TransactionError):
 
 
 class InvalidTransactionState(TransactionError):
-    """The transaction's state does not allow the call; an error in the program."""
+    """The state of the transaction does not allow the call, which is an error in the program. Do not retry."""
 
     reaction = errors.Reaction.STOP
 
@@ -58,10 +58,10 @@ class TableChanged(TransactionError, errors.TableChanged):
 
 
 class CommitOutcomeUnknown(TransactionError, errors.CommitOutcomeUnknown):
-    """The answer to the commit was lost and the outcome could not be queried: check for the rows before you continue.
+    """The answer to a commit was lost and its outcome could not be queried. Check for the rows before you continue.
 
-    The daemon can check by itself. A program that simply wrote the records again might duplicate them, so the reaction
-    is STOP.
+    The daemon checks by itself. A program that wrote the records again without a check might duplicate them, so the
+    reaction is STOP.
     """
 
     reaction = errors.Reaction.STOP
@@ -72,13 +72,13 @@ class StreamingIOFailure(StreamingException, errors.StorageUnavailable):
 
 
 class SerializationError(StreamingException, errors.RecordError):
-    """Records that cannot become rows; the transaction continues without them.
+    """Some records cannot become rows. The transaction continues without them.
 
-    `rejects` has one `Reject` per record: `row`, its number in the transaction; `index`, its position in the list or
-    stream of the call (both from 0; None for a record of an earlier call); `column`, `reason`, and for dead letters the
-    whole `record`. Records are kept by reference. For a stream, only the first 64 MiB of rejected records are kept; the
-    others have their first bytes (`head`) and None. Arrow data has no rejects: the message names the first row and its
-    column.
+    `rejects` contains one `Reject` per record. `row` is the number of the record in the transaction. `index` is its
+    position in the list or stream of the call, or None for a record of an earlier call. Both count from 0. `record` is
+    the whole record, for dead letters; it is not copied. For a stream, only the first 64 MiB of rejected records are
+    kept, and `record` is None for the others; `head` always contains the first bytes. Arrow data has no rejects: the
+    message names the first row that does not fit, and its column.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", rejects: Sequence[Reject] = ()) -> None:
@@ -87,14 +87,14 @@ class SerializationError(StreamingException, errors.RecordError):
 
     @classmethod
     def of(cls, rejects: Sequence[Reject]) -> SerializationError:
-        """The error that describes the first reject and holds all of them."""
+        """Return an error that describes the first reject and contains all of them."""
         first = rejects[0]
         more = f" ({len(rejects)} rejected records)" if len(rejects) > 1 else ""
         column = f", column {first.column}" if first.column else ""
         return cls(
             f"{first.reason}{more}; the record starts with {first.head!r}",
             where=f"record {first.row}{column}",
-            hint="the transaction continues without it: commit or abort",
+            hint="the transaction continues without rejected records: commit or abort it",
             rejects=rejects,
         )
 
@@ -125,7 +125,7 @@ CREATING_PARTITION: tuple[Translation, ...] = (
 
 
 def streaming_error(error: IngestdError, context: Sequence[Translation] = ()) -> StreamingException:
-    """The streaming error for `error`; the translations of `context` precede the general ones."""
+    """Return the streaming error for `error`. The translations of `context` take precedence over the general ones."""
     if isinstance(error, StreamingException):
         return error
     kind = next((to for kind, to in (*context, *_GENERAL) if isinstance(error, kind)), StreamingException)
@@ -134,7 +134,7 @@ def streaming_error(error: IngestdError, context: Sequence[Translation] = ()) ->
 
 @contextmanager
 def streaming_errors(context: Sequence[Translation] = ()) -> Iterator[None]:
-    """Translate errors of the layers below, for a public method (as a decorator) or a block."""
+    """Translate errors of the layers below, as a decorator of a public method or around a block."""
     try:
         yield
     except StreamingException:

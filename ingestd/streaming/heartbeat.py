@@ -1,4 +1,4 @@
-"""Keeps the open transactions of a batch alive, from a thread of its own.
+"""Keeps the open transactions of a batch alive from a background thread.
 
 Invariant: a transaction that the metastore has aborted is reported at the next call on the connection, and no heartbeat
 is sent after the batch has ended.
@@ -24,7 +24,7 @@ _STOP_SECONDS = 5.0
 
 
 def transaction_timeout(metastore: Metastore) -> float:
-    """Seconds without a heartbeat after which the metastore aborts a transaction (`hive.txn.timeout`)."""
+    """Return the seconds without a heartbeat after which the metastore aborts a transaction (`hive.txn.timeout`)."""
     text = str(metastore.call("get_config_value", _TIMEOUT, f"{_DEFAULT_SECONDS:.0f}s"))
     return seconds_of(text) or _DEFAULT_SECONDS
 
@@ -33,7 +33,7 @@ class Heartbeat:
     """Sends a heartbeat for each transaction every `interval_seconds`, then calls the method `after_beat`.
 
     The thread also ends when the object of `after_beat` is garbage collected: a caller that is interrupted while it
-    creates the batch has no reference left to stop the thread with.
+    creates the batch has no reference with which to stop the thread.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Heartbeat:
             )
 
     def remove(self, txn_id: int) -> None:
-        """Stop heartbeating a transaction; returns when no heartbeat of it is in flight."""
+        """Stop sending heartbeats for a transaction. Returns when none is in flight."""
         with self._guard:
             self._alive.discard(txn_id)
 
     def stop(self) -> None:
-        """Stop heartbeating."""
+        """Stop all heartbeats and wait up to five seconds for the thread to end."""
         self._stopped.set()
         if self.is_running and self._thread is not threading.current_thread():
             self._thread.join(timeout=_STOP_SECONDS)
@@ -85,9 +85,10 @@ class Heartbeat:
         self._metastore.close()
 
     def _beat(self) -> bool:
-        """Send one heartbeat per transaction; False when no metastore answered.
+        """Send one heartbeat per transaction. Returns False if no metastore answered.
 
-        A heartbeat for a range of ids could hit transactions of other clients: the ids of a batch need not be adjacent.
+        A heartbeat for a range of ids could include transactions of other clients, because the ids of a batch need not
+        be adjacent.
         """
         for txn_id in sorted(self._alive):
             with self._guard:  # released between heartbeats, because a commit waits for it
@@ -99,11 +100,11 @@ class Heartbeat:
         try:
             alive = leases.heartbeat_transaction(self._metastore, txn_id)
         except Unavailable:
-            return False  # the next call of the connection meets and reports the same error
+            return False  # the next call on the connection fails with the same error
         except Exception as error:  # noqa: BLE001 - without heartbeats the transaction is lost, whatever the cause
             alive, why = False, getattr(error, "what", None) or f"a heartbeat failed: {error!r}"
         else:
-            why = "the metastore aborted the transaction: timeout, or an administrator"
+            why = "the metastore aborted the transaction, because it timed out or an administrator aborted it"
         if not alive:
             self._alive.discard(txn_id)
             self._lost[txn_id] = why

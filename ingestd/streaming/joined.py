@@ -1,8 +1,8 @@
-"""A transaction that another client, its owner, opened, locks and commits; this client writes and prepares rows.
+"""A transaction that another client, its owner, opens, locks and commits. This client only writes rows in it.
 
-Invariant: published files stay until the owner ends the transaction; a failure before publishing leaves no files. The
-owner must register `partitions` with the transaction before it ends it: files of an aborted write id become visible in
-a partition that was never registered.
+Invariant: published files stay until the owner ends the transaction. A failure before publishing leaves no files. The
+owner must register `partitions` with the transaction before ending it, because files of an aborted write id become
+visible in a partition that was never registered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ingestd.streaming.session import Session, TableChange
 
 
 class JoinedTransaction:
-    """Has the methods of `TransactionBatch`, without its transaction calls to the metastore."""
+    """Implements the methods of `TransactionBatch` without its transaction calls to the metastore."""
 
     def __init__(self, session: Session, write_id: int, statement_id: int) -> None:
         self._session = session
@@ -31,22 +31,22 @@ class JoinedTransaction:
         self.txn_to_write_ids: dict[int, int] = {}
         self.state = TxnState.INACTIVE
         self.deltas: Sequence[DeltaFiles] = ()
-        """What `commit` wrote."""
+        """The deltas that `commit` published."""
         self._statement = max(0, statement_id)
-        self._output: TransactionOutput | None = None  # None until it has begun
+        self._output: TransactionOutput | None = None  # None until the transaction begins
 
     @property
     def remaining(self) -> int:
-        """1 before it has begun, then 0."""
+        """Number of transactions that have not begun: 1 or 0."""
         return int(self.state is TxnState.INACTIVE)
 
     @property
     def partitions(self) -> Mapping[str, PartitionInfo]:
-        """The written partitions, by name."""
+        """Partitions of the transaction, by name."""
         return self._partitions.known
 
     def begin(self, refresh_table: Callable[[], TableChange]) -> bool:
-        """Start writing; always True. Raises TableChanged when the table differs from `table_object`.
+        """Start writing. Always returns True. Raises TableChanged when the table differs from `table_object`.
 
         The owner acquires the lock against further changes before it shares the transaction.
         """
@@ -62,19 +62,19 @@ class JoinedTransaction:
         return True
 
     def add(self, part: Part) -> None:
-        """Add rows."""
+        """Add rows to the transaction."""
         self._require_open()
         self._files.add(part)
 
     def check(self) -> None:
-        """Does nothing: the owner keeps the transaction alive."""
+        """Do nothing, because the owner keeps the transaction alive."""
 
     def flush(self) -> None:
         """Write buffered rows to their files, to free memory."""
         self._files.flush()
 
     def commit(self, extras: Extras) -> None:
-        """Publish the files; the owner's commit makes their rows visible."""
+        """Publish the files. The owner's commit makes their rows visible."""
         self._require_open()
         files = self._files.finish()
         found = self._partitions.locate({*extras.partitions, *files.partitions})
@@ -83,7 +83,7 @@ class JoinedTransaction:
         self.state = TxnState.PREPARED_FOR_COMMIT
 
     def abort(self) -> None:
-        """Discard the rows; the transaction itself stays open for its owner."""
+        """Discard the rows. The transaction itself stays open for its owner."""
         self._require_open()
         self._files.discard()
         self.state = TxnState.ABORTED
@@ -94,7 +94,7 @@ class JoinedTransaction:
             self.abort()
 
     def fail(self) -> None:
-        """Discard rows that are not published, after an error. Never raises."""
+        """After an error, discard the rows that are not yet published. Never raises."""
         if self.state is not TxnState.OPEN:
             return
         if self._output:
@@ -107,7 +107,7 @@ class JoinedTransaction:
 
     @property
     def _files(self) -> TransactionOutput:
-        """The output of the rows; set once the transaction has begun."""
+        """The output that stores the rows; it exists once the transaction has begun."""
         assert self._output
         return self._output
 

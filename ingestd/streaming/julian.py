@@ -1,7 +1,7 @@
 """Rejects dates before 1582-10-15 in transaction batches.
 
 The intermediate footers of a file that is still being written do not name a calendar, and Hive then reads days before
-1582-10-15 as Julian dates. The final footer, and so a file of a single transaction, is read correctly.
+1582-10-15 as Julian dates. The final footer names one, so Hive reads the file of a single transaction correctly.
 
 Invariant: no such day is written to a shared file.
 """
@@ -25,7 +25,7 @@ _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_00
 
 
 def old_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-    """Mask of the rows that contain such a day at any depth; None when no row does."""
+    """Return a mask of the rows that contain a day before 1582-10-15 at any depth, or None if no row does."""
     found = [array for array in batch.columns if _is_old(array)]
     if not found:
         return None
@@ -36,7 +36,7 @@ def old_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
 
 
 def _is_old(array: pa.Array) -> bool:
-    """Whether any value is a day before 1582-10-15."""
+    """Return whether any value is a day before 1582-10-15."""
     kind = array.type
     if pa.types.is_struct(kind):
         return any(_is_old(child) for child in array.flatten())
@@ -55,12 +55,12 @@ def _is_old(array: pa.Array) -> bool:
     return least is not None and least < first
 
 
-# A year before 1583 in text of any format. Only a record that matches is decoded by the check.
+# A year before 1583 in text of any format. The check decodes only records that match.
 _MAY_BE_OLD = re.compile(rb"(?<![0-9])(?:0[0-9]{3}|1[0-4][0-9]{2}|15[0-7][0-9]|158[0-2])-").search
 
 
 def modern_check(decoder: ModernDecoder, check: Callable[[bytes], Reject | None]) -> Callable[[bytes], Reject | None]:
-    """`check`, extended to reject records with such a day."""
+    """Extend `check` to reject records that contain a day before 1582-10-15."""
 
     def checked(record: bytes) -> Reject | None:
         found = check(record)
@@ -72,13 +72,13 @@ def modern_check(decoder: ModernDecoder, check: Callable[[bytes], Reject | None]
 
 
 class ModernDecoder:
-    """A decoder that also rejects records with such a day."""
+    """A decoder that also rejects records that contain a day before 1582-10-15."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
-        """Decode a batch of records."""
+        """Decode a batch of records (see `Decoder`)."""
         decoded = self._decoder.decode(values)
         masks = [old_rows(batch) for batch in decoded.batches]
         if all(mask is None for mask in masks):

@@ -8,9 +8,10 @@
 | ABORTED | OPEN | refused | refused | ABORTED | ABORTED |
 | PREPARED_FOR_COMMIT: the owner commits it | refused | refused | refused | unchanged | unchanged |
 
-"refused" is InvalidTransactionState and changes nothing. A failure is any error except a bad record (RecordError) in
-begin, write or commit: it also aborts the unused transactions of the batch, and the next begin opens a new batch.
-Outside OPEN only begin can fail; if it cannot even open a batch, the state stays. A joined transaction can begin once.
+"refused" means that InvalidTransactionState is raised and nothing changes. A failure is any error in begin, write or
+commit except a bad record (RecordError). It also aborts the unused transactions of the batch, and the next begin opens
+a new batch. Outside OPEN only begin can fail; if it cannot even open a batch, the state does not change. A joined
+transaction can begin only once.
 
 Invariant: at most one transaction of a connection is open.
 """
@@ -35,13 +36,13 @@ AnyBatch = TransactionBatch | JoinedTransaction
 
 
 class Lifecycle:
-    """The current batch and the state of its transaction. Errors are those of the layers below."""
+    """Tracks the current batch and the state of its transaction. Methods raise the errors of the layers below."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.batch: AnyBatch | None = None
         self.failure = ""
-        """Why the last transaction was aborted by something else than `abort`; empty otherwise."""
+        """Why the last transaction was aborted, unless by `abort`; otherwise empty."""
 
     @property
     def state(self) -> TxnState:
@@ -61,13 +62,13 @@ class Lifecycle:
         return self.batch.current.id if isinstance(self.batch, TransactionBatch) and self.batch.current else None
 
     def open_batch(self) -> AnyBatch:
-        """The batch with the open transaction. Raises InvalidTransactionState when none is open."""
+        """Return the batch with the open transaction. Raises InvalidTransactionState when none is open."""
         if self.batch is None or self.batch.state is not TxnState.OPEN:
             raise InvalidTransactionState("no transaction is open", hint="call begin_transaction first")
         return self.batch
 
     def next_batch(self) -> AnyBatch:
-        """The batch of the next transaction; opens a new one when the last one is used up."""
+        """Return the batch of the next transaction. If the last batch is used up, open a new one."""
         if self.batch is None or not self.batch.remaining:
             if self.state is TxnState.OPEN:
                 raise InvalidTransactionState(
@@ -77,9 +78,10 @@ class Lifecycle:
         return self.batch
 
     def begin(self, refresh_table: Callable[[], TableChange]) -> bool:
-        """Begin the next transaction of the batch; `refresh_table` runs once its lock is held.
+        """Begin the next transaction of the batch. `refresh_table` is called once its lock is held.
 
-        False when the batch had to end instead, because of its age or a change of the table: begin the next one.
+        Returns False if the batch had to end instead, because of its age or a change of the table. The caller then
+        tries again with the next batch.
         """
         self.failure = ""
         batch = self.next_batch()
@@ -87,10 +89,10 @@ class Lifecycle:
             return batch.begin(refresh_table)
 
     def key_value(self, key: str | None, value: str | None) -> KeyValue | None:
-        """The table parameter that a commit sets, None without one.
+        """Return the table parameter that a commit sets, or None if no key is given.
 
-        What the metastore would refuse inside the commit is refused here, so that the transaction stays open: raises
-        StreamingException, InvalidTransactionState.
+        Raises StreamingException or InvalidTransactionState for what the metastore would refuse. Inside the commit that
+        would end the transaction; here it stays open.
         """
         if key is None and value is None:
             return None
@@ -136,7 +138,7 @@ class Lifecycle:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Treat an error in the block as a failure, unless it is a bad record."""
+        """Call `fail` for an error in the block, unless it is a bad record (RecordError)."""
         try:
             yield
         except RecordError:
@@ -146,7 +148,7 @@ class Lifecycle:
             raise
 
     def fail(self, error: BaseException) -> None:
-        """Abort the open transaction and the unused ones of its batch, and note the reason. Never raises."""
+        """Abort the open transaction and the unused ones of its batch, and record the reason. Never raises."""
         self.failure = str(error) or type(error).__name__
         if self.batch:
             self.batch.fail()

@@ -1,4 +1,4 @@
-"""Detects when memory is short, so that buffered rows must be written to their files (Java: heap above a threshold).
+"""Detects when memory is short and buffered rows must be written to files (in Java, when the heap is nearly full).
 
 Invariant: the limit of a container takes precedence over the memory of the machine.
 """
@@ -17,9 +17,9 @@ _LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 class MemoryWatch:
-    """Compares memory in use with a threshold once per `interval_bytes` of input.
+    """Compares memory use with a threshold once per `interval_bytes` of input.
 
-    Defaults are those of the Hive settings `hive.streaming.auto.flush.check.interval.size`,
+    The defaults are those of the Hive settings `hive.streaming.auto.flush.check.interval.size`,
     `hive.streaming.auto.flush.enabled` and `hive.heap.memory.monitor.usage.threshold`.
     """
 
@@ -32,7 +32,7 @@ class MemoryWatch:
         self._next = self._interval
 
     def is_short(self, written_bytes: int) -> bool:
-        """Whether rows must be flushed now; `written_bytes` is the total input so far."""
+        """Return whether rows must be flushed now. `written_bytes` is the total input so far."""
         if written_bytes < self._next:
             return False
         self._next = written_bytes + self._interval
@@ -40,7 +40,7 @@ class MemoryWatch:
 
 
 def used_share() -> float:
-    """Resident memory of this process as a share (0 to 1) of its limit."""
+    """Return the resident memory of this process as a share (0 to 1) of its limit."""
     return float(psutil.Process().memory_info().rss / _limit())
 
 

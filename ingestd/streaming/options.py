@@ -1,8 +1,8 @@
-"""`ConnectionOptions`: the one list of a connection's options.
+"""Defines all options of a connection in one place, `ConnectionOptions`.
 
-`HiveStreamingConnection(…)` takes the fields as keyword arguments, and the builder has a method for each.
+`HiveStreamingConnection(…)` accepts the fields as keyword arguments, and the builder has a method for each.
 
-Invariant: options that contradict each other are refused before any network call.
+Invariant: options that contradict each other are rejected before any network call.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _S = TypeVar("_S")
 class ConnectionOptions:
     """Options of a `HiveStreamingConnection`. Only `record_writer` and `table` are required.
 
-    Raises InvalidConnection, which names the option, for a wrong type, a value out of range and a contradiction.
+    Raises InvalidConnection, which names the option, for a wrong type, a value out of range or a contradiction.
     """
 
     record_writer: RecordWriter | ArrowWriter
@@ -61,20 +61,20 @@ class ConnectionOptions:
     partition columns. Empty or None: dynamic partitioning, where the last columns of each row select its partition."""
 
     agent_info: str = ""
-    """Client name in SHOW LOCKS and SHOW TRANSACTIONS, cut to 128 characters. Empty: user, host, thread and a UUID."""
+    """Client name in SHOW LOCKS and SHOW TRANSACTIONS, truncated to 128 characters. Empty: user, host, thread, UUID."""
 
     metastore_uri: str | None = None
     """Metastore addresses, comma-separated, such as `thrift://localhost:9083`. None: those of `configuration`."""
 
     metastore_timeout_seconds: float | None = None
-    """Time limit for each answer of the metastore. None: as `configuration` says, else 60 s."""
+    """Time limit for each answer of the metastore. None: the value in `configuration`, by default 60 s."""
 
     configuration: Mapping[str, str] | str | Path | None = None
     """Hive settings: a mapping, or the path of a `hive-site.xml`. None: no settings; no file is searched for."""
 
     security: Security | None = None
-    """Login and encryption. None: as `configuration` says. It holds no credentials: for a keytab, a password or a CA
-    file pass `Security.from_hive_conf(Configuration.of(path), user=…, keytab=…, password=…, ca_file=…)`."""
+    """Login and encryption. None: as set in `configuration`, which contains no credentials. For a keytab, a password or
+    a CA file pass `Security.from_hive_conf(Configuration.of(path), user=…, keytab=…, password=…, ca_file=…)`."""
 
     transaction_batch_size: int = 1
     """Number of transactions that are opened together and share their files."""
@@ -104,11 +104,11 @@ class ConnectionOptions:
     """How long to query the outcome of a commit whose answer was lost, before CommitOutcomeUnknown is raised."""
 
     auto_flush_check_interval_size: int | None = None
-    """Bytes of input between two checks of memory use; when memory is short, buffered rows are written to their files.
-    None: as `configuration` says, else 100 MiB."""
+    """Bytes of input between two checks of memory use. When memory is short, buffered rows are written to their files.
+    None: the value in `configuration`, by default 100 MiB."""
 
     def __post_init__(self) -> None:
-        """Raises InvalidConnection."""
+        """Check the types of all options, and that no options contradict each other. Raises InvalidConnection."""
         self._check_types()
         contradictions = [
             (
@@ -129,7 +129,7 @@ class ConnectionOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> ConnectionOptions:
-        """Options by name. Raises InvalidConnection, including for an unknown name."""
+        """Return the options of a mapping by name. Raises InvalidConnection for unknown names and invalid values."""
         names = [field.name for field in fields(cls)]
         for name in options:
             if name not in names:
@@ -147,7 +147,7 @@ class ConnectionOptions:
         return TableName((self.database or "default").lower(), self.table.lower())
 
     def agent(self, user: str) -> str:
-        """The client's name in SHOW LOCKS; `user` is the name at the metastore."""
+        """Return the client's name in SHOW LOCKS and SHOW TRANSACTIONS. `user` is the user name at the metastore."""
         thread = threading.current_thread().name
         name = self.agent_info or f"{user}:{socket.gethostname()}:{thread}:{uuid.uuid4()}"
         return name[:_AGENT_CHARACTERS]
@@ -190,13 +190,13 @@ class ConnectionOptions:
 def takes_options(
     options: Callable[_P, ConnectionOptions],
 ) -> Callable[[Callable[[_S, ConnectionOptions], None]], Callable[Concatenate[_S, _P], None]]:
-    """Give a constructor the parameters of `ConnectionOptions`, for type checkers, editors and `help()` alike."""
+    """Make a constructor accept the fields of `ConnectionOptions`, as type checkers, editors and `help()` then show."""
 
     def decorate(init: Callable[[_S, ConnectionOptions], None]) -> Callable[Concatenate[_S, _P], None]:
         @wraps(init)
         def construct(self: _S, /, *positional: _P.args, **given: _P.kwargs) -> None:
             if positional:
-                raise TypeError(f"{_WHERE} takes its options by name")
+                raise TypeError(f"{_WHERE} accepts its options by name only")
             init(self, ConnectionOptions.of(given))
 
         own = inspect.signature(init).parameters["self"]
@@ -213,13 +213,13 @@ def _check_uri(uri: object) -> None:
         raise InvalidConnection(
             "metastore_uri is empty",
             where="metastore_uri",
-            hint="omit it to use the configuration's, or pass thrift://localhost:9083",
+            hint="omit it to use the address in the configuration, or pass thrift://localhost:9083",
         )
 
 
 def _check_writer(writer: object) -> None:
     if writer is None:
-        raise InvalidConnection("the record writer is missing", where=_WHERE)
+        raise InvalidConnection("the record writer is missing", where=_WHERE, hint="pass record_writer=…")
     if isinstance(writer, type):
         raise InvalidConnection(
             f"record_writer is the class {writer.__name__}",

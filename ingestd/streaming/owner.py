@@ -1,4 +1,4 @@
-"""The process and thread that a connection belongs to, and closing at the end of a `with` block.
+"""Checks that a connection is used only by its own process and thread, and closes it at the end of a `with` block.
 
 Invariant: a forked child never touches the transactions, files and sockets of its parent.
 """
@@ -16,14 +16,14 @@ _log = logging.getLogger(__name__)
 
 
 class _Process:
-    """Caches the id of this process: a system call for each record would cost more than the rest of `write`."""
+    """Caches the id of this process, because a system call for each record would cost more than the rest of `write`."""
 
     def __init__(self) -> None:
         self.read()
         os.register_at_fork(after_in_child=self.read)
 
     def read(self) -> None:
-        """Read the id from the system."""
+        """Read the id from the operating system."""
         self.id = os.getpid()
 
 
@@ -31,7 +31,7 @@ _this = _Process()
 
 
 class Owner:
-    """The process and thread that created this object; after `release`, the next thread that calls `check` instead."""
+    """The process and thread that created this object. After `release`, the next thread to call `check` owns it."""
 
     def __init__(self) -> None:
         self._process = _this.id
@@ -70,10 +70,10 @@ class Owner:
 
 
 def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
-    """Call `close` at the end of a `with` block; if the block raised `error`, only log a failure of `close`."""
+    """Call `close` at the end of a `with` block. If the block raised `error`, a failure of `close` is only logged."""
     try:
         close()
     except StreamingException as failure:
         if error is None:
             raise
-        _log.warning("closing failed after another error: %s", failure)
+        _log.warning("could not close after another error: %s", failure)

@@ -23,11 +23,11 @@ Sink = Callable[[pa.RecordBatch], None]
 Check = Callable[[bytes], "Reject | None"]
 _BLOCK_RECORDS = 50_000
 _BLOCK_BYTES = 8 << 20
-_REJECT_BYTES = 64 << 20  # rejected records of a stream that one SerializationError keeps
+_REJECT_BYTES = 64 << 20  # limit of the rejected records of a stream that one SerializationError keeps
 
 
 class RecordBuffer:
-    """Takes records as bytes: one, a list, or a stream that `pattern` splits. Decoded batches go to a `Sink`."""
+    """Accepts single records, lists, and streams, which `pattern` splits. Passes decoded batches to a `Sink`."""
 
     def __init__(self, decoder: Decoder, check: Check, pattern: re.Pattern[bytes], stats: ConnectionStats) -> None:
         self._decoder = decoder
@@ -37,15 +37,15 @@ class RecordBuffer:
         self.begin()
 
     def begin(self) -> None:
-        """Start a transaction: records are numbered from 0."""
+        """Start a transaction, in which records are numbered from 0."""
         self._waiting: list[bytes] = []
-        # Number of waiting records at each reject of a single record: later records keep their numbers.
+        # How many records were waiting when `add` rejected one, for each reject. Needed to number later records.
         self._rejected_at: list[int] = []
         self._bytes = 0
         self._decoded = 0
 
     def add(self, record: bytes) -> bool:
-        """Buffer one record; True when the buffer is full. Raises SerializationError at once for a bad record."""
+        """Buffer one record, and return whether the buffer is full. Raises SerializationError for a bad record."""
         reject = self._check(record)
         if reject is not None:
             number = self._decoded + len(self._waiting) + len(self._rejected_at)
@@ -58,7 +58,7 @@ class RecordBuffer:
         return len(self._waiting) >= _BLOCK_RECORDS or self._bytes >= _BLOCK_BYTES
 
     def write_list(self, records: Sequence[bytes], sink: Sink) -> None:
-        """Decode many records. The good ones are kept; SerializationError names all bad ones."""
+        """Decode a list of records. Good records are kept. Raises SerializationError, which lists all bad ones."""
         rejects = self._decode_waiting(sink)
         for start in range(0, len(records), _BLOCK_RECORDS):
             rejects += self._decode_new(records[start : start + _BLOCK_RECORDS], start, sink)
@@ -66,7 +66,7 @@ class RecordBuffer:
             raise SerializationError.of(rejects)
 
     def write_stream(self, stream: BinaryIO, sink: Sink) -> None:
-        """Decode the records of a stream until its end; errors as for `write_list`."""
+        """Decode the records of a stream until its end. Raises the same errors as `write_list`."""
         rejects = self._decode_waiting(sink)
         count, room = 0, _REJECT_BYTES
         for records in split(stream, self._pattern):
@@ -78,13 +78,13 @@ class RecordBuffer:
             raise SerializationError.of(rejects)
 
     def drain(self, sink: Sink) -> None:
-        """Decode the buffered records. Raises SerializationError."""
+        """Decode the buffered records. Raises SerializationError, which lists all bad ones."""
         rejects = self._decode_waiting(sink)
         if rejects:
             raise SerializationError.of(rejects)
 
     def _decode_new(self, records: Sequence[bytes], start: int, sink: Sink) -> list[Reject]:
-        """Decode unchecked records; `start` is the index of the first one in the call's list or stream."""
+        """Decode unchecked records. `start` is the index of the first one in the list or stream of the call."""
         first = self._decoded
         rejects = [replace(reject, index=start + reject.row - first) for reject in self._decode(records, sink)]
         self._stats.records_written += len(records) - len(rejects)
@@ -92,7 +92,7 @@ class RecordBuffer:
         return rejects
 
     def _decode_waiting(self, sink: Sink) -> list[Reject]:
-        """Decode records that `add` checked; a writer's check may be less strict than its decoder."""
+        """Decode the records that `add` accepted. The decoder may reject some, as it may be stricter than the check."""
         records, rejected_at = self._waiting, self._rejected_at
         self._waiting, self._rejected_at, self._bytes = [], [], 0
         first = self._decoded
@@ -110,19 +110,19 @@ class RecordBuffer:
             sink(batch)
         first = self._decoded
         self._decoded += len(records)
-        # A user's own decoder may omit the record from its rejects.
+        # The rejects of a custom decoder may lack the record.
         return [replace(reject, row=first + reject.row, record=records[reject.row]) for reject in decoded.rejects]
 
 
 def as_decoded(answer: object) -> DecodeResult:
-    """The return value of a decoder. Raises StreamingException unless it is a `DecodeResult`."""
+    """Return the result of a decoder. Raises StreamingException unless it is a `DecodeResult`."""
     if not isinstance(answer, DecodeResult):
         raise StreamingException(f"the decoder returned {type(answer).__name__}, not DecodeResult", where="decode")
     return answer
 
 
 class StrictDecoder:
-    """Enforces the contract of a decoder, which may be a user's own: no record is lost and the columns are right."""
+    """Checks that a decoder, which may be a custom one, loses no record and returns the table's columns."""
 
     def __init__(self, decoder: Decoder, columns: Sequence[Column]) -> None:
         self._decoder = decoder

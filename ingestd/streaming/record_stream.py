@@ -20,17 +20,17 @@ _CHUNK_BYTES = 1 << 20
 def split(
     stream: BinaryIO, pattern: re.Pattern[bytes], *, chunk_bytes: int = _CHUNK_BYTES
 ) -> Iterator[Sequence[bytes]]:
-    """The records between matches of `pattern`, one batch per read of `chunk_bytes`.
+    """Return an iterator over the records between matches of `pattern`, with one batch per read of `chunk_bytes`.
 
-    A match at the very end of the stream terminates the last record and starts none. Raises StreamingException for a
-    stream that has no `read(size)` or does not return bytes.
+    A match at the very end of the stream ends the last record and does not start another. Raises StreamingException for
+    a stream whose `read` does not accept a size or does not return bytes.
     """
     return _lines(stream, chunk_bytes) if pattern is LINES else _matches(stream, pattern, chunk_bytes)
 
 
 def _lines(stream: BinaryIO, chunk_bytes: int) -> Iterator[Sequence[bytes]]:
     incomplete: list[bytes] = []  # parts of a record whose end has not been read
-    held = b""  # a CR at the end of a chunk: LF may follow
+    held = b""  # a CR at the end of a chunk, which an LF may follow
     while chunk := _read(stream, chunk_bytes):
         text = held + chunk
         held = text[-1:] if text.endswith(b"\r") else b""
@@ -47,7 +47,7 @@ def _lines(stream: BinaryIO, chunk_bytes: int) -> Iterator[Sequence[bytes]]:
 
 
 def _matches(stream: BinaryIO, pattern: re.Pattern[bytes], chunk_bytes: int) -> Iterator[Sequence[bytes]]:
-    """A match at the end of a chunk may be longer in the next one, so the last match is searched for again."""
+    """Split a stream by `pattern`. The next chunk may extend the last match, which is therefore searched for again."""
     rest = b""
     while chunk := _read(stream, chunk_bytes):
         text = rest + chunk

@@ -1,4 +1,4 @@
-"""What all transactions of one connection share: the metastore client, the table, the client's name.
+"""The state that all transactions of a connection share, such as the metastore client and the table.
 
 Invariant: the session's table can be written as the options require. This is checked when the session is opened, and
 again under the lock of each transaction (`refresh_table`): from then until the commit no ALTER TABLE can succeed.
@@ -40,7 +40,7 @@ _BLOB_STORES = ("s3", "s3a", "s3n", "gs", "wasb", "wasbs", "abfs", "abfss", "oss
 
 
 class TableChange(Enum):
-    """What `Session.refresh_table` found."""
+    """The result of `Session.refresh_table`."""
 
     NONE = "the table is unchanged"
     DEFINITION = "columns, location or properties changed: open files no longer fit the table"
@@ -78,11 +78,14 @@ class Session:
 
     @property
     def record_columns(self) -> tuple[Column, ...]:
-        """The columns of a record: those of the table, then with dynamic partitioning the partition columns."""
+        """The columns of a record: those of the table, followed by the partition columns if partitioning is dynamic."""
         return self.table.columns + (self.table.partition_columns if self.is_dynamic else ())
 
     def create_partition(self, values: PartitionValues) -> PartitionInfo:
-        """Create a partition or find it. Raises InvalidConnection for values that do not fit, MetastoreUnavailable."""
+        """Create a partition if it does not exist, and return it.
+
+        Raises InvalidConnection for values that do not fit, MetastoreUnavailable.
+        """
         if not self.table.partition_columns:
             raise StreamingException("the table is not partitioned", where=f"table {self.table.name}")
         normal = normal_values(self.table, values)
@@ -92,7 +95,7 @@ class Session:
         return info
 
     def refresh_table(self) -> TableChange:
-        """Re-read the table with one metastore call; rows are then written to it as it is now.
+        """Re-read the table with one metastore call. Later rows are written to the table as it is then.
 
         Raises MetastoreUnavailable; TableChanged when records that fitted the old definition do not fit the new one.
         """
@@ -114,18 +117,18 @@ class Session:
     def _check_fit(self, now: Table, *, is_recreated: bool) -> None:
         before = self.table
         if now.partition_columns != before.partition_columns:
-            raise _table_changed(before, f"it is partitioned by {_listed(now.partition_columns)}")
+            raise _table_changed(before, f"its partition columns are now: {_listed(now.partition_columns)}")
         if is_recreated and now.columns != before.columns:
-            raise _table_changed(before, f"it was recreated with the columns {_listed(now.columns)}")
+            raise _table_changed(before, f"it was recreated with the columns: {_listed(now.columns)}")
         names = [column.name for column in now.columns]
         kept = [column.name for column in before.columns]
         if names[: len(kept)] != kept:
-            raise _table_changed(before, f"columns were renamed, moved or removed: it has {_listed(now.columns)}")
+            raise _table_changed(before, f"columns were renamed, moved or removed; now: {_listed(now.columns)}")
         writer = self.options.record_writer
         if names != kept and self.is_dynamic and isinstance(writer, RecordWriter) and writer.reads_by_position:
             added = ", ".join(names[len(kept) :])
             raise _table_changed(
-                before, f"columns were added ({added}), and a record's partition values come after them"
+                before, f"columns were added ({added}), and the partition values of a record must follow them"
             )
 
 
@@ -168,20 +171,20 @@ def _table_changed(table: Table, what: str) -> TableChanged:
     return TableChanged(
         f"the table changed since the connection was opened: {what}",
         where=f"table {table.name}",
-        hint="close this connection and open a new one, with records that fit the new definition",
+        hint="close this connection, open a new one, and write records that fit the new definition",
     )
 
 
 def _listed(columns: tuple[Column, ...]) -> str:
-    return ", ".join(f"{column.name} {column.type}" for column in columns) or "nothing"
+    return ", ".join(f"{column.name} {column.type}" for column in columns) or "none"
 
 
 def _remove_leftovers(metastore: Metastore, table: Table) -> None:
-    """Remove staging files of killed clients. A failure is only logged: this client does not depend on it."""
+    """Remove staging files of killed clients. A failure is only logged, because this client does not depend on them."""
     try:
         staging.sweep(metastore, table)
     except IngestdError as error:
-        _log.warning("staging files left in %s could not be removed: %s", table.name, error)
+        _log.warning("could not remove the staging files of earlier clients from table %s: %s", table.name, error)
 
 
 def _log_warnings(session: Session) -> None:
@@ -189,7 +192,8 @@ def _log_warnings(session: Session) -> None:
         _log.warning("table %s: %s", session.table.name, text)
     odd = odd_partitions(session.metastore, session.table)
     if odd:
-        _log.warning("table %s: %d partitions not in normal form: %s", session.table.name, len(odd), describe_odd(odd))
+        text = "table %s: %d partitions are not in Hive's normal form: %s"
+        _log.warning(text, session.table.name, len(odd), describe_odd(odd))
 
 
 def _load(metastore: Metastore, options: ConnectionOptions) -> Table:
@@ -208,15 +212,15 @@ def _from_thrift(metastore: Metastore, raw: Any) -> Table:
         raise InvalidConnection(
             f"table_object is not a complete Thrift table: {error}",
             where="table_object",
-            hint="read it by get_table_req",
+            hint="read it with get_table_req",
         ) from error
 
 
 def check_storage(table: Table, options: ConnectionOptions) -> None:
-    """Check that the storage can hold what the options require.
+    """Check that the table's storage supports the options.
 
-    Raises InvalidConnection for a batch over 1 where open files cannot be read, InvalidTable for a storage that cannot
-    be written.
+    Raises InvalidConnection for a batch size over 1 if open files cannot be read there, InvalidTable if files cannot be
+    written there.
     """
     scheme = table.location.partition(":")[0].lower()
     if options.transaction_batch_size > 1 and scheme in _BLOB_STORES:
@@ -235,9 +239,9 @@ def _static(table: Table, options: ConnectionOptions) -> tuple[str, ...]:
 
 
 def normal_values(table: Table, values: PartitionValues, argument: str = "partition_values") -> tuple[str, ...]:
-    """Partition values in the order of the partition columns and in Hive's normal form.
+    """Return partition values in the order of the partition columns and in Hive's normal form.
 
-    `argument` names the values in errors. Raises InvalidConnection for values that do not fit the columns.
+    `argument` is the name of the values in errors. Raises InvalidConnection for values that do not fit the columns.
     """
     ordered = in_order(values, table.partition_columns, argument)
     try:
@@ -247,13 +251,13 @@ def normal_values(table: Table, values: PartitionValues, argument: str = "partit
 
 
 def _shape(table: Table, *, optimized: bool) -> Shape:
-    """The table's layout. Optimizations omit indexes and dictionaries, which compaction adds (OrcRecordUpdater)."""
+    """Return the table's layout. Optimizations omit indexes and dictionaries until compaction (OrcRecordUpdater)."""
     encoding = _optimized(table.encoding) if optimized else replace(table.encoding, dictionaries=True)
     return replace(table.shape, encoding=encoding)
 
 
 def _optimized(encoding: Encoding) -> Encoding:
-    """Replace zlib by zstd: much cheaper, nearly as small. (Java 3.1 disables compression, 4.x keeps zlib.)"""
+    """Omit indexes, and use zstd instead of zlib: much cheaper, nearly as small. (Java: none in 3.1, zlib in 4.x.)"""
     compression = "zstd" if encoding.compression == "zlib" else encoding.compression
     return replace(encoding, index_stride=0, bloom_columns=(), compression=compression)
 
@@ -265,9 +269,9 @@ class _RowCountLog:
         self._table = table
 
     def repaired(self, names: Sequence[str]) -> None:
-        """Row counts were wrong and were recounted."""
-        _log.info("row counts of %s were recounted: %d partitions", self._table, len(names))
+        """Log that row counts were wrong and have been recounted."""
+        _log.info("corrected wrong row counts of table %s (partitions: %d)", self._table, len(names))
 
     def delayed(self, error: IngestdError) -> None:
-        """Row counts cannot be checked or recounted now."""
-        _log.warning("row counts of %s cannot be checked now: %s", self._table, error)
+        """Log that row counts cannot be checked or recounted now."""
+        _log.warning("the row counts of table %s cannot be checked now: %s", self._table, error)

@@ -1,7 +1,7 @@
-"""`ConnectionStats`: what a connection has done so far.
+"""Counts what a connection has done so far, in `ConnectionStats`.
 
-Invariant: an accepted record is counted in `records_written` at once, whether its transaction commits or not, as in
-Java.
+Invariant: as in Java, an accepted record is counted in `records_written` at once, whether or not its transaction
+commits.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 class ConnectionStats:
     """Counters of one connection (org.apache.hive.streaming.ConnectionStats).
 
-    `records_size` is in bytes of input. `aborted_transactions` counts open transactions that were aborted by a call,
-    by a failure or by `close`. A commit whose outcome is unknown counts as neither committed nor aborted.
+    `records_size` is the number of input bytes. `aborted_transactions` counts open transactions that were aborted by a
+    call, by a failure or by `close`. A commit whose outcome is unknown counts as neither committed nor aborted.
     """
 
     records_written: int = 0

@@ -86,8 +86,8 @@ class TransactionBatchUnAvailable(StreamingException):
 class HiveEndPoint:
     """A table or one of its partitions.
 
-    `partition_values` has one value per partition column, by name or in the order of the columns. `metastore_uri` None:
-    that of the configuration.
+    `partition_values` contains one value per partition column, by name or in the order of the columns. If
+    `metastore_uri` is None, the address in the configuration is used.
     """
 
     metastore_uri: str | None
@@ -103,10 +103,11 @@ class HiveEndPoint:
         configuration: Mapping[str, str] | str | Path | None = None,
         security: Security | None = None,
     ) -> StreamingConnection:
-        """Connect. With `create_partitions` a missing partition is created; concurrent clients all succeed.
+        """Check the end point and return a connection to it.
 
-        `configuration` and `security` are those of `ConnectionOptions`. Raises ConnectionError, InvalidConnection,
-        InvalidTable, InvalidPartition, PartitionCreationFailed.
+        With `create_partitions`, a missing partition is created; concurrent clients all succeed. `configuration` and
+        `security` are as in `ConnectionOptions`. Raises ConnectionError, InvalidConnection, InvalidTable,
+        InvalidPartition, PartitionCreationFailed.
         """
         check_flag("create_partitions", create_partitions)
         # Validate the options before the first network call.
@@ -152,7 +153,7 @@ class HiveEndPoint:
 
 
 class StreamingConnection:
-    """Fetches transaction batches for one end point."""
+    """Opens transaction batches for one end point."""
 
     def __init__(
         self, end_point: HiveEndPoint, agent_info: str, configuration: Configuration, security: Security | None
@@ -166,9 +167,9 @@ class StreamingConnection:
         self._closed = False
 
     def fetch_transaction_batch(self, count: int, writer: RecordWriter) -> TransactionBatch:
-        """Open `count` transactions that share their files. The batch belongs to the first thread that calls it.
+        """Open `count` transactions that share their files. The batch belongs to the first thread that uses it.
 
-        Raises TransactionBatchUnAvailable when the transactions cannot be opened, otherwise as
+        Raises TransactionBatchUnAvailable when the transactions cannot be opened, and the errors of
         `HiveStreamingConnection`: ConnectionError, InvalidConnection, InvalidTable.
         """
         self._owner.check_process()
@@ -197,7 +198,7 @@ class StreamingConnection:
         return batch
 
     def close(self) -> None:
-        """Close all fetched batches; raises the first error after every batch was tried."""
+        """Close all fetched batches. If any fail, raise the first error after trying all of them."""
         self._owner.check_process()
         self._closed = True
         failures = []
@@ -219,7 +220,7 @@ class StreamingConnection:
 
 
 class TransactionBatch:
-    """Transactions that are used one after the other; each is committed or aborted on its own."""
+    """A batch of transactions that are used one after another. Each is committed or aborted separately."""
 
     def __init__(self, connection: HiveStreamingConnection, count: int) -> None:
         self._connection = connection
@@ -227,14 +228,14 @@ class TransactionBatch:
         self._closed = False
 
     def begin_next_transaction(self) -> None:
-        """Begin the next transaction. Raises InvalidTransactionState when all are used."""
+        """Begin the next transaction. Raises InvalidTransactionState when all have been used."""
         if not self._remaining:
-            raise InvalidTransactionState("all transactions of the batch are used", hint="fetch another batch")
+            raise InvalidTransactionState("all transactions of the batch have been used", hint="fetch another batch")
         self._connection.begin_transaction()
         self._remaining -= 1
 
     def write(self, data: Any) -> None:
-        """Write one record (bytes) or many (a list of bytes)."""
+        """Write one record (bytes) or many records (a list of bytes)."""
         self._connection.write(data)
 
     def commit(self) -> None:
@@ -246,19 +247,19 @@ class TransactionBatch:
         self._connection.abort_transaction()
 
     def remaining_transactions(self) -> int:
-        """Number of transactions that have not begun."""
+        """Return the number of transactions that have not begun."""
         return self._remaining
 
     def current_transaction_state(self) -> TxnState:
-        """State of the current or last transaction."""
+        """Return the state of the current or last transaction."""
         return self._connection.current_transaction_state
 
     def current_txn_id(self) -> int | None:
-        """Id of the open transaction."""
+        """Return the id of the open transaction, or None if no transaction is open."""
         return self._connection.current_txn_id
 
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
+        """Return whether `close` has been called."""
         return self._closed
 
     def close(self) -> None:
@@ -277,9 +278,9 @@ class TransactionBatch:
 
 
 class DelimitedInputWriter(RecordWriter):
-    """Reads delimited text with fields in the order of `field_names`.
+    """Decodes delimited text whose fields are in the order of `field_names`.
 
-    The field of an empty name or None is dropped. A column that is not named is NULL.
+    A field whose name is empty or None is dropped. A column that is not named is NULL.
     """
 
     reads_by_position = False
@@ -312,10 +313,10 @@ class DelimitedInputWriter(RecordWriter):
 
 
 def get_field_reordering(field_names: Sequence[str | None], columns: Sequence[str]) -> list[int]:
-    """Index of each field's column, -1 for a dropped field (DelimitedInputWriter.getFieldReordering).
+    """Return the index of each field's column, or -1 for a dropped field (DelimitedInputWriter.getFieldReordering).
 
-    Names are matched case-insensitively. Raises InvalidColumn for a name that is not a column, and for more fields than
-    columns.
+    Names are matched case-insensitively. Raises InvalidColumn for a name that is not a column, and if there are more
+    fields than columns.
     """
     _check_names("field_names", field_names)
     _check_names("columns", columns)
@@ -339,7 +340,7 @@ def _check_names(name: str, given: object) -> None:
 
 
 class _Reordered:
-    """Decodes fields in the order of the records, then arranges them as the table's columns."""
+    """Decodes fields in the order of the record, then reorders them to match the table's columns."""
 
     def __init__(self, fields: Sequence[str | None], columns: Sequence[Column], layout: DelimitedFormat) -> None:
         mapping = get_field_reordering(fields, [column.name for column in columns])
@@ -355,7 +356,7 @@ class _Reordered:
         return DecodeResult([self._reorder(batch) for batch in decoded.batches], decoded.rejects, decoded.skipped)
 
     def check(self, value: bytes) -> Reject | None:
-        """The reject of a bad record, found without decoding it; None for a good one."""
+        """Return the reject of a bad record, or None for a good one, without decoding it."""
         return self._decoder.check(value)
 
     def _reorder(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,7 +1,7 @@
-"""The path of data from `write` to the open batch: record writer, checks, partitions and buckets.
+"""Converts the data of `write` to rows, checks them and adds them to the open batch by partition and bucket.
 
-Invariant: no row leaves this module that the table cannot hold, and in a transaction batch no date or timestamp that
-Hive would misread in a file that is still open (`julian.py`).
+Invariant: every row that is added fits the table. In a transaction batch no row contains a date or timestamp that Hive
+would misread in a file that is still open (`julian.py`).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _BYTES = (bytes, bytearray, memoryview)  # the types of one record
 
 
 class WritePath:
-    """Converts the data of each `write` and hands the rows to the open batch of `lifecycle`.
+    """Converts the data of each `write` and passes the rows to the open batch of `lifecycle`.
 
-    The constructor raises what the record writer raises for the table's columns, and StreamingException for a writer
-    without a usable decoder.
+    The constructor raises the errors of the record writer for the table's columns, and StreamingException if the writer
+    has no usable decoder.
     """
 
     def __init__(self, session: Session, configuration: Configuration, lifecycle: Lifecycle) -> None:
@@ -44,12 +44,12 @@ class WritePath:
         self._buffer = self._new_buffer()
 
     def begin(self) -> None:
-        """Start a transaction: records are numbered from 0."""
+        """Start a transaction, in which records are numbered from 0."""
         if self._buffer:
             self._buffer.begin()
 
     def refresh_table(self) -> TableChange:
-        """Re-read the table; if it has changed, create a new decoder. Raises TableChanged, MetastoreUnavailable."""
+        """Re-read the table and, if it has changed, create a new decoder. Raises TableChanged, MetastoreUnavailable."""
         session = self._session
         before = session.table, session.shape
         change = session.refresh_table()
@@ -57,7 +57,7 @@ class WritePath:
             try:
                 self._buffer = self._new_buffer()
             except BaseException as error:
-                session.table, session.shape = before  # the old decoder stays, so its table must stay too
+                session.table, session.shape = before  # the old decoder stays, and so must the table that it fits
                 if not isinstance(error, IngestdError):
                     raise
                 raise TableChanged(
@@ -68,7 +68,7 @@ class WritePath:
         return change
 
     def write(self, data: Any) -> None:
-        """Write one record, many, a stream, or Arrow data; see `HiveStreamingConnection.write`."""
+        """Write one record, a list of records, a stream or Arrow data (see `HiveStreamingConnection.write`)."""
         batch = self._lifecycle.open_batch()
         buffer = self._buffer
         if buffer is None:
@@ -93,7 +93,7 @@ class WritePath:
             self._session.stats.auto_flushes += 1
 
     def drain(self) -> None:
-        """Hand over all buffered records. Raises SerializationError."""
+        """Decode all buffered records and add them to the open batch. Raises SerializationError."""
         if self._buffer:
             self._give(self._lifecycle.open_batch(), self._buffer.drain)
 
@@ -107,7 +107,7 @@ class WritePath:
             write(sink)
 
     def _write_arrow(self, data: object, sink: Sink) -> None:
-        """All of the data, or none with a SerializationError that names a row and its column."""
+        """Write all of the data, or write nothing and raise SerializationError, which names a row and its column."""
         writer, stats = self._session.options.record_writer, self._session.stats
         assert isinstance(writer, ArrowWriter)
         batches = list(writer.batches(data, self._session.record_columns))
@@ -120,7 +120,7 @@ class WritePath:
             stats.records_size += batch.nbytes
 
     def _new_buffer(self) -> RecordBuffer | None:
-        """A buffer with a decoder for the table's columns; None for Arrow data, which needs neither."""
+        """Return a buffer with a decoder for the table's columns, or None for Arrow data, which needs neither."""
         writer, columns = self._session.options.record_writer, self._session.record_columns
         if isinstance(writer, ArrowWriter):
             return None
@@ -139,7 +139,7 @@ class WritePath:
 
 
 def _records(data: Iterable[Any]) -> list[bytes]:
-    """Many records as a list. Raises StreamingException for anything that is not bytes."""
+    """Return the records as a list of bytes. Raises StreamingException for any other type."""
     if isinstance(data, (str, Mapping)) or not isinstance(data, Iterable):
         raise StreamingException(f"a record must be bytes, not {type(data).__name__}", where="write")
     records = data if isinstance(data, list) else list(data)
@@ -155,7 +155,7 @@ def _as_bytes(record: object, where: str) -> bytes:
 
 
 def _copied(record: bytes | bytearray | memoryview, where: str) -> bytes:
-    """An immutable copy of a record. Raises StreamingException for released memory."""
+    """Return an immutable copy of a record. Raises StreamingException if its memory has been released."""
     try:
         return bytes(record)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""The record writers: what a connection's `write` accepts and how it becomes rows.
+"""Record writers, which convert the data that a connection's `write` accepts into rows.
 
-Invariant: a writer holds no state of a connection, so several connections may share it, even at the same time.
+Invariant: a writer has no state that belongs to a connection, so several connections may use it, even concurrently.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ingestd.streaming.record_stream import LINES
 class RecordWriter(ABC):
     """Converts records, which are bytes, into rows (org.apache.hive.streaming.RecordWriter).
 
-    To write your own, implement `decoder`; docs/streaming.md shows a writer for msgpack. If its decoder also has a
-    method `check`, writing records one by one is much faster (see `checker`). `line_delimiter_pattern` is a regular
-    expression without groups that splits streams into records.
+    A custom writer must implement `decoder`; docs/streaming.md shows one for msgpack. If the decoder also has a method
+    `check`, writing records one by one is much faster (see `checker`). `line_delimiter_pattern` is a regular expression
+    without groups that splits streams into records.
 
-    `reads_by_position` states that the fields of a record are the columns in order, partition columns last. After ADD
-    COLUMNS a connection with dynamic partitioning then raises TableChanged, because the partition values would shift.
-    Set it to False in a writer that finds fields by name.
+    `reads_by_position` states whether the fields of a record are the columns in order, with the partition columns last.
+    If so, a connection with dynamic partitioning raises TableChanged after ADD COLUMNS, because the partition values
+    would shift. Set it to False in a writer that finds fields by name.
     """
 
     reads_by_position: ClassVar[bool] = True
@@ -41,18 +41,18 @@ class RecordWriter(ABC):
 
     @abstractmethod
     def decoder(self, columns: Sequence[Column]) -> Decoder:
-        """A decoder that converts batches of records into these columns.
+        """Return a decoder that converts batches of records into these columns.
 
-        `columns` are the table's, followed by the partition columns with dynamic partitioning.
+        `columns` are those of the table, followed by the partition columns if partitioning is dynamic.
         """
 
     def checker(self, columns: Sequence[Column]) -> Callable[[bytes], Reject | None]:
-        """A function that checks a single record before it is buffered, so that `write` refuses a bad one immediately.
+        """Return a function that checks a single record, so that `write` can reject a bad one before it is buffered.
 
-        It is the decoder's own `check(value: bytes) -> Reject | None` if there is one: it returns the reject that
-        `decode` would return for this record alone, or None. Otherwise it decodes a batch of one record, which limits
-        `write(bytes)` to about 1,000 records per second, a hundredth of the rate with `check`. Records of lists and
-        streams are not checked one by one.
+        The function returns the reject that `decode` would return for this record alone, or None. It is the decoder's
+        own `check(value: bytes) -> Reject | None` if there is one. Otherwise it decodes a batch of one record, which
+        limits `write(bytes)` to about 1,000 records per second, a hundredth of the rate with `check`. Records of lists
+        and streams are not checked one by one.
         """
         decoder = self.decoder(columns)
         quick: Callable[[bytes], Reject | None] | None = getattr(decoder, "check", None)
@@ -66,7 +66,7 @@ class RecordWriter(ABC):
 
 
 class StrictDelimitedInputWriter(RecordWriter):
-    """Reads delimited text as Hive's LazySimpleSerDe does (see the table in docs/streaming.md).
+    """Decodes delimited text as Hive's LazySimpleSerDe does (see the table in docs/streaming.md).
 
     As in Hive, malformed values and missing fields become NULL by default, and extra fields are dropped. With
     `bad_values="reject"` and `bad_counts="reject"` such records raise SerializationError instead.
@@ -98,7 +98,7 @@ class StrictDelimitedInputWriter(RecordWriter):
 
 
 class StrictJsonWriter(RecordWriter):
-    """Reads one JSON object per record (`ingestd.formats.json`). No value is wrapped, truncated or replaced by 0."""
+    """Decodes one JSON object per record (`ingestd.formats.json`). No value is wrapped, truncated or replaced by 0."""
 
     reads_by_position = False
 
@@ -108,7 +108,7 @@ class StrictJsonWriter(RecordWriter):
 
 
 class StrictRegexWriter(RecordWriter):
-    """Reads text with a regular expression that matches the whole record; group n is column n (RegexSerDe)."""
+    """Decodes text with a regular expression that matches the whole record. Group n is column n (RegexSerDe)."""
 
     def __init__(
         self,
@@ -148,6 +148,6 @@ def _compiled(pattern: str) -> re.Pattern[bytes]:
         raise StreamingException(f"{pattern!r} is not a Python regular expression: {error}") from error
     if compiled.groups:
         raise StreamingException(
-            f"{pattern!r} has groups", where="line_delimiter_pattern", hint="write groups as (?:…)"
+            f"{pattern!r} has groups", where="line_delimiter_pattern", hint="use non-capturing groups: (?:…)"
         )
     return compiled

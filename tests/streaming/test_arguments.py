@@ -198,7 +198,7 @@ def test_partition_values_when_passed_by_name_or_in_order_then_the_same_partitio
         calls: list[tuple[Callable[[], object], str]] = [
             (
                 lambda: connection.create_partition_if_not_exists(["a"]),
-                "1 partition values, but the table is partitioned",
+                "partition_values has length 1, but the partition columns",
             ),
             (lambda: connection.create_partition_if_not_exists(text), "must be a list of values"),
             (lambda: connection.create_partition_if_not_exists({"country": "a"}), "name each partition column once"),
@@ -218,7 +218,7 @@ def test_partition_values_when_passed_by_name_or_in_order_then_the_same_partitio
         connection.commit_transaction([by_name])
 
     for wrong in ({"continent": "Asia"}, {"continent": "a", "Continent": "b"}, {"continent": "a", "land": "b"}):
-        with pytest.raises(InvalidConnection, match=r"partitioned by .'continent', 'country'.* name each partition"):
+        with pytest.raises(InvalidConnection, match=r"columns of the table are .'continent', 'country'.* name each"):
             connect(stack, static_partition_values=wrong)
     names = [row[0] for row in stack.sql(f"SHOW PARTITIONS {stack.name}")]
     assert names == ["continent=Asia/country=India", "continent=Asia/country=Japan"]

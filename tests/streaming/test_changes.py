@@ -81,9 +81,9 @@ def test_table_when_extended_moved_or_recreated_alike_then_its_new_definition_is
 @pytest.mark.parametrize(
     ("columns", "partitioned", "what"),
     [
-        ("note string, id int", "day string", r"recreated with the columns note string, id int"),
-        ("id int, note string", "", "it is partitioned by nothing"),
-        ("id int, note string", "day int", "it is partitioned by day int"),
+        ("note string, id int", "day string", r"recreated with the columns: note string, id int"),
+        ("id int, note string", "", "its partition columns are now: none"),
+        ("id int, note string", "day int", "its partition columns are now: day int"),
         (None, "", "the table does not exist"),
         ("external", "", "not a transactional table"),
     ],

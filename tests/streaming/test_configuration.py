@@ -123,7 +123,9 @@ def test_configuration_then_six_settings_are_forced_and_each_override_is_logged(
         found = Configuration.of(site, streaming_optimizations=True)
     assert found == FORCED | {OPTIMIZATIONS: "true", "a.b": "c"}
     assert len(caplog.records) == len(FORCED) + 1 == 6
-    assert f"{OPTIMIZATIONS} is set to true: as the option streaming_optimizations (was false)" in caplog.messages
+    assert f"{OPTIMIZATIONS} is set to true instead of false, as the option streaming_optimizations requires" in (
+        caplog.messages
+    )
 
     caplog.clear()
     again = Configuration.of(found, streaming_optimizations=True)

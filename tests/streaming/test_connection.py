@@ -166,7 +166,7 @@ def test_tables_and_arguments_when_wrong_then_a_specific_error(stack: Stack) -> 
         connect(stack, table=f"{stack.name}_missing")
     with pytest.raises(InvalidTable, match="not a transactional table"):
         connect(stack, table=f"{stack.name}_plain")
-    with pytest.raises(ConnectionError, match="2 static partition values"):
+    with pytest.raises(ConnectionError, match="static_partition_values has length 2"):
         connect(stack, static_partition_values=["a", "b"])
     with pytest.raises(ConnectionError, match=r"127\.0\.0\.1:1"):
         connect(stack, metastore_uri="thrift://127.0.0.1:1")
@@ -192,13 +192,13 @@ def test_partition_values_when_not_in_normal_form_then_normalized_or_refused(
 
     with caplog.at_level(logging.WARNING):
         connection = connect(stack, static_partition_values=["007"])
-    assert "1 partitions not in normal form: p=08" in caplog.text
+    assert "1 partitions are not in Hive's normal form: p=08" in caplog.text
     with connection:
         assert connection.static_partition_values == ("7",)
         assert connection.create_partition_if_not_exists(["+9"]).name == "p=9"
         with pytest.raises(InvalidConnection, match="'9x' is not a value"):
             connection.create_partition_if_not_exists(["9x"])
-        with pytest.raises(InvalidConnection, match="2 partition values"):
+        with pytest.raises(InvalidConnection, match="partition_values has length 2"):
             connection.create_partition_if_not_exists(["9", "9"])
         with connection.transaction():
             connection.write(rows(0))
@@ -230,7 +230,7 @@ def test_configuration_when_read_from_hive_site_then_forced_settings_are_logged(
 
     assert connection.metastore_uri == stack.addresses.metastore
     assert connection.configuration["hive.support.concurrency"] == "true"
-    assert "hive.support.concurrency is set to true" in caplog.text
+    assert "hive.support.concurrency is set to true instead of" in caplog.text
     sees(stack, list(range(10)))
 
 

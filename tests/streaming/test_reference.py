@@ -148,7 +148,7 @@ def test_reference_then_lists_every_option() -> None:
 
 
 def test_error_table_then_has_a_row_per_class_that_agrees_with_its_reaction() -> None:
-    table = {name: row[2] for row in rows_of("Errors, and what to do") for name in re.findall(r"`([\w.]+)`", row[0])}
+    table = {name: row[2] for row in rows_of("Errors and what to do") for name in re.findall(r"`([\w.]+)`", row[0])}
     classes = [kind for kind in vars(ingestd.streaming).values() if is_error(kind)]
     assert {kind.__name__ for kind in classes} == {name for name in table if not name.startswith("v1.")}
     for kind in classes:
@@ -161,7 +161,7 @@ def is_error(kind: object) -> bool:
 
 def test_msgpack_writer_of_the_page_when_used_then_rows_are_stored_and_bad_records_refused(stack: Stack) -> None:
     stack.table("id int, note string")
-    code = re.findall(r"```python\n(.*?)```", section("A record writer of your own"), re.DOTALL)[0]
+    code = re.findall(r"```python\n(.*?)```", section("A custom record writer"), re.DOTALL)[0]
     page: dict[str, Any] = {}
     exec(code, page)  # trusted: part of this repository
 

@@ -217,7 +217,7 @@ def test_msgpack_writer_of_the_page_when_records_are_malformed_then_each_is_reje
 def page_writer() -> RecordWriter:
     """The record writer that docs/streaming.md shows."""
     text = (Path(__file__).resolve().parents[2] / "docs" / "streaming.md").read_text(encoding="utf-8")
-    code = text.split("## A record writer of your own", 1)[1].split("```python\n", 1)[1].split("```", 1)[0]
+    code = text.split("## A custom record writer", 1)[1].split("```python\n", 1)[1].split("```", 1)[0]
     page: dict[str, Any] = {}
     exec(code, page)  # trusted: part of this repository
     writer: RecordWriter = page["MsgpackWriter"]()

@@ -164,7 +164,7 @@ def test_end_points_when_they_do_not_fit_then_the_documented_errors(stack: Stack
 
     with pytest.raises(v1.InvalidTable):
         v1.HiveEndPoint(uri, "default", f"{stack.name}_missing").new_connection()
-    with pytest.raises(v1.InvalidPartition, match="partitioned by"):
+    with pytest.raises(v1.InvalidPartition, match="partition columns of the table are"):
         v1.HiveEndPoint(uri, "default", stack.name).new_connection()
     with pytest.raises(v1.InvalidPartition, match="no partition day=never"):
         v1.HiveEndPoint(uri, "default", stack.name, ("never",)).new_connection(create_partitions=False)
