@@ -1,6 +1,6 @@
-"""Failpoints: the observer that kills, holds or fails a daemon process after a chosen step, for tests.
+"""Failpoints for tests: an observer that kills the daemon, blocks it or aborts a transaction after a chosen step.
 
-Invariant: a daemon in production has no failpoint: INGESTD_FAILPOINT is refused unless INGESTD_TESTING=1 is set too.
+Invariant: a daemon in production has no failpoint. INGESTD_FAILPOINT is refused unless INGESTD_TESTING=1 is also set.
 """
 
 from __future__ import annotations
@@ -20,32 +20,36 @@ _FORM = re.compile(rf"({'|'.join(STEPS)})(?:@(\d+))?=(kill|abort|hold:.+)")
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Observe:
-    """The observer that INGESTD_FAILPOINT asks for. Raises ConfigError outside a test, or for a wrong value."""
+    """Return the observer that INGESTD_FAILPOINT defines. Raises ConfigError outside tests or for an invalid value."""
     text = environment.get("INGESTD_FAILPOINT")
     if text is None:
         return ignore
     if environment.get("INGESTD_TESTING") != "1":
-        raise ConfigError("failpoints are for tests only", where="INGESTD_FAILPOINT", hint="unset it")
+        raise ConfigError("failpoints are for tests only", where="INGESTD_FAILPOINT", hint="unset the variable")
     return Failpoint(text)
 
 
 class Failpoint:
     """An observer that acts once. `text` is `STEP[@N]=ACTION`: act when STEP completes for the N-th time (default 1).
 
-    Actions: `kill` sends SIGKILL to this process; `abort` raises TransactionAborted; `hold:FILE` creates FILE.held
-    and blocks until FILE exists. Raises ConfigError when `text` has another form.
+    The action `kill` sends SIGKILL to this process, `abort` raises TransactionAborted, and `hold:FILE` creates
+    FILE.held and blocks until FILE exists. Raises ConfigError if `text` has another form.
     """
 
     def __init__(self, text: str) -> None:
         match = _FORM.fullmatch(text)
         if match is None:
-            raise ConfigError(f"{text!r} is not STEP[@N]=ACTION", where="INGESTD_FAILPOINT", hint=", ".join(STEPS))
+            raise ConfigError(
+                f"{text!r} is not STEP[@N]=ACTION",
+                where="INGESTD_FAILPOINT",
+                hint=f"ACTION is kill, abort or hold:FILE; STEP is one of {', '.join(STEPS)}",
+            )
         self._step, self._action = match[1], match[3]
         self._before = int(match[2] or 1)
         self._guard = threading.Lock()
 
     def __call__(self, step: str) -> None:
-        """Count the step and act when it is the chosen one."""
+        """Act if this is the chosen completion of the chosen step."""
         if step != self._step:
             return
         with self._guard:

@@ -1,6 +1,7 @@
 """The format of the log on stderr: text on a terminal, one JSON object per line otherwise.
 
-Invariant: a log line has a bounded length, and what the modules log through `logging` has the same format.
+Invariant: each string in a log line has a bounded length. Messages that modules write through `logging` have the same
+format as events.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LONGEST = 2_000
 
 
 def configure(form: Form, level: Level) -> None:
-    """Set the format and the lowest level of the log of this process; `auto` means text if stderr is a terminal."""
+    """Set the format and the minimum level of this process's log. `auto` means text if stderr is a terminal."""
     text = form == "text" or (form == "auto" and sys.stderr.isatty())
     renderer: structlog.typing.Processor = (
         structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), sort_keys=False)
@@ -38,22 +39,22 @@ def configure(form: Form, level: Level) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
-    # Only messages of our own modules: those of py4j and thrift repeat errors that our packages translate.
+    # Only messages of our own modules. Those of py4j and thrift repeat errors that our packages translate.
     logging.basicConfig(level=logging.CRITICAL, handlers=[_Notes()])
     logging.getLogger("ingestd").setLevel(level.upper())
 
 
 class _Notes(logging.Handler):
-    """Logs a message that a module writes through `logging` as the event `note`."""
+    """Converts messages that modules write through `logging` to events named `note`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
+        """Log the message of `record` as an event `note`."""
         log: Any = structlog.get_logger("ingestd")
         log.log(record.levelno, "note", source=record.name, text=record.getMessage())
 
 
 def shortened(text: str) -> str:
-    """The text; if it has more than 2,000 characters, its beginning and its length."""
+    """Return the text, or its beginning and its length if it has more than 2,000 characters."""
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text):,} characters)"
 
 

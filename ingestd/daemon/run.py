@@ -1,8 +1,8 @@
 """Runs the mappings of a validated configuration, and stops them on signals.
 
 Invariant: a signal handler only sets a flag. The first signal lets open transactions finish, the second aborts them.
-Everything that concerns the whole process (signals, failpoints, Spark's JVM) is in `run_daemon`; `run_mappings` can run
-several times in one process, at the same time and over one engine.
+`run_daemon` contains everything that concerns the whole process: signals, failpoints and Spark's JVM. Several calls of
+`run_mappings` can run in one process at the same time and share an engine.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ingestd.spark.engine import Engine, EngineLimits
 def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
     """Run the daemon of this process until a signal stops it or, with `drain`, until it has caught up.
 
-    Returns the errors that ended mappings, the one that decides the exit code first. When StillRunning is among them,
-    threads still run and only `os._exit` ends the process. Raises ConfigError, EngineLost.
+    Returns the errors that ended mappings. The first error decides the exit code. If StillRunning is among them,
+    threads still run, and only `os._exit` can end the process. Raises ConfigError or EngineLost.
     """
     observe = failpoints.from_environment()
     signals = install_signals()
     try:
         engine = _start_engine(document, signals.stop)
     except IngestdError:
-        if signals.stop.is_set():  # a signal during the start, before any mapping ran
+        if signals.stop.is_set():  # a signal arrived during the start, before any mapping ran
             return []
         raise
     try:
@@ -67,7 +67,10 @@ def run_mappings(
 
 
 def install_signals() -> Signals:
-    """SIGTERM and SIGINT: the first sets `stop`, the second `abort`. Must be called in the main thread."""
+    """Install handlers for SIGTERM and SIGINT: the first signal sets `stop`, the second sets `abort`.
+
+    Must be called in the main thread.
+    """
     signals = Signals()
 
     def handle(_number: int, _frame: FrameType | None) -> None:

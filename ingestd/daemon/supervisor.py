@@ -1,4 +1,4 @@
-"""Runs every mapping in a thread of its own over one Spark session.
+"""Runs each mapping in its own thread. All mappings share one Spark session.
 
 Invariant: a mapping that ends, by error or not, leaves the others running. When the Spark engine is lost, all mappings
 end and release their leases, because none can continue without it. `run` returns at most `_END_SECONDS` after an abort,
@@ -29,7 +29,7 @@ class UnexpectedError(IngestdError):
 
 
 class StillRunning(IngestdError):
-    """Mappings did not end after an abort. Their threads hang, so only `os._exit` ends the process."""
+    """Mappings did not end after an abort. Their threads hang, so only `os._exit` can end the process."""
 
     exit_code = 69
 
@@ -45,8 +45,7 @@ _WITHOUT_ENGINE_SECONDS = 10.0
 class Supervisor:
     """Runs mappings until they end by themselves or `signals` ends them.
 
-    With `drain` a mapping ends when it has caught up. `shutdown_seconds` after `signals.stop` is set, `signals.abort`
-    is set too.
+    With `drain`, a mapping ends when it has caught up. `signals.abort` is set `shutdown_seconds` after `signals.stop`.
     """
 
     def __init__(
@@ -68,10 +67,10 @@ class Supervisor:
         self._errors: list[IngestdError] = []
 
     def run(self, mappings: Sequence[MappingOptions]) -> list[IngestdError]:
-        """Run all mappings and block until they have ended; returns the errors that ended some of them.
+        """Run all mappings until they have ended, and return the errors that ended some of them.
 
-        The first error decides the exit code: EngineLost if the engine was lost. The last one is StillRunning if
-        threads still run.
+        The first error decides the exit code. If the engine was lost, it is EngineLost. The last error is StillRunning
+        if threads still run.
         """
         loops = [self._loop(mapping) for mapping in mappings]
         threads = [threading.Thread(target=self._run_one, args=(loop,), name=loop.options.name) for loop in loops]
@@ -100,10 +99,10 @@ class Supervisor:
         )
 
     def _stop_without_engine(self) -> None:
-        """Stop all mappings once the engine is lost; standbys must not take over without one.
+        """Stop all mappings once the engine is lost, because a standby must not take over without an engine.
 
-        Not during a shutdown: a SIGTERM to the whole process group ends the JVM too. Then only a mapping that still
-        needs the engine fails.
+        During a shutdown, do nothing: a SIGTERM to the whole process group also ends the JVM. Then only a mapping that
+        still needs the engine fails.
         """
         lost = self._engine.lost
         if lost is not None and not self._signals.stop.is_set():
@@ -112,16 +111,16 @@ class Supervisor:
             self._signals.stop.set()
 
     def _add_error(self, error: IngestdError) -> None:
-        """Add an error to the result. EngineLost, which every mapping raises, is added once and in first place."""
+        """Add an error to the result. EngineLost, which every mapping raises, is added once and comes first."""
         if not isinstance(error, EngineLost):
             self._errors.append(error)
         elif not any(isinstance(known, EngineLost) for known in self._errors):
             self._errors.insert(0, error)
 
     def _has_hung(self, seconds: float, running: list[str]) -> bool:
-        """Kill the engine when `running` mappings still use it `seconds` after an abort; True at the last limit.
+        """Handle mappings that are still `running` some `seconds` after an abort; return True to stop waiting for them.
 
-        Then StillRunning is among the errors.
+        The engine is killed first, if it is busy. Later, StillRunning is added to the errors.
         """
         if seconds > _KILL_SECONDS and self._engine.is_busy and not self._engine.lost:
             self._engine.kill(f"it was killed because mappings did not end within {_KILL_SECONDS:.0f} s of an abort")
@@ -131,7 +130,7 @@ class Supervisor:
         error = StillRunning(
             f"the mapping did not end within {_END_SECONDS:.0f} s of an abort",
             where=f"mapping {names}",
-            hint="its transactions and its lease time out; check whether the metastore or the storage hangs",
+            hint="its transactions and its lease will time out; check whether the metastore or the storage hangs",
         )
         self._errors.append(error)
         events.left_running(names, error)

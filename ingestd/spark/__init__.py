@@ -1,4 +1,4 @@
 """Spark: the only package that imports pyspark and py4j.
 
-Invariant: a job is a plain function over frozen values; only values and results cross to the executors and back.
+Invariant: a job applies a plain function to frozen values. Executors receive only values and return only results.
 """

@@ -1,7 +1,7 @@
 """Supervision of the Spark driver's JVM: detects that it has ended or hangs, kills it and reports why.
 
-Invariant: the thread that decides never calls the JVM, so it cannot hang with it. Once `lost` is set, the JVM and its
-child processes have been killed, and every call that waits for them returns with an error.
+Invariant: the thread that makes the decisions never calls the JVM, so a hanging JVM cannot block it. Once `lost` is
+set, the JVM and its child processes are killed, and every call that waits for them raises an error.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ingestd.spark.launch import kill_process_tree
 
 _CHECK_SECONDS = 0.25
 _PROBE_SECONDS = 1.0
-# How long a process whose sockets are already closed may need to end.
+# How long a process may take to end after its sockets have closed.
 _END_SECONDS = 1.0
 _KILL_SECONDS = 5.0
 
 
 class Driver:
-    """The JVM behind a Spark context; `silence_seconds` is how long it may leave a probe unanswered."""
+    """The JVM of a Spark context. It is killed if it leaves a probe unanswered for `silence_seconds`."""
 
     def __init__(self, context: SparkContext, silence_seconds: float) -> None:
         self._context = context
@@ -40,35 +40,38 @@ class Driver:
 
     @property
     def lost(self) -> EngineLost | None:
-        """Why the JVM can no longer be used; None while it can."""
+        """The error that says why the JVM can no longer be used; None while it can be used."""
         return self._error() if self._reason else None
 
     def check(self) -> None:
-        """Raise EngineLost when the JVM has ended or was found to hang."""
+        """Raise EngineLost if the JVM has ended or has been found to hang."""
         if self._process is not None and self._process.poll() is not None:
             raise self.kill(self.exit_reason())
         if (lost := self.lost) is not None:
             raise lost
 
     def kill(self, reason: str) -> EngineLost:
-        """Kill the JVM and its child processes with SIGKILL; returns the error to raise. The first reason is kept."""
+        """Kill the JVM and its child processes with SIGKILL, and return the error to raise.
+
+        The error contains the reason of the first call.
+        """
         with self._guard:
             self._reason = self._reason or reason
         self._kill_processes()
         return self._error()
 
     def exit_reason(self) -> str:
-        """How the process ended, such as `it ended by signal 9`; '' while it runs."""
+        """Return how the process ended, such as `it was killed by signal 9`, or '' while it runs."""
         if self._process is None:
             return ""
         try:
             code = self._process.wait(_END_SECONDS)
         except TimeoutExpired:
             return ""
-        return f"it ended by signal {-code}" if code < 0 else f"it ended with exit code {code}"
+        return f"it was killed by signal {-code}" if code < 0 else f"it ended with exit code {code}"
 
     def stop(self, seconds: float) -> None:
-        """Stop Spark, kill what has not stopped within `seconds`, and end the supervision; never raises."""
+        """Stop Spark, kill processes that have not ended within `seconds`, and end the supervision. Never raises."""
         if not self._reason:
             self._stopped.set()
             stopping = threading.Thread(target=self._stop_context, name="spark-stop", daemon=True)
@@ -82,7 +85,10 @@ class Driver:
             self._context.stop()
 
     def _watch(self) -> None:
-        """Detect an ended or silent JVM. Counts ticks, not time: ingestd itself may be suspended as well."""
+        """Detect that the JVM has ended or does not answer.
+
+        Counts ticks instead of reading the clock, because ingestd itself may have been suspended.
+        """
         while not pause(_CHECK_SECONDS, self._stopped):
             if self._process is not None and self._process.poll() is not None:
                 self.kill(self.exit_reason())
@@ -115,11 +121,11 @@ class Driver:
         )
 
     def _kill_processes(self) -> None:
-        """SIGKILL for the JVM and its child processes, suspended or not."""
+        """Send SIGKILL, which also ends suspended processes, to the JVM and its child processes."""
         # After `wait` the process id may belong to another process.
         if self._process is None or self._process.returncode is not None:
             return
         with suppress(psutil.Error):
             kill_process_tree(psutil.Process(self._process.pid))
-        with suppress(TimeoutExpired):  # in uninterruptible sleep, for example for a disk: nothing can be done
+        with suppress(TimeoutExpired):  # it is in uninterruptible sleep, for example waiting for a disk
             self._process.wait(_KILL_SECONDS)

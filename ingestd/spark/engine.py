@@ -1,4 +1,4 @@
-"""The Spark session: runs a function over values as one job, several jobs side by side.
+"""The Spark session: applies a function to values as one job, and runs several jobs concurrently.
 
 Invariant: jobs of different mappings share the cores fairly, and one can be cancelled without affecting the others. No
 call blocks forever: a JVM that ends or hangs is killed (see `driver`), and a job that exceeds its limit is cancelled.
@@ -28,7 +28,7 @@ _CHECK_SECONDS = 0.25
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Limits in seconds: of a job, of the JVM's silence, and of an orderly stop of Spark."""
+    """Time limits in seconds: for a job, for an answer of the JVM, and for an orderly stop of Spark."""
 
     job_seconds: float = SparkOptions().stage_timeout
     silence_seconds: float = 30.0
@@ -37,7 +37,7 @@ class EngineLimits:
 
 @dataclass(slots=True, eq=False)  # two jobs of a group may have equal fields
 class _Job:
-    """A running job, its age in seconds, and whether it is to be cancelled."""
+    """A running job, its age in seconds, and whether it must be cancelled."""
 
     group: str
     age: float = 0.0
@@ -46,9 +46,9 @@ class _Job:
 
 
 class Engine:
-    """A running Spark session. `master` as in Spark, such as `local[*]`; `conf` overrides ingestd's defaults.
+    """A running Spark session. `master` is a Spark master URL such as `local[*]`; `conf` overrides ingestd's defaults.
 
-    Raises EngineLost when Spark does not start, or when `cancelled` is set before it has started.
+    Raises EngineLost if Spark does not start, or if `cancelled` is set before it has started.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Engine:
 
     @property
     def lost(self) -> EngineLost | None:
-        """Why the JVM can no longer be used; None while it can."""
+        """The error that says why the JVM can no longer be used; None while it can be used."""
         return self._driver.lost
 
     @property
@@ -88,7 +88,7 @@ class Engine:
             return bool(self._jobs)
 
     def check(self) -> None:
-        """Raise EngineLost when the JVM has ended or was found to hang."""
+        """Raise EngineLost if the JVM has ended or has been found to hang."""
         self._driver.check()
 
     def run(self, group: str, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
@@ -116,7 +116,7 @@ class Engine:
         self._driver.kill(reason)
 
     def stop(self) -> None:
-        """End the session and its processes and remove its temporary files; never raises."""
+        """End the session and its processes, and remove its temporary files. Never raises."""
         self._stopped.set()
         self._driver.stop(self._limits.stop_seconds)
         self._scratch.remove()
@@ -149,7 +149,7 @@ class Engine:
                 job.age += _CHECK_SECONDS
             overdue = {job.group for job in self._jobs if job.age > self._limits.job_seconds}
             for job in self._jobs:
-                # The transactions of a group commit in order: when one job fails, those after it are useless.
+                # The transactions of a group commit in order, so the result of a job after a failed one is useless.
                 job.is_overdue |= job.group in overdue
             return {job.group for job in self._jobs if job.is_cancelled or job.is_overdue}
 

@@ -1,7 +1,7 @@
 """The errors of Spark jobs and of the driver JVM, and the translation of Spark's messages.
 
-Invariant: a failed job becomes WorkerLost only when Spark reports that a process ended; an exception that a task raised
-is never mistaken for it.
+Invariant: a failed job becomes WorkerLost only if Spark reports that a process ended or a task raised MemoryError. No
+other exception of a task is mistaken for a lost worker.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from py4j.protocol import Py4JError, Py4JJavaError
 
 from ingestd.errors import IngestdError, Reaction
 
-# What calls through py4j raise when the JVM has ended or the connection to it breaks.
+# The exceptions that a call through py4j raises if the JVM has ended or its connection breaks.
 GATEWAY_ERRORS = (Py4JError, OSError, EOFError, RuntimeError)
 _MAX_TEXT = 600
-# Spark's messages for a process that ran tasks and ended (PythonRunner, PythonWorkerFactory, TaskSetManager).
+# Spark's messages about a process that ran tasks and ended (PythonRunner, PythonWorkerFactory, TaskSetManager).
 _WORKER_ENDED = (
     "Python worker exited unexpectedly",
     "Python worker failed to connect back",
@@ -30,7 +30,7 @@ _LOST_TASK = re.compile(r"most recent failure: Lost task [^)]*\)(?: \([^)]*\))*:
 
 
 class JobFailed(IngestdError):
-    """A Spark job failed for an unknown reason; `what` holds the innermost error."""
+    """A Spark job failed for an unknown reason. `what` contains the innermost error."""
 
     exit_code = 70
 
@@ -48,13 +48,13 @@ class JobTimeout(JobFailed):
 
 
 class EngineLost(IngestdError):
-    """The Spark driver's JVM did not start, ended or hangs; ingestd must be restarted."""
+    """The Spark driver's JVM did not start, has ended or hangs. ingestd must be restarted."""
 
     exit_code = 70
 
 
 def job_message(error: Exception) -> str | None:
-    """Spark's message about a failed job; None when the JVM ended or shut Spark down, so that no job can run."""
+    """Return Spark's message about a failed job, or None if the JVM has ended or Spark was shut down."""
     if not isinstance(error, Py4JJavaError):
         return None
     try:
@@ -65,7 +65,7 @@ def job_message(error: Exception) -> str | None:
 
 
 def job_error(text: str, where: str) -> JobFailed:
-    """WorkerLost or JobFailed for Spark's message about a failed job."""
+    """Convert Spark's message about a failed job to WorkerLost or JobFailed."""
     if _TRACE not in text and any(words in text for words in _WORKER_ENDED):
         return WorkerLost("a process that ran tasks of the job ended unexpectedly", where=where)
     what = innermost(text)
@@ -73,7 +73,7 @@ def job_error(text: str, where: str) -> JobFailed:
 
 
 def innermost(text: str) -> str:
-    """One line of Spark's message: the Python exception that the task raised, else the reason of the task's failure."""
+    """Return one line of Spark's message: the Python exception of the task, or else the reason why the task failed."""
     trace = text.rpartition(_TRACE)[2] if _TRACE in text else ""
     raised = [line for line in trace.splitlines() if line and not line[0].isspace()]
     if raised:
@@ -83,5 +83,5 @@ def innermost(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or its class."""
+    """Return the first line of an error's message, or the name of its class if the message is empty."""
     return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -1,8 +1,8 @@
 """The settings of a Spark session, and the start of its driver JVM.
 
-Invariant: no value of `spark.conf` appears on a command line, where every user of the machine could read it: the JVM
-reads them from a file that only its owner can read and that is removed once the JVM runs. A JVM that fails to start, or
-whose start is cancelled, is killed.
+Invariant: no value of `spark.conf` appears on a command line, where every user of the machine could read it. The JVM
+reads the values from a file that only its owner can read and that is removed once the JVM runs. A JVM that fails to
+start, or whose start is cancelled, is killed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LOCAL_DEFAULTS = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host":
 
 
 def spark_properties(master: str, conf: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """All properties of a session: ingestd's defaults for this master, overridden by `conf`.
+    """Return all properties of a session: ingestd's defaults for this master, overridden by `conf`.
 
     `scratch` is the directory for temporary files of Spark and of the JVM.
     """
@@ -64,10 +64,10 @@ def spark_properties(master: str, conf: Mapping[str, str], scratch: Path) -> dic
 def launch(
     properties: Mapping[str, str], scratch: Path, cancelled: threading.Event, secrets: Iterable[str] = ()
 ) -> SparkContext:
-    """Start Spark with these properties; `cancelled` ends a start that is in progress.
+    """Start Spark with these properties. Setting `cancelled` interrupts the start.
 
-    Raises EngineLost without any of the `secrets` in its message, or ConfigError when no Java is found. No process is
-    left behind then.
+    Raises EngineLost, whose message contains none of the `secrets`, or ConfigError if no Java is found. Neither leaves
+    a process behind.
     """
     is_main = threading.current_thread() is threading.main_thread()
     interrupt = signal.getsignal(signal.SIGINT)
@@ -108,7 +108,7 @@ def _start(properties: Mapping[str, str], scratch: Path) -> SparkContext:
 
 
 def _message(error: Py4JError) -> str:
-    """The error's message. It is requested from the JVM, which may have ended."""
+    """Return the error's message, or its class name if the JVM, which would send the message, has ended."""
     try:
         return str(error)
     except (Py4JError, OSError, EOFError):
@@ -117,7 +117,7 @@ def _message(error: Py4JError) -> str:
 
 @contextmanager
 def _properties_file(properties: Mapping[str, str], scratch: Path) -> Iterator[None]:
-    """Make PySpark start its JVM with a file of properties, and put PySpark's own temporary files under `scratch`."""
+    """Make PySpark start its JVM with a properties file and create its own temporary files under `scratch`."""
     file = scratch / "spark.properties"
     file.touch(mode=0o600)
     file.write_text(_site_defaults() + properties_text(properties), encoding="utf-8")
@@ -135,7 +135,7 @@ def _properties_file(properties: Mapping[str, str], scratch: Path) -> Iterator[N
 
 
 def _site_defaults() -> str:
-    """The site's spark-defaults.conf, which Spark ignores when it is given a file; later lines override it."""
+    """Return the site's spark-defaults.conf, which Spark does not read itself if it is given a properties file."""
     folder = os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf")
     try:
         return Path(folder, "spark-defaults.conf").read_text(encoding="utf-8") + "\n"
@@ -144,12 +144,12 @@ def _site_defaults() -> str:
 
 
 def properties_text(properties: Mapping[str, str]) -> str:
-    """The properties in the format of a Java properties file."""
+    """Return the properties in the format of a Java properties file."""
     return "".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in properties.items())
 
 
 def _escaped(text: str) -> str:
-    r"""A key or value with \uXXXX for all characters but ASCII letters, digits and dots."""
+    r"""Return the text with all characters except ASCII letters, digits and dots as \uXXXX."""
     units = text.encode("utf-16-be")
     codes = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
     return "".join(chr(c) if c < 128 and (chr(c).isalnum() or c == ord(".")) else f"\\u{c:04x}" for c in codes)
@@ -184,7 +184,7 @@ def _kill_since(before: set[psutil.Process]) -> None:
 
 
 def kill_process_tree(parent: psutil.Process) -> None:
-    """SIGKILL for a process and then for its descendants; the parent first, so that it starts no more of them."""
+    """Send SIGKILL to a process and then to its descendants. The parent is first, so that it cannot start others."""
     with suppress(psutil.Error):
         children = parent.children()
         parent.kill()

@@ -16,7 +16,7 @@ _MASTER = matching(
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """`master` as Spark writes it; `stage_timeout` bounds one job; `conf` holds Spark's own properties."""
+    """`master` is a Spark master URL, `stage_timeout` limits one job, and `conf` contains Spark properties."""
 
     master: Annotated[str, _MASTER] = "local[*]"
     stage_timeout: Seconds = 900.0
@@ -24,5 +24,5 @@ class SparkOptions:
 
     @property
     def properties(self) -> dict[str, str]:
-        """`conf` in Spark's notation, with `true` and `false` in lower case."""
+        """The properties of `conf` as text, with `true` and `false` in lower case."""
         return {key: str(v).lower() if isinstance(v, bool) else str(v) for key, v in self.conf.items()}

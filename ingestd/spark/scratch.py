@@ -16,7 +16,7 @@ PREFIX = "ingestd-spark-"
 
 
 class Scratch:
-    """A new directory in the system's temporary directory; the constructor removes stale ones."""
+    """A new directory in the system's temporary directory. The constructor also removes stale directories."""
 
     def __init__(self) -> None:
         parent = Path(tempfile.gettempdir())
@@ -27,10 +27,10 @@ class Scratch:
             self._lock = _lock(self.path)
             if self._lock is not None:
                 return
-            # Another process locked and removed the new directory before it was locked here.
+            # Another process took the new directory for a stale one and removed it.
 
     def remove(self) -> None:
-        """Remove the directory. Files that cannot be removed are left to the next process."""
+        """Remove the directory. The next process removes files that cannot be removed now."""
         if self._lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -38,7 +38,10 @@ class Scratch:
 
 
 def _lock(directory: Path) -> int | None:
-    """A descriptor that holds the lock; None when another process holds it or the directory does not exist."""
+    """Lock a directory and return the descriptor that holds the lock.
+
+    Returns None if another process holds the lock or the directory does not exist.
+    """
     try:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
