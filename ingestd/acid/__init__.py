@@ -1,15 +1,17 @@
-"""Hive's full-ACID storage on a local file system: directories, ORC files and partitions. Makes no network calls.
+"""Writes and inspects Hive's full-ACID storage on a local file system, without network calls.
 
-Where things are, in the order in which rows pass through:
+These are the modules, in the order in which rows pass through them:
 
-- `constraints`: which decoded rows the table cannot store.
-- `routing`: splits a batch by partition and bucket; `partitions` has Hive's names and values of partitions, `buckets`
-  Hive's hash functions.
-- `writer_pool`: holds rows in memory and keeps a bounded number of files open.
-- `writer`: the contract of a writer, and which rows need which of `pyarrow_writer` (columnar) and `pyorc_writer` (row
-  by row, for values that pyarrow corrupts). `encoding` is how they encode, by the table's `orc.*` properties.
-- `appendable`: a file to which several transactions append while readers read it.
-- `sink`: the file that both ORC libraries write to. `footer` adds Hive's metadata to a closed file, `orc_proto` reads
-  and encodes the tail of an ORC file.
-- `layout`: names of directories and files. `visibility`: which of them, and how many rows, a reader sees.
+- `constraints` finds decoded rows that the table cannot store.
+- `routing` splits a batch by partition and bucket. `partitions` computes the names and values of Hive's partitions, and
+  `buckets` computes Hive's hash functions.
+- `writer_pool` buffers rows in memory and limits the number of open files.
+- `writer` defines the contract of a writer and selects the writer that each row needs: `pyarrow_writer` (columnar) or
+  `pyorc_writer` (row by row, for values that pyarrow corrupts). `encoding` derives the settings of both from the
+  table's `orc.*` properties.
+- `appendable` writes a file to which several transactions append while readers read it.
+- `sink` is the file object that both ORC libraries write to. `footer` adds Hive's metadata to a closed file, and
+  `orc_proto` decodes and encodes the tail of an ORC file.
+- `layout` defines the names of directories and files. `visibility` determines which directories and how many rows a
+  reader sees.
 """

@@ -1,8 +1,8 @@
 """An ORC file to which the transactions of a batch append in turn, while readers read it.
 
 Invariant: the bytes that readers may read end with a complete footer, and their length is in the side file before the
-transaction commits. The bucket file gets its name only once it contains rows. A reader therefore finds a valid file or
-none at any time, even after the writer was killed.
+transaction commits. The bucket file is renamed to its final name only once it contains rows. A reader therefore always
+finds a valid file or no file, even after the writer was killed.
 Source: OrcRecordUpdater (a delta of several write ids), AcidUtils.getLogicalLength.
 """
 
@@ -28,13 +28,13 @@ from ingestd.schema import Column
 class AppendableFile:
     """The file of one bucket in a delta of several write ids.
 
-    All methods but `abandon` raise OSError.
+    All methods except `abandon` raise OSError.
     """
 
     def __init__(
         self, directory: Path, columns: Sequence[Column], bucket: int, statement: int, encoding: Encoding
     ) -> None:
-        """Create the file under a hidden name in `directory`, the delta, which must exist.
+        """Create the file under a hidden name in the delta directory `directory`, which must exist.
 
         `bucket` and `statement` are the numbers in the bucket property of the rows.
         """
@@ -44,19 +44,19 @@ class AppendableFile:
         self._bucket = bucket_property(bucket, statement)
         self._runs: list[tuple[int, int]] = []
         self._unflushed = 0
-        self._length = 0  # last length in the side file, or one whose write failed and may have reached it
+        self._length = 0  # last length that was or may have been written to the side file
         self._kept = (0, 0)  # the write id of the last flush, and the length before its first flush
         self._sink = OrcSink(self._hidden)
-        # An intermediate footer does not cover rows in pyorc's batch buffer; a batch of 1 row leaves none there.
+        # An intermediate footer does not cover rows in pyorc's batch buffer. With a batch size of 1 none remain there.
         self._orc = orc_writer(self._sink, columns, encoding, batch_size=1)
 
     @property
     def is_in_place(self) -> bool:
-        """Return whether the file still has its name: it may be removed or replaced, alone or with its partition."""
+        """Return whether the file still exists under its name; another process may have removed or replaced it."""
         return self._sink.is_at(self._path if self._length else self._hidden)
 
     def write(self, batch: pa.RecordBatch, write_id: int) -> None:
-        """Append rows of a write id, which must not be less than that of the previous call."""
+        """Append the rows of `write_id`, which must not be lower than in the previous call."""
         before = self._runs.pop()[1] if self._runs and self._runs[-1][0] == write_id else 0
         write_rows(self._orc, batch, write_id, self._bucket, before)
         self._runs.append((write_id, before + batch.num_rows))
@@ -64,10 +64,10 @@ class AppendableFile:
         self._sink.check()
 
     def flush(self, write_id: int) -> FileSize:
-        """Write all rows to disk, so that readers find those of a transaction once it has committed.
+        """Write all rows to disk, so that readers find the rows of a transaction once it has committed.
 
-        Returns the rows of `write_id`, without unflushed rows of aborted transactions, and all bytes since the last
-        flush.
+        Returns the number of rows of `write_id`, which excludes unflushed rows of aborted transactions, and the number
+        of bytes written since the last flush.
         """
         if not self._unflushed:
             return FileSize(0, 0)
@@ -89,7 +89,7 @@ class AppendableFile:
     def close(self) -> None:
         """Seal the last footer and remove the side file.
 
-        Until the side file is removed, readers stop at the last flushed length; only bytes after it change here.
+        Until the side file is removed, readers stop at the last flushed length. Only bytes after it are changed.
         """
         self._orc.close()
         self._sink.close()
@@ -104,8 +104,8 @@ class AppendableFile:
     def withdraw(self, write_id: int) -> None:
         """Remove the flushed rows of a write id that can no longer commit; afterwards only `abandon` may be called.
 
-        The side file gets the previous length before the file is truncated, so that no reader finds fewer bytes than
-        the side file says.
+        The previous length is written to the side file before the file is truncated, so that no reader finds fewer
+        bytes than the side file states.
         """
         if self._kept[0] != write_id:
             return
@@ -122,9 +122,9 @@ class AppendableFile:
         _sync(self._path.parent)
 
     def abandon(self) -> None:
-        """Give up the file after a failure; never raises.
+        """Close the file after a failure; never raises.
 
-        Flushed rows stay readable through the side file. The bytes after them are removed, which frees a full disk.
+        Flushed rows stay readable through the side file. The bytes after them are removed, to free space on the disk.
         """
         for step in (self._orc.close, self._sink.close):
             with suppress(Exception):  # pyorc raises errors of its own; the unflushed rows are lost either way
@@ -137,7 +137,10 @@ class AppendableFile:
                 self._hidden.unlink(missing_ok=True)
 
     def _append_length(self, length: int) -> None:
-        """Append 8 bytes, big endian, in one write: a partial entry would make every reader fail."""
+        """Append a length to the side file as 8 big-endian bytes.
+
+        It is a single write, because a partial entry would make every reader fail.
+        """
         handle = os.open(self._side, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
             os.write(handle, struct.pack(">q", length))
@@ -146,7 +149,7 @@ class AppendableFile:
             os.close(handle)
 
     def _recreate_side_file(self) -> None:
-        """Write the side file again after `close` removed it; it gets its name only once it is complete."""
+        """Recreate the side file that `close` removed, and rename it to its final name only once it is complete."""
         hidden = self._side.with_name("_" + self._side.name)
         with hidden.open("wb") as file:
             file.write(struct.pack(">q", self._length))

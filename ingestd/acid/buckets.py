@@ -35,16 +35,19 @@ def bucket_of_rows(
 ) -> npt.NDArray[np.int64]:
     """Return the bucket number of each row, 0 to `buckets` - 1 (ObjectInspectorUtils.getBucketNumber).
 
-    `bucket_columns` are in CLUSTERED BY order and are found in the batch by name. They have the Arrow types of
-    `HiveType.arrow`; a string column may also be a large_string. `version` is the table's `bucketing_version`: 2 is
-    murmur, any other the Java hash (AbstractRecordWriter.getBucket). The Java hash of a timestamp depends on the
-    default time zone of Hive's JVM, which is unknown here; UTC is assumed.
+    `bucket_columns` are listed in CLUSTERED BY order and looked up in the batch by name. Their arrays have the type
+    `HiveType.arrow`; a string array may also be a large_string. `version` is the table's `bucketing_version`: 2 selects
+    the murmur hash, any other value selects the Java hash (AbstractRecordWriter.getBucket). The Java hash of a
+    timestamp depends on the default time zone of Hive's JVM, which is unknown here; UTC is assumed.
 
     Raises InvalidTable for binary columns (Hive hashes their whole buffer, including stale bytes), for complex types,
     and if `buckets` is not positive.
     """
     if buckets < 1:
-        raise InvalidTable(f"the table has {buckets} buckets", hint="create the table CLUSTERED BY … INTO n BUCKETS")
+        raise InvalidTable(
+            f"the table has {buckets} buckets, but needs at least 1",
+            hint="recreate the table with CLUSTERED BY … INTO n BUCKETS",
+        )
     combined: _Hashes = np.zeros(batch.num_rows, np.uint32)
     for column in bucket_columns:
         combined = np.uint32(31) * combined + _column_hashes(column, batch.column(column.name), version)
@@ -53,13 +56,13 @@ def bucket_of_rows(
 
 
 def _column_hashes(column: Column, array: pa.Array, version: int) -> _Hashes:
-    """Return a hash per row; the hash of NULL is 0."""
+    """Return the hash of each value; the hash of NULL is 0."""
     hash_of = (_MURMUR if version == 2 else _JAVA).get(column.type.kind)
     if hash_of is None:
         raise InvalidTable(
             f"a column of type {column.type} cannot be a bucket column",
             where=f"column {column.name}",
-            hint="recreate the table CLUSTERED BY columns of other types, such as bigint or string",
+            hint="recreate the table with CLUSTERED BY columns of another type, such as bigint or string",
         )
     if len(array) == 0:
         return np.zeros(0, np.uint32)
@@ -73,7 +76,10 @@ def _column_hashes(column: Column, array: pa.Array, version: int) -> _Hashes:
 
 
 def _numbers(array: pa.Array) -> _Numbers:
-    """Return the values as a numpy array: a boolean as 0 or 1, a date as its epoch day, a null as any value."""
+    """Return the values as a numpy array.
+
+    A boolean becomes 0 or 1, a date becomes its epoch day, and a NULL becomes an arbitrary value.
+    """
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.int8())
     elif pa.types.is_date32(array.type):
@@ -83,13 +89,16 @@ def _numbers(array: pa.Array) -> _Numbers:
 
 
 def _bits(floats: _Numbers) -> _Numbers:
-    """Float.floatToIntBits and Double.doubleToLongBits: all NaNs have equal bits, 0.0 and -0.0 have not."""
+    """Return the bits of each number as Float.floatToIntBits and Double.doubleToLongBits do.
+
+    All NaNs have the same bits; 0.0 and -0.0 have different bits.
+    """
     one_nan = np.where(np.isnan(floats), floats.dtype.type(np.nan), floats)
     return one_nan.view(np.int32 if floats.dtype == np.float32 else np.int64)
 
 
 def _folded(longs: npt.NDArray[np.int64]) -> _Hashes:
-    """Long.hashCode: `(int) ((v >>> 32) ^ v)`."""
+    """Return Long.hashCode of each value: `(int) ((v >>> 32) ^ v)`."""
     return ((longs >> 32) ^ longs).astype(np.uint32)
 
 
@@ -111,7 +120,7 @@ def _murmur_numbers(array: pa.Array) -> _Hashes:
 
 
 def _distinct(array: pa.Array) -> tuple[list[Any], npt.NDArray[np.int32]]:
-    """Return the distinct values, with 0 for null, and the index of each row's value among them."""
+    """Return the distinct values (0 for NULL) and, for each row, the index of its value among them."""
     encoded = pc.dictionary_encode(array, null_encoding="encode")
     return [value or 0 for value in encoded.dictionary.to_pylist()], encoded.indices.to_numpy()
 
@@ -131,14 +140,14 @@ def _murmur_decimals(array: pa.Array) -> _Hashes:
 
 
 def _trimmed(value: Decimal | int) -> tuple[int, int]:
-    """Return unscaled value and scale without trailing zeros of the fraction, as HiveDecimal normalises numbers."""
+    """Return the unscaled value and the scale, without trailing zeros of the fraction, as HiveDecimal does."""
     whole, _, fraction = f"{value:f}".partition(".")
     fraction = fraction.rstrip("0")
     return int(whole + fraction), len(fraction)
 
 
 def _decimal_hash(value: Decimal | int) -> int:
-    """BigDecimal.hashCode: 31 * BigInteger.hashCode + scale, modulo 2³²."""
+    """Return BigDecimal.hashCode: 31 * BigInteger.hashCode + scale, modulo 2³²."""
     unscaled, scale = _trimmed(value)
     hashed = 0
     for shift in (96, 64, 32, 0):  # 38 digits fit into four words
@@ -154,7 +163,7 @@ def _decimal_bytes(value: Decimal | int) -> bytes:
 
 
 def _java_timestamps(array: pa.Array) -> _Hashes:
-    """TimestampWritable.hashCode of the java.sql.Timestamp that Hive parses from the value's text, in UTC."""
+    """Return TimestampWritable.hashCode of the java.sql.Timestamp that Hive parses from each value's text in UTC."""
     ticks = _TICKS[array.type.unit]
     seconds, rest = np.divmod(_numbers(array.cast(pa.int64())), ticks)
     seconds += _julian_shift(seconds // 86_400) * 86_400
@@ -162,7 +171,7 @@ def _java_timestamps(array: pa.Array) -> _Hashes:
 
 
 def _julian_shift(days: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return how many days later the same year, month and day is in the calendar of java.sql."""
+    """Return how many days later the same calendar date is in java.sql, which is Julian before 1582-10-15."""
     march_years = (days.astype("datetime64[D]").astype("datetime64[M]") - 2).astype("datetime64[Y]").astype(np.int64)
     centuries = (march_years + 1970) // 100
     return np.where(days < _FIRST_GREGORIAN_DAY, centuries - centuries // 4 - 2, 0)
@@ -174,7 +183,7 @@ def _murmur_timestamps(array: pa.Array) -> _Hashes:
 
 
 def _timestamp_bytes(nanoseconds: int) -> bytes:
-    """TimestampWritableV2.convertTimestampToBytes, from nanoseconds since the epoch."""
+    """Encode nanoseconds since the epoch as TimestampWritableV2.convertTimestampToBytes does."""
     seconds, nanos = divmod(nanoseconds, _BILLION)
     if nanos == 0 and 0 <= seconds < 1 << 31:
         return seconds.to_bytes(4, "big")
@@ -186,7 +195,10 @@ def _timestamp_bytes(nanoseconds: int) -> bytes:
 
 
 def _vlong(value: int) -> bytes:
-    """WritableUtils.writeVLong: one byte, or a byte for sign and size followed by the magnitude."""
+    """Encode an integer as WritableUtils.writeVLong does.
+
+    The result is one byte, or a byte for the sign and the size, followed by the magnitude.
+    """
     if -112 <= value <= 127:
         return value.to_bytes(1, "big", signed=True)
     magnitude = value if value >= 0 else ~value
@@ -194,11 +206,11 @@ def _vlong(value: int) -> bytes:
     return ((-112 if value >= 0 else -120) - size).to_bytes(1, "big", signed=True) + magnitude.to_bytes(size, "big")
 
 
-# --- bytes: each step hashes one more byte or word of all rows
+# --- bytes: each step hashes the next byte or word of all rows
 
 
 class _Rows(NamedTuple):
-    """The bytes of each row: `lengths` bytes of `data` from offset `starts`."""
+    """The bytes of all rows: row n consists of `lengths[n]` bytes of `data` from offset `starts[n]`."""
 
     data: npt.NDArray[np.uint8]
     starts: npt.NDArray[np.int64]
@@ -213,7 +225,7 @@ class _Rows(NamedTuple):
 
     @classmethod
     def of_texts(cls, array: pa.Array) -> _Rows:
-        """Take the UTF-8 bytes of a string array, or the values of a binary array."""
+        """Return the UTF-8 bytes of a string array, or the values of a binary array."""
         array = array.cast(pa.large_binary())
         _, offsets, data = array.buffers()
         ends = np.frombuffer(offsets, np.int64)[array.offset : array.offset + len(array) + 1]
@@ -227,14 +239,14 @@ def _stripped(array: pa.Array) -> pa.Array:
 
 
 def _java_texts(array: pa.Array, start: int) -> _Hashes:
-    """Hash signed bytes by `31 * hash + byte`; the initial hash is `start`."""
+    """Hash the signed bytes of each text with `31 * hash + byte`; the initial hash is `start`."""
     rows = _Rows.of_texts(array)
     signed = rows.data.view(np.int8).astype(np.int32).view(np.uint32)
     return _fold(_java_step, start, signed, rows.starts, rows.lengths, 1)
 
 
 def _murmur(rows: _Rows) -> _Hashes:
-    """Murmur3.hash32: MurmurHash3 x86 32, except that it sign-extends the last one to three bytes."""
+    """Return Murmur3.hash32: MurmurHash3 x86 32, except that the last one to three bytes are sign-extended."""
     words = np.ndarray(max(len(rows.data) - 3, 0), "<u4", rows.data, strides=(1,))  # a word at every byte offset
     hashes = _fold(_murmur_step, _SEED, words, rows.starts, rows.lengths // 4, 4)
     hashes = hashes ^ _scrambled(_tail(rows)) ^ rows.lengths.astype(np.uint32)
@@ -245,7 +257,7 @@ def _murmur(rows: _Rows) -> _Hashes:
 
 
 def _tail(rows: _Rows) -> _Hashes:
-    """Return the bytes after the last whole word; 0 if there are none, which `_scrambled` maps to 0."""
+    """Return the bytes after the last whole word as an integer; it is 0 if there are none, and `_scrambled(0)` is 0."""
     signed = rows.data.view(np.int8)
     tail: _Hashes = np.zeros(len(rows.starts), np.uint32)
     for index in range(3):
@@ -281,8 +293,8 @@ def _fold(
 ) -> _Hashes:
     """Fold `counts` units of each row into its hash; the units begin at `firsts` and are `stride` apart.
 
-    Rows are sorted by length, so that the rows with units left are a slice, which shrinks from step to step. The last
-    rows, which may be much longer than all others, are hashed one by one: `step` takes ints as well as arrays.
+    Rows are sorted by length, so that the rows with units left form a slice, which shrinks with each step. The last
+    rows, which may be much longer than all others, are hashed one by one, so `step` must accept ints and arrays.
     """
     order = np.argsort(counts.astype(np.uint16) if counts.max() < 1 << 16 else counts, kind="stable")
     firsts, counts = firsts[order], counts[order]
@@ -307,7 +319,7 @@ _JAVA: dict[str, Callable[[pa.Array], _Hashes]] = {
     "decimal": _java_decimals,
     "timestamp": _java_timestamps,
 }
-"""ObjectInspectorUtils.hashCode."""
+"""The hash functions of ObjectInspectorUtils.hashCode, by type."""
 
 _MURMUR: dict[str, Callable[[pa.Array], _Hashes]] = {
     **dict.fromkeys(("boolean", "tinyint"), _java_numbers),
@@ -317,4 +329,4 @@ _MURMUR: dict[str, Callable[[pa.Array], _Hashes]] = {
     "decimal": _murmur_decimals,
     "timestamp": _murmur_timestamps,
 }
-"""ObjectInspectorUtils.hashCodeMurmur."""
+"""The hash functions of ObjectInspectorUtils.hashCodeMurmur, by type."""

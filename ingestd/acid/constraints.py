@@ -2,7 +2,7 @@
 
 Invariant: a row that passes has a value in every NOT NULL column, and the metastore can create its partition.
 Source: Hive checks NOT NULL only in its own INSERT (`enforce_constraint`) and folds `IS NULL` of such a column to
-false, so no query would find a NULL there by that. Partition columns cannot be NOT NULL. The parts of a partition's
+false, so that no query could find a NULL with it. Partition columns cannot be NOT NULL. The parts of a partition's
 name are directory names, and the metastore stores the whole name in PARTITIONS.PART_NAME, a varchar(767).
 """
 
@@ -27,10 +27,11 @@ _Mask = npt.NDArray[np.bool_]
 
 
 def unfit_rows(batch: pa.RecordBatch, shape: Shape) -> dict[int, tuple[str, str]]:
-    """Return column and reason for each row that cannot be stored, by the row's index in the batch.
+    """Return the column and the reason for each row that cannot be stored, by the row's index in the batch.
 
-    `batch` has the table's columns and, unless the partition values are static, the partition columns, by name. Rows
-    are examined only if the table has NOT NULL columns or a partition column has long texts.
+    `batch` contains the table's columns and, unless the partition values are static, the partition columns. Columns
+    are looked up by name. Rows are examined only if the table has NOT NULL columns or a partition column contains long
+    texts.
     """
     unfit: dict[int, tuple[str, str]] = {}
     for column, mask, reason in _violations(batch, shape):
@@ -63,7 +64,7 @@ def _mask(array: pa.Array) -> _Mask:
 
 
 def _most_bytes(column: Column, array: pa.Array) -> int:
-    """Return an upper bound of the bytes of `key=value`; an escaped character takes three bytes instead of one."""
+    """Return an upper bound for the length of `key=value` in bytes; escaping a character turns one byte into three."""
     key = len(partition_name([column.name], ["-"]).encode()) - 1
     if column.type.kind not in _TEXTS:
         return key + _MAX_NUMBER_BYTES
@@ -77,7 +78,7 @@ def _utf8_length(text: str) -> int:
 
 
 def _name_lengths(column: Column, array: pa.Array, measure: Callable[[str], int]) -> npt.NDArray[np.int64]:
-    """Return the length of `key=value` for each row; it is computed once per distinct value."""
+    """Return the length of each row's `key=value`, which `measure` computes once per distinct value."""
     encoded = pc.dictionary_encode(array, null_encoding="encode")
     names = [partition_name([column.name], [partition_value(column, scalar)]) for scalar in encoded.dictionary]
     lengths = np.array([measure(name) for name in names], np.int64)

@@ -1,4 +1,4 @@
-"""How ORC files are encoded: the `orc.*` properties of a table, as far as our writers can apply them.
+"""Derives the encoding of ORC files from a table's `orc.*` properties, as far as the writers can apply them.
 
 Invariant: a property that is not applied is reported in a warning, never ignored silently. A property that the writers
 cannot apply and that protects data (column encryption) makes the table unusable.
@@ -34,10 +34,10 @@ _ENCRYPTION = ("orc.encrypt", "orc.mask")
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """How ORC encodes a delta.
+    """The encoding of the ORC files of a delta.
 
     `index_stride` is the number of rows per index entry (0: no index). `dictionaries` enables dictionary encoding.
-    `bloom_columns` are top-level columns of the table that get bloom filters, which need an index.
+    `bloom_columns` are the top-level columns that have bloom filters, which require an index.
     """
 
     compression: Compression = "zstd"
@@ -50,7 +50,7 @@ class Encoding:
     bloom_fpp: float = 0.01
 
     def bloom_ids(self, columns: Sequence[Column]) -> set[int]:
-        """Return the ORC type ids of `bloom_columns`; ids number the schema's types depth first."""
+        """Return the ORC type ids of `bloom_columns`; ORC numbers the types of a schema depth first."""
         ids, number = set(), _FIRST_FIELD
         for column in columns:
             if column.name in self.bloom_columns:
@@ -68,16 +68,17 @@ def _count_types(kind: HiveType) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TableEncoding:
-    """The encoding that a table's properties ask for, and a sentence for each property that is not applied."""
+    """The encoding that a table's properties request, and a warning for each property that is not applied."""
 
     encoding: Encoding
     warnings: tuple[str, ...]
 
 
 def table_encoding(parameters: Mapping[str, str], columns: Sequence[Column]) -> TableEncoding:
-    """Read the `orc.*` properties of a table with these columns.
+    """Return the encoding that the `orc.*` properties of a table with these columns request.
 
-    A value that cannot be used yields a warning and the default. Raises InvalidTable for column encryption.
+    A property that cannot be applied yields a warning, and its default is used. Raises InvalidTable for column
+    encryption.
     """
     chosen: dict[str, Any] = {}
     warnings: list[str] = []
@@ -85,8 +86,8 @@ def table_encoding(parameters: Mapping[str, str], columns: Sequence[Column]) -> 
     for key in _ENCRYPTION:
         if given.get(key):
             raise InvalidTable(
-                f"the table property {key} requires column encryption, which ingestd cannot write",
-                hint="load an unencrypted table, or unset the property",
+                f"the table property {key} requires column encryption, which ingestd does not support",
+                hint="write to an unencrypted table, or unset the property",
             )
     for key, value in given.items():
         if key in _WITHOUT_EFFECT or not value:
@@ -110,7 +111,7 @@ def table_encoding(parameters: Mapping[str, str], columns: Sequence[Column]) -> 
 def _bloom_columns(
     names: Sequence[str], columns: Sequence[Column], stride: int, warnings: list[str]
 ) -> tuple[str, ...]:
-    """Return the names of the columns that get a bloom filter; append a warning for each other name."""
+    """Return the columns that get a bloom filter, and append a warning to `warnings` for each other name."""
     kinds = {column.name: column.type for column in columns}
     used, others = [], []
     for name in names:
@@ -118,7 +119,7 @@ def _bloom_columns(
         if kind is None:
             others.append(f"{name} is not a column of the table, or is a partition column")
         elif kind.kind not in _BLOOM_KINDS:
-            others.append(f"{name} has type {kind}; bloom filters need an integer, string, varchar or date")
+            others.append(f"{name} has type {kind}; bloom filters need an integer, string, varchar or date column")
         else:
             used.append(name)
     if used and not 0 < stride <= _MAX_BLOOM_STRIDE:
@@ -134,9 +135,16 @@ def _compression(value: str) -> tuple[str, Compression]:
     return "compression", _COMPRESSIONS[value.lower()]
 
 
+def _whole_number(value: str) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        raise ValueError("it must be a whole number") from None
+
+
 def _size(field: str, limits: tuple[int, int], step: int = 1) -> Callable[[str], tuple[str, int]]:
     def read(value: str) -> tuple[str, int]:
-        size = int(value)
+        size = _whole_number(value)
         if size <= 0:
             raise ValueError("it must be a positive number of bytes")
         return field, min(max(size // _DELTA_RATIO, limits[0]), limits[1]) // step * step
@@ -145,7 +153,7 @@ def _size(field: str, limits: tuple[int, int], step: int = 1) -> Callable[[str],
 
 
 def _stride(value: str) -> tuple[str, int]:
-    stride = int(value)
+    stride = _whole_number(value)
     if stride and not _MIN_STRIDE <= stride < 1 << 31:
         raise ValueError(f"it must be 0 or at least {_MIN_STRIDE}")
     return "index_stride", stride
@@ -162,7 +170,10 @@ def _names(value: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _fraction(value: str) -> tuple[str, float]:
-    fraction = float(value)
+    try:
+        fraction = float(value)
+    except ValueError:
+        raise ValueError("it must be a number between 0 and 1") from None
     if not 0 < fraction < 1:
         raise ValueError("it must be between 0 and 1")
     return "bloom_fpp", fraction

@@ -1,4 +1,4 @@
-"""Adds Hive's calendar and ACID metadata to a complete ORC file; neither pyarrow nor pyorc can write them.
+"""Adds Hive's calendar and ACID metadata, which neither pyarrow nor pyorc can write, to a complete ORC file.
 
 Invariant: only the footer and the PostScript change. Rows, stripes and statistics keep their offsets, and the file is
 on disk (fsync) before the call returns.
@@ -24,16 +24,17 @@ _ITEM_NAME, _ITEM_VALUE = 1, 2
 
 @dataclass(frozen=True, slots=True)
 class FileSize:
-    """Rows and bytes of an ORC file, or of the part that one flush added to it."""
+    """The number of rows and bytes of an ORC file, or of the part that one flush added to it."""
 
     rows: int
     bytes: int
 
 
 def seal(path: Path, runs: Sequence[tuple[int, int]], bucket: int) -> FileSize:
-    """Patch the footer of a closed ORC file in place and fsync the file.
+    """Patch the footer of a closed ORC file in place, fsync the file and return its size.
 
-    `runs` holds (write id, rows) of each transaction in file order; `bucket` is the bucket property of all rows.
+    `runs` lists (write id, number of rows) of each transaction in file order; `bucket` is the bucket property of all
+    rows.
 
     Adds the fields that OrcRecordUpdater writes: `calendar` = PROLEPTIC_GREGORIAN (without it Hive 4 shifts dates
     before 1582), `hive.acid.key.index` with the last key of each stripe, `hive.acid.stats` and `hive.acid.version`.
@@ -58,7 +59,7 @@ def seal(path: Path, runs: Sequence[tuple[int, int]], bucket: int) -> FileSize:
 
 
 def _stripe_ends(footer: bytes) -> list[int]:
-    """Number of rows up to the end of each stripe."""
+    """Return the number of rows up to the end of each stripe."""
     ends, rows = [], 0
     for key, value in fields(footer):
         if key == _STRIPES and isinstance(value, bytes):
@@ -68,7 +69,7 @@ def _stripe_ends(footer: bytes) -> list[int]:
 
 
 def _key_index(stripes: Sequence[int], runs: Sequence[tuple[int, int]], bucket: int) -> str:
-    """`write id,bucket,row id;` of the last row of each stripe. Row ids start at 0 in each run."""
+    """Return `write id,bucket,row id;` of the last row of each stripe. Row ids start at 0 in each run."""
     ends = list(accumulate(rows for _, rows in runs))
     index = ""
     for end in stripes:

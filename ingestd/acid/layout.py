@@ -1,6 +1,6 @@
-"""Names of ACID directories and files, and the bucket property.
+"""Formats and parses the names of ACID directories and files, and computes the bucket property.
 
-Invariant: names and numbers are those of Hive's AcidUtils and BucketCodec V1.
+Invariant: names and numbers are the same as those of Hive's AcidUtils and BucketCodec V1.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 ORC_ACID_VERSION_FILE = "_orc_acid_version"
 ORC_ACID_VERSION = b"2"
-SIDE_FILE_SUFFIX = "_flush_length"  # the side file of an appendable bucket file: how many bytes readers may read
+SIDE_FILE_SUFFIX = "_flush_length"  # of the side file, which states how many bytes of a bucket file readers may read
 MAX_BUCKET = 4095
 MAX_STATEMENT = 4095
 _BASE = re.compile(r"base_(-?[0-9]+)(?:_v([0-9]+))?")
@@ -18,22 +18,22 @@ _DELTA = re.compile(r"(delete_)?delta_(-?[0-9]+)_(-?[0-9]+)(?:_([0-9]+))?(?:_v([
 
 
 def delta_name(write_id: int, statement: int) -> str:
-    """Return the directory of one statement of one write id: `delta_0000007_0000007_0000` (AcidUtils.deltaSubdir)."""
+    """Return the directory name of a statement of a write id: `delta_0000007_0000007_0000` (AcidUtils.deltaSubdir)."""
     _check("statement", statement, MAX_STATEMENT)
     return f"delta_{write_id:07d}_{write_id:07d}_{statement:04d}"
 
 
 def batch_delta_name(first: int, last: int, statement: int) -> str:
-    """Return the directory of the write ids first..last of a transaction batch: `delta_0000007_0000009_0000`.
+    """Return the directory name of the write ids of a transaction batch: `delta_0000007_0000009_0000`.
 
-    An appendable file needs `first` < `last`: in the delta of one write id readers ignore side files.
+    An appendable file requires `first` < `last`, because readers ignore side files in the delta of one write id.
     """
     _check("statement", statement, MAX_STATEMENT)
     return f"delta_{first:07d}_{last:07d}_{statement:04d}"
 
 
 def bucket_name(bucket: int) -> str:
-    """Return the file of one bucket: `bucket_00000` (AcidUtils.createBucketFile).
+    """Return the file name of a bucket: `bucket_00000` (AcidUtils.createBucketFile).
 
     `bucket` must be the number in the bucket property of the file's rows.
     """
@@ -44,7 +44,7 @@ def bucket_name(bucket: int) -> str:
 def bucket_property(bucket: int, statement: int) -> int:
     """Return the value of the ACID column `bucket` (BucketCodec V1).
 
-    Bits 31-29 are the version, 1; bits 27-16 the bucket; bits 11-0 the statement.
+    Bits 31-29 contain the version, which is 1; bits 27-16 the bucket; and bits 11-0 the statement.
     """
     _check("bucket", bucket, MAX_BUCKET)
     _check("statement", statement, MAX_STATEMENT)
@@ -53,14 +53,14 @@ def bucket_property(bucket: int, statement: int) -> int:
 
 def _check(what: str, number: int, limit: int) -> None:
     if not 0 <= number <= limit:
-        raise ValueError(f"{what} {number} is not in 0..{limit}")
+        raise ValueError(f"{what} {number} is not in the range 0 to {limit}")
 
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """`base_N`: all rows up to write id N.
+    """A directory `base_N`, which contains all rows up to write id N.
 
-    `visibility_txn` is the transaction of the compaction that wrote it, 0 for INSERT OVERWRITE.
+    `visibility_txn` is the transaction of the compaction that wrote it, or 0 if INSERT OVERWRITE wrote it.
     """
 
     name: str
@@ -70,7 +70,10 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """`delta_min_max[_statement]`: rows inserted by these write ids; `statement` is -1 when the name has none."""
+    """A directory `delta_min_max[_statement]`, which contains the rows that these write ids inserted.
+
+    `statement` is -1 if the name has none. `visibility_txn` is 0 unless a compaction wrote the directory.
+    """
 
     name: str
     min_write_id: int
@@ -81,7 +84,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class DeleteDelta:
-    """`delete_delta_min_max[_statement]`: delete events of these write ids."""
+    """A directory `delete_delta_min_max[_statement]`, which contains the delete events of these write ids."""
 
     name: str
     min_write_id: int
@@ -91,7 +94,7 @@ class DeleteDelta:
 
 
 def parse_directory(name: str) -> Base | Delta | DeleteDelta | None:
-    """Parse the name of an ACID directory (AcidUtils.ParsedDeltaLight, ParsedBaseLight); None for any other name."""
+    """Parse a directory name (AcidUtils.ParsedDeltaLight, ParsedBaseLight); return None if it is not an ACID name."""
     if match := _BASE.fullmatch(name):
         return Base(name, int(match[1]), int(match[2] or 0))
     if match := _DELTA.fullmatch(name):
@@ -102,12 +105,12 @@ def parse_directory(name: str) -> Base | Delta | DeleteDelta | None:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """The ACID directories of one location, visible or not, and whether it has original (non-ACID) files."""
+    """The ACID directories of one location, visible or not, and whether it contains original (non-ACID) files."""
 
     directories: tuple[Base | Delta | DeleteDelta, ...]
     has_originals: bool = False
 
     @property
     def compactions(self) -> frozenset[str]:
-        """Names of the directories that compactions wrote."""
+        """The names of the directories that compactions wrote."""
         return frozenset(one.name for one in self.directories if one.visibility_txn)

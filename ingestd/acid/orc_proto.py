@@ -1,4 +1,4 @@
-"""The tail of an ORC file: its protobuf messages and the compressed chunks that hold them.
+"""Decodes and encodes the tail of an ORC file: its protobuf messages and the compressed chunks around them.
 
 Invariant: fields that are not understood are preserved byte for byte.
 Source: orc_proto.proto and the ORC specification, version 1.
@@ -19,7 +19,8 @@ NONE, ZLIB, SNAPPY, LZ4, ZSTD = 0, 1, 2, 4, 5
 _FOOTER_LENGTH, _COMPRESSION, _BLOCK_SIZE = 1, 2, 3
 _DEFAULT_BLOCK_SIZE = 262_144
 _MAX_CHUNK = (1 << 23) - 1
-# The header of an LZ4 frame of independent blocks up to 4 MiB without checksums, with the checksum of these two bytes.
+# The header of an LZ4 frame with independent blocks of up to 4 MiB and without checksums. Its last byte is the checksum
+# of the two bytes before it.
 _LZ4_FRAME = bytes.fromhex("04224d18607073")
 _TAIL = 16 * 1024
 
@@ -58,8 +59,8 @@ def encode_tail(footer: bytes, post_script: bytes) -> bytes:
 def decompress(chunks: bytes, compression: int) -> bytes:
     """Decompress a sequence of ORC chunks.
 
-    A chunk has a header of 3 bytes, little endian: bit 0 is set if the chunk is stored uncompressed, the other bits are
-    its length. Raises ValueError for a compression other than those named in this module.
+    A chunk has a little-endian header of 3 bytes: bit 0 is set if the chunk is stored uncompressed, and the other bits
+    contain its length. Raises ValueError for a compression other than those named in this module.
     """
     if compression == NONE:
         return chunks
@@ -87,7 +88,7 @@ def _decompress_chunk(body: bytes, compression: int) -> bytes:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Iterate over the fields of a message as (field number, value); a value is an int, or bytes if it has a length."""
+    """Iterate over the fields of a message as (field number, value). A varint is an int; any other value is bytes."""
     return ((key, value) for key, value, _, _ in _spans(message))
 
 
@@ -96,11 +97,11 @@ def number(values: dict[int, int | bytes], key: int) -> int:
     value = values.get(key, 0)
     if isinstance(value, int):
         return value
-    raise ValueError(f"field {key} of the ORC tail is not a number")
+    raise ValueError(f"field {key} of the ORC tail is not an integer")
 
 
 def bytes_field(key: int, value: bytes) -> bytes:
-    """Encode a field of bytes, text or a nested message."""
+    """Encode a field that contains bytes, text or a nested message."""
     return _encode(key << 3 | 2) + _encode(len(value)) + value
 
 
@@ -129,7 +130,7 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _spans(message: bytes) -> Iterator[tuple[int, int | bytes, int, int]]:
-    """Each field as (number, value, start, end); start and end are offsets in the message."""
+    """Yield each field as (number, value, start, end); start and end are offsets in the message."""
     position = 0
     while position < len(message):
         start = position

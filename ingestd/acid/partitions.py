@@ -1,4 +1,4 @@
-"""Names and values of Hive partitions.
+"""Computes the names and values of Hive partitions.
 
 Invariant: both are the strings that Hive itself writes (FileUtils.makePartName, HiveStreamingConnection).
 """
@@ -33,7 +33,7 @@ _EXACT = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, Invalid
 
 
 def partition_name(keys: Sequence[str], values: Sequence[str]) -> str:
-    """Return `key=value/key=value`, escaped; an empty value is the default partition (FileUtils.makePartName)."""
+    """Return `key=value/key=value`, escaped (FileUtils.makePartName); an empty value means the default partition."""
     pairs = zip(keys, values, strict=True)
     return "/".join(f"{_escape(key.lower())}={_escape(value or DEFAULT_PARTITION)}" for key, value in pairs)
 
@@ -43,15 +43,15 @@ def _escape(text: str) -> str:
 
 
 def name_bytes(key: str, value: str) -> int:
-    """Return the bytes of the directory name `key=value`, escaped."""
+    """Return the length of the escaped directory name `key=value` in bytes."""
     return len(partition_name([key], [value]).encode())
 
 
 def static_partition_value(column: Column, text: str) -> str:
-    """Normalise a partition value that a user wrote: `007` is `7` for an int, `1.50` is `1.5` for a decimal.
+    """Normalise a partition value that a user wrote: `007` becomes `7` for an int, `1.50` becomes `1.5` for a decimal.
 
     Hive's own INSERT normalises `PARTITION (p='007')` in the same way, so its WHERE, DROP PARTITION and INSERT
-    OVERWRITE find the partition. The empty string and `__HIVE_DEFAULT_PARTITION__` are the default partition, as in
+    OVERWRITE find the partition. The empty string and `__HIVE_DEFAULT_PARTITION__` mean the default partition, as in
     Hive Streaming; Hive's INSERT rejects the empty string.
 
     Raises InvalidTable for a text that is not a value of the column's type, or whose directory name is too long. This
@@ -67,7 +67,7 @@ def static_partition_value(column: Column, text: str) -> str:
         raise InvalidTable(
             f"{shown} is not a value of type {column.type}",
             where=f"partition column {column.name}",
-            hint=f"the column takes {_EXAMPLES[column.type.kind]}",
+            hint=f"the column accepts {_EXAMPLES[column.type.kind]}",
         ) from error
     if name_bytes(column.name, value) > NAME_BYTES:
         raise InvalidTable(
@@ -79,7 +79,7 @@ def static_partition_value(column: Column, text: str) -> str:
 
 
 def odd_partition_names(columns: Sequence[Column], names: Sequence[str]) -> list[str]:
-    """Return the partition names `k=v/k2=v2` (escaped) that have a value which is not normalised.
+    """Return the partition names (`k=v/k2=v2`, escaped) that contain a value which is not normalised.
 
     Hive compares such values as text in some places and by type in others: `WHERE p = 7` does not find `p=007`.
     """
@@ -103,7 +103,7 @@ _CODE = re.compile(r"%([0-9A-Fa-f]{2})")  # FileUtils.unescapePathName
 
 
 def _scalar(kind: HiveType, text: str) -> pa.Scalar:
-    """Parse a value; raises ValueError, OverflowError, ArrowException and errors of decimal."""
+    """Parse a value of a type. Raises ValueError, OverflowError, ArrowException, and the errors of `decimal`."""
     if kind.kind in INTEGER_BITS:
         return pa.scalar(int(_matched(_WHOLE, text)[0]), kind.arrow)
     return _SCALARS[kind.kind](kind, text)
@@ -127,7 +127,7 @@ def _floating_scalar(kind: HiveType, text: str) -> pa.Scalar:
     if text in ("NaN", "Infinity", "-Infinity"):
         return pa.scalar(float(text), kind.arrow)
     _matched(_NUMBER, text)
-    number = pc.cast(pa.scalar(text.removeprefix("+")), kind.arrow)  # one rounding, also to a float
+    number = pc.cast(pa.scalar(text.removeprefix("+")), kind.arrow)  # rounds once, even to a float
     if isinf(number.as_py()):
         raise ValueError(text)
     return number
@@ -178,7 +178,7 @@ _EXAMPLES = {
     **{kind: f"whole numbers of {bits} bits, such as 7" for kind, bits in INTEGER_BITS.items()},
     **dict.fromkeys(("float", "double"), "numbers such as 1.5, NaN, Infinity and -Infinity"),
     "decimal": "numbers such as 1.5 that fit its precision and scale",
-    **dict.fromkeys(("string", "varchar", "char"), "text of at most its length"),
+    **dict.fromkeys(("string", "varchar", "char"), "text that is not longer than the type allows"),
     "boolean": "true and false",
     "date": "dates such as 2026-11-21",
     "timestamp": "timestamps without a zone, such as 2026-11-21 10:00:00",
@@ -188,14 +188,18 @@ _EXAMPLES = {
 def partition_value(column: Column, scalar: pa.Scalar) -> str:
     """Return the text that Hive stores for a partition value (Writable.toString).
 
-    NULL and the empty string are the default partition.
-    Raises InvalidTable for binary columns, which have no such string.
+    For NULL and the empty string this is the name of the default partition. Raises InvalidTable for binary columns,
+    which have no such text.
     """
     if not scalar.is_valid:
         return DEFAULT_PARTITION
     kind = column.type.kind
     if kind == "binary":
-        raise InvalidTable("a binary column cannot be a partition column", where=f"column {column.name}")
+        raise InvalidTable(
+            "a binary column cannot be a partition column",
+            where=f"column {column.name}",
+            hint="recreate the table with partition columns of another type, such as string",
+        )
     if kind == "timestamp":
         return _timestamp(scalar)
     value = scalar.as_py()
@@ -211,14 +215,14 @@ def partition_value(column: Column, scalar: pa.Scalar) -> str:
 
 
 def _decimal(value: Decimal) -> str:
-    """Plain digits without trailing zeros (HiveDecimal.toString)."""
+    """Return plain digits without trailing zeros (HiveDecimal.toString)."""
     text = f"{value:f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return "0" if text in ("-0", "") else text
 
 
 def _timestamp(scalar: pa.Scalar) -> str:
-    """`yyyy-MM-dd HH:mm:ss`, with a fraction only if it is not 0 (Timestamp.toString)."""
+    """Return `yyyy-MM-dd HH:mm:ss`, with a fraction only if it is not 0 (Timestamp.toString)."""
     units = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}[scalar.type.unit]
     seconds, rest = divmod(scalar.value, units)
     day = np.datetime64(0, "s") + np.timedelta64(seconds, "s")
@@ -227,7 +231,7 @@ def _timestamp(scalar: pa.Scalar) -> str:
 
 
 def _java_double(text: str) -> str:
-    """Shortest digits in Java's notation (Double.toString): plain from 1e-3 to 1e7, otherwise `d.dEn`."""
+    """Return the shortest digits in Java's notation (Double.toString): plain from 1e-3 to 1e7, otherwise `d.dEn`."""
     number = Decimal(text) if text not in ("nan", "inf", "-inf") else None
     if number is None:
         return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[text]

@@ -27,7 +27,7 @@ _BATCH_ROWS = 4096  # per call of liborc; 10 % faster than 1024
 
 
 class PyArrowWriter:
-    """Columnar writer. char and varchar are written as ORC STRING, which Hive converts on reading."""
+    """Writes a file column by column. char and varchar are written as ORC STRING, which Hive converts on reading."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class PyArrowWriter:
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """See `AcidWriter`; `rows_for_pyorc` must be None for the batch."""
+        """See `AcidWriter`; `rows_for_pyorc` must return None for the batch."""
         if batch.num_rows:
             self._orc.write(pa.Table.from_batches([self._events(batch)]))
             self._rows += batch.num_rows
             self._file.check()
 
     def close(self) -> FileSize:
-        """See `AcidWriter`; a file without rows is a complete ORC file, too."""
+        """See `AcidWriter`; a file without rows is also a complete ORC file."""
         if not self._rows:  # without a batch pyarrow knows no schema and writes no footer
             self._orc.write(pa.Table.from_batches([self._events(pa.RecordBatch.from_pylist([], schema=self._schema))]))
         # An exception from a signal handler inside this call would terminate the process.

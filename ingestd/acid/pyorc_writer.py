@@ -24,7 +24,7 @@ _CHUNK_ROWS = 4096
 
 
 class _Instant(ORCConverter):
-    """Timestamps as nanoseconds since 1970; pyorc's own converter uses floats and the time zone of the process."""
+    """Converts timestamps as nanoseconds since 1970; pyorc's own converter uses floats and the local time zone."""
 
     @staticmethod
     def from_orc(seconds: int, nanos: int, _zone: object) -> int:
@@ -36,7 +36,7 @@ class _Instant(ORCConverter):
 
 
 class _Day(ORCConverter):
-    """Dates as days since 1970."""
+    """Converts dates as days since 1970."""
 
     @staticmethod
     def from_orc(days: int) -> int:
@@ -59,7 +59,7 @@ _STRATEGY = {"speed": pyorc.CompressionStrategy.SPEED, "compression": pyorc.Comp
 
 
 class PyOrcWriter:
-    """Row-by-row writer for all types, and for all timestamps and dates of the years 0001 to 9999.
+    """Writes a file row by row. It supports all types, and timestamps and dates of the years 0001 to 9999.
 
     It is several times slower than `PyArrowWriter`.
     """
@@ -110,7 +110,7 @@ def orc_writer(
     *,
     batch_size: int = 1024,
 ) -> pyorc.Writer:
-    """Return a pyorc writer of insert events. Raises OSError."""
+    """Create a pyorc writer that writes insert events to `sink`. Raises OSError."""
     return pyorc.Writer(
         sink,  # type: ignore[arg-type]  # declared as BinaryIO; OrcSink has the methods that pyorc calls
         _event_type(columns),
@@ -128,7 +128,7 @@ def orc_writer(
 
 
 def write_rows(writer: pyorc.Writer, batch: pa.RecordBatch, write_id: int, bucket: int, first_row: int) -> None:
-    """Append rows as insert events, in chunks, because Python values take many times the memory of Arrow columns.
+    """Append rows as insert events, in chunks, because Python values need many times the memory of Arrow columns.
 
     `bucket` is the bucket property, `first_row` the row id of the first row. Raises OSError.
     """
@@ -139,9 +139,10 @@ def write_rows(writer: pyorc.Writer, batch: pa.RecordBatch, write_id: int, bucke
 
 
 def _python_values(array: pa.Array) -> list[Any]:
-    """Convert a column to the Python values that pyorc takes.
+    """Convert a column to the Python values that pyorc accepts.
 
-    Timestamps become nanoseconds and dates days, as ints; arrays become lists, maps dicts, structs tuples.
+    Timestamps become nanoseconds and dates become days, both as ints. Arrays become lists, maps become dicts, and
+    structs become tuples.
     """
     if pa.types.is_nested(array.type):
         return _structs(array) if pa.types.is_struct(array.type) else _containers(array)
@@ -159,9 +160,9 @@ def _structs(array: pa.StructArray) -> list[tuple[Any, ...] | None]:
 
 
 def _containers(array: pa.ListArray | pa.MapArray) -> list[list[Any] | dict[Any, Any] | None]:
-    """Convert lists and maps; the items of a map are structs of key and value.
+    """Convert an array of lists or maps; the items of a map are structs of key and value.
 
-    The items of a sliced array are not sliced, so they are cut out by its offsets.
+    The items of a sliced array are not sliced, so they are selected by its offsets.
     """
     if not len(array):
         return []

@@ -24,7 +24,7 @@ _UINT16_CODES = 1 << 16  # numpy sorts uint16 by radix sort
 
 @dataclass(frozen=True, slots=True)
 class Bucketing:
-    """CLUSTERED BY `columns`, in that order, INTO `count` BUCKETS.
+    """The bucketing of a table: CLUSTERED BY `columns`, in that order, INTO `count` BUCKETS.
 
     `version` is the table's `bucketing_version`, which selects the hash function.
     """
@@ -36,10 +36,10 @@ class Bucketing:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the writers know about a table.
+    """The properties of a table that the writers need.
 
-    `columns` do not include `partition_columns`. `not_null` holds the names of the NOT NULL columns, which are never
-    partition columns.
+    `columns` does not include `partition_columns`. `not_null` contains the names of the NOT NULL columns, which are
+    never partition columns.
     """
 
     columns: tuple[Column, ...]
@@ -51,7 +51,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one partition and one bucket."""
+    """The rows of one partition and one bucket; `partition` contains the values of the partition columns."""
 
     partition: tuple[str, ...]
     bucket: int
@@ -61,8 +61,9 @@ class Part:
 def route(batch: pa.RecordBatch, shape: Shape, static: tuple[str, ...]) -> Iterator[Part]:
     """Split a batch by partition and bucket; rows keep their order within each part.
 
-    Every column is found in the batch by name. With `static` partition values the batch has the table's columns only,
-    otherwise the partition columns, too. A part has the columns of `shape.columns`, in that order.
+    Columns are looked up in the batch by name. If `static` contains partition values, the batch contains only the
+    table's columns; otherwise it also contains the partition columns. Each part contains `shape.columns`, in that
+    order.
     """
     partitions = [(static, batch)] if static else _by_partition(batch, shape)
     for partition, rows in partitions:
@@ -71,7 +72,7 @@ def route(batch: pa.RecordBatch, shape: Shape, static: tuple[str, ...]) -> Itera
 
 
 def _by_partition(batch: pa.RecordBatch, shape: Shape) -> list[tuple[tuple[str, ...], pa.RecordBatch]]:
-    """The rows of each partition; a table without partition columns has one partition with no values."""
+    """Return the rows of each partition; an unpartitioned table has one partition without values."""
     rows = batch.select([column.name for column in shape.columns])
     if batch.num_rows == 0:
         return []
@@ -93,7 +94,7 @@ def _by_partition(batch: pa.RecordBatch, shape: Shape) -> list[tuple[tuple[str, 
 
 
 def _value_codes(column: Column, array: pa.Array) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """A code per row and the partition value of each code; equal partition values share a code."""
+    """Return a code per row and the partition value of each code; equal partition values share a code."""
     encoded = pc.dictionary_encode(array, null_encoding="encode")
     texts = [partition_value(column, scalar) for scalar in encoded.dictionary]
     distinct = {text: place for place, text in enumerate(dict.fromkeys(texts))}
@@ -106,7 +107,10 @@ def _value_codes(column: Column, array: pa.Array) -> tuple[npt.NDArray[np.int64]
 def _combine(
     codes: npt.NDArray[np.int64], texts: list[tuple[str, ...]], more: npt.NDArray[np.int64], values: list[str]
 ) -> tuple[npt.NDArray[np.int64], list[tuple[str, ...]]]:
-    """Number the pairs that occur. An array of codes of length 1 stands for the same code in every row."""
+    """Combine the codes of two columns into codes of the pairs that occur.
+
+    An array of codes of length 1 means that every row has that code.
+    """
     if len(values) == 1:
         return codes, [(*text, values[0]) for text in texts]
     if len(texts) == 1:

@@ -1,9 +1,9 @@
-"""The file object to which pyarrow and pyorc write.
+"""The file object that pyarrow and pyorc write to.
 
-Invariant: no call from the library raises. The first error is kept until `check` raises it, so a file must not be used
-before `check`. Otherwise a full disk would terminate the process: liborc throws C++ exceptions that nothing catches, in
-`close` under pyarrow 26 and in a destructor under pyorc. A forked child never writes to a file that its parent opened:
-nothing is buffered here, and what the destructors of the child's copies write is dropped.
+Invariant: no call from the library raises. The first error is stored until `check` raises it, so a file must not be
+used before `check` has passed. Otherwise a full disk would terminate the process: liborc throws C++ exceptions that
+nothing catches, in `close` under pyarrow 26 and in a destructor under pyorc. A forked child never writes to a file that
+its parent opened: nothing is buffered here, and writes by destructors in the child are dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class OrcSink:
-    """A new file. The library calls `write`, `flush`, `closed` and `close`."""
+    """A new file; the library uses only `write`, `flush`, `closed` and `close`."""
 
     def __init__(self, path: Path) -> None:
         """Create or truncate the file. Raises OSError."""
@@ -23,13 +23,13 @@ class OrcSink:
         self.name = str(path)
 
     def write(self, data: bytes) -> int:
-        """Append; after an error, and in a forked child, the bytes are dropped."""
+        """Append bytes and return their number. After an error, and in a forked child, the bytes are dropped."""
         if self._error is None and self._process == os.getpid():
             rest = memoryview(data)
             try:
                 while rest:
                     rest = rest[self._file.write(rest) :]
-            except BaseException as error:  # noqa: BLE001 - also what a signal handler raises
+            except BaseException as error:  # noqa: BLE001 - includes exceptions of signal handlers
                 self._error = error
         return len(data)
 
@@ -42,21 +42,21 @@ class OrcSink:
         return self._file.closed
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file; `check` raises an error that occurs."""
         try:
             self._file.close()
         except BaseException as error:  # noqa: BLE001 - as in `write`
             self._error = self._error or error
 
     def is_at(self, path: Path) -> bool:
-        """Return whether `path` leads to this file. Raises OSError, except if there is no file at `path`."""
+        """Return whether `path` refers to this file; False if it does not exist. Raises other kinds of OSError."""
         try:
             return os.path.samestat(os.fstat(self._file.fileno()), path.stat())
         except FileNotFoundError:
             return False
 
     def check(self) -> None:
-        """Raise the first error, if there was one: an OSError, or what a signal handler raised."""
+        """Raise the first error, if any: an OSError or an exception of a signal handler."""
         if self._error is not None:
             raise self._error
 

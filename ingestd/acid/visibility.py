@@ -1,7 +1,7 @@
-"""What a reader with a given snapshot sees in one location: which directories, and how many rows.
+"""Determines which directories and how many rows of a location a reader with a given snapshot sees.
 
-Invariant: the same directories as Hive's AcidUtils.getAcidState chooses, and the same number of rows as a
-`SELECT count(*)` that reads them.
+Invariant: the directories are those that Hive's AcidUtils.getAcidState chooses, and the number of rows is the result of
+a `SELECT count(*)` that reads them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from ingestd.errors import InvalidTable, StorageUnavailable
 
 _ORIGINAL = re.compile(r"[0-9]+_[0-9]+(?:_copy_[0-9]+)?")  # AcidUtils.ORIGINAL_PATTERN
 _BUCKET = re.compile(r"bucket_[0-9]+(?:_[0-9]+)?")
+_HINT = "check that the file system is mounted and that this process has read permission"
 
 
 @dataclass(frozen=True, slots=True)
 class ValidWriteIds:
     """A reader's snapshot of one table (ValidReaderWriteIdList).
 
-    It contains the write ids up to the high watermark, without the open and aborted ones.
+    It contains the write ids up to the high watermark, except those that are open or aborted.
     """
 
     table: str
@@ -44,7 +45,7 @@ class ValidWriteIds:
         return write_id <= self.high_watermark and write_id not in self.open and write_id not in self.aborted
 
     def valid_in(self, first: int, last: int) -> int:
-        """Return how many ids of first..last are valid (isWriteIdRangeValid asks for none, some or all)."""
+        """Return how many write ids from `first` to `last` are valid (isWriteIdRangeValid: none, some or all)."""
         end = min(last, self.high_watermark)
         if end < first:
             return 0
@@ -55,7 +56,7 @@ class ValidWriteIds:
         return write_id <= self.high_watermark and write_id not in self.open
 
     def is_settled(self, write_id: int) -> bool:
-        """Return whether the transactions of all ids up to this one have ended (isValidBase)."""
+        """Return whether the transactions of all write ids up to this one have ended (isValidBase)."""
         return write_id <= self.high_watermark and all(write_id < waiting for waiting in self.open)
 
 
@@ -73,8 +74,8 @@ def visible_directories(
 ) -> VisibleDirectories:
     """Choose the base and the deltas as AcidUtils.getAcidState does.
 
-    `txn_is_valid` says whether the transaction of a compaction (suffix `_v`) has committed; if not, its directory is
-    ignored.
+    `txn_is_valid` returns whether the transaction of a compaction (suffix `_v`) has committed. If it has not, the
+    directory is ignored.
     """
     parsed = [one for name in names if (one := parse_directory(name)) is not None]
     usable = [one for one in parsed if one.visibility_txn == 0 or txn_is_valid(one.visibility_txn)]
@@ -92,7 +93,11 @@ def visible_directories(
 
 
 def _base_is_valid(base: Base, valid: ValidWriteIds) -> bool:
-    """A compacted base needs all its ids ended, one of INSERT OVERWRITE only its own id (AcidUtils.isValidBase)."""
+    """Return whether a reader may use a base (AcidUtils.isValidBase).
+
+    All write ids up to that of a compacted base must have ended. For a base of INSERT OVERWRITE, only its own write id
+    must be valid.
+    """
     if base.write_id == -(2**63):  # the first compaction of a table that was converted to ACID
         return True
     return valid.is_settled(base.write_id) if base.visibility_txn else valid.is_valid(base.write_id)
@@ -101,7 +106,7 @@ def _base_is_valid(base: Base, valid: ValidWriteIds) -> bool:
 def _best_deltas(
     working: list[Delta | DeleteDelta], base: Base | None, valid: ValidWriteIds
 ) -> list[Delta | DeleteDelta]:
-    """Drop the deltas whose rows a wider or compacted delta contains (AcidUtils.findBestWorkingDeltas)."""
+    """Omit the deltas whose rows a wider or compacted delta contains (AcidUtils.findBestWorkingDeltas)."""
     current = base.write_id if base else -(2**63)
     statement = -1
     previous: Delta | DeleteDelta | None = None
@@ -119,7 +124,7 @@ def _best_deltas(
 
 
 def _same_range(delta: Delta | DeleteDelta, previous: Delta | DeleteDelta | None) -> bool:
-    """`delta_x_y` and `delete_delta_x_y` of one statement are both kept."""
+    """Return whether two deltas are `delta_x_y` and `delete_delta_x_y` of one statement, which are both kept."""
     return previous is not None and (delta.min_write_id, delta.max_write_id, delta.statement) == (
         previous.min_write_id,
         previous.max_write_id,
@@ -128,15 +133,16 @@ def _same_range(delta: Delta | DeleteDelta, previous: Delta | DeleteDelta | None
 
 
 def visible_rows(location: Path, valid: ValidWriteIds, txn_is_valid: Callable[[int], bool]) -> int:
-    """Count the rows of an unpartitioned table or a partition: base + deltas + original files - delete events.
+    """Count the visible rows of an unpartitioned table or a partition.
 
-    Rows are counted from ORC footers where these are sufficient. Raises InvalidTable for a file that is not an ORC
-    file; StorageUnavailable if the directory cannot be read.
+    The number is base + deltas + original files - delete events. It is read from ORC footers where these are
+    sufficient. Raises InvalidTable for a file that is not an ORC file, and StorageUnavailable if the directory cannot
+    be read.
     """
     try:
         return _visible_rows(location, valid, txn_is_valid)
     except OSError as error:
-        raise StorageUnavailable(f"cannot read the table's files: {error}", where=str(location)) from error
+        raise StorageUnavailable(f"cannot read the table's files: {error}", where=str(location), hint=_HINT) from error
 
 
 def read_content(location: Path) -> Content:
@@ -144,7 +150,7 @@ def read_content(location: Path) -> Content:
     try:
         names = [entry.name for entry in location.iterdir()]
     except OSError as error:
-        raise StorageUnavailable(f"cannot list the table's files: {error}", where=str(location)) from error
+        raise StorageUnavailable(f"cannot list the table's files: {error}", where=str(location), hint=_HINT) from error
     directories = tuple(one for name in names if (one := parse_directory(name)) is not None)
     return Content(directories, any(_ORIGINAL.fullmatch(name) for name in names))
 
@@ -162,7 +168,7 @@ def _visible_rows(location: Path, valid: ValidWriteIds, txn_is_valid: Callable[[
 
 
 def _event_rows(directory: Path, delta: Delta | DeleteDelta, valid: ValidWriteIds) -> int:
-    """Visible events of a delta; its rows are read only if some of its write ids are not visible."""
+    """Count the visible events of a delta; its rows are read only if some of its write ids are not visible."""
     width = delta.max_write_id - delta.min_write_id + 1
     compacted = delta.visibility_txn > 0 and valid.is_settled(delta.max_write_id)  # compaction removes aborted rows
     if compacted or valid.valid_in(delta.min_write_id, delta.max_write_id) == width:
@@ -175,7 +181,7 @@ def _stored_rows(directory: Path) -> int:
 
 
 def _data_files(directory: Path) -> Iterator[Path]:
-    """Bucket files, and original files from LOAD DATA."""
+    """Yield the bucket files of a directory, and the original files that LOAD DATA moved there."""
     for file in directory.iterdir():
         if _BUCKET.fullmatch(file.name) or _ORIGINAL.fullmatch(file.name):
             yield file
@@ -187,7 +193,7 @@ def _footer_rows(file: Path) -> int:
 
 
 def _valid_events(file: Path, valid: ValidWriteIds) -> int:
-    """Count the rows whose write id is visible; reads one column, one stripe at a time."""
+    """Count the events whose write id is visible; one column is read, stripe by stripe."""
     source = _open(file)
     if source is None:
         return 0
@@ -200,7 +206,7 @@ def _valid_events(file: Path, valid: ValidWriteIds) -> int:
 
 
 def _open(file: Path) -> orc.ORCFile | None:
-    """Open a file as readers do: up to the length in its side file, if it has one (AcidUtils.getLogicalLength)."""
+    """Open a file up to the length in its side file, if any (AcidUtils.getLogicalLength); None if it is empty."""
     side = file.with_name(file.name + SIDE_FILE_SUFFIX)
     length = int.from_bytes(side.read_bytes()[-8:], "big") if side.exists() else file.stat().st_size
     if not length:
@@ -210,7 +216,9 @@ def _open(file: Path) -> orc.ORCFile | None:
     except (pa.ArrowInvalid, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise
-        raise InvalidTable(f"not a readable ORC file: {error}", where=str(file)) from error
+        raise InvalidTable(
+            f"the file is not a readable ORC file: {error}", where=str(file), hint="restore the file from a backup"
+        ) from error
 
 
 def _is_hidden(path: Path) -> bool:

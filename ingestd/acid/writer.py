@@ -1,4 +1,4 @@
-"""The contract of an ORC writer of ACID insert events, and which of the two writers a row needs.
+"""Defines the contract of an ORC writer of ACID insert events, and selects the writer that each row needs.
 
 Invariant: row n of a file has row id n within its write id, that write id as original and current transaction, and the
 bucket property of the file. Hive reads every value unchanged: rows that pyarrow's ORC writer would corrupt go to pyorc.
@@ -29,7 +29,7 @@ class AcidWriter(Protocol):
     """
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows; the batch has the table's columns without partition columns, in table order."""
+        """Append a batch, which contains the table's columns without partition columns, in table order."""
         ...
 
     def close(self) -> FileSize:
@@ -44,10 +44,10 @@ class AcidWriter(Protocol):
 def rows_for_pyorc(batch: pa.RecordBatch) -> pa.BooleanArray | None:
     """Return a mask of the rows that only `PyOrcWriter` writes correctly, or None if there are none.
 
-    These are rows with a timestamp before 1970 that has a fraction of a second (pyarrow writes negative nanoseconds,
-    and Hive then fails every query of the column), or with one outside the range of timestamp[ns]. If a column is
-    complex these are all rows: under a null struct, pyarrow puts the children of an inner struct into wrong rows, and
-    every column is inside the struct `row`.
+    These are the rows with a timestamp before 1970 that has a fraction of a second (pyarrow writes negative
+    nanoseconds, and Hive then fails every query of the column), or with a timestamp outside the range of timestamp[ns].
+    If any column is complex, these are all rows: below a null struct, pyarrow writes the children of an inner struct to
+    the wrong rows, and every column is inside the struct `row`.
     """
     if any(pa.types.is_nested(array.type) for array in batch.columns):
         return pa.repeat(pa.scalar(value=True), batch.num_rows)
@@ -86,7 +86,7 @@ def _values_for_pyorc(array: pa.Array) -> Any:
 
 
 def remove_file(path: Path, *closers: Callable[[], object]) -> None:
-    """Call the closers, then remove the file; errors are ignored, because the file's rows are given up."""
+    """Call the closers, then remove the file; errors are ignored, because the file's rows are discarded anyway."""
     steps: list[Callable[[], object]] = [*closers, partial(path.unlink, missing_ok=True)]
     for step in steps:
         with suppress(OSError, ValueError, RuntimeError, pa.ArrowException):

@@ -1,7 +1,7 @@
 """Writes the rows of many partitions and buckets with bounded memory and a bounded number of open files.
 
-Invariant: every row is written once, and the rows of a (partition, bucket, writer) in the order in which they were
-added. No (partition, bucket, statement) is used by two files, so no two rows have the same row key.
+Invariant: every row is written once, and the rows of a (partition, bucket, writer) are written in the order in which
+they were added. No (partition, bucket, statement) is used by two files, so no two rows have the same row key.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ F = TypeVar("F")
 
 
 class FileKey(NamedTuple):
-    """The rows that go to one open file."""
+    """Identifies the open file that rows are written to."""
 
     partition: Partition
     bucket: int
@@ -42,10 +42,10 @@ class FileKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """The resources of a pool.
+    """The limits on the resources of a pool.
 
     At most `open_files` files are open (None: no limit), and at most `pending_bytes` bytes of rows are buffered. The
-    rows of a partition and bucket are written once they have `write_bytes` bytes, unless that would require closing
+    rows of a partition and bucket are written once they reach `write_bytes` bytes, unless that would require closing
     another file (None: they are buffered until the memory is needed).
     """
 
@@ -55,20 +55,20 @@ class PoolLimits:
 
 
 class FilePolicy(Protocol[F]):
-    """How a pool's files are opened, written and closed; `F` is an open file.
+    """Opens, writes and closes the files of a pool; `F` is the type of an open file.
 
-    All methods but `abort` raise StorageUnavailable.
+    All methods except `abort` raise StorageUnavailable.
     """
 
     statements: range
-    """The statement ids that the files of one partition and bucket may have, in this order."""
+    """The statement ids of the files of one partition and bucket, in the order in which files are opened."""
 
     def split(self, batch: pa.RecordBatch) -> Iterable[tuple[WriterName, pa.RecordBatch]]:
         """Split a batch by the writer that its rows need."""
         ...
 
     def prepare(self, partitions: Collection[Partition]) -> None:
-        """Called before the first rows of these partitions are written, once per partition and transaction."""
+        """Prepare partitions before their first rows are written; called once per partition and transaction."""
         ...
 
     def open(self, key: FileKey, statement: int) -> F:
@@ -84,28 +84,28 @@ class FilePolicy(Protocol[F]):
         ...
 
     def close(self, key: FileKey, file: F) -> None:
-        """Close a file; the next rows of its key go to a new file."""
+        """Close a file; later rows of its key are written to a new file."""
         ...
 
     def abort(self, files: Iterable[F]) -> None:
-        """Give up the open files `files`, and what the policy keeps of closed ones; never raises."""
+        """Abandon the open files `files` and, where the policy still owns them, the closed files; never raises."""
         ...
 
 
 @dataclass(slots=True)
 class _PendingRows:
-    """Rows of one partition and bucket that wait in memory, by writer."""
+    """The rows of one partition and bucket that are buffered in memory, by writer."""
 
     bytes: int = 0
     batches: dict[WriterName, list[pa.RecordBatch]] = field(default_factory=dict)
 
 
 class WriterPool(Generic[F]):
-    """Collects rows as Arrow batches and writes them to the files of a policy.
+    """Buffers rows as Arrow batches and writes them to the files of a policy.
 
-    When the pending rows exceed their limit, those of the largest partition and bucket are written. When a further file
+    When the pending rows exceed their limit, the largest set of one partition and bucket is written. When a new file
     would exceed the limit of open files, the least recently used file is closed. Methods raise StorageUnavailable and
-    what the policy raises; after an error only `abort` may be called.
+    the errors of the policy. After an error only `abort` may be called.
     """
 
     def __init__(self, files: FilePolicy[F], limits: PoolLimits | None = None) -> None:
@@ -124,13 +124,13 @@ class WriterPool(Generic[F]):
         return self._partitions
 
     def begin_transaction(self) -> None:
-        """Start the next transaction of files that outlive a transaction; pending rows of the last one are dropped."""
+        """Start the next transaction: open files stay open, and pending rows of the previous one are dropped."""
         self.drop_pending()
         self._partitions.clear()
         self._unprepared.clear()
 
     def add(self, partition: Partition, bucket: int, batch: pa.RecordBatch) -> None:
-        """Add rows; the batch has the table's columns without partition columns, in table order.
+        """Add a batch, which contains the table's columns without partition columns, in table order.
 
         Raises InvalidTable when a partition and bucket need more files than the policy has statement ids.
         """
@@ -153,7 +153,7 @@ class WriterPool(Generic[F]):
             self._write(max(self._pending, key=lambda one: self._pending[one].bytes))
 
     def flush(self) -> None:
-        """Write all pending rows to their files; first to open ones, before these are closed to open others."""
+        """Write all pending rows to their files, starting with open files, before these are closed to open others."""
         is_open = {(key.partition, key.bucket) for key in self._open}
         for place in sorted(self._pending, key=lambda place: place not in is_open):
             self._write(place)
@@ -170,7 +170,7 @@ class WriterPool(Generic[F]):
         self._pending_bytes = 0
 
     def abort(self) -> None:
-        """Drop the pending rows and give up all files; never raises."""
+        """Drop the pending rows and discard all files; never raises."""
         self.drop_pending()
         self._files.abort(self._open.values())
         self._open.clear()
@@ -195,7 +195,7 @@ class WriterPool(Generic[F]):
         self._pending_bytes -= pending.bytes
 
     def _file(self, key: FileKey) -> F:
-        """Return the open file of a key, or open one with the next statement id."""
+        """Return the open file of a key, or open a new file with the next statement id."""
         if key in self._open:
             if self._files.accepts_rows(key, self._open[key]):
                 self._open.move_to_end(key)
@@ -221,7 +221,7 @@ class WriterPool(Generic[F]):
 
 
 def _own_memory(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Copy a small slice, so that it does not keep a large batch in memory while it waits."""
+    """Copy a small slice of a large batch, so that the large batch does not stay in memory while the slice waits."""
     if batch.get_total_buffer_size() <= 2 * batch.nbytes:
         return batch
     return batch.take(pa.array(np.arange(batch.num_rows)))
@@ -232,7 +232,7 @@ def _own_memory(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @dataclass(frozen=True, slots=True)
 class StagingFile:
-    """A closed file in a staging directory; its place is `delta_name(write_id, statement)/bucket_name(bucket)`."""
+    """A closed file in a staging directory, to be placed at `delta_name(write_id, statement)/bucket_name(bucket)`."""
 
     partition: Partition
     statement: int
@@ -252,9 +252,9 @@ class OpenStagingFile:
 
 
 class StagingFiles:
-    """Files `f00001.orc`, … of one write id in a staging directory, which must exist.
+    """Writes the files `f00001.orc`, … of one write id to a staging directory, which must exist.
 
-    `closed` has the closed files, each fsynced; the caller fsyncs the directory.
+    `closed` lists the closed files, each of which is fsynced. The caller must fsync the directory.
     """
 
     statements = range(MAX_STATEMENT + 1)
@@ -274,7 +274,7 @@ class StagingFiles:
         return split_by_writer(batch)
 
     def prepare(self, partitions: Collection[Partition]) -> None:
-        """See `FilePolicy`; partitions are registered after their rows were staged."""
+        """See `FilePolicy`; does nothing, because partitions are registered after their rows are staged."""
 
     def open(self, key: FileKey, statement: int) -> OpenStagingFile:
         """See `FilePolicy`."""
@@ -303,7 +303,7 @@ class StagingFiles:
         )
 
     def abort(self, files: Iterable[OpenStagingFile]) -> None:
-        """See `FilePolicy`; removes open and closed files."""
+        """See `FilePolicy`; removes all open and closed files."""
         for file in files:
             file.writer.abort()
         for closed in self.closed:
@@ -313,10 +313,10 @@ class StagingFiles:
 
 
 class SingleStatementFiles(StagingFiles):
-    """Staging files that all have one statement id, which the owner of a joined transaction has chosen.
+    """Writes staging files with a single statement id, which the owner of a joined transaction has chosen.
 
-    A partition and bucket then have one file. It is written by pyorc, which can write every row. The pool must not
-    limit the open files, because a closed file could not be continued under the same statement id.
+    A partition and bucket can then have only one file. pyorc writes it, because it can write every row. The pool must
+    not limit the number of open files, because rows that follow a closed file would need another statement id.
     """
 
     def __init__(
@@ -354,6 +354,6 @@ _HINTS = {
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "grant this process write permission"),
     **dict.fromkeys(
         (errno.ENOENT, errno.ENOTDIR, errno.ESTALE),
-        "the directory was removed or its file system was unmounted while a file in it was written",
+        "check whether the directory was removed or its file system was unmounted while the file was written",
     ),
 }
