@@ -1,8 +1,8 @@
 """Fetches the jars of Kafka and Hive into the user's cache and verifies them.
 
-Invariant: `ensure` returns only when every file of the wanted groups matches the lock file. A file that matches is
-not replaced, because a running JVM may have it open. All state folders share the jars. Only one call
-of `ensure` runs at a time.
+Invariant: `ensure` returns only when every file of the wanted groups matches the lock file. A file that matches is not
+replaced, because a running JVM may have it open. All state folders share the jars. Only one call of `ensure` runs at a
+time.
 """
 
 from __future__ import annotations

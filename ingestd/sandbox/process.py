@@ -62,7 +62,7 @@ def resume(child: Child) -> bool:
 
 
 def end(children: Iterable[Child], *, grace_seconds: float) -> None:
-    """End the processes with SIGTERM, or after `grace_seconds` with SIGKILL. Suspended processes are resumed first."""
+    """End the processes with SIGTERM, or after `grace_seconds` with SIGKILL. Suspended processes are resumed."""
     ours = [found for found in map(find, children) if found]
     for found in ours:
         _send(found, psutil.Process.terminate)

@@ -74,7 +74,7 @@ def _committed(daemon: DaemonProcess, mapping: str, rows: int) -> None:
     def done() -> bool:
         return bool(rows <= sum(e["rows"] for e in daemon.events("committed") if e["mapping"] == mapping))
 
-    eventually(f"{rows} rows", done)
+    eventually(f"{rows} committed rows", done)
 
 
 def _holders(stack: Stack, mapping: str) -> list[str]:

@@ -19,7 +19,7 @@ from tests.support.tables import visible_ids
 def test_partition_when_its_name_is_too_long_for_a_directory_then_the_error_names_the_record(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id int, note string", "p string, q int")
-    # 126 letters of two bytes and `p=` are 254 bytes; 84 escaped characters are 254.
+    # `p=` and 126 letters of two bytes are 254 bytes, and so are `p=` and 84 escaped characters of three bytes.
     fitting = ["a" * 253, "é" * 126, "/" * 84]
     stack.produce({"id": n, "note": "n", "p": p, "q": 1} for n, p in enumerate(fitting))
     stack.drain()

@@ -56,7 +56,7 @@ def test_commit_when_rows_bytes_or_interval_is_reached_then_happens_and_a_restar
     _produce(stack, time, range(10))
     eventually("two commits by rows", lambda: len(_commits(daemon, rows)) == 2)
     assert [c["rows"] for c in _commits(daemon, rows)] == [100, 100]
-    eventually("commits by bytes", lambda: len(_commits(daemon, size)) >= 6)
+    eventually("six commits by bytes", lambda: len(_commits(daemon, size)) >= 6)
     # The first stage yields an estimate of the record size, but the next stages are planned before that.
     assert all(50_000 < c["bytes"] <= 64 * 1024 for c in _commits(daemon, size)[-2:])
     eventually("a commit by time", lambda: sum(c["rows"] for c in _commits(daemon, time)) == 10)
