@@ -1,5 +1,6 @@
-"""The write protocol, shared by the daemon and streaming: how staged files become visible rows, exactly once.
+"""Turns staged files into visible rows, exactly once. The daemon and streaming share this write protocol.
 
-Read `protocol.py` first: it has the steps of one transaction over any number of tables. `deltas.py` places files,
-`outcome.py` commits, `row_counts.py` keeps `count(*)` correct, and `staging.py` holds files before all of that.
+Read `protocol.py` first: it lists the steps of one transaction over any number of tables. `staging.py` manages the
+directories of staged files, `deltas.py` places the files, `outcome.py` commits, and `row_counts.py` keeps `count(*)`
+correct.
 """

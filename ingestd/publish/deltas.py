@@ -1,10 +1,10 @@
-"""Files of an open transaction: partitions are registered, staged files are placed as deltas, and can be withdrawn.
+"""Registers the partitions of an open transaction, places staged files as deltas, and withdraws deltas.
 
-Invariant: every partition is registered with the transaction before a file appears under it, and a delta appears
-complete, by one rename. An aborted write id whose partition was never registered becomes visible once HMS forgets it.
-HMS also forgets a registered transaction that has aborted and left nothing to clean; therefore files are placed right
-after a heartbeat (`check_alive`), and a transaction that fails before its commit withdraws what it placed
-(`protocol.py`).
+Invariant: every partition is registered with the transaction before a file appears under it, and each delta appears
+complete, by one rename. The rows of an aborted write id whose partition was never registered would become visible once
+HMS forgets the write id. HMS also forgets an aborted transaction that was registered but left nothing to clean up.
+Therefore files are placed right after a heartbeat (`check_alive`), and a transaction that fails before its commit
+withdraws its deltas (`protocol.py`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ from ingestd.storage.local import Location
 
 @dataclass(frozen=True, slots=True)
 class DeltaFiles:
-    """Files of one delta directory: `partition` has the values of its partition, `location` the partition's URI."""
+    """The files of one delta directory.
+
+    `partition` contains the values of the partition, and `location` is its URI. `delta` and `files` are names.
+    """
 
     partition: tuple[str, ...]
     location: str
@@ -47,7 +50,7 @@ class DeltaFiles:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The deltas that a transaction placed in one table, and what they add by partition name (or WHOLE_TABLE)."""
+    """The deltas that a transaction placed in one table, and their increments by partition name (or WHOLE_TABLE)."""
 
     deltas: Sequence[DeltaFiles]
     increments: Mapping[str, Increment]
@@ -55,21 +58,21 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class StagedFiles:
-    """Closed files in a staging directory, each named after its partition, statement and bucket."""
+    """The closed files of one table in the staging directory of a transaction."""
 
     files: Sequence[StagingFile]
     staging: Staging
 
     @property
     def partitions(self) -> Collection[tuple[str, ...]]:
-        """Values of the partitions that the files belong to; `((),)` in an unpartitioned table."""
+        """The values of each partition that the files belong to; `{()}` in an unpartitioned table."""
         return {file.partition for file in self.files}
 
     def place(self, table: Table, write_id: int, partitions: Mapping[str, PartitionInfo]) -> Placement:
-        """Gather each delta in the staging directory, then rename it into its partition.
+        """Assemble each delta in the staging directory, then move it into its partition.
 
-        `partitions` has those of the files by name, registered. Raises StorageUnavailable, or TransactionAborted when
-        the staged files were removed; then nothing is left in place.
+        `partitions` contains the registered partitions of the files by name. Raises StorageUnavailable, or
+        TransactionAborted if the staged files were removed. In both cases no delta is left in place.
         """
         deltas: dict[tuple[str, int], list[StagingFile]] = {}
         for file in self.files:
@@ -90,7 +93,7 @@ class StagedFiles:
         return Placement(placed, self._increments(table))
 
     def withdraw(self, deltas: Iterable[DeltaFiles]) -> None:
-        """Remove deltas of a transaction that can no longer commit, as far as storage permits; never raises."""
+        """Remove deltas of a transaction that can no longer commit, as far as possible; never raises."""
         for one in deltas:
             local.discard_tree(local.local_path(one.location) / one.delta)
 
@@ -122,10 +125,11 @@ def register(
     location: Location,
     partitions: Iterable[tuple[str, ...]],
 ) -> dict[str, PartitionInfo]:
-    """Create missing partitions and register all of them with the transaction; returns them by name (or WHOLE_TABLE).
+    """Create missing partitions, register all with the transaction, and return them by name (or WHOLE_TABLE).
 
-    `partitions` has their values, `location` is the table's directory as planned. Raises StorageUnavailable when that
-    or a partition's directory is missing, TransactionAborted as `refuse_overwritten`.
+    `partitions` contains the values of each partition. `location` is the table's directory when the transaction was
+    planned. Raises StorageUnavailable if that directory or the directory of a partition is missing, and
+    TransactionAborted for the same reasons as `refuse_overwritten`.
     """
     location.check()  # before the metastore creates directories under it
     values = {table.partition_name(partition): partition for partition in partitions}
@@ -145,23 +149,23 @@ def register(
 
 
 def check_alive(metastore: Metastore, txn: Transaction) -> None:
-    """Send a heartbeat right before files are placed. Raises TransactionAborted when the transaction has ended.
+    """Send a heartbeat right before files are placed. Raises TransactionAborted if the transaction has ended.
 
-    A process may have been frozen until HMS aborted the transaction and forgot it: files that appear under its write id
-    after that are visible to every reader.
+    While this process was frozen, HMS may have aborted and forgotten the transaction. Files that are placed under its
+    write id after that would be visible to every reader.
     """
     if not leases.heartbeat_transaction(metastore, txn.id):
         raise TransactionAborted(
             "the metastore has ended the transaction: it timed out, or another daemon or an administrator aborted it",
             where=f"transaction {txn.id}",
-            hint="nothing is lost: its records are read again",
+            hint="no data is lost: its records are read again",
         )
 
 
 def announce(metastore: Metastore, txn: Transaction, table: Table, write_id: int, placed: Iterable[DeltaFiles]) -> None:
-    """Report the files to a metastore that keeps an event log; without a log nothing is sent. Repeating it is safe.
+    """Report the files to a metastore that has an event log; otherwise do nothing. The call may be repeated.
 
-    The COMMIT_TXN event names no files, so rows that were not announced would never reach a replica. Raises
+    The COMMIT_TXN event does not name files, so rows that are not announced would never reach a replica. Raises
     MetastoreUnavailable, InvalidTable.
     """
     if not keeps_event_log(metastore):
@@ -175,11 +179,11 @@ def announce(metastore: Metastore, txn: Transaction, table: Table, write_id: int
 
 
 def refuse_overwritten(partitions: Mapping[str, PartitionInfo], write_id: int) -> None:
-    """Raise TransactionAborted where an INSERT OVERWRITE or TRUNCATE took a later write id than `write_id`.
+    """Raise TransactionAborted if an INSERT OVERWRITE or TRUNCATE of a partition has a later write id than `write_id`.
 
-    Its `base_N` hides every delta up to N, even one that commits later (AcidUtils.getAcidState). Bases of
-    compactions (`_v`) never pass an open write id. The result is final while `lock_against_overwrites` holds; without
-    that lock, `hiding_bases` must be asked after the commit. Raises StorageUnavailable.
+    Its `base_N` hides every delta up to N, even one that commits later (AcidUtils.getAcidState). The base of a
+    compaction (`_v`) never includes an open write id. The result is final while the lock of `lock_against_overwrites`
+    is held. Without that lock, `hiding_bases` must be called after the commit. Raises StorageUnavailable.
     """
     for info in partitions.values():
         directory = Location.of(info.location)
@@ -187,7 +191,7 @@ def refuse_overwritten(partitions: Mapping[str, PartitionInfo], write_id: int) -
 
 
 def hiding_bases(partitions: Mapping[str, PartitionInfo], write_id: int) -> dict[str, str]:
-    """By partition name (or WHOLE_TABLE), the path of a later `base_N` that hides what `write_id` committed there.
+    """Return the path of each later `base_N` that hides rows of `write_id`, by partition name (or WHOLE_TABLE).
 
     Raises StorageUnavailable.
     """
@@ -204,9 +208,9 @@ def _refuse_base(directory: Path, names: Iterable[str], write_id: int) -> None:
     base = _later_base(names, write_id)
     if base:
         raise TransactionAborted(
-            "the table was overwritten or truncated since this transaction began; its rows would be hidden",
+            "the table was overwritten or truncated after this transaction began, which would hide its rows",
             where=str(directory / base),
-            hint="a new transaction gets a later write id, so its rows are visible",
+            hint="write the rows again in a new transaction, whose later write id makes them visible",
         )
 
 

@@ -1,7 +1,7 @@
-"""The commit of a transaction, and its outcome when the answer to the call is lost.
+"""Commits a transaction, and determines the outcome if the response to the call is lost.
 
-Invariant: `commit` returns only when the transaction has committed. It raises TransactionAborted when nothing of the
-transaction is or will become visible, CommitOutcomeUnknown when neither can be established, and no other IngestdError.
+Invariant: `commit` returns only if the transaction has committed. It raises TransactionAborted if no row of the
+transaction is or will become visible, CommitOutcomeUnknown if neither can be established, and no other IngestdError.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ingestd.retry import Backoff
 
 RESOLVE_SECONDS = 180.0
 _LONGEST_WAIT_SECONDS = 5.0
-# A metastore that answers this many times in a row, each time with an error of its own, will not commit.
+# After this many consecutive errors that the metastore itself reported, the transaction is aborted.
 _REFUSALS = 3
-# What a Java Thrift server says for an exception that the call does not declare: the metastore was reached.
+# A Java Thrift server reports this for an exception that the call does not declare. The metastore was reached.
 _ANSWERED = "Internal error processing"
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """How to commit a transaction, and how to find out whether it committed when the answer is lost.
+    """How to commit a transaction, and how to determine the outcome if the response is lost.
 
-    `has_committed` asks the metastore; it raises CommitOutcomeUnknown when the metastore can no longer tell.
-    `on_wait(error, seconds)` is called before each wait, and `stop` ends the waits. `key_value` is set by the same
-    commit. `resolve_seconds` bounds the time spent on a lost answer.
+    `has_committed` queries the metastore; it raises CommitOutcomeUnknown if the metastore can no longer tell.
+    `on_wait(error, seconds)` is called before each wait, and `stop` ends the waits. `key_value` is stored by the same
+    commit. `resolve_seconds` limits the time spent on determining the outcome.
     """
 
     has_committed: Callable[[], bool]
@@ -42,9 +42,9 @@ class CommitRequest:
 
 
 def commit(metastore: Metastore, txn: Transaction, request: CommitRequest) -> None:
-    """Commit `txn`. When the answer is lost, ask for the outcome; while the transaction is open, commit again.
+    """Commit `txn`. If the response is lost, query the outcome, and repeat the commit while the transaction is open.
 
-    Repeating the call is safe: HMS accepts the repeated commit of a committed transaction and refuses that of an
+    Repeating the call is safe: HMS accepts the repeated commit of a committed transaction and rejects the commit of an
     aborted one (TxnHandler.commitTxn). Raises TransactionAborted, CommitOutcomeUnknown.
     """
     try:
@@ -56,7 +56,7 @@ def commit(metastore: Metastore, txn: Transaction, request: CommitRequest) -> No
 
 
 class _Resolution:
-    """Finds out the outcome of one commit whose answer was lost, within at most `resolve_seconds`."""
+    """Determines the outcome of one commit whose response was lost, within at most `resolve_seconds`."""
 
     def __init__(self, metastore: Metastore, txn: Transaction, request: CommitRequest) -> None:
         self._metastore = metastore
@@ -68,12 +68,12 @@ class _Resolution:
     def resolve(self, cause: IngestdError) -> None:
         """Return once the transaction has committed. Raises TransactionAborted, CommitOutcomeUnknown."""
         refusal = self._commit_again(cause)
-        # HMS answers "no such transaction" for some that have committed.
+        # HMS also reports "no such transaction" for some transactions that have committed.
         if refusal is not None and not self._has_committed_after_all():
             raise refusal from cause
 
     def _commit_again(self, cause: IngestdError) -> TransactionAborted | None:
-        """Query and commit alternately; None once the transaction has committed, else the reason why it cannot."""
+        """Alternate queries and commits. Return None once the transaction has committed, else why it cannot commit."""
         refusals = 0
         while True:
             refusals = refusals + 1 if _is_refusal(cause) else 0
@@ -84,7 +84,8 @@ class _Resolution:
                 if refusals >= _REFUSALS:
                     transactions.abort(self._metastore, self._txn.id)
                     where = f"transaction {self._txn.id}"
-                    return TransactionAborted(f"the metastore refused the commit: {cause.what}", where=where)
+                    hint = "check the log of the metastore"
+                    return TransactionAborted(f"the metastore refused the commit: {cause.what}", where=where, hint=hint)
                 transactions.commit(self._metastore, self._txn, self._request.key_value)
                 return None
             except TransactionAborted as error:
@@ -104,16 +105,16 @@ class _Resolution:
                 self._wait(error)
 
     def _wait(self, cause: IngestdError) -> None:
-        """Wait before the next query, longer each time. Raises CommitOutcomeUnknown when no time is left."""
+        """Wait before the next query, longer each time. Raises CommitOutcomeUnknown if no time is left."""
         if not self._deadline.passed:
             seconds = self._backoff.seconds()
             self._request.on_wait(cause, seconds)
             if not pause(seconds, self._request.stop):
                 return
         raise CommitOutcomeUnknown(
-            f"the answer to the commit was lost: {cause.what}",
+            f"the response to the commit was lost: {cause.what}",
             where=f"transaction {self._txn.id}",
-            hint="check whether its rows are visible before you write them again; the daemon checks by itself",
+            hint="check whether its rows are visible before you write them again; the daemon does this automatically",
         ) from cause
 
 

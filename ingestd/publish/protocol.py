@@ -1,13 +1,13 @@
-"""The write protocol: publishes the files of one transaction in any number of tables, and commits it.
+"""Publishes the files of one transaction in any number of tables, and commits it. These are the steps:
 
     register   the partitions, before a file appears under them
-    place      the files, each delta complete
-    announce   the files, to a metastore that keeps an event log
-    count      numRows, which Hive answers `count(*)` from
-    commit     rows and key-value become visible at once
+    place      the files, so that each delta appears complete
+    announce   the files to a metastore that has an event log
+    count      the rows in numRows, from which Hive answers `count(*)`
+    commit     the transaction; rows and key-value become visible at once
 
-Invariant: when a step before the commit fails, or the commit itself, every file that was placed is withdrawn; only
-after CommitOutcomeUnknown they stay, because their rows may be visible. The locks must be held before the first step.
+Invariant: if a step fails, every file that was placed is withdrawn. Only after CommitOutcomeUnknown do the files stay,
+because their rows may be visible. The caller must hold the locks before the first step.
 """
 
 from __future__ import annotations
@@ -35,38 +35,38 @@ Observer = Callable[[Step], None]
 
 
 class Files(Protocol):
-    """What a transaction adds to one table: `StagedFiles`, or files of a transaction batch that grow in place."""
+    """The files that a transaction adds to one table: `StagedFiles`, or shared files of a transaction batch."""
 
     @property
     def partitions(self) -> Collection[tuple[str, ...]]:
-        """Values of the partitions that are written; empty when there are no rows."""
+        """The values of each partition that is written; empty if there are no rows."""
         ...
 
     def place(self, table: Table, write_id: int, partitions: Mapping[str, PartitionInfo]) -> Placement:
-        """Place the rows where the commit makes them visible; `partitions` has their registered partitions, by name.
+        """Place the files in `partitions`, their registered partitions by name; the commit makes the rows visible.
 
         Raises StorageUnavailable, InvalidTable, TransactionAborted.
         """
         ...
 
     def withdraw(self, deltas: Iterable[DeltaFiles]) -> None:
-        """Undo `place`, of which `deltas` is the result, for a transaction that will not commit; never raises."""
+        """Remove `deltas`, which `place` returned, of a transaction that will not commit; never raises."""
         ...
 
     def discard(self) -> None:
-        """Remove what is left in staging after the commit; never raises."""
+        """Remove the remaining staging files after the commit; never raises."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TableWrite:
-    """What one transaction adds to one table, under the table's write id.
+    """The files that one transaction adds to one table, and how to publish them.
 
-    `location` is the table's directory as planned, and `counts` keeps the table's row counts. `excludes_overwrites` is
-    True when the lock of the transaction excludes TRUNCATE (`transactions.lock_against_overwrites`). `partitions` has
-    the partitions that were registered earlier in the transaction, by name. `batch` is the range of write ids of a
-    transaction batch whose transactions share their files. `on_placed` is called with the placed deltas, which a caller
-    may need even when the outcome of the commit is unknown.
+    `location` is the table's directory when the transaction was planned, and `counts` maintains the table's row counts.
+    `excludes_overwrites` is True if the lock of the transaction excludes TRUNCATE
+    (`transactions.lock_against_overwrites`). `partitions` contains the partitions that were registered earlier in the
+    transaction, by name. `batch` is the range of write ids of a transaction batch whose transactions share their files.
+    `on_placed` is called with the placed deltas, which a caller may need even if the outcome of the commit is unknown.
     """
 
     table: Table
@@ -84,8 +84,8 @@ class TableWrite:
 class Publication:
     """What a committed transaction published in one table.
 
-    `hidden` names partitions (or WHOLE_TABLE) whose new rows no reader sees, each with the base directory of the
-    concurrent TRUNCATE. `unchecked` is the error when storage could not be searched for such bases.
+    `hidden` maps the name of each partition (or WHOLE_TABLE) whose new rows are hidden to the base directory of the
+    concurrent TRUNCATE that hides them. `unchecked` is the error that prevented the search for such directories.
     """
 
     deltas: Sequence[DeltaFiles]
@@ -102,11 +102,11 @@ def publish(
 ) -> dict[TableName, Publication]:
     """Publish and commit; on return the rows of all tables are visible. `observe` is called after each step.
 
-    Raises TransactionAborted, InvalidTable, or an Unavailable: then no delta is left in place, and nothing will become
-    visible once the caller has aborted the transaction. Raises CommitOutcomeUnknown when it cannot be established
+    Raises TransactionAborted, InvalidTable, or Unavailable. In these cases no delta is left in place, and no row will
+    become visible once the caller has aborted the transaction. Raises CommitOutcomeUnknown if it cannot be established
     whether the transaction has committed.
     """
-    # Ordered, so that two transactions wait for the counting leases of their tables in the same order.
+    # Sorted, so that all transactions wait for the counting leases of their tables in the same order.
     tables = [_TablePublisher(metastore, txn, one) for one in sorted(writes, key=lambda one: str(one.table.name))]
     try:
         for table in tables:
@@ -138,7 +138,7 @@ def publish(
 
 
 class _TablePublisher:
-    """The steps of one `TableWrite`, called in the order of `publish`."""
+    """Performs the steps of one `TableWrite`, which `publish` calls in order."""
 
     def __init__(self, metastore: Metastore, txn: Transaction, write: TableWrite) -> None:
         self._metastore = metastore
@@ -170,18 +170,18 @@ class _TablePublisher:
         write.on_placed(self._placement.deltas)
 
     def announce(self) -> None:
-        """Report the files to programs that replicate the table: the event of the commit does not name them."""
+        """Report the files to programs that replicate the table, because the event of the commit does not name them."""
         write = self._write
         deltas.announce(self._metastore, self._txn, write.table, write.write_id, self._placement.deltas)
 
     def counted(self, stop: threading.Event) -> AbstractContextManager[None]:
-        """Add the rows to numRows for a block that commits them."""
+        """Return a context manager that adds the rows to numRows; its block commits them."""
         write = self._write
         increments = {name: more for name, more in self._placement.increments.items() if more.rows}
         return write.counts.counted(write.table, self._txn, write.write_id, increments, stop, write.batch)
 
     def refuse_overwritten(self) -> None:
-        """Look for a TRUNCATE once more, unless the lock excluded it since before the partitions were registered."""
+        """Check again for a TRUNCATE, unless the lock has excluded it since before the partitions were registered."""
         if self._write.partitions or not self._write.excludes_overwrites:
             deltas.refuse_overwritten(self._partitions, self._write.write_id)
 
@@ -189,7 +189,7 @@ class _TablePublisher:
         self._write.files.withdraw(self._placement.deltas)
 
     def finish(self) -> Publication:
-        """After the commit: check whether a TRUNCATE hides its rows, and remove what is left in staging."""
+        """Check after the commit whether a TRUNCATE hides its rows, and remove the remaining staging files."""
         hidden: Mapping[str, str] = {}
         unchecked = None
         if not self._write.excludes_overwrites:

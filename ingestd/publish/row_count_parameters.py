@@ -1,30 +1,32 @@
-"""The parameters of a row count, and whether it is right: Hive answers `select count(*)` from numRows.
+"""Computes the parameters of a row count and decides whether it is right. Hive answers `count(*)` from numRows.
 
-Invariant: after a commit, numRows of a table or partition is the number of its visible rows or the parameters say that
-it may not be, and the flag COLUMN_STATS_ACCURATE is absent after every change of the number. The flag alone is not
-enough: Hive's compaction sets it again and trusts the numRows that it finds (Updater's `analyze … noscan`), and so does
-StatsOptimizer.
+Invariant: after a commit, numRows of a table or partition is the number of its visible rows, or the parameters show
+that it may be wrong. Every change of the number removes the flag COLUMN_STATS_ACCURATE. The flag alone is not enough,
+because Hive's compaction sets it again and, like StatsOptimizer, trusts the numRows that it finds (Updater's
+`analyze … noscan`).
 
-The parameters alongside numRows:
+ingestd stores these parameters alongside numRows:
 
-- `ingestd.rows`: numRows as ingestd wrote it, or `unknown`. Hive's INSERT, UPDATE, DELETE and ANALYZE change numRows
-  only, so a difference shows that another writer changed it.
-- `ingestd.counted`: the write ids that numRows accounts for (`CountedIds`).
-- `ingestd.added.WRITER` = `writeId rows files bytes`: a mark. The rows of a transaction that aborted after it was
-  counted are found and subtracted by it.
+- `ingestd.rows` is numRows as ingestd wrote it, or `unknown`. Hive's INSERT, UPDATE, DELETE and ANALYZE change only
+  numRows, so a difference shows that another writer changed it.
+- `ingestd.counted` contains the write ids that numRows accounts for (`CountedIds`).
+- `ingestd.added.WRITER` is a mark: the writer's last increment, as `writeId rows files bytes`. If its transaction
+  aborts after it was counted, the mark shows what to subtract.
 
-A number is right (`is_right`) when numRows equals `ingestd.rows`, every visible directory is accounted for, and no mark
-is of a write id that aborted, or that the metastore may have forgotten after it aborted. This needs no memory: any
-writer detects a wrong number, even after a restart, and instead of adding to it leaves `unknown` until it is recounted.
+A number is right (`is_right`) if numRows equals `ingestd.rows`, every visible directory is accounted for, and no mark
+belongs to a write id that aborted, or that the metastore may have forgotten after it aborted. The check needs no state
+in memory, so any writer detects a wrong number, even after a restart. It then sets `ingestd.rows` to `unknown` until
+the number is recounted.
 
-Why the set of write ids is needed: ANALYZE, which runs after each compaction, writes back all parameters as it read
-them, and so reverts number, mark and set together. Then a visible delta is not in the set, which any reader of
-parameters, snapshot and directory names can detect at any time. Why it is enough: let S be a snapshot taken before the
-directory is listed. The listing has all directories with rows of S, because files are placed before their transaction
-commits and the cleaner removes a delta only once a compacted directory replaces it. If each write id that is valid in S
-and has a directory is counted, nothing visible is missing from the number. Conversely, a counted write id has
-committed, or aborted before it wrote, or is in flight under a mark. Write ids that were open when the set was written
-are not in it, even below its maximum: such a writer may be Hive, whose statistics overwrite these parameters.
+The set of write ids is necessary: ANALYZE, which runs after each compaction, writes back all parameters as it read
+them, and thereby reverts the number, the marks and the set together. A visible delta is then missing from the set,
+which anyone can detect from the parameters, a snapshot and the directory names. The set is also sufficient: let S be a
+snapshot taken before the directory is listed. The listing contains all directories with rows of S, because files are
+placed before their transaction commits, and the cleaner removes a delta only once a compacted directory has replaced
+it. If every write id that is valid in S and has a directory is counted, no visible row is missing from the number.
+Conversely, a counted write id has committed, or has aborted before it wrote, or is in flight and has a mark. Write ids
+that were open when the set was written are not in it, even below its maximum, because their writer may be Hive, whose
+statistics overwrite these parameters.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _UNKNOWN = "unknown"
 _COUNTED = "ingestd.counted"
 _MARK = "ingestd.added."
 _COUNTED_TEXT = re.compile(r"[0-9]+(:[0-9]+(-[0-9]+)?(,[0-9]+(-[0-9]+)?)*)?")
-# A parameter of a partition has at most 4,000 characters on some databases.
+# Some metastore databases limit a partition parameter to 4,000 characters.
 _MAX_RANGES = 80
 
 WriteIdRange = tuple[int, int]
@@ -51,7 +53,7 @@ WriteIdRange = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Increment:
-    """What a transaction adds to one table or partition."""
+    """The rows, files and bytes that a transaction adds to one table or partition."""
 
     rows: int = 0
     files: int = 0
@@ -63,7 +65,7 @@ class Increment:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A writer's last increment: `writer` is the name of a mapping or of a streaming client."""
+    """A writer's last increment; `writer` is the name of a mapping or of a streaming client."""
 
     writer: str
     write_id: int
@@ -71,21 +73,21 @@ class Mark:
 
     @property
     def key(self) -> str:
-        """The name of its parameter."""
+        """The name of the parameter that stores the mark."""
         return f"{_MARK}{self.writer}"
 
     def text(self) -> str:
-        """The value of its parameter."""
+        """Return the value of that parameter."""
         more = self.increment
         return f"{self.write_id} {more.rows} {more.files} {more.bytes}"
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What a writer knows about its own write ids in one partition beyond what the metastore and storage tell.
+    """What a writer knows about its own write ids in one partition that metastore and storage do not show.
 
-    `committed` is the last write id that it committed there, 0 when there is none. `batches` are ranges of write ids
-    of its own transaction batches: it knows by `committed` which of them wrote here.
+    `committed` is the last write id that it committed there, or 0 if there is none. `batches` contains the ranges of
+    write ids of its own transaction batches; of their write ids, only those up to `committed` wrote to this partition.
     """
 
     committed: int = 0
@@ -93,14 +95,14 @@ class Known:
 
 
 def is_ours(parameters: Mapping[str, str]) -> bool:
-    """Whether ingestd has counted here."""
+    """Return whether ingestd has counted this table or partition."""
     return ROWS_WRITTEN in parameters
 
 
 def is_right(parameters: Mapping[str, str], content: Content, snapshot: ValidWriteIds, known: Known) -> bool:
-    """Whether numRows is known to be what `snapshot` sees, apart from transactions that are in flight.
+    """Return whether numRows is known to be the number of rows that `snapshot` sees, apart from rows in flight.
 
-    `snapshot` must be older than the parameters, and these older than the listing of `content`.
+    `snapshot` must be older than the parameters, and the parameters must be older than `content`.
     """
     if any(mark.write_id in snapshot.aborted for mark in _marks(parameters)):
         return False
@@ -112,19 +114,19 @@ def is_right(parameters: Mapping[str, str], content: Content, snapshot: ValidWri
 def incremented(
     before: Mapping[str, str], mark: Mark, content: Content, snapshot: ValidWriteIds, known: Known
 ) -> tuple[dict[str, str], bool]:
-    """The parameters after an increment under its mark, and whether the number was known to be right before it.
+    """Return the parameters after the increment of `mark`, and whether the number was known to be right before it.
 
-    If it was not, the caller must mark the sum as `doubtful`.
+    If it was not, the caller must pass the parameters to `doubtful`.
     """
     parameters = dict(before)
     if is_empty(content, snapshot, known):
-        # Whatever the parameters say: they may be those of a partition that was recreated.
+        # The old values do not matter: they may be those of a partition that was recreated.
         _drop_marks(parameters)
         parameters |= {_ROWS: "0", "numFiles": "0", "totalSize": "0"}
         is_known = True
     else:
         _subtract_aborted(parameters, snapshot)
-        # Only a writer that could not get the counting lease can have a mark in flight now.
+        # Only a writer that could not acquire the counting lease can have a mark in flight now.
         is_known = not _has_marks_in_flight(parameters, snapshot)
         is_known = is_known and _accounts_for(parameters, content, snapshot, known)
         _drop_committed_marks(parameters, snapshot)
@@ -137,15 +139,15 @@ def incremented(
 
 
 def doubtful(parameters: Mapping[str, str]) -> dict[str, str]:
-    """The parameters with a number that must be recounted."""
+    """Return the parameters, changed to show that the number must be recounted."""
     return {key: value for key, value in parameters.items() if key != _COUNTED} | {ROWS_WRITTEN: _UNKNOWN}
 
 
 def recounted(before: Mapping[str, str], rows: int, snapshot: ValidWriteIds, own: int) -> dict[str, str]:
-    """The parameters with the rows that `snapshot` sees; the flag is dropped where numRows was different.
+    """Return the parameters for `rows`, the number that `snapshot` sees; the flag is dropped if numRows was different.
 
-    The marks are removed: what was in flight is not in the number, and not in its set of write ids. `own` is the
-    write id of the recount, which writes no rows.
+    The marks are removed, because neither the number nor its set of write ids includes transactions in flight. `own` is
+    the write id of the recount, which writes no rows.
     """
     parameters = dict(before)
     if parameters.get(_ROWS) != str(rows):
@@ -155,7 +157,7 @@ def recounted(before: Mapping[str, str], rows: int, snapshot: ValidWriteIds, own
 
 
 def _marks(parameters: Mapping[str, str]) -> list[Mark]:
-    """Every valid mark; a parameter of that name with any other text is ignored."""
+    """Return every mark; a parameter with the name of a mark but another kind of value is ignored."""
     found = []
     for key, value in parameters.items():
         numbers = value.split()
@@ -166,7 +168,7 @@ def _marks(parameters: Mapping[str, str]) -> list[Mark]:
 
 
 def _accounts_for(parameters: Mapping[str, str], content: Content, snapshot: ValidWriteIds, known: Known) -> bool:
-    """As `is_right`, for a directory that is not empty and without marks of aborted write ids."""
+    """Return `is_right` for a directory that is not empty and parameters without marks of aborted write ids."""
     if parameters.get(ROWS_WRITTEN) != parameters.get(_ROWS):
         return False
     counted = CountedIds.parse(parameters.get(_COUNTED))
@@ -178,10 +180,11 @@ def _accounts_for(parameters: Mapping[str, str], content: Content, snapshot: Val
 
 
 def _has_committed(write_id: int, content: Content, known: Known) -> bool:
-    """Whether a write id that a snapshot calls valid has certainly committed.
+    """Return whether a write id that is valid in a snapshot has certainly committed.
 
-    Once the metastore has cleaned up after an aborted write id it forgets it, and snapshots call it valid; its delta is
-    gone then. So is that of a committed one after a compaction: then only its writer knows.
+    Once the metastore has cleaned up after an aborted write id, it forgets the id. Snapshots then contain it as valid,
+    but its delta has been removed. The delta of a committed write id is also removed, after a compaction. In that case
+    only its writer knows that it has committed.
     """
     return write_id == known.committed or any(
         isinstance(one, Delta) and not one.visibility_txn and one.min_write_id <= write_id <= one.max_write_id
@@ -222,16 +225,17 @@ def _add(parameters: dict[str, str], more: Increment, sign: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CountedIds:
-    """All write ids up to `high`, without the ranges `missing`, which are ascending, disjoint and not above it."""
+    """All write ids up to `high`, except the ranges `missing`, which are ascending, disjoint and not above `high`."""
 
     high: int
     missing: tuple[WriteIdRange, ...] = ()
 
     @classmethod
     def of(cls, snapshot: ValidWriteIds, own: int = 0) -> CountedIds:
-        """What a count accounts for that was right for `snapshot` and then had the rows of write id `own` added.
+        """Return the write ids of a count that is right for `snapshot` and includes the rows of write id `own`.
 
-        With more open ranges than fit into a parameter the set ends before the first that does not fit.
+        If the open write ids form more ranges than fit into a parameter, the set ends before the first range that does
+        not fit.
         """
         high = max(snapshot.high_watermark, own)
         missing = list(_ranges(snapshot.open - {own}))
@@ -244,7 +248,7 @@ class CountedIds:
 
     @classmethod
     def parse(cls, text: str | None) -> CountedIds | None:
-        """Read what `text` wrote; None for anything else."""
+        """Parse the format of `text`; return None for any other text."""
         if text is None or not _COUNTED_TEXT.fullmatch(text):
             return None
         high, _, rest = text.partition(":")
@@ -252,7 +256,7 @@ class CountedIds:
         return cls(int(high), tuple((int(first), int(last or first)) for first, _, last in parts))
 
     def text(self) -> str:
-        """`high` or `high:first-last,one,…` with what is missing."""
+        """Return `high`, or `high:first-last,single,…` if ranges are missing."""
         parts = [str(first) if first == last else f"{first}-{last}" for first, last in self.missing]
         return f"{self.high}:{','.join(parts)}" if parts else str(self.high)
 
@@ -260,16 +264,16 @@ class CountedIds:
         return write_id <= self.high and not any(first <= write_id <= last for first, last in self.missing)
 
     def has_all(self, first: int, last: int, valid: ValidWriteIds) -> bool:
-        """Whether every valid write id of first..last is counted."""
+        """Return whether every valid write id from `first` to `last` is counted."""
         if valid.valid_in(max(first, self.high + 1), last):
             return False
         return not any(valid.valid_in(max(first, start), min(last, end)) for start, end in self.missing)
 
     def accounts_for(self, content: Content, valid: ValidWriteIds, known: Known) -> bool:
-        """Whether every row that `valid` sees in the directory was written by a counted write id.
+        """Return whether every row that `valid` sees in the directory was written by a counted write id.
 
-        `valid` must be older than the listing. The name of a compacted or shared directory does not tell which ids of
-        its range wrote into it; one that may have, but is not counted, makes the answer no.
+        `valid` must be older than `content`. The name of a compacted or shared directory does not show which write ids
+        of its range wrote into it, so the result is False if any valid write id of the range is not counted.
         """
         if known.committed and known.committed not in self:
             return False
@@ -280,14 +284,14 @@ class CountedIds:
 
 
 def write_id_range(one: Base | Delta | DeleteDelta) -> WriteIdRange:
-    """First and last write id that may have rows in a directory."""
+    """Return the first and the last write id that may have rows in a directory."""
     if not isinstance(one, Base):
         return one.min_write_id, one.max_write_id
     return (1 if one.visibility_txn else one.write_id), one.write_id
 
 
 def is_empty(content: Content, valid: ValidWriteIds, known: Known) -> bool:
-    """Whether `valid` sees no row there, as far as names and the writer tell."""
+    """Return whether `valid` sees no rows there, according to the directory names and the writer's knowledge."""
     if content.has_originals:
         return False
     return not any(
@@ -298,12 +302,12 @@ def is_empty(content: Content, valid: ValidWriteIds, known: Known) -> bool:
 
 
 def _is_shared(one: Base | Delta | DeleteDelta, known: Known) -> bool:
-    """Whether a directory holds the files of one of the writer's own transaction batches."""
+    """Return whether a directory contains the files of one of the writer's own transaction batches."""
     return isinstance(one, Delta) and not one.visibility_txn and write_id_range(one) in known.batches
 
 
 def _ranges(write_ids: Iterable[int]) -> Iterable[WriteIdRange]:
-    """The fewest ranges that hold these ids, ascending."""
+    """Yield the fewest ranges that consist of exactly these write ids, in ascending order."""
     first = last = 0
     for write_id in sorted(write_ids):
         if first and write_id == last + 1:

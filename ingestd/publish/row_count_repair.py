@@ -1,15 +1,15 @@
-"""Repairs row counts in the background: checks partitions after their commits, and recounts those that are wrong.
+"""Repairs row counts in the background: checks partitions after commits, and recounts those that are wrong.
 
-Invariant: a partition that this writer committed to is checked a few seconds after its last commit and some minutes
-after it, so that a number which ANALYZE reverted is recounted even if nothing is written there any longer.
+Invariant: a partition that this writer committed to is checked a few seconds and again some minutes after its last
+commit, so that a number which ANALYZE reverted is recounted even if no commit follows.
 
-After each compaction Hive runs ANALYZE, which writes back parameters that it read up to a few seconds before; a commit
-in between loses its count. Usually the next commit to the partition detects that. The checks of this module detect it
-where no commit follows, and recounts happen here only, in a thread that lives as long as something is due: a commit
-never waits for them. A check costs one metastore call for 200 partitions and one listing of each directory.
+After each compaction Hive runs ANALYZE, which writes back parameters that it read up to a few seconds earlier, so the
+count of a commit in between is lost. Usually the next commit to the partition detects this; if no commit follows, the
+checks of this module detect it. Recounts happen only here, in a thread that runs while checks are due, so a commit
+never has to recount. A check costs one metastore call per 200 partitions and one listing of each directory.
 
-A recount holds the counting lease for at most 2 s, and locks the table as a reader, so that no partition is recreated
-between reading its files and writing its number.
+A recount holds the counting lease for about 2 s at a time. It locks the table as a reader, so that no partition is
+recreated after its files were read and before its number is written.
 """
 
 from __future__ import annotations
@@ -39,28 +39,32 @@ from ingestd.storage.local import local_path
 CHECKS = (3.0, 15.0, 60.0, 300.0, 1800.0)
 # Partitions that are due within this time are checked together.
 _TOGETHER_SECONDS = 1.0
-# Partitions that are remembered; beyond that, those without a commit for the longest time are no longer checked.
+# The maximum number of partitions to check. Beyond it, those with the oldest commits are no longer checked.
 _MAX_WATCHED = 20_000
-# A pause of the survey and of long repairs.
+# The pause between the portions of a survey or of a long repair.
 _BETWEEN_SECONDS = 0.2
 _MAX_BATCHES = 32
-# A recount gives way to commits after this time and continues later.
+# After this time a recount releases the lease to let commits proceed, and continues later.
 _RECOUNT_SECONDS = 2.0
+_RETRIED = "no action is needed: the recount is retried"
 
 
 class Report(Protocol):
-    """Callbacks for what happens to row counts; called from another thread."""
+    """Callbacks for repairs of row counts; called from another thread."""
 
     def repaired(self, names: Sequence[str]) -> None:
-        """These partitions were recounted (WHOLE_TABLE for an unpartitioned table)."""
+        """Report that these partitions were recounted (WHOLE_TABLE for an unpartitioned table)."""
 
     def delayed(self, error: IngestdError) -> None:
-        """Row counts cannot be checked or recounted now; called once per series of failures."""
+        """Report that row counts cannot be checked or recounted now; called once per series of failures."""
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One partition: when the next check is due, how many were done, and what the last one found."""
+    """The checks of one partition: when the next is due, how many are done, and the compactions that the last one saw.
+
+    `committed` is the last write id that this writer committed to the partition, or 0 if there is none.
+    """
 
     due: float
     checks: int = 0
@@ -70,7 +74,7 @@ class _Watched:
 
 @dataclass(slots=True)
 class _State:
-    """What the threads share, under `RowCountRepair._changed`."""
+    """The state that threads share, protected by `RowCountRepair._changed`."""
 
     table_id: int = 0
     watched: dict[str, _Watched] = field(default_factory=dict)
@@ -82,7 +86,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """Whether the number of a partition is right, whether ingestd has counted it, and its compacted directories."""
+    """The result of the check of one partition; `compactions` contains the names of its compacted directories."""
 
     is_right: bool
     is_ours: bool
@@ -91,7 +95,7 @@ class _Check:
 
 @dataclass(frozen=True, slots=True)
 class _Recount:
-    """The names that were corrected, those that remain to be recounted, and those whose files are broken."""
+    """The result of a recount: the names that were corrected, that remain, and whose files cannot be read."""
 
     corrected: Sequence[str]
     remaining: Sequence[str]
@@ -99,7 +103,7 @@ class _Recount:
 
 
 class RowCountRepair:
-    """Checks and repairs what one writer has counted in `table`; the arguments are those of `RowCounts`."""
+    """Checks and repairs the row counts of `table` for one writer; the arguments are those of `RowCounts`."""
 
     def __init__(
         self, metastore: Metastore, table: TableName, writer: str, report: Report, checks: Sequence[float]
@@ -116,7 +120,7 @@ class RowCountRepair:
         self._is_delayed = False
 
     def begin(self, table: Table, batch: WriteIdRange | None) -> None:
-        """Remember the batch of a commit; forget everything if the table was recreated."""
+        """Record the transaction batch of a commit; discard the whole state if the table was recreated."""
         with self._changed:
             state = self._state
             if state.table_id not in (0, table.id):  # the new table numbers its write ids from 1
@@ -129,15 +133,15 @@ class RowCountRepair:
                 del state.batches[next(iter(state.batches))]
 
     def known(self, name: str) -> Known:
-        """What the writer knows about its own write ids in the partition of this name."""
+        """Return what the writer knows about its own write ids in the partition `name`."""
         with self._changed:
             watched = self._state.watched.get(name)
             return Known(watched.committed if watched else 0, frozenset(self._state.batches))
 
     def watch(self, names: Iterable[str], write_id: int, names_in_doubt: Iterable[str]) -> None:
-        """Schedule the checks of partitions that `write_id` committed to; those in doubt are due now.
+        """Schedule checks of the partitions that `write_id` wrote to; those in doubt are due now.
 
-        `write_id` is 0 when it is not known to have committed.
+        `write_id` is 0 if the transaction is not known to have committed.
         """
         now = monotonic()
         with self._changed:
@@ -154,13 +158,13 @@ class RowCountRepair:
             self._wake()
 
     def survey(self, seconds: float) -> None:
-        """Check once all partitions that ingestd has counted, beginning `seconds` from now."""
+        """Check all partitions that ingestd has counted once, starting `seconds` from now."""
         with self._changed:
             self._state.survey_due = monotonic() + seconds
             self._wake()
 
     def close(self, deadline: Deadline, stop: threading.Event) -> None:
-        """Check immediately what is due soon, then end; waits until `deadline` or until `stop` is set."""
+        """Run checks that are due soon immediately, then stop. Waits until `deadline` or until `stop` is set."""
         with self._changed:
             self._state.closing = True
             self._changed.notify_all()
@@ -170,14 +174,14 @@ class RowCountRepair:
         self._halt.set()
 
     def _wake(self) -> None:
-        """Let the thread see what is due; the caller holds `_changed`."""
+        """Start the thread if there is none, and notify it of a change; the caller holds `_changed`."""
         if self._state.thread is None and not self._state.closing:
             self._state.thread = threading.Thread(target=self._run, name=f"row-counts-{self._writer}", daemon=True)
             self._state.thread.start()
         self._changed.notify_all()
 
     def _run(self) -> None:
-        """Check what is due until nothing is left; the thread's own connection ends with it."""
+        """Run checks until none is left, then close the thread's connection to the metastore."""
         try:
             while (due := self._next_due()) is not None and self._work(due):
                 pass
@@ -188,7 +192,7 @@ class RowCountRepair:
                     self._state.thread = None
 
     def _next_due(self) -> dict[str, _Watched] | None:
-        """Wait for the next check; returns what is due, by name, or None when nothing is left to do."""
+        """Wait for the next check; return the partitions that are due, by name, or None if nothing is left to do."""
         with self._changed:
             state = self._state
             while not self._halt.is_set():
@@ -207,11 +211,11 @@ class RowCountRepair:
                     until = monotonic() + _TOGETHER_SECONDS
                     return {name: one for name, one in state.watched.items() if one.due <= until}
                 self._changed.wait(seconds)
-            state.thread = None  # from here on a new one is started
+            state.thread = None  # from now on `_wake` starts a new thread
             return None
 
     def _work(self, due: Mapping[str, _Watched]) -> bool:
-        """Do what is due; False when that failed and the thread must end."""
+        """Run the checks that are due; return False if they failed and the thread must end."""
         try:
             self._check_due(due)
             self._survey_if_due()
@@ -227,7 +231,7 @@ class RowCountRepair:
         return True
 
     def _check_due(self, due: Mapping[str, _Watched]) -> None:
-        """Check partitions that are due, and repair those that are wrong."""
+        """Check the partitions that are due, and recount those that are wrong."""
         if not due:
             return
         table = load_acid_table(self._metastore, self._table)
@@ -236,14 +240,14 @@ class RowCountRepair:
         with self._changed:
             for name, watched in due.items():
                 if self._state.watched.get(name) is not watched:
-                    continue  # there was a commit meanwhile
+                    continue  # a commit has rescheduled the partition
                 if name in found:
                     self._schedule_next(name, watched, found[name].compactions)
                 else:
                     del self._state.watched[name]
 
     def _schedule_next(self, name: str, watched: _Watched, compactions: frozenset[str]) -> None:
-        """Schedule the next check; after a new compaction the checks start over. The caller holds `_changed`."""
+        """Schedule the next check, or the first one after a new compaction. The caller holds `_changed`."""
         is_new = watched.compactions is not None and not compactions <= watched.compactions
         watched.compactions = compactions
         watched.checks = 0 if is_new else watched.checks + 1
@@ -254,7 +258,7 @@ class RowCountRepair:
             del self._state.watched[name]
 
     def _survey_if_due(self) -> None:
-        """Check every partition that ingestd has counted; numbers that only Hive wrote are left alone."""
+        """If a survey is due, check every partition that ingestd has counted; ignore numbers that only Hive wrote."""
         with self._changed:
             due = self._state.survey_due
             if due is None or not (self._state.closing or due <= monotonic()):
@@ -272,7 +276,7 @@ class RowCountRepair:
             self._state.survey_due = None
 
     def _repair(self, table: Table, names: Sequence[str]) -> None:
-        """Recount in portions, between which commits take the lease."""
+        """Recount partitions in portions, between which commits can acquire the lease."""
         while names and not self._halt.is_set():
             done = self._recount(table, names)
             if done.corrected:
@@ -283,10 +287,10 @@ class RowCountRepair:
             pause(_BETWEEN_SECONDS if names else 0.0, self._halt)
 
     def _recount(self, table: Table, names: Sequence[str]) -> _Recount:
-        """Recount those of these partitions that are wrong.
+        """Recount the partitions in `names` that are wrong.
 
-        Rows are counted from the footers of the ORC files, for at most 2 s, but at least one partition; commits of
-        other writers wait meanwhile. Raises LockTimeout when the table or the lease is locked for longer than that.
+        Rows are counted from the footers of the ORC files. The recount ends after the first partition that exceeds 2 s;
+        commits of other writers wait meanwhile. Raises LockTimeout if the table or the lease stays locked for too long.
         """
         txn = transactions.begin(self._metastore, f"ingestd/counting/{self._writer}")
         lease = counting_lease(table)
@@ -296,7 +300,9 @@ class RowCountRepair:
             wait = lease.wait(self._halt)
             with lease.taken(self._metastore, txn, wait) as has_lease:
                 if not has_lease:
-                    raise LockTimeout("another writer holds the counting lease", where=f"table {table.name}")
+                    raise LockTimeout(
+                        "another writer holds the counting lease", where=f"table {table.name}", hint=_RETRIED
+                    )
                 return self._recount_under_lease(table, names, txn, wait)
         finally:
             transactions.abort(self._metastore, txn.id)
@@ -317,7 +323,7 @@ class RowCountRepair:
             except (InvalidTable, StorageUnavailable) as error:
                 failed[found.name] = error
         else:
-            remaining.clear()  # these do not exist
+            remaining.clear()  # the others do not exist
         if rows:
             self._write(table, rows, snapshot, txn, wait)
         return _Recount(sorted(rows), sorted(remaining), failed)
@@ -326,8 +332,10 @@ class RowCountRepair:
         self, table: Table, rows: Mapping[str, int], snapshot: ValidWriteIds, txn: Transaction, wait: Wait
     ) -> None:
         if not leases.heartbeat_transaction(self._metastore, txn.id):
-            raise TransactionAborted("the transaction of the recount timed out", where=f"table {table.name}")
-        # HiveServer2 keeps partitions as it read them, with their numbers, until the table's write ids change.
+            raise TransactionAborted(
+                "the transaction of the recount timed out", where=f"table {table.name}", hint=_RETRIED
+            )
+        # HiveServer2 caches partitions with their row counts until the table's write ids change.
         own = transactions.allocate(self._metastore, txn, table.name)
 
         def change(found: Parameters) -> dict[str, str]:
@@ -341,7 +349,7 @@ class RowCountRepair:
         return visible_rows(path, snapshot, lambda txn_id: is_committed(self._metastore, txn_id))
 
     def _wait_after(self, error: IngestdError) -> bool:
-        """Report a failure once, then wait before the retry; False when the thread must end instead."""
+        """Report the first failure of a series and wait before the retry; return False if the thread must end."""
         if not self._is_delayed:
             self._report.delayed(error)
         self._is_delayed = True
@@ -353,17 +361,18 @@ class RowCountRepair:
 
 
 def counting_lease(table: Table) -> TransactionLease:
-    """The lease whose holder may change numRows of the table and its partitions."""
+    """Return the lease whose holder may change numRows of the table and its partitions."""
     return TransactionLease(TableName(table.name.database, f"{table.name.table}#ingestd.counting"))
 
 
 def _check(
     metastore: Metastore, table: Table, names: Sequence[str], known: Callable[[str], Known]
 ) -> dict[str, _Check]:
-    """Check the numbers of these partitions, or of the whole table; what does not exist is not in the result.
+    """Check the numbers of these partitions, or of the whole table; partitions that do not exist are omitted.
 
-    This takes no lock, so a number that looks wrong must be checked again under the lease, as `_recount` does.
-    Raises IngestdError when the metastore does not answer; a directory that cannot be listed counts as right.
+    The check does not acquire the lease, so a number that looks wrong must be checked again under the lease, as
+    `_recount` does. Raises IngestdError if the metastore is unavailable. A partition whose directory cannot be listed
+    counts as right.
     """
     snapshot = read_snapshot(metastore, table.name)
     checks = {}
@@ -379,5 +388,5 @@ def _check(
 
 
 def _content(found: Parameters) -> Content:
-    """What the directory holds now. Raises StorageUnavailable."""
+    """Return the current content of the directory. Raises StorageUnavailable."""
     return read_content(local_path(found.location))

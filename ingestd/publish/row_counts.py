@@ -1,12 +1,11 @@
-"""Keeps the row counts of one table right around each commit of one writer.
+"""Updates the row counts of one table with each commit of one writer.
 
-Invariant: numRows is written only by the holder of the table's counting lease, because it can only be read, added to
-and written back. A writer that does not get the lease marks the number as doubtful (`row_count_parameters.py`), and it
-is recounted later (`row_count_repair.py`).
+Invariant: a row count is trusted only if the holder of the table's counting lease wrote it, because the metastore
+cannot increment numRows atomically. A writer that does not acquire the lease marks the number as doubtful
+(`row_count_parameters.py`), and it is recounted later (`row_count_repair.py`).
 
-The lease is held from the count to the end of the transaction. It delays a commit by at most 5 s: a writer that was
-killed between its count and its commit holds the lease until the metastore times its transaction out, and meanwhile
-the other writers wait for it only briefly.
+The lease is held from the count to the end of the transaction. A writer that is killed between its count and its commit
+holds the lease until the transaction times out. A commit therefore waits for the lease for at most 5 s.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from ingestd.storage.local import local_path
 
 
 class RowCounts:
-    """The row counts of `table` for `writer`, a name that no other writer of the table has at the same time.
+    """Maintains the row counts of `table` for `writer`, a name that no other writer of the table uses at the same time.
 
-    `checks` are the seconds after the last commit at which its partitions are checked. Its methods may be called from
-    any thread.
+    `checks` are the times, in seconds after the last commit to a partition, at which its row count is checked. Methods
+    may be called from any thread.
     """
 
     def __init__(
@@ -51,10 +50,11 @@ class RowCounts:
         stop: threading.Event,
         batch: WriteIdRange | None = None,
     ) -> Iterator[None]:
-        """Count what a transaction adds, by partition name (or WHOLE_TABLE), for a block that commits it.
+        """Add the increments of a transaction, by partition name (or WHOLE_TABLE); the block must commit it.
 
-        `batch` is the range of write ids of its transaction batch, when that shares its files. The wait for the lease
-        is at most 5 s. Raises TransactionAborted when `stop` is set, MetastoreUnavailable: then the caller must abort.
+        `batch` is the range of write ids of its transaction batch, if the transactions of the batch share files. Waits
+        for the lease for at most 5 s. Raises TransactionAborted if `stop` is set, or MetastoreUnavailable; the caller
+        must then abort the transaction.
         """
         self._repair.begin(table, batch)
         names_in_doubt: frozenset[str] = frozenset()
@@ -68,17 +68,17 @@ class RowCounts:
             else:
                 yield
         except BaseException:
-            # It may have been counted without being committed.
+            # The rows may have been counted without being committed.
             self._repair.watch(increments, 0, increments)
             raise
         self._repair.watch(increments, write_id, names_in_doubt)
 
     def survey(self, seconds: float) -> None:
-        """Check once all partitions that ingestd has counted, beginning `seconds` from now."""
+        """Check all partitions that ingestd has counted once, starting `seconds` from now."""
         self._repair.survey(seconds)
 
     def close(self, deadline: Deadline, stop: threading.Event) -> None:
-        """Check immediately what is due soon, then end; waits until `deadline` or until `stop` is set."""
+        """Run checks that are due soon immediately, then stop. Waits until `deadline` or until `stop` is set."""
         self._repair.close(deadline, stop)
 
     def _count(
@@ -90,7 +90,7 @@ class RowCounts:
         *,
         has_lease: bool,
     ) -> frozenset[str]:
-        """Add the increments, each under a mark; returns the names whose new number is in doubt."""
+        """Add the increments, each with a mark, and return the names whose new number is in doubt."""
         snapshot = read_snapshot(self._metastore, table.name)
         in_doubt = set()
 

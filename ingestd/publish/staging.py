@@ -1,8 +1,8 @@
-"""The staging directories of transactions, and the removal of those that ended transactions left behind.
+"""Creates the staging directories of transactions, and removes those that ended transactions left behind.
 
-Invariant: a staging directory is named after its transaction and is removed only by that transaction, or after it has
+Invariant: a staging directory is named after its transaction, and is removed only by that transaction or after it has
 ended. The metastore never reuses a transaction id, so the directory of an ended transaction is garbage, regardless of
-which process created it; files that were renamed out of it were either committed or are garbage too. Therefore a
+which process created it. Files that were moved out of it were either committed or are garbage, too. Therefore a
 process that is frozen while it removes a directory does no harm when it resumes.
 
 Removing the directory is also a fence: a former owner that was frozen and resumes has nothing left to publish.
@@ -34,7 +34,7 @@ _COPIES = re.compile(re.escape(_COPY) + r"([0-9]+|w[0-9]+-[0-9]+)-delta_.*")
 class Staging:
     """The staging directory of one transaction, `<table>/<root>/<owner>`.
 
-    `location` is the table's directory as it was when the transaction was planned; `owner` is the transaction's id, or
+    `location` is the table's directory when the transaction was planned; `owner` is the transaction's id, or
     `w<write id>-<statement>` for a transaction of another program. The table's directory is kept open from `make` to
     `discard`, because it may be renamed while the table is not locked. Methods raise StorageUnavailable.
     """
@@ -46,16 +46,19 @@ class Staging:
 
     @property
     def path(self) -> Path:
-        """The directory."""
+        """The path of the staging directory."""
         return self.location.path / self.root / self.owner
 
     def make(self) -> Path:
-        """Create it in the table's directory, which must exist."""
+        """Create the staging directory in the table's directory, which must exist, and return its path."""
         self._table = self.location.hold()
         return self.location.make_directory(self.root, self.owner)
 
     def discard(self) -> None:
-        """Remove it when the transaction has ended or will not commit; never raises. `sweep` removes what remains."""
+        """Remove the directory of a transaction that has ended or will not commit; never raises.
+
+        `sweep` later removes whatever could not be removed.
+        """
         local.discard_tree(self.path)
         if self._table is not None:
             local.discard_tree(self._table.path / self.root / self.owner)
@@ -63,13 +66,13 @@ class Staging:
             self._table = None
 
     def copy_name(self, delta: str) -> str:
-        """The hidden name of a delta while it is copied from another file system into its partition."""
+        """Return the hidden name of a delta while it is copied from another file system into its partition."""
         return f"{_COPY}{self.owner}-{delta}"
 
     def explain(self, error: StorageUnavailable) -> IngestdError:
-        """The cause of an error of the staged files: TransactionAborted if they were removed, else `error` itself.
+        """Return the cause of an error of the staged files: TransactionAborted if they were removed, else `error`.
 
-        Raises StorageUnavailable when the table's directory is missing.
+        Raises StorageUnavailable if the table's directory is missing.
         """
         self.location.check()
         if self.path.is_dir():
@@ -78,15 +81,16 @@ class Staging:
             "the staged files were removed: the transaction ended while this process was delayed, and the next owner"
             " cleaned up",
             where=str(self.path),
-            hint="nothing is lost: this process or the next owner repeats the transaction",
+            hint="no data is lost: this process or the next owner repeats the transaction",
         )
 
 
 def sweep(metastore: Metastore, table: Table, *, spare: Iterable[str] = ()) -> list[Path]:
-    """Remove the staging directories of ended transactions, of all mappings and streaming clients of the table.
+    """Remove the staging directories of ended transactions of all mappings and streaming clients of the table.
 
-    `spare` names owners whose directories are in use; the metastore is asked only if there are others. Returns the
-    directories that were removed. Raises StorageUnavailable after it has tried them all, MetastoreUnavailable.
+    `spare` contains the owners whose directories are in use; the metastore is queried only if there are others. Returns
+    the removed directories. Raises MetastoreUnavailable, and StorageUnavailable after it has tried to remove each
+    directory.
     """
     found = [one for one in _directories(table) if one.name not in set(spare)]
     ended = ended_owners(metastore, table, {one.name for one in found})
@@ -108,7 +112,7 @@ def sweep(metastore: Metastore, table: Table, *, spare: Iterable[str] = ()) -> l
 def remove_copies(metastore: Metastore, table: Table, location: Path, names: Iterable[str]) -> None:
     """Remove incomplete copies of deltas of ended transactions from a partition's directory, which contains `names`.
 
-    A copy that cannot be removed stays hidden from readers, and the next transaction retries.
+    A copy that cannot be removed stays hidden from readers, and the next transaction tries to remove it again.
     """
     owners = {name: match[1] for name in names if (match := _COPIES.fullmatch(name))}
     ended = ended_owners(metastore, table, set(owners.values()))
@@ -118,7 +122,7 @@ def remove_copies(metastore: Metastore, table: Table, location: Path, names: Ite
 
 
 def ended_owners(metastore: Metastore, table: Table, owners: set[str]) -> set[str]:
-    """The owners whose transaction has committed or aborted; without owners the metastore is not asked."""
+    """Return the owners whose transaction has committed or aborted; query the metastore only if there are owners."""
     ids = {int(owner) for owner in owners if _OWN.fullmatch(owner)}
     ended = {str(one) for one in ended_transactions(metastore, ids)} if ids else set()
     joined = {owner: int(match[1]) for owner in owners if (match := _JOINED.fullmatch(owner))}
@@ -129,7 +133,7 @@ def ended_owners(metastore: Metastore, table: Table, owners: set[str]) -> set[st
 
 
 def _directories(table: Table) -> list[Path]:
-    """All directories named like a staging directory; earlier versions had a level for the mapping's name."""
+    """Return all staging directories; earlier versions had another level, named after the mapping."""
     location = local.local_path(table.location)
     found = []
     with local.guarded(location):
