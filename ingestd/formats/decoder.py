@@ -1,7 +1,7 @@
-"""The decoder contract: what every format takes and returns.
+"""The contract of all decoders: they convert record values to Arrow batches, and reject what they cannot convert.
 
-Invariant: each value given to `Decoder.decode` becomes a row of exactly one batch, or one reject, or one skipped
-tombstone. A column holds exactly what the record says, by the rules of its format; what it cannot hold makes a reject.
+Invariant: each value passed to `Decoder.decode` becomes exactly one row, one reject, or one skipped tombstone. A column
+contains exactly the value in the record, by the rules of its format. A value that a column cannot store is a reject.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ NEWLINE = 0x0A
 class Lines(Sequence[bytes]):
     """Records stored in one buffer, `text`, separated by newlines.
 
-    The buffer is split only when a record is accessed; `join_lines`, `total_bytes` and `without_tombstones` do not
-    access any. A decoder that reads the whole buffer therefore never pays for the split.
+    The buffer is split only when a record is accessed. `join_lines`, `total_bytes` and `without_tombstones` do not
+    access records, so a decoder that reads the whole buffer never pays for the split.
     """
 
     def __init__(self, text: bytes) -> None:
@@ -54,33 +54,33 @@ class Lines(Sequence[bytes]):
 
 
 def join_lines(values: Sequence[bytes]) -> bytes:
-    """The values separated by newlines. A value may contain newlines itself, unless the values are `Lines`."""
+    """Return the values joined by newlines. A value may itself contain newlines, unless the values are `Lines`."""
     return values.text if isinstance(values, Lines) else b"\n".join(values)
 
 
 def total_bytes(values: Sequence[bytes]) -> int:
-    """The bytes of all values, without separators."""
+    """Return the number of bytes in all values, without separators."""
     return len(values.text) + 1 - len(values) if isinstance(values, Lines) else sum(map(len, values))
 
 
 def without_tombstones(values: Sequence[bytes | None]) -> Sequence[bytes]:
-    """The values that are not None; the same sequence if it certainly has no None."""
+    """Return the values that are not None. A sequence that certainly contains no None is returned without a copy."""
     if isinstance(values, Lines):
         return values
-    if all(values):  # the usual case, much faster than a comparison with None; it is false for b"" as well
+    if all(values):  # the usual case, much faster than comparing with None; also false if a value is b""
         return cast(Sequence[bytes], values)
     return [value for value in values if value is not None]
 
 
 def drop_rows(batch: pa.RecordBatch, rows: Iterable[int]) -> pa.RecordBatch:
-    """The batch without these rows."""
+    """Return the batch without the rows at the given indexes."""
     keep = np.ones(batch.num_rows, np.bool_)
     keep[list(rows)] = False
     return batch.filter(pa.array(keep))
 
 
 class RejectError(ValueError):
-    """Raised inside decoders for a record that cannot become a row; `column` is '' when the record itself is broken."""
+    """Raised in decoders for a record that cannot become a row; `column` is '' when the record itself is malformed."""
 
     def __init__(self, column: str, reason: str) -> None:
         super().__init__(column, reason)
@@ -92,10 +92,10 @@ class RejectError(ValueError):
 class Reject:
     """A record that cannot become a row.
 
-    `row` is its index in the values given to `decode`; `column` is the column that cannot hold its value, '' when the
-    record itself is broken. `head` is the first 80 bytes of the record, `record` all of it; `record` is None when it
-    has no value or is not kept. `index` is the position that a caller reports when it differs from `row`, see
-    `SerializationError`.
+    `row` is the index of the record in the values passed to `decode`. `column` is the column that cannot store its
+    value, or '' when the record itself is malformed. `head` is the first 80 bytes of the record. `record` is the whole
+    record, or None when it has no value or was not retained. `index` is the position of the record in the caller's
+    input when it differs from `row`; see `SerializationError`.
     """
 
     row: int
@@ -107,16 +107,16 @@ class Reject:
 
     @classmethod
     def of(cls, row: int, value: bytes | None, column: str, reason: str) -> Reject:
-        """The reject of `value`, which is at index `row`."""
+        """Create the reject of `value`, the record at index `row`."""
         return cls(row, column, reason, (value or b"")[:HEAD_BYTES], value)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """What `Decoder.decode` returns.
+    """The result of `Decoder.decode`.
 
-    The rows of all `batches` together are in the order of the values; `rejects` are ordered by row. `skipped` is the
-    number of tombstones that were left out. All timestamp columns of one batch have the same unit, ns or us.
+    The rows have the order of the values, across all `batches`; `rejects` are ordered by row. `skipped` is the number
+    of tombstones that were skipped. All timestamp columns of one batch have the same unit, ns or us.
     """
 
     batches: list[pa.RecordBatch]
@@ -138,7 +138,7 @@ class Decoder(Protocol):
     """
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
-        """Decode many records; None is a tombstone. A record that cannot be decoded is a reject, never an exception."""
+        """Decode record values; None is a tombstone. A record that cannot be decoded is a reject, not an exception."""
         ...
 
 
@@ -146,9 +146,9 @@ FindViolations = Callable[[pa.RecordBatch], Mapping[int, tuple[str, str]]]
 
 
 class ConstraintDecoder:
-    """A decoder that also rejects the rows that the table cannot store.
+    """A decoder that also rejects rows that violate a constraint of the table.
 
-    `find_violations` returns, for one batch, the column and the reason of each such row by its index in the batch.
+    `find_violations` returns the violations in one batch: the column and the reason, by the index of the row.
     """
 
     def __init__(self, decoder: Decoder, find_violations: FindViolations) -> None:
@@ -173,7 +173,7 @@ class ConstraintDecoder:
 
 
 def _records_of_rows(values: Sequence[bytes | None], decoded: DecodeResult) -> list[int]:
-    """The index in `values` of each decoded row."""
+    """Return, for each decoded row, the index of its record in `values`."""
     rejects = {reject.row for reject in decoded.rejects}
     return [
         index for index, value in enumerate(values) if index not in rejects and not (value is None and decoded.skipped)

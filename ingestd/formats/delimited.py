@@ -1,8 +1,8 @@
-r"""Delimited text becomes Arrow batches, as Hive's LazySimpleSerDe (StrictDelimitedInputWriter) reads it.
+r"""Decodes delimited text into Arrow batches as Hive's LazySimpleSerDe (StrictDelimitedInputWriter) does.
 
 Invariant: the result depends on each record alone, never on how records are batched.
 
-A record is the table's columns and then its partition columns, in order. There are no quotes: a `"` is data.
+A record consists of the table's columns, followed by its partition columns. Quotes have no meaning: a `"` is data.
 
 | Column | Accepts | Becomes NULL | Differs from Hive 4.0.1 |
 |---|---|---|---|
@@ -21,15 +21,15 @@ A record is the table's columns and then its partition columns, in order. There 
 | map | entries, keys and values; the first of equal keys wins | an entry without key delimiter: its value | |
 | struct | fields between collection delimiters, as those of the record | missing fields | |
 
-An empty field is NULL in all columns but string, varchar, char, binary and complex ones; that is never a reject.
-A timestamp with digits below the microsecond is a reject if the record has a timestamp outside the years 1678 to 2261:
-the columns of a batch share one unit. Hive keeps both.
+An empty field is NULL, and never a reject, in all columns except string, varchar, char, binary and complex ones.
+A timestamp with digits below the microsecond is a reject if the record has a timestamp outside the years 1678 to 2261,
+because the timestamps of a batch share one unit. Hive stores both.
 With `bad_values="reject"` an invalid field ("all else", "out of range", "too large") makes the record a reject; Hive
-has no such option. Elements of complex columns follow the rows of their types; deeper levels are delimited by \x04,
-\x05 … \x08. Map entries whose key is NULL are dropped, as Hive does; with `bad_values="reject"` an invalid key is a
-reject.
-A delimiter may be written as its byte code ("44", as in Hive). Hive takes the first character of a longer text; here
-that is a ConfigError, as are bytes above 127 and two equal delimiters.
+has no such option. The elements of complex columns follow the rules of their types in the table above. Deeper levels
+are delimited by \x04, \x05 … \x08. Map entries whose key is NULL are dropped, as in Hive; with `bad_values="reject"` an
+invalid key is a reject.
+A delimiter may be written as its byte code ("44", as in Hive). Hive uses the first character of a longer text. ingestd
+raises ConfigError for a longer text, for bytes above 127, and for two equal delimiters.
 """
 
 from __future__ import annotations
@@ -61,11 +61,12 @@ _BELOW_MICROS = re.compile(rb"\.[0-9]{7}").search
 
 @dataclass(frozen=True, slots=True)
 class DelimitedFormat:
-    r"""How records are written; each delimiter, and `escape`, is one ASCII character or its code as a decimal number.
+    r"""The syntax of delimited records. Each delimiter, and `escape`, is one ASCII character or its decimal code.
 
-    `null_text` is the field that means NULL (`serialization.null.format`). `bad_values` says what an invalid field is:
-    NULL, as in Hive, or a reject. `bad_counts` says whether a record with more or fewer fields than columns is fitted,
-    as in Hive, or is a reject. Raises ConfigError for other values, and for delimiters that are equal.
+    A field equal to `null_text` is NULL (`serialization.null.format`). `bad_values` determines whether an invalid field
+    becomes NULL, as in Hive, or makes its record a reject. `bad_counts` determines whether a record with more or fewer
+    fields than columns is fitted to the columns, as in Hive, or is a reject. Raises ConfigError for any other value,
+    and for equal delimiters.
     """
 
     field_delimiter: str = "\x01"
@@ -85,10 +86,10 @@ class DelimitedFormat:
         self._check_distinct(self.syntax())
 
     def _check_distinct(self, syntax: FieldSyntax) -> None:
-        """Raise ConfigError for equal delimiters.
+        """Raise ConfigError if two delimiters that were set are equal, or if a delimiter equals `escape`.
 
-        The default of another delimiter may be chosen as field delimiter, as a table without complex columns does not
-        use the other one; `_check_unambiguous` knows the table.
+        A delimiter may equal the default of another one, because a table without complex columns does not use the
+        other one. `_check_unambiguous` checks these for a given table.
         """
         names = ("field_delimiter", "collection_delimiter", "map_key_delimiter")
         by_name = dict(zip(names, syntax.separators, strict=False))
@@ -102,7 +103,7 @@ class DelimitedFormat:
                 )
 
     def syntax(self) -> FieldSyntax:
-        """The same options in bytes."""
+        """Return the options as the field readers use them: bytes instead of text."""
         delimiters = [
             _byte("field_delimiter", self.field_delimiter),
             _byte("collection_delimiter", self.collection_delimiter),
@@ -113,29 +114,30 @@ class DelimitedFormat:
 
 
 def _byte(name: str, text: str) -> int:
-    """The byte of a delimiter: its code, else the character (LazyUtils.getByte). Raises ConfigError."""
+    """Return the byte of a delimiter, written as its code or its character (LazyUtils.getByte). Raises ConfigError."""
     if not isinstance(text, str):
-        raise ConfigError(f"{name} must be text, not {type(text).__name__}", hint="use the character, such as ','")
+        raise ConfigError(f"{name} must be text, not {type(text).__name__}", hint="write one character, such as ','")
     code = int(text) if _CODE.fullmatch(text) else ord(text) if len(text) == 1 else -1
     if 0 <= code < 128:
         return code
-    raise ConfigError(f"{name} {text!r} is not one ASCII character", hint="use the character, or its code, such as 44")
+    hint = "write one ASCII character, or its decimal code, such as 44"
+    raise ConfigError(f"{name} {text!r} is not one ASCII character", hint=hint)
 
 
 def _check_unambiguous(columns: Sequence[Column], syntax: FieldSyntax) -> None:
-    """Raise ConfigError when two of the delimiters that these columns need are the same."""
+    """Raise ConfigError if two of the delimiters that these columns need are equal."""
     for column in columns:
         needed = syntax.separators[: 1 + _levels(column.type)]
         if len(set(needed)) < len(needed):
             raise ConfigError(
-                f"type {column.type} needs {len(needed)} different delimiters, but they are {needed!r}",
+                f"type {column.type} needs {len(needed)} different delimiters, but two of {needed!r} are equal",
                 where=f"column {column.name}",
                 hint="use different characters for field_delimiter, collection_delimiter and map_key_delimiter",
             )
 
 
 def _levels(kind: HiveType) -> int:
-    """The number of delimiters that a value of the type needs."""
+    """Return the number of delimiters that a value of the type needs."""
     own = {"array": 1, "struct": 1, "map": 2}.get(kind.kind, 0)
     return own + max(map(_levels, kind.children), default=0)
 
@@ -143,7 +145,7 @@ def _levels(kind: HiveType) -> int:
 class DelimitedDecoder(RecordDecoder):
     """Decodes delimited records into the given columns, in that order.
 
-    Raises ConfigError for types nested too deep, and for delimiters that are ambiguous for these columns.
+    Raises ConfigError for types that are nested too deeply, and for delimiters that are ambiguous for these columns.
     """
 
     def __init__(self, columns: Sequence[Column], format: DelimitedFormat) -> None:  # noqa: A002 – the name in the API
@@ -174,11 +176,11 @@ class DelimitedDecoder(RecordDecoder):
         """See `RecordDecoder`."""
         lenient = not self._rejects_counts and not self._rejects_values
         if lenient and value.isascii() and not _BELOW_MICROS(value):
-            return None  # only invalid UTF-8 and digits below the microsecond can make it a reject
+            return None  # only invalid UTF-8 or digits below the microsecond can make the record a reject
         return super().check(value)
 
     def _fields(self, values: Sequence[bytes]) -> tuple[list[pa.Array], RejectReasons]:
-        """The fields of all records by column, and the rejects; split by Arrow where it splits as Hive does."""
+        """Return the fields of all records by column, and the rejects. Arrow splits where it agrees with Hive."""
         whole = self._split_by_arrow(values)
         if whole is not None:
             return whole, {}
@@ -194,11 +196,11 @@ class DelimitedDecoder(RecordDecoder):
         return [pa.concat_arrays(parts).take(order) for parts in zip(by_arrow, others, strict=True)], rejects
 
     def _is_regular(self, value: bytes) -> bool:
-        """Whether the record has one field per column and no bytes that Arrow treats in its own way."""
+        """Return whether the record has one field per column and no bytes that Arrow and Hive treat differently."""
         return value.count(self._separator) == self._width - 1 and self._find_special(value) is None
 
     def _split_by_arrow(self, values: Sequence[bytes]) -> list[pa.Array] | None:
-        """The fields of all records by column; None if Arrow does not split them as Hive does."""
+        """Return the fields of all records by column; None if Arrow does not split them as Hive does."""
         text = join_lines(values) + b"\n"
         lines = np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE)
         if lines != len(values) or b"\r" in text or text.startswith(_BYTE_ORDER_MARK):
@@ -234,7 +236,10 @@ class DelimitedDecoder(RecordDecoder):
         )
 
     def _split_each(self, values: Sequence[bytes], rows: Sequence[int]) -> tuple[list[pa.Array], RejectReasons]:
-        """The fields of records by column, split one by one; `rows` are the rows of the values in the batch."""
+        """Split records one by one; return their fields by column, and the rejects.
+
+        `rows` are the row numbers of the records in the batch.
+        """
         fields: list[Sequence[bytes | None]] = []
         rejects: dict[int, tuple[str, str]] = {}
         for row, value in zip(rows, values, strict=True):
@@ -247,12 +252,12 @@ class DelimitedDecoder(RecordDecoder):
         return [self._without_null_text(column) for column in columns], rejects
 
     def _split(self, value: bytes) -> Sequence[bytes | None]:
-        """One field per column, None where the record has none. Raises RejectError for a wrong number of fields."""
+        """Return one field per column, None if it is missing. Raises RejectError if `bad_counts` rejects the record."""
         fields = split(value, self._separator, self._escape)
         if len(fields) == self._width:
             return fields
         if self._rejects_counts:
-            raise RejectError("", f"record has {len(fields)} fields, the table has {self._width} columns")
+            raise RejectError("", f"the number of fields is {len(fields)}, but the table has {self._width} columns")
         return [*fields[: self._width], *self._nulls[len(fields) :]]
 
     def _without_null_text(self, fields: pa.Array) -> pa.Array:

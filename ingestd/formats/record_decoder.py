@@ -1,7 +1,7 @@
-"""The base of all formats: decodes many records at once where that is certain, and one by one where it is not.
+"""The base class of all formats: it decodes many records at once if the result is certain, and one by one otherwise.
 
 A format implements `decode_batch`, which is fast, and `decode_record`, which defines the meaning of a record. The base
-class leaves out tombstones, splits batches that cannot be decoded as a whole, and collects rows and rejects in order.
+class handles tombstones, splits batches that cannot be decoded as a whole, and collects rows and rejects in order.
 
 Invariant: the result depends on each record alone, never on its neighbours or on how records are batched.
 """
@@ -18,26 +18,26 @@ from ingestd.formats.decoder import DecodeResult, Reject, RejectError, drop_rows
 from ingestd.formats.row_batches import Row, RowBatches, TimestampUnits
 from ingestd.schema import Column
 
-MAX_BYTES = 1 << 30  # of one batch; Arrow's string offsets have 31 bits
-SMALLEST_BATCH = 256  # records; a smaller batch is not split but decoded one by one
-PARTS = 16  # of a batch that is split: few levels, whether one record is bad or all are
-MAX_FAILURES = 4  # smallest batches in a row; after that nothing more is split, as each attempt costs about 1 ms
+MAX_BYTES = 1 << 30  # size limit of one batch; Arrow's string offsets have 31 bits
+SMALLEST_BATCH = 256  # number of records; a batch of this size is not split further but decoded one by one
+PARTS = 16  # number of parts into which a batch is split; few levels, whether one record is bad or all are
+MAX_FAILURES = 4  # consecutive smallest batches that fail before splitting ends: each attempt costs about 1 ms
 
 RejectReasons = Mapping[int, tuple[str, str]]  # column and reason of each reject, by the index of its record
 
 
 class NotColumnar(Exception):
-    """Raised by `decode_batch` for records that it cannot decode as a whole; they are then decoded in smaller parts."""
+    """Raised by `decode_batch` for records that it cannot decode as a whole. They are then decoded in smaller parts."""
 
 
 class RecordDecoder(ABC):
     """A decoder of one format; see `Decoder` for the contract.
 
-    A subclass implements `decode_batch` and `decode_record`, and may override `check` with a faster one. A format
+    A subclass implements `decode_batch` and `decode_record`, and may override `check` with a faster method. A format
     without a columnar reader raises NotColumnar in `decode_batch`.
 
-    `tombstones` says what a record without value is: "stop" makes it a reject, "skip" leaves it out. No batch passed to
-    `decode_batch` has more than `max_bytes`.
+    `tombstones` determines how a record without a value is treated: "stop" makes it a reject, "skip" ignores it. No
+    batch passed to `decode_batch` is larger than `max_bytes`.
     """
 
     def __init__(
@@ -54,17 +54,17 @@ class RecordDecoder(ABC):
 
     @abstractmethod
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
-        """A batch with one row per value, and the rejects among them, whose rows have undefined values.
+        """Return a batch with one row per value, and the rejects; the row of a reject has undefined values.
 
-        Both must agree with `decode_record`. Raises NotColumnar when this is not certain.
+        Rows and rejects must agree with `decode_record`. Raises NotColumnar if that is not certain.
         """
 
     @abstractmethod
     def decode_record(self, value: bytes) -> Row:
-        """The row of one record: the reference for `decode_batch`. Raises RejectError."""
+        """Decode one record into a row; this is the reference for `decode_batch`. Raises RejectError."""
 
     def check(self, value: bytes) -> Reject | None:
-        """The reject that `decode` returns for this record alone, with row 0; None if it becomes a row."""
+        """Return the reject that `decode` would return for this record alone; None if the record becomes a row."""
         try:
             self._units.of(self.decode_record(value))
         except RejectError as error:
@@ -95,7 +95,7 @@ class RecordDecoder(ABC):
 
 
 class _Splitter:
-    """One call of `RecordDecoder.decode`: decodes batches as a whole, and parts of them where that fails."""
+    """The state of one call of `RecordDecoder.decode`, which decodes a batch as a whole, or in parts if that fails."""
 
     def __init__(self, decoder: RecordDecoder, max_bytes: int) -> None:
         self.rows = RowBatches(decoder.columns)
@@ -105,7 +105,7 @@ class _Splitter:
         self._failures = 0
 
     def decode(self, values: Sequence[bytes], start: int) -> None:
-        """Decode the values; the first has the index `start`."""
+        """Decode the values; `start` is the index of the first one."""
         if not values:
             return
         fits = total_bytes(values) + len(values) <= self._max_bytes
@@ -122,7 +122,7 @@ class _Splitter:
                 self.decode(values[first : first + size], start + first)
 
     def _decode_batch(self, values: Sequence[bytes], start: int) -> bool:
-        """Whether the values were decoded as a whole."""
+        """Decode the values as a whole; return False if that is not possible."""
         try:
             batch, rejects = self._decoder.decode_batch(values)
         except NotColumnar:

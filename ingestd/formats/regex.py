@@ -1,8 +1,9 @@
-r"""Records matched by a regular expression become Arrow batches, as Hive's RegexSerDe (StrictRegexWriter) reads them.
+r"""Decodes records into Arrow batches by a regular expression, as Hive's RegexSerDe (StrictRegexWriter) does.
 
 Invariant: the result depends on each record alone, never on how records are batched.
 
-Each group of the pattern is one column, the table's columns and then the partition columns; primitive types only.
+Each group of the pattern is one column: first the table's columns, then the partition columns. The columns must have
+primitive types.
 
 | What | Here | Hive 4 RegexSerDe |
 |---|---|---|
@@ -35,10 +36,10 @@ from ingestd.schema import Column
 class RegexDecoder(RecordDecoder):
     """Decodes records into the given columns, one for each group of `pattern`.
 
-    `ignore_case` is Hive's `input.regex.case.insensitive`. `bad_values` says what an invalid value of a group is: NULL
-    or a reject; `unmatched` says the same of a record that the pattern does not match as a whole. Raises ConfigError
-    for other values of these two, for complex columns, and for a pattern that is not a regular expression or does not
-    have one group for each column.
+    `ignore_case` is Hive's `input.regex.case.insensitive`. `bad_values` determines whether an invalid value becomes
+    NULL or makes its record a reject. `unmatched` determines whether a record that does not match the pattern as a
+    whole becomes a row of NULLs or a reject. Raises ConfigError for any other value of these two options, for complex
+    columns, and for a pattern that is not a regular expression or does not have one group for each column.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class RegexDecoder(RecordDecoder):
         return batch, {**bad_values, **unmatched}
 
     def _groups(self, value: bytes) -> Sequence[str | None]:
-        """The text of each group, None if it did not participate. Raises RejectError."""
+        """Return the text of each group, None if the group did not participate in the match. Raises RejectError."""
         try:
             match = self._match(value.decode())
         except UnicodeDecodeError as error:

@@ -1,7 +1,7 @@
-"""Rows become Arrow batches; the range and the units of their dates and timestamps.
+"""Converts rows to Arrow batches, and defines the range and the units of dates and timestamps.
 
-Invariant: all timestamps of a batch have one unit, including those inside complex values. Rows keep their order over
-the batches, and a new batch begins only at a row that needs the other unit.
+Invariant: all timestamps of a batch have one unit, including those inside complex values. Rows keep their order across
+batches, and a new batch begins only at a row that needs the other unit.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pyarrow as pa
 from ingestd.formats.decoder import RejectError
 from ingestd.schema import Column, HiveType
 
-# Timestamps are nanoseconds since 1970 of the wall time, an int of any size; dates are days since 1970. An array is a
-# list, a map a list of (key, value) pairs, a struct a tuple in the order of its fields.
+# A timestamp is its wall time in nanoseconds since 1970, an int of any size. A date is the number of days since 1970.
+# An array is a list, a map is a list of (key, value) pairs, and a struct is a tuple in the order of its fields.
 Value = bool | int | float | str | bytes | Decimal | None | list["Value"] | tuple["Value", ...]
 Row = Sequence[Any]  # one Value per column
 
@@ -30,7 +30,7 @@ NANOS_PER_MICRO = 1000
 
 
 class TimestampUnits:
-    """Finds the unit that the timestamps of a row need."""
+    """Determines the unit that the timestamps of a row need."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
@@ -39,7 +39,7 @@ class TimestampUnits:
         self._complex = [index for index in timed if columns[index].type.is_complex]
 
     def of(self, row: Row) -> str:
-        """The unit that holds all timestamps of the row, '' when ns and us both do. Raises RejectError if none does."""
+        """Return the unit that fits all timestamps of the row; '' if ns and us both fit. Raises RejectError if none."""
         out_of_range, fine = False, None
         for index, nanos in self._timestamps(row):
             out_of_range = out_of_range or not FIRST_NANO <= nanos <= LAST_NANO
@@ -48,11 +48,11 @@ class TimestampUnits:
             return "" if fine is None else "ns"
         if fine is None:
             return "us"
-        reason = "nanoseconds are kept only if every timestamp of the record is in the years 1678 to 2261"
+        reason = "nanoseconds can be stored only if every timestamp of the record is in the years 1678 to 2261"
         raise RejectError(self._columns[fine].name, reason)
 
     def _timestamps(self, row: Row) -> Iterator[tuple[int, int]]:
-        """The timestamps of the row, each with the index of its column."""
+        """Yield each timestamp of the row, preceded by the index of its column."""
         for index in self._primitive:
             if row[index] is not None:
                 yield index, row[index]
@@ -62,7 +62,7 @@ class TimestampUnits:
 
 
 class RowBatches:
-    """Collects rows, and batches that are already built, in their order."""
+    """Collects rows and complete batches in the order in which they are added."""
 
     def __init__(self, columns: Sequence[Column]) -> None:
         self._columns = columns
@@ -77,7 +77,7 @@ class RowBatches:
         self._batches.append(batch)
 
     def add_row(self, row: Row) -> None:
-        """Append a row. Raises RejectError if neither ns nor us holds all its timestamps."""
+        """Append a row. Raises RejectError if neither ns nor us fits all its timestamps."""
         unit = self._units.of(row)
         if unit and self._unit and unit != self._unit:
             self._flush()
@@ -85,7 +85,7 @@ class RowBatches:
         self._rows.append(row)
 
     def close(self) -> list[pa.RecordBatch]:
-        """All batches."""
+        """Convert the remaining rows and return all batches."""
         self._flush()
         return self._batches
 
@@ -99,20 +99,20 @@ class RowBatches:
 
 
 def batch_of(columns: Sequence[Column], arrays: Sequence[pa.Array]) -> pa.RecordBatch:
-    """A batch of the columns; the type of a field is that of its array, which has the unit of timestamps."""
+    """Return a batch of the columns. Each field has the type of its array, including the unit of timestamps."""
     fields = [pa.field(column.name, array.type) for column, array in zip(columns, arrays, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
 
 
 def array_of(kind: HiveType, values: Sequence[Any], unit: str = "ns") -> pa.Array:
-    """An Arrow array of `Value`s; timestamps are converted to `unit`, ns or us."""
+    """Convert `Value`s to an Arrow array whose timestamps have the given unit, ns or us."""
     if unit == "us" and has_timestamp(kind):
         values = [_in_micros(value, kind) for value in values]
     return pa.array(values, arrow_of(kind, unit))
 
 
 def arrow_of(kind: HiveType, unit: str) -> pa.DataType:
-    """The Arrow type of a column whose timestamps have the unit."""
+    """Return the Arrow type of a column whose timestamps have the given unit, ns or us."""
     if kind.kind == "timestamp":
         return pa.timestamp(unit)
     if not kind.is_complex:
@@ -124,7 +124,7 @@ def arrow_of(kind: HiveType, unit: str) -> pa.DataType:
 
 
 def has_timestamp(kind: HiveType) -> bool:
-    """Whether values of the type contain timestamps."""
+    """Return whether values of the type contain timestamps."""
     return kind.kind == "timestamp" or any(map(has_timestamp, kind.children))
 
 

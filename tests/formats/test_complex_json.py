@@ -1,4 +1,4 @@
-"""Complex types: how their names are parsed, and how JSON values are decoded or rejected, with the path."""
+"""Complex types: type names are parsed, and JSON values are decoded, or rejected with the path to the element."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ DAY = 86_400 * 10**9
         ("array<array<array<binary>>>", "array<array<array<binary>>>"),
     ],
 )  # fmt: skip
-def test_parse_when_complex_then_the_same_text_is_formatted(text: str, expected: str) -> None:
+def test_parse_when_type_is_complex_then_str_returns_its_normal_form(text: str, expected: str) -> None:
     kind = HiveType.parse(text)
     assert str(kind) == expected
     assert HiveType.parse(expected) == kind
     assert kind.is_complex
 
 
-def test_parse_when_complex_then_children_and_names() -> None:
+def test_parse_when_type_is_complex_then_children_and_names_are_set() -> None:
     kind = HiveType.parse("struct<a:int,b:map<string,double>>")
     assert (kind.kind, kind.names) == ("struct", ("a", "b"))
     assert kind.children[1].children == (HiveType("string"), HiveType("double"))
@@ -63,7 +63,7 @@ def test_parse_when_complex_then_children_and_names() -> None:
         ("struct<a:b:int>", "b:int"), ("array", "type array is not supported"),
     ],
 )  # fmt: skip
-def test_parse_when_not_supported_then_invalid_table(text: str, reason: str) -> None:
+def test_parse_when_type_is_not_supported_then_raises_invalid_table(text: str, reason: str) -> None:
     with pytest.raises(InvalidTable) as caught:
         HiveType.parse(text, column="c")
     assert reason in caught.value.what
@@ -71,7 +71,7 @@ def test_parse_when_not_supported_then_invalid_table(text: str, reason: str) -> 
 
 
 def one(type_text: str, text: str) -> Any:
-    """The value of a column of this type for one JSON text, or the reason of the reject."""
+    """Decode one JSON text in a column of this type; return its value, or the reason of the reject."""
     decoded = JsonDecoder([Column("c", HiveType.parse(type_text))]).decode([b'{"c":' + text.encode() + b"}"])
     if decoded.rejects:
         assert [reject.column for reject in decoded.rejects] == ["c"]
@@ -81,7 +81,7 @@ def one(type_text: str, text: str) -> Any:
 
 
 def values(array: pa.Array) -> list[Any]:
-    """The values as `nested.converter` returns them: nanoseconds, days, tuples, lists of pairs."""
+    """Return the values in the form of `nested.converter`: nanoseconds, days, tuples, lists of pairs."""
     array.validate(full=True)
     if pa.types.is_struct(array.type):
         rows = zip(*map(values, array.flatten()), strict=True)
@@ -121,22 +121,22 @@ def values(array: pa.Array) -> list[Any]:
          [-719162 * DAY + 1000, 2932897 * DAY - 1000, None]),
         ("struct<t:timestamp>", '{"t":"1970-01-02 00:00:00.000000001"}', (DAY + 1,)),
         # rejects
-        ("array<int>", "{}", "{} is not an array, the type is array<int>"),
-        ("array<int>", '"[1]"', "'[1]' is not an array, the type is array<int>"),
-        ("map<string,int>", "[]", "[] is not an object, the type is map<string,int>"),
-        ("struct<a:int>", "5", "'5' is not an object, the type is struct<a:int>"),
-        ("struct<a:int>", '"x"', "'x' is not an object, the type is struct<a:int>"),
-        ("array<int>", "[1,2,1.5]", "[2]: '1.5' is not a whole number, the column is int"),
+        ("array<int>", "{}", "{} is not an array, but the type is array<int>"),
+        ("array<int>", '"[1]"', "'[1]' is not an array, but the type is array<int>"),
+        ("map<string,int>", "[]", "[] is not an object, but the type is map<string,int>"),
+        ("struct<a:int>", "5", "'5' is not an object, but the type is struct<a:int>"),
+        ("struct<a:int>", '"x"', "'x' is not an object, but the type is struct<a:int>"),
+        ("array<int>", "[1,2,1.5]", "[2]: '1.5' is not a whole number, but the type is int"),
         ("struct<tags:array<struct<name:int>>>", '{"tags":[{},null,{},{"name":"x"}]}',
-         "tags[3].name: 'x' is not a number, the column is int"),
+         "tags[3].name: 'x' is not a number, but the type is int"),
         ("map<string,struct<a:tinyint>>", '{"k":{"a":128}}', "['k'].a: '128' is out of range for tinyint"),
-        ("map<int,int>", '{"x":1}', "['x']: 'x' is not a number, the column is int"),
+        ("map<int,int>", '{"x":1}', "['x']: 'x' is not a number, but the type is int"),
         ("array<varchar(2)>", '["abc"]', "[0]: text of 3 characters is longer than varchar(2)"),
         ("array<timestamp>", '["9999-12-31","2026-01-01 00:00:00.123456789"]',
-         "nanoseconds are kept only if every timestamp of the record is in the years 1678 to 2261"),
+         "nanoseconds can be stored only if every timestamp of the record is in the years 1678 to 2261"),
     ],
 )  # fmt: skip
-def test_decode_when_complex_value_then_exact_or_the_reject_has_the_path(
+def test_decode_when_value_is_complex_then_is_exact_or_reject_has_the_path(
     type_text: str, text: str, expected: Any
 ) -> None:
     assert repr(one(type_text, text)) == repr(expected)
@@ -147,7 +147,7 @@ def decode(columns: dict[str, str], records: list[dict[str, Any]]) -> DecodeResu
     return decoder.decode([json.dumps(record).encode() for record in records])
 
 
-def test_decode_when_nested_timestamps_then_all_of_a_batch_have_one_unit() -> None:
+def test_decode_when_timestamps_are_nested_then_each_batch_has_one_unit() -> None:
     near, far, fine = "2026-01-01", "9999-12-31", "2026-01-01 00:00:00.123456789"
     records = [{"t": near, "m": {"k": {"u": text}}} for text in (near, fine, far, near, fine)]
     decoded = decode({"t": "timestamp", "m": "map<string,struct<u:timestamp,n:int>>"}, records)
@@ -158,18 +158,18 @@ def test_decode_when_nested_timestamps_then_all_of_a_batch_have_one_unit() -> No
         assert batch.schema.field("m").type.item_type.field("u").type == batch.schema.field("t").type
 
 
-def test_decode_when_plain_and_nested_timestamp_need_two_units_then_reject() -> None:
+def test_decode_when_plain_and_nested_timestamps_need_two_units_then_rejects() -> None:
     record = {"t": "9999-12-31", "m": [{"u": "2026-01-01 00:00:00.123456789"}]}
     decoded = decode({"t": "timestamp", "m": "array<struct<u:timestamp>>"}, [record])
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, "m")]
 
 
-def test_decode_when_many_records_then_rows_and_rejects_in_order() -> None:
+def test_decode_when_there_are_many_records_then_rows_and_rejects_are_in_order() -> None:
     records: list[dict[str, Any]] = [{"id": n, "a": [n, None]} for n in range(3000)]
     records[1500]["a"] = ["x"]
     decoded = decode({"id": "int", "a": "array<int>"}, records)
     assert [(reject.row, reject.reason) for reject in decoded.rejects] == [
-        (1500, "[0]: 'x' is not a number, the column is int")
+        (1500, "[0]: 'x' is not a number, but the type is int")
     ]
     table = pa.Table.from_batches(decoded.batches)
     assert table.to_pylist() == [record for n, record in enumerate(records) if n != 1500]
@@ -213,7 +213,7 @@ def json_of(kind: HiveType) -> st.SearchStrategy[Any]:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_decode_when_any_type_then_arrow_holds_the_values_of_the_converter(data: st.DataObject) -> None:
+def test_decode_when_type_is_arbitrary_then_arrow_has_the_converted_values(data: st.DataObject) -> None:
     kind = HiveType.parse(data.draw(TYPES.filter(lambda text: "<" in text)))
     assert HiveType.parse(str(kind)) == kind
     records = [{"c": item} for item in data.draw(st.lists(st.none() | json_of(kind), max_size=5))]

@@ -26,7 +26,7 @@ numbers = st.builds(
 @pytest.mark.parametrize(("precision", "scale"), [(38, 20), (38, 0), (38, 38), (30, 10), (10, 2)])
 @settings(deadline=None)
 @given(given_numbers=st.lists(numbers, min_size=1, max_size=5))
-def test_decode_when_any_decimal_then_exact_or_reject(
+def test_decode_when_decimal_is_arbitrary_then_is_exact_or_rejected(
     precision: int, scale: int, quote: str, given_numbers: list[str]
 ) -> None:
     decoder = JsonDecoder([Column("c", HiveType.parse(f"decimal({precision},{scale})"))])
@@ -45,7 +45,7 @@ def test_decode_when_any_decimal_then_exact_or_reject(
                 assert next(stored) == exact
 
 
-def test_decode_when_decimal_needs_more_than_38_digits_then_reject() -> None:
+def test_decode_when_decimal_needs_more_than_38_digits_then_rejects() -> None:
     decoder = JsonDecoder([Column("c", HiveType.parse("decimal(38,20)"))])
 
     decoded = decoder.decode([b'{"c":1189421613997509613819766062}'])
@@ -67,7 +67,7 @@ def test_decode_when_decimal_needs_more_than_38_digits_then_reject() -> None:
         (b'{"c":0.5}', 38, True),
     ],
 )
-def test_has_large_number_when_numbers_or_identifiers_then_only_numbers_are_found(
+def test_has_large_number_when_there_are_numbers_or_identifiers_then_finds_only_numbers(
     text: bytes, scale: int, large: bool
 ) -> None:
     assert has_large_number(text * 3, scale) == large

@@ -106,25 +106,27 @@ def one(type_text: str, text: bytes, form: DelimitedFormat = HIVE) -> Any:
         ("timestamp", "9999999999-01-01 00:00:00", BAD), ("timestamp", "now", BAD),
     ],
 )  # fmt: skip
-def test_decode_when_one_field_then_as_hive_reads_it(type_text: str, text: str, expected: object) -> None:
+def test_decode_when_record_has_one_field_then_value_is_that_of_hive(
+    type_text: str, text: str, expected: object
+) -> None:
     value, strict = one(type_text, text.encode()), one(type_text, text.encode(), STRICT)
     assert (str(value) if expected == "nan" else value) == (None if expected is BAD else expected)
     assert (str(strict) if expected == "nan" else strict) == ("c0" if expected is BAD else expected)
 
 
 @pytest.mark.parametrize("type_text", ["string", "varchar(3)", "char(3)", "array<string>", "map<string,int>"])
-def test_decode_when_text_is_not_utf8_then_reject_even_if_bad_values_are_null(type_text: str) -> None:
+def test_decode_when_text_is_not_utf8_then_rejects_even_if_bad_values_are_null(type_text: str) -> None:
     assert one(type_text, b"a\xff") == "c0"
 
 
-def test_decode_when_other_columns_are_not_utf8_then_as_hive_reads_them() -> None:
+def test_decode_when_other_columns_are_not_utf8_then_values_are_those_of_hive() -> None:
     decoded = DelimitedDecoder(columns_of("binary", "int", "date", "string"), HIVE).decode(
         [b"\xff\0\x015\xff\x012024-01-15\xff\x01a\x01\xff"]
     )
     assert decoded.batches[0].to_pylist() == [{"c0": b"\xff\0", "c1": None, "c2": date(2024, 1, 15), "c3": "a"}]
 
 
-def test_decode_when_nanoseconds_then_kept() -> None:
+def test_decode_when_timestamp_has_nanoseconds_then_keeps_them() -> None:
     decoded = DelimitedDecoder(columns_of("timestamp"), HIVE).decode([b"2026-11-21 10:00:00.123456789"])
     assert decoded.batches[0].column(0).cast(pa.int64())[0].as_py() % 10**9 == 123456789
 
@@ -137,7 +139,9 @@ def test_decode_when_nanoseconds_then_kept() -> None:
         (b"1\x01a\n\x012", (1, "a\n", 2)), (b"1\x01a\r\n\x012\r", (1, "a\r\n", None)), (b"\n", (None, None, None)),
     ],
 )  # fmt: skip
-def test_decode_when_field_counts_and_line_ends_vary_then_fitted(record: bytes, expected: tuple[object, ...]) -> None:
+def test_decode_when_field_counts_and_line_ends_vary_then_fits_records_to_columns(
+    record: bytes, expected: tuple[object, ...]
+) -> None:
     decoder = DelimitedDecoder(columns_of("int", "string", "int"), HIVE)
     for batch in ([record], [b"7\x01x\x018", record], [record, record], [record, b"7\x01x\x018"]):
         decoded = decoder.decode(batch)
@@ -150,17 +154,17 @@ def rows(decoded: DecodeResult) -> list[tuple[object, ...]]:
     return [row for batch in decoded.batches for row in zip(*(column.to_pylist() for column in batch), strict=True)]
 
 
-def test_decode_when_bad_counts_are_rejected_then_reason_gives_the_count() -> None:
+def test_decode_when_bad_counts_are_rejected_then_reason_contains_the_count() -> None:
     decoded = DelimitedDecoder(columns_of("int", "int"), STRICT).decode([b"1", b"1\x012", b"1\x012\x013", b"x\x01y"])
     assert [(reject.row, reject.column, reject.reason) for reject in decoded.rejects] == [
-        (0, "", "record has 1 fields, the table has 2 columns"),
-        (2, "", "record has 3 fields, the table has 2 columns"),
-        (3, "c0", "'x' is not a number, the column is int"),
+        (0, "", "the number of fields is 1, but the table has 2 columns"),
+        (2, "", "the number of fields is 3, but the table has 2 columns"),
+        (3, "c0", "'x' is not a number, but the type is int"),
     ]
     assert rows(decoded) == [(1, 2)]
 
 
-def test_decode_when_no_value_then_reject() -> None:
+def test_decode_when_record_has_no_value_then_rejects() -> None:
     decoded = DelimitedDecoder(columns_of("int"), HIVE).decode([None, b"1", None, b"2"])
     assert decoded.rejects == [
         Reject(0, "", "record has no value (tombstone)", b""),
@@ -179,7 +183,7 @@ def test_decode_when_no_value_then_reject() -> None:
         (b"a\\", ("a\\", None, None)), (b"a\n\x011\x01b", ("a\n", 1, "b")),
     ],
 )  # fmt: skip
-def test_decode_when_escape_is_set_then_the_next_byte_is_data(record: bytes, expected: tuple[object, ...]) -> None:
+def test_decode_when_escape_is_set_then_byte_after_it_is_data(record: bytes, expected: tuple[object, ...]) -> None:
     decoder = DelimitedDecoder(columns_of("string", "int", "varchar(4)"), DelimitedFormat(escape="\\"))
     assert rows(decoder.decode([record, b"x\x011\x01y"])) == [expected, ("x", 1, "y")]
 
@@ -207,27 +211,29 @@ def test_decode_when_escape_is_set_then_the_next_byte_is_data(record: bytes, exp
          ({"a": datetime(2024, 1, 15), "b": None},)),
     ],
 )  # fmt: skip
-def test_decode_when_complex_then_split_level_by_level(types: str, record: bytes, expected: tuple[Any, ...]) -> None:
+def test_decode_when_column_is_complex_then_splits_level_by_level(
+    types: str, record: bytes, expected: tuple[Any, ...]
+) -> None:
     decoded = DelimitedDecoder(columns_of(*types.split(";")), HIVE).decode([record])
     assert decoded.rejects == []
     assert rows(decoded) == [expected]
 
 
-def test_decode_when_complex_and_escaped_then_parts_are_unescaped() -> None:
+def test_decode_when_column_is_complex_and_escaped_then_unescapes_its_parts() -> None:
     columns = columns_of("array<int>", "map<string,string>", "struct<a:string,b:string>")
     record = b"1\\\x022\x022\x01a\\\x03b\x03c\\\x02\x01x\\\x02y\x02z\\n"
     decoded = DelimitedDecoder(columns, DelimitedFormat(escape="92")).decode([record])
     assert rows(decoded) == [([None, 2], [("a\x03b", "c\x02")], {"a": "x\x02y", "b": "z\n"})]
 
 
-def test_decode_when_complex_and_strict_then_bad_elements_are_rejects() -> None:
+def test_decode_when_column_is_complex_and_strict_then_rejects_bad_elements() -> None:
     decoder = DelimitedDecoder(columns_of("array<int>", "map<int,int>"), STRICT)
     decoded = decoder.decode([b"1\x02x\x011\x032", b"1\x01x\x031", b"1\x02\x02\\N\x01\x031", b"1\x011\x03x"])
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, "c0"), (1, "c1"), (3, "c1")]
     assert rows(decoded) == [([1, None, None], [])]
 
 
-def test_decode_when_delimiters_are_configured_then_used() -> None:
+def test_decode_when_delimiters_are_configured_then_uses_them() -> None:
     form = DelimitedFormat(field_delimiter="44", collection_delimiter=";", map_key_delimiter=":", null_text="")
     decoded = DelimitedDecoder(columns_of("string", "map<string,int>", "array<int>"), form).decode(
         [b"a,b:1;c:2,1;2", b",,", b"x"]
@@ -236,7 +242,7 @@ def test_decode_when_delimiters_are_configured_then_used() -> None:
 
 
 @pytest.mark.parametrize("delimiter", ["\t", " ", '"', "\\", "\x7f", "a", "0", "\n", "10", "\r", "\0", ","])
-def test_decode_when_any_ascii_delimiter_then_split(delimiter: str) -> None:
+def test_decode_when_delimiter_is_any_ascii_character_then_splits_at_it(delimiter: str) -> None:
     byte = bytes([int(delimiter) if delimiter.isdigit() else ord(delimiter)])
     decoder = DelimitedDecoder(columns_of("string", "string"), DelimitedFormat(field_delimiter=delimiter))
     assert rows(decoder.decode([b"x" + byte + b"y", byte, b"x"])) == [("x", "y"), ("", ""), ("x", None)]
@@ -249,17 +255,17 @@ def test_decode_when_any_ascii_delimiter_then_split(delimiter: str) -> None:
         {"field_delimiter": "128"}, {"escape": "ab"}, {"bad_values": "skip"}, {"bad_counts": "null"},
     ],
 )  # fmt: skip
-def test_format_when_options_are_invalid_then_config_error(options: dict[str, Any]) -> None:
+def test_format_when_options_are_invalid_then_raises_config_error(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         DelimitedFormat(**options)
 
 
-def test_decoder_when_nested_too_deep_then_config_error() -> None:
+def test_decoder_when_type_is_nested_too_deeply_then_raises_config_error() -> None:
     with pytest.raises(ConfigError, match="nested deeper"):
         DelimitedDecoder(columns_of("array<" * 8 + "int" + ">" * 8), HIVE)
 
 
-def test_decode_when_far_years_and_nanoseconds_then_batches_differ_in_unit_only() -> None:
+def test_decode_when_there_are_far_years_and_nanoseconds_then_units_of_batches_differ() -> None:
     texts = ["2026-01-01 00:00:00.123456789", "9999-12-31 00:00:00", "2026-01-01 00:00:00.123456789", ""]
     decoded = DelimitedDecoder(columns_of("timestamp", "timestamp"), HIVE).decode([text.encode() for text in texts])
     assert decoded.rejects == []
@@ -269,7 +275,7 @@ def test_decode_when_far_years_and_nanoseconds_then_batches_differ_in_unit_only(
     assert all(batch.schema.field(0).type == batch.schema.field(1).type for batch in decoded.batches)
 
 
-def test_decode_when_one_record_needs_both_units_then_reject() -> None:
+def test_decode_when_one_record_needs_both_units_then_rejects() -> None:
     decoder = DelimitedDecoder(columns_of("timestamp", "timestamp"), HIVE)
     value = b"9999-12-31 00:00:00\x012026-01-01 00:00:00.123456789"
     decoded = decoder.decode([value])
@@ -277,7 +283,7 @@ def test_decode_when_one_record_needs_both_units_then_reject() -> None:
     assert decoder.check(value) == decoded.rejects[0]
 
 
-def test_decode_when_few_bad_among_many_then_order_and_indexes_are_kept() -> None:
+def test_decode_when_few_of_many_records_are_bad_then_keeps_order_and_indexes() -> None:
     stamps = ["2026-01-01 00:00:00.123456789", "9999-12-31 00:00:00"]
     values = [f"{n}\x01{stamps[n % 1000 == 7]}".encode() for n in range(5000)]
     for bad in (0, 1234, 4999):

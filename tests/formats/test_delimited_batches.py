@@ -1,4 +1,4 @@
-"""Batches of delimited text are decoded as their single fields are, however records are mixed."""
+"""Batches of delimited text have the same result as records that are decoded one by one, however they are mixed."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ FORMS = [
 
 
 def expected_row(columns: Sequence[Column], form: DelimitedFormat, value: bytes) -> tuple[object, ...] | str:
-    """The reference for one record: its values, or the column that makes it a reject."""
+    """Return the reference for one record: its values, or the name of the column that makes it a reject."""
     syntax = form.syntax()
     fields: list[bytes | None] = [b""]
     index = 0
@@ -100,7 +100,7 @@ def comparable(value: object) -> object:
 
 
 def python_of(array: pa.Array, kind: HiveType) -> list[object]:
-    """The values as the reference returns them: dates and timestamps as numbers, structs as tuples."""
+    """Return the values in the form of the reference: dates and timestamps as numbers, structs as tuples."""
     if kind.kind == "timestamp":
         scale = 1000 if array.type.unit == "us" else 1
         return [None if stamp is None else stamp * scale for stamp in array.view(pa.int64()).to_pylist()]
@@ -112,7 +112,7 @@ def python_of(array: pa.Array, kind: HiveType) -> list[object]:
 
 
 def raw(array: pa.Array, kind: HiveType) -> pa.Array:
-    """The array with numbers instead of dates and timestamps."""
+    """Return the array with numbers instead of dates and timestamps."""
     target = {
         "map<string,date>": pa.map_(pa.string(), pa.int32()), "array<timestamp>": pa.list_(pa.int64()),
     }.get(str(kind))  # fmt: skip
@@ -153,7 +153,7 @@ MANY = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCh
 
 @st.composite
 def records(draw: st.DrawFn, width: int) -> list[bytes]:
-    """The fields of one record, in most cases one per column."""
+    """Generate the fields of one record, in most cases one per column."""
     fields = draw(st.lists(FIELD, max_size=width + 2))
     if draw(st.integers(0, 3)):
         return [*fields, *[b"5"] * width][:width]
@@ -169,7 +169,7 @@ def batches(draw: st.DrawFn) -> tuple[list[Column], list[list[list[bytes]]]]:
 
 @MANY
 @given(st.sampled_from(FORMS), batches())
-def test_decode_when_any_batches_then_same_as_one_by_one(
+def test_decode_when_batches_are_arbitrary_then_same_as_one_by_one(
     form: DelimitedFormat, drawn: tuple[list[Column], list[list[list[bytes]]]]
 ) -> None:
     separator = form.syntax().separators[:1]
@@ -178,10 +178,10 @@ def test_decode_when_any_batches_then_same_as_one_by_one(
 
 @MANY
 @given(st.sampled_from(FORMS[:3]), st.sampled_from(COLUMNS), st.data())
-def test_decode_when_one_column_then_arrow_agrees_with_one_by_one(
+def test_decode_when_arrow_converts_a_column_then_same_as_one_by_one(
     form: DelimitedFormat, column: Column, data: st.DataObject
 ) -> None:
-    """Whole columns that Arrow converts: here a wrong value would raise no error."""
+    """Test whole columns that Arrow converts, because a wrong value would raise no error there."""
     likely = [field.encode() for field in FIELDS if is_valid(column, field)]
     fields = data.draw(st.lists(st.one_of(st.sampled_from(likely), st.sampled_from(likely), FIELD), min_size=1))
     second = Column("t", HiveType.parse("timestamp"))

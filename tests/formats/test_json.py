@@ -1,4 +1,4 @@
-"""JSON records: the value of each column, and that batches are decoded as their single records are."""
+"""JSON records: the value of each column, and the same result for batches as for single records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def columns_of(**types: str) -> list[Column]:
 
 
 def one(type_text: str, text: str) -> Any:
-    """The value of a column of this type for one JSON text, or 'reject'."""
+    """Decode one JSON text in a column of this type; return its value, or 'reject'."""
     decoded = JsonDecoder(columns_of(c=type_text)).decode([b'{"c":' + text.encode() + b"}"])
     if decoded.rejects:
         assert decoded.rejects[0].column == "c"
@@ -91,12 +91,14 @@ def one(type_text: str, text: str) -> Any:
         ("timestamp", '"now"', "reject"), ("timestamp", '""', "reject"),
     ],
 )  # fmt: skip
-def test_decode_when_one_value_then_exact_or_reject(type_text: str, text: str, expected: object) -> None:
+def test_decode_when_record_has_one_value_then_is_exact_or_rejected(
+    type_text: str, text: str, expected: object
+) -> None:
     value = one(type_text, text)
     assert (str(value) if expected == "nan" else value) == expected
 
 
-def test_decode_when_nanoseconds_then_kept() -> None:
+def test_decode_when_timestamp_has_nanoseconds_then_keeps_them() -> None:
     decoded = JsonDecoder(columns_of(c="timestamp")).decode([b'{"c":"2026-11-21T10:00:00.123456789"}'])
     assert decoded.batches[0].column(0).cast(pa.int64())[0].as_py() % 10**9 == 123456789
 
@@ -114,7 +116,7 @@ def test_decode_when_nanoseconds_then_kept() -> None:
         b"{}{}", b"{}\n{}", b"{}\r{}", b"{}//", b'{"x":tru}', b'{"x":+1}', b'{"x":.5}', b"\xff\xfe{\0}\0",
     ],
 )  # fmt: skip
-def test_decode_when_not_one_json_object_then_only_that_record_is_rejected(value: bytes) -> None:
+def test_decode_when_value_is_not_one_json_object_then_rejects_only_that_record(value: bytes) -> None:
     decoded = JsonDecoder(columns_of(id="int")).decode([b'{"id":1}', value, b'{"id":3}'])
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(1, "")]
     assert decoded.rejects[0].head == value[:80]
@@ -131,7 +133,7 @@ def test_decode_when_not_one_json_object_then_only_that_record_is_rejected(value
         (b'{"x":' + b"[" * 150 + b"]" * 150 + b',"id":1}', 1), (b'{"x":"' + b"[" * 5000 + b'","id":1}', 1),
     ],
 )  # fmt: skip
-def test_decode_when_names_or_spacing_are_unusual_then_value_is_found(value: bytes, expected: int | None) -> None:
+def test_decode_when_names_or_spacing_are_unusual_then_finds_the_value(value: bytes, expected: int | None) -> None:
     for batch in ([value], [b'{"id":0}', value], [b'{"id":0,"y":1}', value], [b'{"ID":0,"y":1}', value]):
         decoder = JsonDecoder(columns_of(id="int"))
         assert decoder.decode([b'{"id":0,"other":1}']).rejects == []
@@ -140,7 +142,7 @@ def test_decode_when_names_or_spacing_are_unusual_then_value_is_found(value: byt
             assert ids(decoded)[-1] == expected
 
 
-def test_decode_when_name_has_a_kelvin_sign_then_it_is_a_k() -> None:
+def test_decode_when_name_has_a_kelvin_sign_then_treats_it_as_k() -> None:
     decoded = JsonDecoder(columns_of(k="int", ä="int")).decode(['{"\u212a":1,"Ä":2}'.encode(), b'{"k":3,"z":0}'])
     assert pa.Table.from_batches(decoded.batches).to_pylist() == [{"k": 1, "ä": 2}, {"k": 3, "ä": None}]
 
@@ -149,24 +151,24 @@ def ids(decoded: DecodeResult) -> list[int | None]:
     return [value for batch in decoded.batches for value in batch.column("id").to_pylist()]
 
 
-def test_decode_when_tombstones_are_not_skipped_then_rejects() -> None:
+def test_decode_when_tombstones_are_not_skipped_then_rejects_them() -> None:
     decoded = JsonDecoder(columns_of(id="int")).decode([None, b'{"id":1}', b"x", None])
     assert [reject.row for reject in decoded.rejects] == [0, 2, 3]
     assert decoded.rejects[0] == Reject(0, "", "record has no value (tombstone)", b"")
     assert (ids(decoded), decoded.skipped, decoded.rows) == ([1], 0, 1)
 
 
-def test_decode_when_tombstones_are_skipped_then_counted() -> None:
+def test_decode_when_tombstones_are_skipped_then_counts_them() -> None:
     decoded = JsonDecoder(columns_of(id="int"), tombstones="skip").decode([None, b'{"id":1}', b"x", None])
     assert [reject.row for reject in decoded.rejects] == [2]
     assert (ids(decoded), decoded.skipped) == ([1], 2)
 
 
-def test_decode_when_no_records_then_nothing() -> None:
+def test_decode_when_there_are_no_records_then_result_is_empty() -> None:
     assert JsonDecoder(columns_of(id="int")).decode([]) == DecodeResult([], [], 0)
 
 
-def test_decode_when_few_bad_among_many_then_order_and_indexes_are_kept() -> None:
+def test_decode_when_few_of_many_records_are_bad_then_keeps_order_and_indexes() -> None:
     values = [b'{"id":%d}' % n for n in range(5000)]
     for bad in (0, 1234, 1235, 4999):
         values[bad] = b'{"id":"bad"}'
@@ -175,7 +177,7 @@ def test_decode_when_few_bad_among_many_then_order_and_indexes_are_kept() -> Non
     assert ids(decoded) == [n for n in range(5000) if n not in (0, 1234, 1235, 4999)]
 
 
-def test_decode_when_far_years_and_nanoseconds_then_batches_differ_in_unit_only() -> None:
+def test_decode_when_there_are_far_years_and_nanoseconds_then_units_of_batches_differ() -> None:
     texts = ["2026-01-01T00:00:00.123456789", "9999-12-31T00:00:00", "2026-01-01T00:00:00.123456789", "2026-01-01"]
     decoded = JsonDecoder(columns_of(t="timestamp", u="timestamp")).decode(
         [json.dumps({"t": text}).encode() for text in texts]
@@ -187,7 +189,7 @@ def test_decode_when_far_years_and_nanoseconds_then_batches_differ_in_unit_only(
     assert all(batch.schema.field("t").type == batch.schema.field("u").type for batch in decoded.batches)
 
 
-def test_decode_when_one_record_needs_both_units_then_reject() -> None:
+def test_decode_when_one_record_needs_both_units_then_rejects() -> None:
     value = b'{"t":"9999-12-31T00:00:00","u":"2026-01-01T00:00:00.123456789"}'
     decoded = JsonDecoder(columns_of(t="timestamp", u="timestamp")).decode([value])
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, "u")]
@@ -281,7 +283,7 @@ def comparable(array: pa.Array) -> list[object]:
 
 
 def one_by_one(values: Sequence[bytes]) -> tuple[list[tuple[object, ...]], list[tuple[int, str]]]:
-    """The reference: the rows, and the index and column of each reject."""
+    """Return the reference: the rows, and the index and column of each reject."""
     reader, units = RecordReader(COLUMNS), TimestampUnits(COLUMNS)
     rows: list[tuple[object, ...]] = []
     rejects: list[tuple[int, str]] = []
@@ -312,7 +314,7 @@ MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCh
 
 @MANY
 @given(st.lists(st.lists(RECORDS, min_size=1, max_size=6), min_size=1, max_size=3))
-def test_decode_when_any_batches_then_same_as_one_by_one(batches: list[list[bytes]]) -> None:
+def test_decode_when_batches_are_arbitrary_then_same_as_one_by_one(batches: list[list[bytes]]) -> None:
     decoder = JsonDecoder(COLUMNS)
     for values in batches:
         decoded = decoder.decode(values)
@@ -323,8 +325,8 @@ def test_decode_when_any_batches_then_same_as_one_by_one(batches: list[list[byte
 
 @MANY
 @given(st.data())
-def test_read_when_similar_records_then_arrow_agrees_with_one_by_one(data: st.DataObject) -> None:
-    """Batches of one column that Arrow converts: here a wrong value would raise no error."""
+def test_read_when_records_are_similar_then_same_as_one_by_one(data: st.DataObject) -> None:
+    """Test batches of one column that Arrow converts, because a wrong value would raise no error there."""
     column = data.draw(st.sampled_from(COLUMNS))
     scalar = st.one_of(
         st.sampled_from(SCALARS), st.integers(-(10**12), 10**12).map(str), st.floats(allow_nan=False).map(repr),
@@ -345,7 +347,7 @@ def test_read_when_similar_records_then_arrow_agrees_with_one_by_one(data: st.Da
                 assert comparable(read.column(0)) == expected
 
 
-def test_read_when_common_spellings_then_batches_are_read_by_arrow() -> None:
+def test_read_when_spellings_are_common_then_arrow_reads_the_batch() -> None:
     columns = columns_of(id="bigint", ts="timestamp", amount="decimal(10,2)", flag="boolean", note="string")
     record = '{"id":1,"ts":"2026-11-21T10:00:00Z","amount":1.5,"flag":true,"note":"a \\u00e4 null NaN"}'
     variants = [

@@ -31,7 +31,7 @@ names = st.sampled_from([*(column.name for column in COLUMNS), "C1", "other"])
 
 @settings(deadline=None)
 @given(record=st.dictionaries(names, values, max_size=6))
-def test_check_when_any_record_then_the_reject_of_decode(record: dict[str, Any]) -> None:
+def test_check_when_record_is_arbitrary_then_returns_the_reject_of_decode(record: dict[str, Any]) -> None:
     value = json.dumps(record).encode()
 
     rejects = JsonDecoder(COLUMNS).decode([value]).rejects
@@ -57,5 +57,5 @@ def test_check_when_any_record_then_the_reject_of_decode(record: dict[str, Any])
         (b'{"other":' + b"[" * 300 + b"]" * 300 + b"}", False),
     ],
 )
-def test_accepts_when_record_is_certainly_good_then_true(text: bytes, accepted: bool) -> None:
+def test_accepts_when_record_is_certainly_valid_then_returns_true(text: bytes, accepted: bool) -> None:
     assert Precheck(COLUMNS).accepts(text) == accepted

@@ -1,4 +1,4 @@
-"""The base of all formats: how batches are split, and how rows and rejects are collected."""
+"""The base class of all formats: how batches are split, and how rows and rejects are collected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = [Column("id", HiveType.parse("int"))]
 
 
 class Numbers(RecordDecoder):
-    """Numbers as text; `-` is a reject of the batch, any other text makes the batch fail."""
+    """Decodes numbers written as text. `-` is a reject of the batch; any other text raises NotColumnar."""
 
     def __init__(self, *, max_bytes: int = 1 << 30, tombstones: Literal["stop", "skip"] = "stop") -> None:
         super().__init__(COLUMNS, max_bytes=max_bytes, tombstones=tombstones)
@@ -61,7 +61,7 @@ def numbers(count: int, bad: dict[int, bytes]) -> list[bytes]:
     max_bytes=st.sampled_from([1, 30, 1 << 30]),
     tombstones=st.sampled_from(["stop", "skip"]),
 )
-def test_decode_when_any_records_then_rows_and_rejects_are_those_of_single_records(
+def test_decode_when_records_are_arbitrary_then_same_as_one_by_one(
     values: list[bytes | None], repeated: int, max_bytes: int, tombstones: Literal["stop", "skip"]
 ) -> None:
     records = values * repeated
@@ -83,7 +83,7 @@ def test_decode_when_any_records_then_rows_and_rejects_are_those_of_single_recor
     assert decoded.rows + len(decoded.rejects) + decoded.skipped == len(records)
 
 
-def test_decode_when_all_records_are_good_then_one_batch() -> None:
+def test_decode_when_all_records_are_valid_then_decodes_one_batch() -> None:
     decoder = Numbers()
     decoded = decoder.decode(numbers(10_000, {7: b"-"}))
     assert (decoder.batches, decoder.records) == ([10_000], 0)
@@ -99,14 +99,14 @@ def test_decode_when_one_record_fails_then_only_its_smallest_batch_is_decoded_on
     assert [reject.row for reject in decoded.rejects] == [5_000]
 
 
-def test_decode_when_all_records_fail_then_splitting_ends_after_some_failures() -> None:
+def test_decode_when_all_records_fail_then_stops_splitting_after_some_failures() -> None:
     decoder = Numbers()
     decoder.decode([b"x"] * (SMALLEST_BATCH * PARTS * PARTS))
     assert decoder.batches.count(SMALLEST_BATCH) == PARTS >= MAX_FAILURES  # only the first part of the first split
     assert decoder.records == SMALLEST_BATCH * PARTS * PARTS
 
 
-def test_decode_when_records_are_too_large_for_one_batch_then_in_parts() -> None:
+def test_decode_when_records_are_too_large_for_one_batch_then_decodes_them_in_parts() -> None:
     decoder = Numbers(max_bytes=40)
     decoded = decoder.decode([None, *numbers(100, {70: b"-"})])
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, ""), (71, "id")]
@@ -124,7 +124,7 @@ def test_decode_when_one_record_is_too_large_then_it_is_decoded_alone() -> None:
 
 
 @pytest.mark.parametrize(("value", "reason"), [(b"1", None), (b"-", "is a dash"), (b"x", "is not a number")])
-def test_check_when_one_record_then_the_reject_of_decode(value: bytes, reason: str | None) -> None:
+def test_check_when_called_then_returns_the_reject_of_decode(value: bytes, reason: str | None) -> None:
     rejects: list[Reject] = [reject for reject in [Numbers().check(value)] if reject]
     assert [reject.reason for reject in rejects] == ([reason] if reason else [])
     assert rejects == Numbers().decode([value]).rejects

@@ -1,4 +1,4 @@
-"""Each group is a column; a record that does not match as a whole is a reject; values are read as delimited text."""
+"""Each group is a column whose values are decoded as delimited text. A record that does not match is a reject."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rows(decoded: DecodeResult) -> list[tuple[object, ...]]:
 LOG = r"(\d+) \[(\w+)\] (\S+)(?: (.*))?"
 
 
-def test_decode_when_matched_then_groups_are_columns() -> None:
+def test_decode_when_record_matches_then_groups_are_columns() -> None:
     decoder = RegexDecoder(columns_of("int", "string", "date", "varchar(5)"), LOG)
     decoded = decoder.decode([b"5 [INFO] 2026-11-21 started\nwell", b"6 [WARN] -", "7 [E] x ä".encode()])
     assert decoded.rejects == []
@@ -36,7 +36,7 @@ def test_decode_when_matched_then_groups_are_columns() -> None:
     ]  # fmt: skip
 
 
-def test_decode_when_unmatched_or_not_utf8_or_without_value_then_rejects() -> None:
+def test_decode_when_record_is_unmatched_or_not_utf8_or_has_no_value_then_rejects() -> None:
     decoder = RegexDecoder(columns_of("int"), r"(\d*)")
     values = [b"1", b"1 ", None, b"\xff", "４".encode(), b"", b"2\n"]
     decoded = decoder.decode(values)
@@ -53,18 +53,18 @@ def test_decode_when_unmatched_or_not_utf8_or_without_value_then_rejects() -> No
     ]  # fmt: skip
 
 
-def test_decode_when_unmatched_are_null_then_rows_of_nulls() -> None:
+def test_decode_when_unmatched_is_null_then_row_contains_nulls() -> None:
     decoder = RegexDecoder(columns_of("int", "string"), r"(\d*),(.*)", unmatched="null")
     assert rows(decoder.decode([b"1,a", b"x", b"2,\\N"])) == [(1, "a"), (None, None), (2, "\\N")]
 
 
-def test_decode_when_case_is_ignored_then_matched() -> None:
+def test_decode_when_case_is_ignored_then_matches_any_case() -> None:
     columns = columns_of("boolean")
     assert rows(RegexDecoder(columns, "flag=(true|false)", ignore_case=True).decode([b"FLAG=TRUE"])) == [(True,)]
     assert len(RegexDecoder(columns, "flag=(true|false)").decode([b"FLAG=TRUE"]).rejects) == 1
 
 
-def test_decode_when_bad_values_are_rejected_then_reject_has_the_column() -> None:
+def test_decode_when_bad_values_are_rejected_then_reject_names_the_column() -> None:
     decoder = RegexDecoder(columns_of("string", "int"), "(.*),(.*)?", bad_values="reject")
     decoded = decoder.decode([b"a,x", b"a,5.7", b"a,"])
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(0, "c1")]
@@ -80,7 +80,7 @@ def test_decode_when_bad_values_are_rejected_then_reject_has_the_column() -> Non
         (["int"], "(a)", {"unmatched": "skip"}),
     ],
 )  # fmt: skip
-def test_decoder_when_options_are_invalid_then_config_error(
+def test_decoder_when_options_are_invalid_then_raises_config_error(
     types: list[str], pattern: str, options: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError):
@@ -102,7 +102,7 @@ FIELD = st.text(alphabet="0123456789+-.:eE TtNnäx", max_size=12) | st.sampled_f
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(FIELD, min_size=8, max_size=8), min_size=1, max_size=5), st.booleans())
-def test_decode_when_any_groups_then_same_values_as_delimited_text(records: list[list[str]], strict: bool) -> None:
+def test_decode_when_groups_are_arbitrary_then_same_as_delimited_text(records: list[list[str]], strict: bool) -> None:
     columns = columns_of("int", "double", "decimal(6,2)", "boolean", "char(3)", "binary", "date", "timestamp")
     form = DelimitedFormat(field_delimiter="|", null_text="no such", bad_values="reject" if strict else "null")
     values = ["|".join(record).encode() for record in records]

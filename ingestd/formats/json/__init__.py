@@ -1,7 +1,7 @@
-"""JSON records become Arrow batches.
+"""Decodes JSON records into Arrow batches.
 
-- `decoder`: `JsonDecoder`, and the table of what each column accepts and rejects.
-- `record`: one record, value by value; it defines the meaning. Also the pre-check of single records.
-- `types`, `times`, `nested`: how each column type reads a value and, for primitive types, a whole column.
-- `arrow_reader`: many records by pyarrow's JSON reader; `framing` keeps out what that reader misreads.
+- `decoder`: `JsonDecoder`, and the table of the values that each column type accepts and rejects.
+- `record`: decodes one record, value by value, which defines its meaning; also the pre-check of single records.
+- `types`, `times`, `nested`: convert a value of each column type and, for primitive types, a whole column.
+- `arrow_reader`: decodes many records with pyarrow's JSON reader. `framing` excludes input that pyarrow misreads.
 """

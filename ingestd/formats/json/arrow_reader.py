@@ -1,7 +1,7 @@
-"""Many JSON records become one Arrow batch through pyarrow's JSON reader.
+"""Decodes many JSON records into one Arrow batch with pyarrow's JSON reader.
 
-Invariant: a batch that is returned equals, row by row, what `RecordReader` returns; what the reader learns about the
-spelling of a topic's records changes the speed only.
+Invariant: a returned batch equals, row by row, the result of `RecordReader`. What the reader learns about the spelling
+of a topic's records affects only the speed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _KELVIN_SIGN = "\u212a".encode()  # the only non-ASCII character whose lower cas
 
 
 class ArrowReader:
-    """Reads batches of records; learns how the field names are spelled and which columns are quoted.
+    """Reads batches of records, and learns how field names are spelled and which columns have quoted values.
 
-    pyarrow needs to know both in advance. It starts with the names of the columns and unquoted values, and learns from
-    the errors of pyarrow.
+    pyarrow needs to know both in advance. The reader first expects the column names and unquoted values, and learns
+    from pyarrow's errors.
     """
 
     def __init__(self, columns: Sequence[Column]) -> None:
@@ -48,7 +48,7 @@ class ArrowReader:
         self._compile_names()
 
     def read(self, values: Sequence[bytes]) -> pa.RecordBatch:
-        """One batch of all values. Raises NotColumnar, for tables with complex columns always."""
+        """Decode all values into one batch. Raises NotColumnar, always so for tables with complex columns."""
         if self._has_complex:
             raise NotColumnar
         text = frame(values)
@@ -82,7 +82,7 @@ class ArrowReader:
         )
 
     def _read_type(self, index: int) -> pa.DataType:
-        """The type that pyarrow is asked for."""
+        """Return the type that is requested from pyarrow."""
         as_text = self._types[index].read_as_text or self._quoted[index]
         return pa.string() if as_text else self._columns[index].type.arrow
 
@@ -92,7 +92,7 @@ class ArrowReader:
         if self._other_fields != _REJECT and (has_constant(text) or self._has_other_spelling(table, text)):
             raise NotColumnar
         try:
-            # Inferred columns follow those that were asked for.
+            # Inferred columns follow the requested ones.
             arrays = [chunked.combine_chunks() for chunked in table.columns[: len(self._columns)]]
             converted = {
                 index: conversions.column(arrays[index])
@@ -106,7 +106,7 @@ class ArrowReader:
         return batch_of(self._columns, [converted[index] for index in range(len(arrays))])
 
     def _learn(self, error: str, values: Sequence[bytes], learned: set[int]) -> bool:
-        """Change what pyarrow is asked for after an error, each column once; False if the error teaches nothing."""
+        """Change the request to pyarrow after an error, once per column; return False if there is nothing to change."""
         if _UNEXPECTED in error:
             if not self._learn_spelling(values[0]):
                 self._other_fields = _INFER
@@ -124,7 +124,7 @@ class ArrowReader:
         return True
 
     def _learn_quotes(self, index: int, found: str) -> bool:
-        """Read the column as text from now on, or no longer; False if that does not help."""
+        """Switch the column between text and its own type; return False if that does not help."""
         quoted = found == "string"
         if quoted == self._quoted[index] or self._types[index].read_as_text:
             return False
@@ -132,7 +132,7 @@ class ArrowReader:
         return True
 
     def _learn_spelling(self, value: bytes) -> bool:
-        """Adopt the first record's spelling of the field names; True if it differs from the current one."""
+        """Adopt the first record's spelling of the field names; return True if it differs from the current one."""
         try:
             names = json.loads(value)
         except (ValueError, RecursionError):
@@ -145,14 +145,17 @@ class ArrowReader:
         return changed
 
     def _compile_names(self) -> None:
-        """The pattern of field names that differ from the current spelling in case; its first letter makes it fast."""
+        """Compile a pattern for field names that differ from the current spelling only in case.
+
+        The lookahead for the first letter makes the search fast.
+        """
         names = [name.encode() for name in self._spelling]
         ours = b"|".join(map(re.escape, names))
         letters = re.escape(bytes({name[0] for name in (*map(bytes.lower, names), *map(bytes.upper, names))}))
         self._other_case = re.compile(b'"(?=[' + letters + b"])(?!(?:" + ours + b')")(?i:' + ours + rb')"[ \t\r]*:')
 
     def _has_other_spelling(self, table: pa.Table, text: bytes) -> bool:
-        """Whether the name of a column may occur in a spelling that pyarrow did not take for the column."""
+        """Return whether a column's name may occur in a spelling that pyarrow did not recognize."""
         if self._other_fields == _INFER:
             names = {column.name for column in self._columns}
             return any(name.lower() in names for name in table.schema.names[len(names) :])

@@ -1,4 +1,4 @@
-"""JSON record values become Arrow batches.
+"""Decodes JSON record values into Arrow batches.
 
 Invariant: the result depends on each record alone, never on how records are batched.
 
@@ -19,10 +19,11 @@ Invariant: the result depends on each record alone, never on how records are bat
 | map | an object; keys as text of their type, the last of equal keys wins; null values are kept | all else | error |
 | struct | an object, its fields as those of the record | all else | error |
 
-A timestamp rejects JSON numbers, more than 9 digits of fraction, and digits below the microsecond if the record has a
-timestamp outside the years 1678 to 2261 (all timestamps of a batch, even inside complex values, share one unit).
-Elements of an array, a map or a struct follow the row of their own type. One element that does not fit rejects the
-record, and the reason gives its path: `tags[3].name`. Tables with such columns are decoded one record at a time.
+A timestamp column rejects JSON numbers, more than 9 fractional digits, and digits below the microsecond if the record
+has a timestamp outside the years 1678 to 2261, because all timestamps of a batch, even inside complex values, share one
+unit. The elements of an array, a map or a struct follow the rules of their own type in the table above. If an element
+does not fit, the record is a reject whose reason contains the path to the element, such as `tags[3].name`. Tables with
+complex columns are decoded one record at a time.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class JsonDecoder(RecordDecoder):
         self._precheck = Precheck(columns)
 
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
-        """See `RecordDecoder`; there are no rejects, as a bad record makes it raise NotColumnar."""
+        """See `RecordDecoder`. Returns no rejects, because it raises NotColumnar if a record is invalid."""
         return self._arrow.read(values), {}
 
     def decode_record(self, value: bytes) -> Row:

@@ -1,4 +1,4 @@
-"""Many JSON records become one buffer of lines that pyarrow's JSON reader reads correctly.
+"""Joins many JSON records into one buffer of lines that pyarrow's JSON reader reads correctly.
 
 Invariant: a buffer that `frame` returns has one `{…}` line per record, is UTF-8, and contains nothing that crashes
 pyarrow's JSON reader (a `null` at the root, unlimited nesting).
@@ -33,7 +33,7 @@ _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
 
 def frame(values: Sequence[bytes]) -> bytes:
-    """The values as lines. Raises NotColumnar when Arrow could misread them."""
+    """Return the values as lines. Raises NotColumnar if Arrow could misread them."""
     text = _lines(values)
     if text is None:
         text = _lines([value.strip(_BLANKS).replace(b"\n", b"\t") for value in values])
@@ -43,22 +43,22 @@ def frame(values: Sequence[bytes]) -> bytes:
 
 
 def has_constant(text: bytes) -> bool:
-    """Whether NaN or Inf may occur as a value; Arrow's reader accepts them, JSON does not."""
+    """Return whether NaN or Inf may occur as a value. Arrow's reader accepts them, although they are not JSON."""
     return (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None
 
 
 def has_tiny_number(text: bytes) -> bool:
-    """Whether a number may have more than 38 digits after the point, written out or by its exponent.
+    """Return whether a number may have more than 38 digits after the point, written out or because of its exponent.
 
-    Arrow reads past its table of powers of ten for these, and may take 1e-39 for a zero of decimal(10,0).
+    For such numbers Arrow reads past the end of its table of powers of ten, and may read 1e-39 as 0 of decimal(10,0).
     """
     return any(hint.search(text) for hint in _TINY_HINTS) and _TINY.search(text) is not None
 
 
 def has_large_number(text: bytes, scale: int) -> bool:
-    """Whether a number may need more than 38 digits with `scale` digits after the point.
+    """Return whether a number may need more than 38 digits if it has `scale` digits after the point.
 
-    Arrow keeps the lowest 128 bits of these and raises no error (seen in Arrow 26).
+    Arrow truncates such numbers to the lowest 128 bits without an error (seen in Arrow 26).
     """
     if _has_digits(text, _MAX_DIGITS + 1 - scale):
         return True
@@ -68,9 +68,9 @@ def has_large_number(text: bytes, scale: int) -> bool:
 
 
 def _has_digits(text: bytes, count: int) -> bool:
-    """Whether there are `count` digits in a row.
+    """Return whether there are `count` digits in a row.
 
-    It looks at every (count / 2)th byte first: such a row covers two neighbouring ones of these.
+    Tests every (count / 2)th byte first, because `count` digits in a row include two adjacent ones of these bytes.
     """
     if count <= 1:
         return True
@@ -85,10 +85,10 @@ def _has_digits(text: bytes, count: int) -> bool:
 
 
 def _lines(values: Sequence[bytes]) -> bytes | None:
-    """The values joined by newlines, or None.
+    """Return the values joined by newlines; None if Arrow could misread them.
 
-    Every value must start with `{`, end with `}`, have no newline and be safe to read. A JSON string cannot contain a
-    raw newline, so `}` newline `{` is always between two root objects.
+    Every value must start with `{`, end with `}`, and contain neither a newline nor anything that crashes Arrow. A JSON
+    string cannot contain a raw newline, so `}` newline `{` is always between two root objects.
     """
     text = join_lines(values)
     if not text.startswith(b"{") or not text.endswith(b"}"):
@@ -101,7 +101,7 @@ def _lines(values: Sequence[bytes]) -> bytes | None:
         return None
     if np.count_nonzero(letters == _OPEN) == len(values) and b"[" not in text:
         return text  # no nesting
-    # Outside strings, `null{` can only stand between two objects of one line, which crashes Arrow (seen in Arrow 26).
+    # Outside strings, `null{` can only occur between two objects of one line, which crashes Arrow (seen in Arrow 26).
     if b"null" in text and _SECOND_ROOT.search(text):
         return None
     return None if _may_nest(values, int(np.diff(breaks, prepend=-1, append=len(text)).max())) else text
@@ -115,7 +115,7 @@ def _is_utf8(text: bytes) -> bool:
 
 
 def _may_nest(values: Sequence[bytes], longest: int) -> bool:
-    """Whether a value may nest deeper than MAX_DEPTH; `longest` is the length of the longest one."""
+    """Return whether a value may nest deeper than MAX_DEPTH; `longest` is the length of the longest value."""
     if longest <= 2 * MAX_DEPTH:  # each level takes two bytes
         return False
     return any(len(value) > 2 * MAX_DEPTH and value.count(b"[") + value.count(b"{") > MAX_DEPTH for value in values)

@@ -1,6 +1,6 @@
-"""How arrays, maps and structs read JSON, and the conversion of a value of any type.
+"""Converts JSON values to arrays, maps and structs, and finds the conversion for any type.
 
-Invariant: as in `types`; an InvalidValue names the path to the element that does not fit.
+Invariant: that of `types`. An InvalidValue contains the path to the element that does not fit.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _PRIMITIVES: dict[str, type[PrimitiveType]] = {
 
 
 def primitive(kind: HiveType) -> PrimitiveType:
-    """The conversions of a primitive type."""
+    """Return the conversions of a primitive type."""
     return _PRIMITIVES[kind.kind](kind)
 
 
 def converter(kind: HiveType) -> Convert:
-    """The conversion of one JSON value (str, Number, bool, list or dict; never None) to a `Value` of this type.
+    """Return a function that converts a JSON value (str, Number, bool, list or dict; never None) to a `Value`.
 
-    It raises InvalidValue. For a complex type the objects must have their keys in the order of the last occurrence, as
-    the last of equal keys wins.
+    The function raises InvalidValue. For a complex type, the keys of each object must be in the order of their last
+    occurrence, because the last of equal keys wins.
     """
     return _COMPLEX[kind.kind](kind) if kind.is_complex else primitive(kind).value
 
@@ -60,7 +60,7 @@ def _array(kind: HiveType) -> Convert:
 
     def convert(value: object) -> Value:
         if not isinstance(value, list):
-            raise InvalidValue(f"{shown(value)} is not an array, the type is {kind}")
+            raise InvalidValue(f"{shown(value)} is not an array, but the type is {kind}")
         elements: list[Value] = []
         try:
             for item in value:
@@ -77,7 +77,7 @@ def _map(kind: HiveType) -> Convert:
 
     def convert(value: object) -> Value:
         if not isinstance(value, dict):
-            raise InvalidValue(f"{shown(value)} is not an object, the type is {kind}")
+            raise InvalidValue(f"{shown(value)} is not an object, but the type is {kind}")
         pairs: dict[Value, Value] = {}
         text = ""
         try:
@@ -98,7 +98,7 @@ def _struct(kind: HiveType) -> Convert:
 
     def convert(value: object) -> Value:
         if not isinstance(value, dict):
-            raise InvalidValue(f"{shown(value)} is not an object, the type is {kind}")
+            raise InvalidValue(f"{shown(value)} is not an object, but the type is {kind}")
         items: list[object] = [None] * len(converters)
         for key, item in value.items():
             index = indexes.get(key.lower())

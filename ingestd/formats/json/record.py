@@ -1,6 +1,6 @@
-"""One JSON record becomes one row: the reference that defines the meaning of every record, and a quick pre-check.
+"""Decodes one JSON record into one row, which defines the meaning of every record, and pre-checks records quickly.
 
-Invariant: the outcome depends on this record and the columns only. `Precheck` accepts no record that `RecordReader`
+Invariant: the result depends only on the record and the columns. `Precheck` accepts no record that `RecordReader`
 rejects.
 """
 
@@ -32,7 +32,7 @@ class RecordReader:
         self._parser = _ORDERED if any(column.type.is_complex for column in columns) else _UNORDERED
 
     def row(self, value: bytes) -> Row:
-        """The row of one record. Raises RejectError."""
+        """Decode one record into a row. Raises RejectError."""
         fields = self._fields(_parse(value, self._parser), value)
         row: list[Value] = []
         try:
@@ -43,7 +43,7 @@ class RecordReader:
         return row
 
     def _fields(self, record: dict[str, object], value: bytes) -> list[object]:
-        """The JSON value of each column, None where there is none."""
+        """Return the JSON value of each column, None if the record has no field for the column."""
         fields: list[object] = [None] * len(self._columns)
         seen = set()
         for name, field in record.items():
@@ -65,7 +65,7 @@ class RecordReader:
         return fields
 
     def _index(self, name: str) -> int | None:
-        """The column with the name of a field, ignoring case; None if there is none."""
+        """Return the index of the column to which a field name refers, ignoring case; None if there is none."""
         try:
             return self._known_names[name]
         except KeyError:
@@ -76,9 +76,9 @@ class RecordReader:
 
 
 class Precheck:
-    """A quick check that accepts most good records; it decides nothing about the others.
+    """A quick check that accepts most valid records. A record that it does not accept may still be valid.
 
-    It halves the time of `JsonDecoder.check` for good records, and with it the time of writing records one by one.
+    It halves the time of `JsonDecoder.check` for valid records, and so the time of writing records one by one.
     It accepts no record of a table with complex columns: a check of their values would be as slow as decoding them.
     """
 
@@ -89,7 +89,7 @@ class Precheck:
         }
 
     def accepts(self, value: bytes) -> bool:
-        """Whether the record is certainly good."""
+        """Return whether the record is certainly valid."""
         may_nest = len(value) > 2 * MAX_DEPTH and value.count(b"[") + value.count(b"{") > MAX_DEPTH
         if self._has_complex or may_nest:
             return False
@@ -110,7 +110,10 @@ class Precheck:
 
 
 def nested_too_deep(value: bytes) -> bool:
-    """Whether brackets outside strings nest deeper than MAX_DEPTH (parsers recurse; Jackson's own limit is 1000)."""
+    """Return whether brackets outside strings nest deeper than MAX_DEPTH.
+
+    The limit exists because JSON parsers recurse; that of Jackson, which Hive uses, is 1000.
+    """
     if value.count(b"[") + value.count(b"{") <= MAX_DEPTH:
         return False
     depth, quoted, escaped = 0, False, False
@@ -134,7 +137,7 @@ def _reject_constant(name: str) -> NoReturn:
 
 
 def _by_last_occurrence(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object whose keys are in the order of their last occurrence."""
+    """Return an object whose keys are in the order of their last occurrence."""
     plain = dict(pairs)
     if len(plain) == len(pairs):
         return plain

@@ -1,6 +1,6 @@
-"""How date and timestamp columns read JSON, value by value and as whole columns.
+"""Converts JSON text to dates and timestamps, value by value and as whole columns.
 
-Invariant: as in `types`. All timestamp columns of one batch have the same unit.
+Invariant: that of `types`. All timestamp columns of one batch have the same unit.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _ZONED = "[T ][^Z+-]*[Z+-]"
 
 
 class DateType(PrimitiveType):
-    """date: yyyy-MM-dd, years 0001 to 9999."""
+    """Type date: accepts text of the form yyyy-MM-dd, in the years 0001 to 9999."""
 
     read_as_text = True
 
     def value(self, value: object) -> int:
         if type(value) is not str:
-            raise InvalidValue(f"{shown(value)} is not a string, a date is written as 'yyyy-MM-dd'")
+            raise InvalidValue(f"{shown(value)} is not a string; a date must have the form 'yyyy-MM-dd'")
         match = _DATE.fullmatch(value)
         try:
             if match:
@@ -57,9 +57,10 @@ class DateType(PrimitiveType):
 
 
 class TimestampType(PrimitiveType):
-    """timestamp: a date, or a date and a time with an optional zone, converted to UTC; years 0001 to 9999.
+    """Type timestamp: accepts a date, or a date and a time with an optional zone, in the years 0001 to 9999.
 
-    `timestamp_columns` converts columns, as all those of a batch have the same unit.
+    A time with a zone is converted to UTC. `timestamp_columns` converts columns, because all timestamp columns of a
+    batch have the same unit.
     """
 
     read_as_text = True
@@ -67,7 +68,7 @@ class TimestampType(PrimitiveType):
     def value(self, value: object) -> int:
         if type(value) is not str:
             raise InvalidValue(
-                f"{shown(value)} is not a string, a timestamp is written as 'yyyy-MM-dd HH:mm:ss[.fraction][zone]'"
+                f"{shown(value)} is not a string; a timestamp must have the form 'yyyy-MM-dd HH:mm:ss[.fraction][zone]'"
             )
         match = _TIMESTAMP.fullmatch(value)
         if not match:
@@ -101,9 +102,9 @@ class TimestampType(PrimitiveType):
 
 
 def timestamp_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
-    """All timestamp columns of a batch, read as text: in nanoseconds if these hold all values, else in microseconds.
+    """Convert the timestamp columns of a batch from text: to nanoseconds if all values fit, else to microseconds.
 
-    Raises NotColumnar or pa.ArrowInvalid, as `PrimitiveType.column`.
+    Raises NotColumnar or pa.ArrowInvalid, as `PrimitiveType.column` does.
     """
     if all(map(_fits_nanoseconds, columns)):
         return [_instants(column, "ns") for column in columns]
@@ -114,13 +115,13 @@ def timestamp_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
 
 
 def _fits_nanoseconds(texts: pa.Array) -> bool:
-    """Whether all years are well inside the range of timestamp[ns]; Arrow 18 wraps values outside it."""
+    """Return whether all years are well inside the range of timestamp[ns]; Arrow 18 wraps values outside it."""
     ends = pc.min_max(texts).as_py()
     return ends["min"] is None or (ends["min"] >= "1678" and ends["max"] < "2262")
 
 
 def _instants(texts: pa.Array, unit: str) -> pa.Array:
-    """The wall time of strings without a zone, the UTC wall time of strings with one; a column may have both."""
+    """Convert text to wall times, in UTC if the text has a zone. A column may contain text with and without a zone."""
     local, utc = pa.timestamp(unit), pa.timestamp(unit, "UTC")
     for target in (local, utc):
         with suppress(pa.ArrowInvalid):
@@ -140,4 +141,4 @@ def _require_range(numbers: pa.Array, first: int, last: int) -> None:
 
 
 def _not_in_range(value: str, kind: str) -> InvalidValue:
-    return InvalidValue(f"{shown(value)} is not a {kind} of the years 0001 to 9999")
+    return InvalidValue(f"{shown(value)} is not a {kind} in the years 0001 to 9999")

@@ -1,6 +1,7 @@
-"""How primitive columns read JSON: one class per type, with its rule and the shortcuts that agree with it.
+"""Converts JSON values to primitive types. The class of a type defines its rule, and shortcuts that agree with it.
 
-Numbers, booleans, strings and bytes are here, dates and timestamps in `times`, arrays, maps and structs in `nested`.
+Numbers, booleans, strings and bytes are here; dates and timestamps are in `times`; arrays, maps and structs are in
+`nested`.
 
 Invariant: a value is converted exactly, or InvalidValue is raised; nothing is wrapped, truncated or replaced by NULL.
 """
@@ -34,7 +35,7 @@ _WIDE = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[InvalidOperation]
 
 
 class InvalidValue(ValueError):
-    """A value does not fit its column; the text is the reason, after the path in a complex value: `tags[3].name: …`."""
+    """A value does not fit its column. The text is the reason; in a complex value the path precedes it: `tags[3]: …`."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(reason, path)
@@ -42,7 +43,7 @@ class InvalidValue(ValueError):
         self.path = path
 
     def inside(self, step: str) -> InvalidValue:
-        """The same error, with its path from the enclosing value; `step` is `.name`, `[3]` or `['key']`."""
+        """Return the error with `step` (`.name`, `[3]` or `['key']`) prepended to its path."""
         return InvalidValue(self.reason, step + self.path)
 
     def __str__(self) -> str:
@@ -50,7 +51,7 @@ class InvalidValue(ValueError):
 
 
 class Number(str):
-    """A JSON number as its text, so that neither digits nor spelling are lost."""
+    """The text of a JSON number, which preserves its digits and its spelling."""
 
     __slots__ = ()
 
@@ -58,33 +59,33 @@ class Number(str):
 class PrimitiveType(ABC):
     """The conversions of one primitive type.
 
-    `value` is the rule. `column` and `is_plain` are faster and cover the common spellings only: where they give an
-    answer, it is the answer of `value`.
+    `value` defines the conversion. `column` and `is_plain` are faster and cover only the common spellings. Their
+    results agree with `value`.
     """
 
-    read_as_text = False  # whether pyarrow's JSON reader is always asked for strings
+    read_as_text = False  # whether pyarrow's JSON reader always reads the column as strings
 
     def __init__(self, kind: HiveType) -> None:
         self.kind = kind
 
     @abstractmethod
     def value(self, value: object) -> Value:
-        """One JSON value (str, Number, bool, list or dict; never None) as a value of a row. Raises InvalidValue."""
+        """Convert a JSON value (str, Number, bool, list or dict; never None) for a row. Raises InvalidValue."""
 
     def column(self, array: pa.Array) -> pa.Array:
-        """A column that pyarrow's JSON reader read as this type, or as strings, in the Arrow type of this type.
+        """Convert a column that pyarrow's JSON reader has read, as this type or as strings, to the type's Arrow type.
 
-        Raises NotColumnar or pa.ArrowInvalid when it cannot tell; `value` decides then.
+        Raises NotColumnar or pa.ArrowInvalid if the result is not certain; `value` then converts each value.
         """
         return array
 
     def is_plain(self, _value: object) -> bool:
-        """Whether `value` certainly accepts a JSON value whose numbers were parsed as int and float."""
+        """Return whether `value` certainly accepts a JSON value whose numbers were parsed as int and float."""
         return False
 
 
 class IntegerType(PrimitiveType):
-    """tinyint, smallint, int, bigint: a whole number in range, or its text."""
+    """Types tinyint, smallint, int and bigint: accept a whole number in range, or its text."""
 
     def __init__(self, kind: HiveType) -> None:
         super().__init__(kind)
@@ -98,13 +99,13 @@ class IntegerType(PrimitiveType):
         raise self._out_of_range(value)
 
     def column(self, array: pa.Array) -> pa.Array:
-        return _parse_numbers(array, self.kind.arrow, f"^-?{_INTEGER}$")  # Arrow's cast does not take a plus sign
+        return _parse_numbers(array, self.kind.arrow, f"^-?{_INTEGER}$")  # Arrow's cast rejects a plus sign
 
     def is_plain(self, value: object) -> bool:
         return type(value) is int and -self._limit <= value < self._limit
 
     def _whole(self, text: str) -> int:
-        """The integer that a text with a point or an exponent stands for."""
+        """Parse a whole number that is written with a point or an exponent."""
         try:
             number = Decimal(text)
         except InvalidOperation:
@@ -114,7 +115,7 @@ class IntegerType(PrimitiveType):
         if number.adjusted() > 19:
             raise self._out_of_range(text)
         if number.adjusted() < 0 or number != number.to_integral_value(context=_WIDE):
-            raise InvalidValue(f"{shown(text)} is not a whole number, the column is {self.kind}")
+            raise InvalidValue(f"{shown(text)} is not a whole number, but the type is {self.kind}")
         return int(number)
 
     def _out_of_range(self, value: object) -> InvalidValue:
@@ -122,7 +123,7 @@ class IntegerType(PrimitiveType):
 
 
 class DecimalType(PrimitiveType):
-    """decimal: a number, or its text, that the precision and the scale hold exactly."""
+    """Type decimal: accepts a number, or its text, that fits the precision and the scale exactly."""
 
     def __init__(self, kind: HiveType) -> None:
         super().__init__(kind)
@@ -149,7 +150,7 @@ class DecimalType(PrimitiveType):
 
 
 class DoubleType(PrimitiveType):
-    """double: the nearest value to a number or its text; "NaN", "Infinity" and "-Infinity"."""
+    """Type double: accepts a number or its text, rounded to the nearest value, "NaN", "Infinity" and "-Infinity"."""
 
     max_plain = float("inf")
 
@@ -163,7 +164,7 @@ class DoubleType(PrimitiveType):
 
     def column(self, array: pa.Array) -> pa.Array:
         array = _parse_numbers(array, self.kind.arrow, f"^(?:{_NUMBER})$")
-        require(pc.is_finite(array))  # keeps out overflows and the literal NaN, which the JSON reader accepts
+        require(pc.is_finite(array))  # excludes overflows and the literal NaN, which the JSON reader accepts
         return array
 
     def is_plain(self, value: object) -> bool:
@@ -180,7 +181,7 @@ class DoubleType(PrimitiveType):
 
 
 class FloatType(DoubleType):
-    """float: as double."""
+    """Type float: accepts the same values as double, rounded to the nearest float."""
 
     max_plain = _FLOAT_MAX
 
@@ -196,7 +197,7 @@ class FloatType(DoubleType):
 
 
 class BooleanType(PrimitiveType):
-    """boolean: true, false, or these as text."""
+    """Type boolean: accepts true, false, and these words as text in any case."""
 
     def value(self, value: object) -> bool:
         if isinstance(value, bool):
@@ -218,7 +219,7 @@ class BooleanType(PrimitiveType):
 
 
 class StringType(PrimitiveType):
-    """string: text as it is, numbers as written, the rest as compact JSON."""
+    """Type string: stores text unchanged, numbers as they are written, and anything else as compact JSON."""
 
     read_as_text = True
 
@@ -230,7 +231,7 @@ class StringType(PrimitiveType):
 
 
 class SizedStringType(StringType):
-    """varchar, char: as string, of at most `length` characters; char drops trailing spaces first."""
+    """Types varchar and char: as string, but at most `length` characters; char first drops trailing spaces."""
 
     def value(self, value: object) -> str:
         text = text_of(value)
@@ -253,13 +254,13 @@ class SizedStringType(StringType):
 
 
 class BinaryType(PrimitiveType):
-    """binary: text that is decoded if it is valid base64, and is its own UTF-8 bytes if not (HiveJsonReader)."""
+    """Type binary: decodes text that is valid base64, and stores other text as UTF-8 bytes (HiveJsonReader)."""
 
     read_as_text = True
 
     def value(self, value: object) -> bytes:
         if type(value) is not str:
-            raise InvalidValue(f"{shown(value)} is not a string, the column is binary")
+            raise InvalidValue(f"{shown(value)} is not a string, but the type is binary")
         return _bytes_of(text_of(value))
 
     def column(self, array: pa.Array) -> pa.Array:
@@ -267,7 +268,7 @@ class BinaryType(PrimitiveType):
 
 
 def text_of(value: object) -> str:
-    """A JSON value as text: strings as they are, numbers as written, the rest as compact JSON (Jackson's toString).
+    """Return a JSON value as text: strings and numbers as written, others as compact JSON (Jackson's toString).
 
     Raises InvalidValue for an unpaired surrogate.
     """
@@ -275,12 +276,12 @@ def text_of(value: object) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidValue("the text has an unpaired surrogate, which UTF-8 cannot hold") from error
+        raise InvalidValue("the text has an unpaired surrogate, which UTF-8 cannot encode") from error
     return text
 
 
 def shown(value: object) -> str:
-    """A value as reject reasons quote it, at most 40 characters."""
+    """Return a value as reject reasons quote it, in at most 40 characters."""
     text = _dump(value) if not isinstance(value, str) else repr(str(value))
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -308,13 +309,13 @@ def _quote(key: str) -> str:
 def _number_text(value: object, kind: HiveType) -> str:
     if isinstance(value, str) and (type(value) is Number or _match_number(value)):
         return value
-    raise InvalidValue(f"{shown(value)} is not a number, the column is {kind}")
+    raise InvalidValue(f"{shown(value)} is not a number, but the type is {kind}")
 
 
 def _parse_numbers(array: pa.Array, target: pa.DataType, pattern: str) -> pa.Array:
-    """Numbers of a column that may have been read as text.
+    """Convert a column that may have been read as text to numbers.
 
-    The pattern keeps out what Arrow's cast accepts and JSON does not know: hexadecimal, `nan`, `inf`.
+    The pattern excludes spellings that Arrow's cast accepts but JSON does not: hexadecimal, `nan`, `inf`.
     """
     if not pa.types.is_string(array.type):
         return array

@@ -1,5 +1,5 @@
-"""How Hive's LazySimpleSerDe reads the fields of text records; used by the delimited and the regex format.
+"""Decodes the fields of text records as Hive's LazySimpleSerDe does; used by the delimited and the regex formats.
 
-`values` reads one field: it defines the meaning. `columns` reads whole columns of fields with the same result: Arrow
-converts the common spellings, `values` the rest.
+`values` decodes one field and defines its meaning. `columns` decodes whole columns of fields with the same result:
+Arrow converts the common spellings, and `values` converts the rest.
 """

@@ -1,7 +1,7 @@
-"""Whole columns of text fields become Arrow columns: common spellings by Arrow, the rest field by field.
+"""Decodes whole columns of text fields: Arrow converts the common spellings, and the rest is decoded field by field.
 
-Invariant: every value equals what `values.reader` returns for the field; Arrow is given only spellings that it reads
-as Hive does.
+Invariant: every value is the one to which a `values.reader` of the column converts the field. Arrow converts only
+spellings that it reads as Hive does.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from ingestd.schema import INTEGER_BITS, Column, HiveType
 class CommonSpelling:
     """The spellings of a type that Arrow reads as Hive does.
 
-    A column whose bytes are all in `characters` is given to `cast` as a whole; `cast` raises pa.ArrowInvalid or
-    ValueError if a field is spelled otherwise. Of other columns, the fields that match `pattern` are given to it.
+    If all bytes of a column are in `characters`, `cast` converts the whole column; it raises pa.ArrowInvalid or
+    ValueError if a field has another spelling. In other columns, `cast` converts only the fields that match `pattern`.
     """
 
     characters: bytes
@@ -53,7 +53,7 @@ class CommonSpelling:
 
 
 class FieldConverter:
-    """Converts the fields of records; a field is bytes, or None where the record has none or has the NULL text."""
+    """Converts the fields of records to rows. A field is bytes, or None if it is missing or is the NULL text."""
 
     def __init__(self, columns: Sequence[Column], syntax: FieldSyntax) -> None:
         self._columns = tuple(columns)
@@ -63,7 +63,7 @@ class FieldConverter:
         self._nests_timestamps = any(column.type.is_complex and has_timestamp(column.type) for column in columns)
 
     def row(self, fields: Sequence[bytes | None]) -> Row:
-        """The row of one record: the reference for `batch`. Raises RejectError."""
+        """Convert the fields of one record to a row; this is the reference for `batch`. Raises RejectError."""
         values: list[Any] = []
         try:
             for read, field in zip(self._readers, fields, strict=True):
@@ -73,11 +73,11 @@ class FieldConverter:
         return values
 
     def batch(self, arrays: Sequence[pa.Array]) -> tuple[pa.RecordBatch, RejectReasons]:
-        """The rows of many records, given as one binary array per column, and the rejects among them.
+        """Convert the fields of many records, one binary array per column, to a batch of rows and the rejects.
 
-        Raises NotColumnar if the rows need different units of timestamps.
+        Raises NotColumnar if the rows need different timestamp units.
         """
-        if self._nests_timestamps:  # the unit then depends on single rows
+        if self._nests_timestamps:  # the unit then depends on each row
             raise NotColumnar
         converted: list[pa.Array] = []
         rejects: dict[int, tuple[str, str]] = {}
@@ -92,7 +92,7 @@ class FieldConverter:
         return batch_of(self._columns, converted), rejects
 
     def _column(self, kind: HiveType, array: pa.Array, read: Read) -> tuple[pa.Array, dict[int, str]]:
-        """One column, and the reasons of the fields that make their record a reject."""
+        """Convert one column; also return the reasons for which fields make their records rejects, by row."""
         common = _common_spelling(kind)
         has_escapes = self._escape is not None and kind.kind in TEXT_KINDS and self._escape in _bytes_of(array)
         if common is None or has_escapes:
@@ -108,7 +108,7 @@ class FieldConverter:
 
 
 def _bytes_of(array: pa.Array) -> bytes:
-    """The bytes of all fields of a binary column."""
+    """Return the bytes of all fields of a binary column."""
     _, offsets, data = array.buffers()
     if data is None or not len(array):
         return b""
@@ -117,7 +117,7 @@ def _bytes_of(array: pa.Array) -> bytes:
 
 
 def _empty_as_null(array: pa.Array) -> pa.Array:
-    """The column with empty fields replaced by NULL."""
+    """Return the column with empty fields replaced by NULL."""
     lengths = pc.binary_length(array)
     if pc.min(lengths).as_py() != 0:
         return array
@@ -133,7 +133,7 @@ def _nulls(kind: HiveType, array: pa.Array) -> pa.Array:
 
 
 def _cast(kind: HiveType, array: pa.Array, common: CommonSpelling) -> pa.Array | None:
-    """The column as Arrow reads it; None if a field has another spelling."""
+    """Return the column as Arrow converts it; None if a field has another spelling."""
     try:
         return common.cast(kind, array)
     except ValueError:  # pa.ArrowInvalid is one
@@ -141,9 +141,9 @@ def _cast(kind: HiveType, array: pa.Array, common: CommonSpelling) -> pa.Array |
 
 
 def _fill(kind: HiveType, converted: pa.Array, array: pa.Array, read: Read) -> tuple[pa.Array, dict[int, str]]:
-    """`converted` with the fields that it lacks, read one by one, and the reasons of rejects by row.
+    """Convert the fields that are missing in `converted` one by one; return the whole column and the rejects by row.
 
-    Raises NotColumnar.
+    Raises NotColumnar if the column needs both timestamp units.
     """
     missing = np.flatnonzero(pc.and_(converted.is_null(), array.is_valid()).to_numpy(zero_copy_only=False))
     if not len(missing):
@@ -168,9 +168,9 @@ def _read(read: Read, field: bytes) -> tuple[Any, str]:
 
 
 def _in_one_unit(kind: HiveType, converted: pa.Array, values: list[Any]) -> tuple[pa.Array, pa.Array]:
-    """Both as arrays of one type; timestamps in nanoseconds if these hold all, else in microseconds.
+    """Return both as arrays of one type, with timestamps in nanoseconds if all of them fit, else in microseconds.
 
-    Raises NotColumnar if neither unit holds all timestamps.
+    Raises NotColumnar if neither unit fits all timestamps.
     """
     if kind.kind != "timestamp":
         return converted, array_of(kind, values)
@@ -191,7 +191,7 @@ def _in_micros(array: pa.Array) -> pa.Array:
 
 
 def _common_spelling(kind: HiveType) -> CommonSpelling | None:
-    """None for types that Arrow does not read: binary and complex ones."""
+    """Return the common spellings of a type; None for binary and complex types, which Arrow does not convert."""
     if kind.kind in INTEGER_BITS:
         digits = {"tinyint": 2, "smallint": 4, "int": 9, "bigint": 18}[kind.kind]
         return CommonSpelling(b"-0123456789", f"^-?[0-9]{{1,{digits}}}$", _number)
@@ -215,7 +215,7 @@ def _decimal(kind: HiveType, array: pa.Array) -> pa.Array:
 
 
 def _decimal_pattern(kind: HiveType) -> str:
-    """Numbers that fit the type without rounding; matches nothing if the type has no digits before the point."""
+    """Return a pattern for numbers that fit without rounding. It matches nothing if precision and scale are equal."""
     whole = kind.precision - kind.scale
     return f"^-?[0-9]{{1,{whole}}}(?:\\.[0-9]{{0,{kind.scale}}})?$" if whole else "[^\\s\\S]"
 
@@ -251,7 +251,7 @@ def _date(kind: HiveType, array: pa.Array) -> pa.Array:
 
 
 def _timestamp(_: HiveType, array: pa.Array) -> pa.Array:
-    """In nanoseconds if these hold all values, else in microseconds; Hive requires seconds, so at least 19 bytes."""
+    """Convert to nanoseconds if all values fit, else to microseconds. Hive requires seconds, so at least 19 bytes."""
     if (pc.min(pc.binary_length(array)).as_py() or 19) < 19:
         raise ValueError
     texts = array.view(pa.string())

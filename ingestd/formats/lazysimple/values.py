@@ -1,7 +1,7 @@
-"""One field of a text record becomes one column value, as Hive's LazySimpleSerDe reads it: the reference for `columns`.
+"""Decodes one field of a text record as Hive's LazySimpleSerDe does; this is the reference for `columns`.
 
-Invariant: a value depends on the bytes of its field only. A field that is NULL by rule (the NULL text, an empty number)
-is distinguished from an invalid one, which Hive stores as NULL.
+Invariant: a value depends only on the bytes of its field. A field that is NULL by rule (the NULL text, an empty number)
+is distinguished from an invalid field, which Hive stores as NULL.
 Source: Hive 4.0.1, `org.apache.hadoop.hive.serde2.lazy`; the results were compared with that code on the same bytes.
 """
 
@@ -59,10 +59,10 @@ class NotUtf8(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FieldSyntax:
-    """How fields are written: `separators` has one byte per nesting level, the first separates the columns.
+    """The syntax of fields. `separators` has one byte per nesting level; the first one separates the columns.
 
-    `null` is the NULL text, None if there is none. `escape` is a byte that hides the one after it. `bad_values` says
-    what an invalid field is: NULL, as in Hive, or a reject.
+    `null` is the NULL text, or None. `escape` is a byte that makes the next byte data. `bad_values` determines whether
+    an invalid field becomes NULL, as in Hive, or makes its record a reject.
     """
 
     separators: bytes
@@ -72,16 +72,16 @@ class FieldSyntax:
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise ConfigError if the option has none of these values."""
+    """Raise ConfigError unless `value`, the value of option `name`, is one of `choices`."""
     if value not in choices:
-        raise ConfigError(f"{name} is {value!r}", hint=f"use {' or '.join(choices)}")
+        raise ConfigError(f"{name} cannot be {value!r}", hint=f"use {' or '.join(choices)}")
 
 
 def reader(kind: HiveType, syntax: FieldSyntax, level: int = 1) -> Read:
-    """The function that converts the bytes of a field, which is not the NULL text, to a `row_batches.Value`.
+    """Return a function that converts the bytes of a field, which is not the NULL text, to a `row_batches.Value`.
 
     The function raises NotUtf8, and InvalidField if `syntax.bad_values` is "reject". `level` is the number of
-    separators that the enclosing values use. Raises ConfigError if the type is nested deeper than there are separators.
+    separators that the enclosing values use. Raises ConfigError if the type has more levels than there are separators.
     """
     if kind.is_complex:
         return _complex(kind, syntax, level)
@@ -90,7 +90,7 @@ def reader(kind: HiveType, syntax: FieldSyntax, level: int = 1) -> Read:
 
 
 def split(data: bytes, separator: int, escape: int | None) -> list[bytes]:
-    """The parts between separators; an escape byte hides the byte after it and is kept (LazyStruct.parse)."""
+    """Return the parts between separators. An escape byte makes the next byte data, and is kept (LazyStruct.parse)."""
     if escape is None or escape not in data:
         return data.split(bytes((separator,)))
     parts, start, position = [], 0, 0
@@ -105,7 +105,7 @@ def split(data: bytes, separator: int, escape: int | None) -> list[bytes]:
 
 
 def _lenient(read: Read) -> Read:
-    """The same function, which returns NULL for invalid fields."""
+    """Return a reader that does the same, except that it returns None for invalid fields."""
 
     def convert(data: bytes) -> Any:
         try:
@@ -125,13 +125,13 @@ def _primitive(kind: HiveType, syntax: FieldSyntax) -> Read:
 
 
 def _shown(data: bytes) -> str:
-    """A field as reject reasons quote it, at most 40 characters."""
+    """Return a field as reject reasons quote it, in at most 40 characters."""
     text = repr(data.decode(errors="backslashreplace"))
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 def _integer(kind: HiveType) -> Read:
-    """LazyByte, LazyShort, LazyInteger, LazyLong: a fraction is truncated, but must consist of digits."""
+    """Return a reader of integers (LazyByte … LazyLong): a fraction is truncated, but must consist of digits."""
     limit = 1 << (INTEGER_BITS[kind.kind] - 1)
 
     def convert(data: bytes) -> int | None:
@@ -139,7 +139,7 @@ def _integer(kind: HiveType) -> Read:
             return None
         match = _INTEGER.fullmatch(data)
         if not match:
-            raise InvalidField(f"{_shown(data)} is not a number, the column is {kind}")
+            raise InvalidField(f"{_shown(data)} is not a number, but the type is {kind}")
         number = int((match[2] or b"0")[:20])  # 20 digits are always out of range
         number = -number if match[1] == b"-" else number
         if -limit <= number < limit:
@@ -150,7 +150,7 @@ def _integer(kind: HiveType) -> Read:
 
 
 def _double(data: bytes) -> float | None:
-    """LazyDouble: Double.parseDouble without hexadecimal; a number out of range is an infinity."""
+    """Read a double (LazyDouble): Double.parseDouble without hexadecimal. A number out of range becomes infinite."""
     if not data:
         return None
     text = data.strip(_JAVA_BLANKS)
@@ -160,12 +160,12 @@ def _double(data: bytes) -> float | None:
 
 
 def _looks_null(data: bytes) -> bool:
-    """LazyUtils.isNumberMaybe: four bytes that start with N count as `NULL`, even `NaN` and a space."""
+    """Return whether Hive regards the field as `NULL`: four bytes that start with N (LazyUtils.isNumberMaybe)."""
     return len(data) == 4 and data[:1] in b"Nn"
 
 
 def _float(data: bytes) -> float | None:
-    """LazyFloat: Float.parseFloat rounds the text once; text -> double -> float would round twice."""
+    """Read a float (LazyFloat). Float.parseFloat rounds the text once; text -> double -> float would round twice."""
     number = _double(data)
     if number is None or isnan(number) or isinf(number):
         return number
@@ -177,7 +177,7 @@ def _float(data: bytes) -> float | None:
 
 
 def _decimal(kind: HiveType) -> Read:
-    """LazyHiveDecimal, FastHiveDecimalImpl: rounded half up, first to 38 digits, then to the scale of the column."""
+    """Return a reader of decimals (FastHiveDecimalImpl): rounds half up, first to 38 digits, then to the scale."""
     limit = Decimal(10) ** (kind.precision - kind.scale)
     zero = Decimal((0, (0,), -kind.scale))  # Arrow has no negative zero
 
@@ -193,7 +193,7 @@ def _decimal(kind: HiveType) -> Read:
 
 
 def _digits(data: bytes) -> Decimal:
-    """The number, rounded to at most 38 digits before the point and 38 after it."""
+    """Parse a number and round it to at most 38 digits before the point and 38 after it."""
     match = _DECIMAL.fullmatch(data)
     if not match:
         raise InvalidField(f"{_shown(data)} is not a decimal number")
@@ -213,7 +213,7 @@ def _round(number: Decimal, scale: int) -> Decimal:
 
 
 def _boolean(data: bytes) -> bool | None:
-    """LazyBoolean, without its extended literals."""
+    """Read a boolean (LazyBoolean, without its extended literals)."""
     if not data:
         return None
     lower = data.lower()
@@ -223,7 +223,10 @@ def _boolean(data: bytes) -> bool | None:
 
 
 def _text(kind: HiveType, escape: int | None) -> Read:
-    """LazyString, LazyHiveVarchar, LazyHiveChar: truncated to `length` code points, char without trailing spaces."""
+    """Return a reader of text (LazyString, LazyHiveVarchar, LazyHiveChar).
+
+    varchar and char are truncated to `length` code points; char also loses its trailing spaces.
+    """
 
     def convert(data: bytes) -> str:
         if escape is not None and escape in data:
@@ -241,7 +244,7 @@ def _text(kind: HiveType, escape: int | None) -> Read:
 
 
 def _unescaped(data: bytes, escape: int) -> bytes:
-    r"""LazyUtils.copyAndEscapeStringDataToText: `\n` and `\r` are line ends, any other byte stands for itself."""
+    r"""Remove escapes: `\n` and `\r` are line ends, other bytes are data (LazyUtils.copyAndEscapeStringDataToText)."""
     text, position = bytearray(), 0
     while position < len(data):
         byte = data[position]
@@ -254,14 +257,14 @@ def _unescaped(data: bytes, escape: int) -> bytes:
 
 
 def _binary(data: bytes) -> bytes:
-    """LazyBinary: base64, with or without padding, is decoded; all else is kept as it is."""
+    """Read bytes (LazyBinary): base64, with or without padding, is decoded; anything else is returned unchanged."""
     if _BASE64.fullmatch(data):
         return binascii.a2b_base64(data + b"=" * (-len(data) % 4))
     return data
 
 
 def _date(data: bytes) -> int | None:
-    """LazyDate: text after the day is ignored unless it starts with a digit."""
+    """Read a date (LazyDate). Text after the day is ignored unless it starts with a digit."""
     if not data:
         return None
     match = _DATE.match(data.strip(_JAVA_BLANKS)) if len(data) >= _SHORTEST_DATE else None
@@ -272,11 +275,11 @@ def _days(parts: tuple[bytes, ...], data: bytes, kind: str) -> int:
     try:
         return date(*map(int, parts)).toordinal() - EPOCH
     except (OverflowError, TypeError, ValueError):
-        raise InvalidField(f"{_shown(data)} is not a {kind} of the years 0001 to 9999") from None
+        raise InvalidField(f"{_shown(data)} is not a {kind} in the years 0001 to 9999") from None
 
 
 def _timestamp(data: bytes) -> int | None:
-    """LazyTimestamp: Hive's own form, or ISO_LOCAL_DATE_TIME; a date alone is not a timestamp."""
+    """Read a timestamp (LazyTimestamp) in Hive's own form or as ISO_LOCAL_DATE_TIME. A date alone is invalid."""
     if not data:
         return None
     text = data.strip(_JAVA_BLANKS)
@@ -294,7 +297,7 @@ def _complex(kind: HiveType, syntax: FieldSyntax, level: int) -> Read:
     used = 2 if kind.kind == "map" else 1
     if level + used > len(syntax.separators):
         raise ConfigError(
-            f"type {kind} is nested deeper than the {len(syntax.separators)} separators of delimited text",
+            f"type {kind} is nested deeper than delimited text allows, which has {len(syntax.separators)} separators",
             hint="use a JSON writer for this table",
         )
     children = [_nullable(reader(child, syntax, level + used), syntax.null) for child in kind.children]
@@ -306,13 +309,13 @@ def _nullable(read: Read, null: bytes | None) -> Read:
 
 
 def _array(children: list[Read], syntax: FieldSyntax, level: int) -> Read:
-    """LazyArray: an empty field is an empty array."""
+    """Return a reader of arrays (LazyArray). An empty field is an empty array."""
     (element,), separator, escape = children, syntax.separators[level], syntax.escape
     return lambda data: [element(part) for part in split(data, separator, escape)] if data else []
 
 
 def _struct(children: list[Read], syntax: FieldSyntax, level: int) -> Read:
-    """LazyStruct: missing fields are NULL, surplus fields are dropped."""
+    """Return a reader of structs (LazyStruct). Missing fields are NULL, and surplus fields are dropped."""
     separator, escape = syntax.separators[level], syntax.escape
 
     def convert(data: bytes) -> tuple[Any, ...]:
@@ -324,7 +327,10 @@ def _struct(children: list[Read], syntax: FieldSyntax, level: int) -> Read:
 
 
 def _map(children: list[Read], syntax: FieldSyntax, level: int) -> Read:
-    """LazyMap: the first of equal keys wins, NULL keys are dropped, a key without separator has the value NULL."""
+    """Return a reader of maps (LazyMap).
+
+    The first of equal keys wins, NULL keys are dropped, and a key without a separator has the value NULL.
+    """
     (read_key, read_value), escape = children, syntax.escape
     between, inside = syntax.separators[level], syntax.separators[level + 1]
 
