@@ -1,6 +1,6 @@
-"""The driver's requests to Kafka: topic ids, partitions, first and last offsets, and the mirror of committed offsets.
+"""The requests of the Spark driver to Kafka: descriptions of topics, first and last offsets, and mirrored offsets.
 
-Invariant: an end is the last *stable* offset, so no record of an open Kafka transaction is ever planned. No request
+Invariant: an end is the last *stable* offset, so records of an open Kafka transaction are never planned. No request
 creates a topic, even if the broker's `auto.create.topics.enable` is true.
 """
 
@@ -52,7 +52,7 @@ class Broker:
         self._seen: set[str] = set()
 
     def topics(self, names: Sequence[str]) -> dict[str, Topic]:
-        """Describe topics, by name. A missing topic that this object has seen before raises BrokerUnavailable."""
+        """Describe topics, by name. Raises BrokerUnavailable if a topic has disappeared since an earlier call."""
         seconds = self.timeout_seconds
         described = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=seconds)
         cluster = self._admin.describe_cluster(request_timeout=seconds)
@@ -70,7 +70,7 @@ class Broker:
         return found
 
     def partitions(self, names: Sequence[str]) -> list[TopicPartition]:
-        """All partitions of the topics; raises as `topics` does."""
+        """Return all partitions of the topics. Raises the same errors as `topics`."""
         return [partition for topic in self.topics(names).values() for partition in topic.partitions]
 
     def _missing(self, topic: str) -> IngestdError:
@@ -79,15 +79,18 @@ class Broker:
         return InvalidTopic("the topic does not exist", where=f"{self.where}, topic {topic}", hint="create the topic")
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The first offset of each partition that retention has not deleted."""
+        """Return, for each partition, the first offset that retention has not deleted."""
         return self._offsets(partitions, OffsetSpec.earliest())
 
     def ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The last stable offset of each partition, the end for consumers that read only committed records."""
+        """Return the last stable offset of each partition: the end for consumers that read only committed records."""
         return self._offsets(partitions, OffsetSpec.latest())
 
     def at_time(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-        """The first offset whose timestamp is at least `timestamp_ms` (Unix time); the end when there is none."""
+        """Return, for each partition, the first offset with a timestamp of at least `timestamp_ms`; else the end.
+
+        `timestamp_ms` is in milliseconds of Unix time.
+        """
         partitions = list(partitions)
         found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
         ends = self.ends([p for p in partitions if found[p] < 0])
@@ -111,7 +114,7 @@ class Broker:
         return found
 
     def _answer(self, future: Future[T], where: str) -> T:
-        """The result of a request. Raises the errors of `translate_error`, or BrokerUnavailable after a timeout."""
+        """Return the result of a request. Raises the errors of `translate_error`; BrokerUnavailable on timeout."""
         try:
             return self._wait(future, where)
         except KafkaException as error:
@@ -125,14 +128,14 @@ class Broker:
 
 
 def _text(topic_id: Uuid) -> str:
-    """The id as Kafka's tools print it; '' for the zero id of brokers without topic ids."""
+    """Return the id as Kafka's tools print it; '' for the zero id, which brokers without topic ids return."""
     if not topic_id.get_most_significant_bits() and not topic_id.get_least_significant_bits():
         return ""
     return str(topic_id)
 
 
 class OffsetMirror:
-    """Commits offsets that Hive has committed to a consumer group, for lag monitoring; ingestd never reads them.
+    """Commits the committed positions of Hive to a Kafka consumer group for lag monitoring. ingestd never reads them.
 
     Uses asynchronous commits and polls for the result, because a synchronous commit blocks forever on a broker that
     hangs, and the admin client's group requests abort the process on a timeout (librdkafka issue 4605).
@@ -148,7 +151,10 @@ class OffsetMirror:
         self._error: KafkaError | None = None
 
     def commit(self, position: Offsets) -> None:
-        """Commit next offsets. Raises the errors of `translate_error`, or BrokerUnavailable after a timeout."""
+        """Commit the next offset of each partition.
+
+        Raises the errors of `translate_error`, or BrokerUnavailable after a timeout.
+        """
         offsets = [_TopicPartition(p.topic, p.partition, offset) for p, offset in position.items()]
         limit = Deadline.after(self._timeout)
         self._await_result(limit)
@@ -163,7 +169,7 @@ class OffsetMirror:
             raise translate_error(self._error, self._where)
 
     def close(self) -> None:
-        """Close the consumer, unless a commit is pending: closing would then block until the broker answers."""
+        """Close the consumer unless a commit is pending, because closing would then block until the broker answers."""
         if not self._is_pending:
             self._consumer.close()
 
@@ -172,7 +178,7 @@ class OffsetMirror:
         while self._is_pending and not limit.passed:
             self._consumer.poll(_POLL_SECONDS)
         if self._is_pending:
-            raise BrokerUnavailable("the commit of offsets timed out", where=self._where)
+            raise BrokerUnavailable("the offset commit timed out", where=self._where)
 
     def _on_commit(self, error: KafkaError | None, partitions: Sequence[_TopicPartition]) -> None:
         self._error = error or next((p.error for p in partitions if p.error is not None), None)

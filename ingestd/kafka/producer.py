@@ -1,4 +1,4 @@
-"""Topics and records for the demo and the benchmark.
+"""Creates topics and produces records for the demo and the benchmark.
 
 Invariant: `produce` returns only when the broker has acknowledged every record.
 """
@@ -27,9 +27,10 @@ def create_topic(servers: str, topic: str, partitions: int) -> None:
 
 
 def produce(servers: str, topic: str, values: Iterable[bytes], on_progress: Callable[[int], None]) -> int:
-    """Send values to all partitions and return their number; `on_progress` gets the increments.
+    """Send the values to all partitions and return their number.
 
-    Raises BrokerUnavailable when the broker does not acknowledge them.
+    `on_progress` is called with the number of values sent since its last call. Raises BrokerUnavailable if the broker
+    does not acknowledge all of them.
     """
     producer = Producer({"bootstrap.servers": servers, "queue.buffering.max.messages": 500_000, **_SETTINGS})
     count = 0

@@ -1,7 +1,7 @@
-"""Offset ranges and positions: the records of a transaction, determined before any of them is read.
+"""Offset ranges and positions, which determine the records of a transaction before any of them is read.
 
 Invariant: a range is `first <= offset < next`. Its end is an offset, not a record count, because compaction, aborted
-transactions and control records leave gaps. An offset is valid for one topic id only, so a position holds both.
+transactions and control records leave gaps. An offset is valid for one topic id only, so a position has both.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class TopicIdentity(NamedTuple):
     topic_id: str = ""
 
     def differs(self, other: TopicIdentity) -> bool:
-        """Whether the topics are known to differ: by topic id, or by cluster id where a topic id is unknown."""
+        """Return whether the topics are known to differ: by topic id, or by cluster id if a topic id is unknown."""
         if self.topic_id and other.topic_id:
             return self.topic_id != other.topic_id
         return bool(self.cluster_id and other.cluster_id and self.cluster_id != other.cluster_id)
 
     def merged(self, newer: TopicIdentity) -> TopicIdentity:
-        """The ids of `newer`; an id that is unknown there is taken from `self`."""
+        """Return the ids of `newer`, in which each unknown id is replaced by that of `self`."""
         return TopicIdentity(newer.cluster_id or self.cluster_id, newer.topic_id or self.topic_id)
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The offsets of one partition from `first` to `next`, exclusive."""
+    """The offsets of one partition from `first`, inclusive, to `next`, exclusive."""
 
     topic: str
     partition: int
@@ -71,7 +71,7 @@ class OffsetRange:
 
     @property
     def length(self) -> int:
-        """Number of offsets in the range, which may hold fewer records."""
+        """The number of offsets in the range, which may contain fewer records."""
         return self.next - self.first
 
     def __str__(self) -> str:
@@ -79,9 +79,9 @@ class OffsetRange:
 
 
 def cap(backlog: Sequence[OffsetRange], offsets: int) -> list[OffsetRange]:
-    """At most `offsets` offsets from the start of the backlog's ranges, shared evenly among the partitions.
+    """Select at most `offsets` offsets from the start of the backlog's ranges, shared evenly among the partitions.
 
-    What a short range does not use is shared among the longer ones.
+    Offsets that a short range does not need are shared among the longer ranges.
     """
     left, chosen = offsets, []
     for rank, part in enumerate(sorted(backlog, key=lambda r: r.length)):

@@ -30,7 +30,7 @@ _consumers: dict[tuple[tuple[str, str], ...], _Pooled] = {}
 
 @dataclass(frozen=True, slots=True)
 class _Pooled:
-    """A consumer that is kept for later tasks, and the identities of the topics that it has read."""
+    """A consumer that later tasks reuse, and the identities of the topics that it has read."""
 
     consumer: Consumer
     topics: dict[str, TopicIdentity]
@@ -38,7 +38,7 @@ class _Pooled:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of one topic: `values[i]` is from `partitions[i]` at `offsets[i]`; `size` is the bytes of all values."""
+    """Records of one topic. `values[i]` is from `partitions[i]` at `offsets[i]`; `size` is the bytes in all values."""
 
     topic: str
     values: list[bytes | None]
@@ -47,7 +47,7 @@ class Batch:
     size: int
 
     def origin(self, row: int) -> str:
-        """Topic, partition and offset of one record, for messages."""
+        """Return the topic, partition and offset of one record as text for messages."""
         return f"{self.topic}[{self.partitions[row]}] offset {self.offsets[row]}"
 
 
@@ -69,9 +69,9 @@ def read(
 ) -> Iterator[Batch]:
     """Read every record of the ranges, in batches of one topic; the offsets of each partition ascend.
 
-    `topics` are the identities that the ranges were planned with: a pooled consumer that has read an earlier topic of
-    the same name would fetch nothing and is replaced. They do not prove which topic the records came from;
-    `Planner.confirm` does.
+    `topics` contains the topic identities for which the ranges were planned. A pooled consumer that has read an earlier
+    topic of the same name would fetch nothing, so it is replaced. `topics` does not prove which topic the records came
+    from; `Planner.confirm` does.
 
     Raises RangeLost when Kafka no longer has a range, InvalidTopic without permission to read, LoginFailed, or
     BrokerUnavailable when no record arrives for `limits.silence_seconds`.
@@ -125,7 +125,7 @@ class _TopicRead:
             yield _concatenated(self._topic, parts)
 
     def _remaining(self) -> int:
-        """Number of offsets left to read, at least 1; `consume` would wait for more than that."""
+        """Return the number of offsets left to read, at least 1. `consume` would wait for any further records."""
         return max(1, int(np.maximum(self._next - self._position, 0).sum()))
 
     def _is_full(self, parts: list[Batch]) -> bool:
@@ -133,7 +133,7 @@ class _TopicRead:
         return records >= self._limits.batch_records or size >= self._limits.batch_bytes
 
     def _select(self, messages: list[Message]) -> Batch:
-        """The records that belong to a range; partitions whose range has been read are unassigned."""
+        """Return the records that belong to a range, and unassign partitions whose range has been read."""
         ended: set[int] = set()
         errors = list(map(Message.error, messages))
         if any(errors):
@@ -156,7 +156,7 @@ class _TopicRead:
         return Batch(self._topic, values, partitions, offsets, size)
 
     def _events(self, messages: list[Message], errors: list[KafkaError | None]) -> set[int]:
-        """The partitions reported to end at or beyond the end of their range; raises every other error."""
+        """Return the partitions that are reported to end at or beyond the end of their range; raise any other error."""
         ended = set()
         for message, error in zip(messages, errors, strict=True):
             if error is None:

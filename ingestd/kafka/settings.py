@@ -58,15 +58,15 @@ _HINT = "see librdkafka's CONFIGURATION.md for the names and values of its prope
 
 
 def setting_faults(settings: Mapping[str, object], section: Callable[[str], str]) -> Iterator[ConfigError]:
-    """Faults of a `kafka` section that can be found without a client.
+    """Yield the faults of a `kafka` section that can be found without a client.
 
-    Reports a missing broker list, properties that would break exactly-once, and each property whose name or value
-    librdkafka rejects. `section(key)` returns the path of the section that holds `key`. No message contains a value.
-    See `client_faults` for what remains.
+    These are a missing broker list, properties that would break exactly-once, and properties whose name or value
+    librdkafka rejects. `section(key)` returns the path of the section that contains `key`. No message contains a value.
+    `client_faults` finds the remaining faults.
     """
     if not settings.get(_SERVERS):
         yield ConfigError(
-            f"{_SERVERS} is missing", where=section(_SERVERS), hint='kafka: {bootstrap.servers: "host:9092"}'
+            f"{_SERVERS} is missing", where=section(_SERVERS), hint='write kafka: {bootstrap.servers: "host:9092"}'
         )
     for key in sorted(REFUSED.keys() & settings.keys()):
         yield ConfigError(f"{key} may not be set: {REFUSED[key]}", where=f"{section(key)}.{key}", hint="remove it")
@@ -77,11 +77,11 @@ def setting_faults(settings: Mapping[str, object], section: Callable[[str], str]
 
 
 def client_faults(settings: Mapping[str, object], section: Callable[[str], str]) -> Iterator[ConfigError]:
-    """The fault that librdkafka finds when it creates a client, if any.
+    """Yield the fault that librdkafka finds when it creates a client, if any.
 
     Examples are properties that contradict each other, certificates that cannot be read, and unknown SASL mechanisms.
-    Creates a consumer without brokers, which connects to nothing, and closes it. Call it when `setting_faults` found
-    nothing; `section` as there.
+    Creates a consumer without brokers, which does not connect, and closes it. Call this function if `setting_faults`
+    found no fault; `section` has the same meaning there.
     """
     try:
         Consumer({key: value for key, value in reader_settings(settings).items() if key != _SERVERS}).close()
@@ -94,8 +94,8 @@ def client_faults(settings: Mapping[str, object], section: Callable[[str], str])
 
 @cache
 def _librdkafka() -> ctypes.CDLL | None:
-    """The library that confluent_kafka has loaded; None when its functions cannot be called from here."""
-    library = ctypes.CDLL(cimpl.__file__)  # a symbol is also searched for in the libraries that this one needs
+    """Return the librdkafka that confluent_kafka has loaded; None if its functions cannot be called from here."""
+    library = ctypes.CDLL(cimpl.__file__)  # symbols are also looked up in the libraries on which this one depends
     try:
         library.rd_kafka_conf_new.restype = ctypes.c_void_p
         library.rd_kafka_conf_destroy.argtypes = [ctypes.c_void_p]
@@ -106,7 +106,7 @@ def _librdkafka() -> ctypes.CDLL | None:
 
 
 def _rejected(key: str, value: str) -> str:
-    """librdkafka's reason to reject one property; '' when it accepts it."""
+    """Return librdkafka's reason for rejecting a property; '' if librdkafka accepts the property."""
     library = _librdkafka()
     if library is None:
         return ""  # then only `client_faults` reports it
@@ -121,7 +121,7 @@ def _rejected(key: str, value: str) -> str:
 
 
 def _explained(text: str) -> str:
-    """A sentence without the value for librdkafka's reason to reject a property; '' for a reason that names none."""
+    """Rephrase librdkafka's reason for rejecting a property without the value; return '' if it names no property."""
     quoted = re.search(r'"([^"]+)"(?: value \S+ is (outside allowed range \S+))?[^"]*$', text)
     if not quoted:
         return ""
@@ -131,7 +131,7 @@ def _explained(text: str) -> str:
 
 
 def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Settings of a consumer that reads offset ranges. The user's settings override those that only affect speed."""
+    """Return the settings of a consumer of offset ranges. The user can override only those that affect the speed."""
     return {
         **_READER,
         **QUIET,
@@ -156,7 +156,7 @@ def create_client(client: Callable[[Mapping[str, object]], C], settings: Mapping
 
 
 def _client_fault(error: Exception, settings: Mapping[str, object], section: Callable[[str], str]) -> ConfigError:
-    """The fault that a client reported when it was created, without any value."""
+    """Convert the error of a client that could not be created to a ConfigError whose message contains no value."""
     cause = error.args[0] if error.args else error
     text = " ".join((cause.str() if isinstance(cause, KafkaError) else str(cause)).split())
     text = text.removeprefix("Failed to create consumer: ")
@@ -170,14 +170,17 @@ def _client_fault(error: Exception, settings: Mapping[str, object], section: Cal
 
 
 def is_missing(error: KafkaException | KafkaError) -> bool:
-    """Whether the broker reports that the topic or partition does not exist. A restarting broker may do so briefly."""
+    """Return whether the broker reports that the topic or partition does not exist.
+
+    A broker may briefly report this while it restarts.
+    """
     return _cause(error).code() in _MISSING
 
 
 def translate_error(error: KafkaException | KafkaError, where: str) -> IngestdError:
-    """The ingestd error for one of librdkafka.
+    """Translate an error of librdkafka.
 
-    InvalidTopic (no permission), RangeLost, LoginFailed, or BrokerUnavailable for everything else.
+    The result is InvalidTopic if permission is denied, RangeLost, LoginFailed, or BrokerUnavailable for other errors.
     """
     cause = _cause(error)
     code, text = cause.code(), cause.str()

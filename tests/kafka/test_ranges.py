@@ -49,7 +49,7 @@ def test_cap_when_ranges_differ_in_length_then_shares_are_even(backlog: list[Off
 
 
 @given(_backlogs(), st.integers(1, 16))
-def test_split_when_joined_again_then_gives_the_same_ranges(backlog: list[OffsetRange], tasks: int) -> None:
+def test_split_when_its_shares_are_joined_then_they_equal_the_ranges(backlog: list[OffsetRange], tasks: int) -> None:
     pieces = sorted((r.topic, r.partition, r.first, r.next) for share in split(backlog, tasks) for r in share)
     assert all(first < next_ for _, _, first, next_ in pieces)
     joined: list[tuple[str, int, int, int]] = []
@@ -70,7 +70,7 @@ def test_split_when_a_range_is_divided_then_no_share_has_two_parts(backlog: list
 
 
 @given(_backlogs(), st.integers(1, 16))
-def test_split_when_done_then_shares_differ_by_at_most_one_offset(backlog: list[OffsetRange], tasks: int) -> None:
+def test_split_when_called_then_shares_differ_by_at_most_one_offset(backlog: list[OffsetRange], tasks: int) -> None:
     shares = [_total(share) for share in split(backlog, tasks)]
     assert len(shares) == min(tasks, _total(backlog))
     assert max(shares) - min(shares) <= 1
@@ -92,7 +92,7 @@ def test_str_when_a_range_is_printed_then_names_topic_partition_and_offsets() ->
     assert str(OffsetRange("orders", 3, 10, 20)) == "orders[3] 10..20"
 
 
-def test_split_and_cap_when_there_are_no_ranges_then_return_none() -> None:
+def test_split_and_cap_when_there_are_no_ranges_then_return_no_ranges() -> None:
     assert split([], 4) == []
     assert cap([], 10) == []
 
@@ -108,7 +108,7 @@ def test_split_and_cap_when_there_are_no_ranges_then_return_none() -> None:
         (TopicIdentity("", ""), TopicIdentity("c1", "t1"), False),
     ],
 )
-def test_differs_when_topic_ids_are_known_then_they_decide_otherwise_the_cluster_ids(
+def test_differs_when_a_topic_id_is_unknown_then_compares_the_cluster_ids(
     one: TopicIdentity, other: TopicIdentity, differ: bool
 ) -> None:
     assert one.differs(other) is differ

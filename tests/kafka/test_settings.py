@@ -27,25 +27,25 @@ def _faults(settings: Mapping[str, object], check: Check = setting_faults) -> li
     return list(check(settings, lambda _key: "kafka"))
 
 
-def test_settings_when_valid_then_no_fault() -> None:
+def test_settings_when_they_are_valid_then_reports_no_fault() -> None:
     settings = SERVERS | {"client.id": "me", "fetch.wait.max.ms": 10, "socket.keepalive.enable": True, "acks": "all"}
     assert not _faults(settings)
     assert not _faults(settings, client_faults)
 
 
 @pytest.mark.parametrize("settings", [{}, {"bootstrap.servers": ""}])
-def test_settings_when_no_broker_is_listed_then_fault(settings: dict[str, object]) -> None:
+def test_settings_when_no_broker_is_listed_then_reports_a_fault(settings: dict[str, object]) -> None:
     assert "bootstrap.servers is missing" in _faults(settings)[0].what
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
-def test_settings_when_they_would_break_exactly_once_then_fault_gives_the_reason(key: str) -> None:
+def test_settings_when_they_would_break_exactly_once_then_fault_contains_the_reason(key: str) -> None:
     (fault,) = _faults(SERVERS | {key: "x"})
     assert fault.where == f"kafka.{key}"
     assert REFUSED[key] in fault.what
 
 
-def test_settings_when_librdkafka_rejects_several_then_one_fault_for_each() -> None:
+def test_settings_when_librdkafka_rejects_several_then_reports_one_fault_for_each() -> None:
     faults = _faults(SERVERS | {"sasl.foo": 1, "fetch.wait.max.ms": "long", "socket.timeout.ms": 5, "error_cb": "x"})
     assert {fault.where: fault.what for fault in faults} == {
         "kafka.sasl.foo": "librdkafka has no such property",
@@ -107,7 +107,7 @@ def test_settings_when_librdkafka_rejects_one_then_no_fault_contains_its_value(s
 
 
 @pytest.mark.parametrize("key", ["metadata.broker.list", "go.auto.commit", "group.instance.id"])
-def test_reader_settings_when_a_user_sets_fixed_ones_then_ours_are_used(key: str) -> None:
+def test_reader_settings_when_the_user_sets_fixed_properties_then_overrides_them(key: str) -> None:
     settings = reader_settings(SERVERS | dict.fromkeys(REFUSED, "x") | {key: "x"})
     assert settings["isolation.level"] == "read_committed"
     assert settings["enable.auto.commit"] is False
@@ -115,7 +115,7 @@ def test_reader_settings_when_a_user_sets_fixed_ones_then_ours_are_used(key: str
     assert settings["allow.auto.create.topics"] is False
 
 
-def test_reader_settings_when_a_user_tunes_the_fetch_then_the_users_value_is_used() -> None:
+def test_reader_settings_when_the_user_tunes_the_fetch_then_uses_the_value() -> None:
     assert reader_settings(SERVERS | {"fetch.wait.max.ms": 7})["fetch.wait.max.ms"] == 7
 
 
@@ -132,13 +132,15 @@ def test_reader_settings_when_a_user_tunes_the_fetch_then_the_users_value_is_use
         (KafkaError._TIMED_OUT, BrokerUnavailable),
     ],
 )
-def test_translate_error_when_given_a_code_then_returns_its_class(code: int, kind: type[IngestdError]) -> None:
+def test_translate_error_when_given_a_code_then_returns_the_error_of_that_code(
+    code: int, kind: type[IngestdError]
+) -> None:
     for error in (KafkaError(code), KafkaException(KafkaError(code))):
         translated = translate_error(error, "topic orders")
         assert type(translated) is kind
         assert translated.where == "topic orders"
 
 
-def test_is_missing_when_the_broker_does_not_know_the_topic_then_true() -> None:
+def test_is_missing_when_the_broker_does_not_know_the_topic_then_returns_true() -> None:
     assert is_missing(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
     assert not is_missing(KafkaError(KafkaError._TIMED_OUT))

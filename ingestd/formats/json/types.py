@@ -35,7 +35,7 @@ _WIDE = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[InvalidOperation]
 
 
 class InvalidValue(ValueError):
-    """A value does not fit its column. The text is the reason; in a complex value the path precedes it: `tags[3]: …`."""
+    """A value does not fit its column. The text is the reason, which the path precedes in a complex value."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(reason, path)
