@@ -1,1 +1,1 @@
-"""The commands. Only this package imports click and rich."""
+"""The command-line interface. Only this package imports click and rich."""

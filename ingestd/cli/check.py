@@ -21,8 +21,8 @@ from ingestd.ingest.checks import Finding, check_mapping, check_metastore
 def check(files: tuple[Path, ...], directory: Path | None, online: bool) -> None:
     """Validate a configuration and report every fault.
 
-    Exits with 0 when everything is in order, 78 when the configuration is invalid, or else with the code of the first
-    fault that --online finds.
+    The exit code is 0 if there is no fault, 78 if the configuration is invalid, and otherwise that of the first fault
+    that --online finds.
     """
     log.configure("auto", "info")
     console = Console(soft_wrap=True, highlight=False)

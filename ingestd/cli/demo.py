@@ -1,6 +1,6 @@
 """`ingestd demo`: moves records from a real Kafka into a real Hive table and reads them back through HiveServer2.
 
-Invariant: without `--keep` the demo stops every process and removes every file that it created, even on errors.
+Invariant: without `--keep`, the demo stops every process and removes every file that it created, even after an error.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _QUERIES = (
     ),
     ("The first rows", "SELECT id, ordered_at, customer, amount, dt FROM shop.orders WHERE id < 3 ORDER BY id"),
 )
-# Spark 4 makes the JVM print this at every start.
+# The JVM prints this whenever Spark 4 starts it.
 _JVM_NOISE = "WARNING: Using incubator modules"
 _CONFIG = """\
 # written by `ingestd demo`
@@ -65,8 +65,8 @@ mappings:
 @click.option("--records", type=click.IntRange(1), default=1_000_000, show_default=True, help="Number of records.")
 @click.option("--keep", is_flag=True, help="Keep the sandbox running and its files in place.")
 def demo(records: int, keep: bool) -> None:
-    """Run a demonstration: a million records from a real Kafka into a real Hive, exactly once."""
-    client()  # fail before anything starts if the client for the queries is not installed
+    """Run a demonstration: move a million records from a real Kafka into a real Hive table, exactly once."""
+    client()  # fails, before any service starts, if the client for the queries is not installed
     console = Console(highlight=False)
     state_dir = Path(tempfile.mkdtemp(prefix="ingestd-demo-"))
     box = Sandbox(SandboxOptions(state_dir=state_dir, hiveserver2=True))
@@ -77,16 +77,16 @@ def demo(records: int, keep: bool) -> None:
         kept = keep
     finally:
         if kept:
-            console.print(f"\nThe sandbox keeps running. Stop it with: ingestd sandbox down --state-dir {state_dir}")
+            console.print(f"\nThe sandbox is still running. Stop it with: ingestd sandbox down --state-dir {state_dir}")
         else:
             box.down()
             shutil.rmtree(state_dir, ignore_errors=True)
     if not kept:
-        console.print("\nStopped and removed everything. Use --keep to keep it running.")
+        console.print("\nStopped all services and removed all files. Use --keep to keep the sandbox running.")
 
 
 class _Demo:
-    """The steps of the demo, each with a heading."""
+    """Runs the steps of the demo and prints a heading before each step."""
 
     def __init__(self, console: Console, box: Sandbox, directory: Path) -> None:
         self._console = console
@@ -120,7 +120,7 @@ class _Demo:
             produce(addresses.kafka, _TOPIC, _orders(records), lambda more: bar.advance(task, more))
 
     def _ingest(self, addresses: Addresses, records: int) -> None:
-        self._say("Running ingestd run --until-caught-up with this configuration")
+        self._say("Running `ingestd run --until-caught-up` with this configuration:")
         text = _CONFIG.format(metastore=addresses.metastore, kafka=addresses.kafka)
         self._config.write_text(text, encoding="utf-8")
         self._console.print(text, style="dim", markup=False)
@@ -137,12 +137,12 @@ class _Demo:
             raise IngestdError("the daemon failed; its log is above", where=f"exit code {daemon.returncode}")
         seconds, working = monotonic() - began, sum(c["seconds"] for c in commits)
         self._console.print(
-            f"  {records:,} records in {seconds:.1f} s, start of Spark included ({records / seconds:,.0f} per second)"
+            f"  {records:,} records in {seconds:.1f} s, with the start of Spark ({records / seconds:,.0f} per second)"
         )
-        self._console.print(f"  [dim]Commits: {len(commits)}; {working:.1f} s in transactions, which overlap[/]")
+        self._console.print(f"  [dim]Commits: {len(commits)}. Sum of their transaction times: {working:.1f} s[/]")
 
     def _follow(self, daemon: subprocess.Popen[str], records: int) -> list[dict[str, Any]]:
-        """Show commits and warnings from the log as they arrive."""
+        """Print commits and warnings from the daemon's log as they arrive, and return the events of the commits."""
         commits: list[dict[str, Any]] = []
         with _bar(self._console) as bar:
             task = bar.add_task("committed", total=records)
@@ -172,14 +172,14 @@ class _Demo:
 
     def _point_onward(self, addresses: Addresses) -> None:
         self._say("Next steps")
-        self._console.print("  ingestd run --help      run the daemon; the README has a first configuration")
+        self._console.print("  ingestd run --help      run the daemon (the README contains a first configuration)")
         self._console.print("  ingestd check --help    validate a configuration before it runs")
         self._console.print("  ingestd sandbox --help  start this Kafka and Hive for your own experiments")
-        self._console.print(f"  [dim]this run used: kafka {addresses.kafka}, metastore {addresses.metastore}[/]")
+        self._console.print(f"  [dim]This run used Kafka at {addresses.kafka} and {addresses.metastore}.[/]")
 
 
 def _orders(records: int) -> Iterator[bytes]:
-    """JSON records of orders over three days."""
+    """Yield orders, spread over three days, as JSON objects."""
     chance = random.Random(20261121)
     start = datetime(2026, 11, 19)
     step = timedelta(days=_DAYS) / records

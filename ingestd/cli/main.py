@@ -30,7 +30,7 @@ for command in (run, check, demo, sandbox):
 
 
 def main() -> None:
-    """The console script."""
+    """Run the command line: the entry point of the console script."""
     protect_stderr()
     try:
         cli(prog_name="ingestd")

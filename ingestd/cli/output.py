@@ -22,7 +22,7 @@ class _LossyFile(io.FileIO):
     _wait_ms = _STUCK_MS
 
     def write(self, data: object) -> int:
-        """See `io.RawIOBase`. Dropped bytes count as written."""
+        """Write or drop bytes and return their number (see `io.RawIOBase`). Dropped bytes count as written."""
         view = memoryview(data).cast("B")  # type: ignore[arg-type]
         ready = select.poll()
         ready.register(self.fileno(), select.POLLOUT)
@@ -37,7 +37,7 @@ class _LossyFile(io.FileIO):
 
 
 def protect_stderr() -> None:
-    """Make `sys.stderr` a stream that never fails; standard descriptors that are closed become /dev/null."""
+    """Replace `sys.stderr` by a stream whose writes never fail. Open closed standard descriptors as /dev/null."""
     free = os.open(os.devnull, os.O_RDWR)
     while free <= _STDERR:  # otherwise a socket could get descriptor 2 and receive the log
         free = os.open(os.devnull, os.O_RDWR)

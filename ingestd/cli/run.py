@@ -1,4 +1,4 @@
-"""`ingestd run`: the daemon in the foreground."""
+"""`ingestd run`: runs the daemon in the foreground."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _config_options: list[Any] = [
         "--config-dir",
         "directory",
         type=click.Path(path_type=Path),
-        help="Folder with one mapping per YAML file.",
+        help="Directory with one mapping per YAML file.",
     ),
 ]
 
@@ -40,7 +40,7 @@ def with_config(command: Any) -> Any:
 
 @click.command()
 @with_config
-@click.option("--until-caught-up", is_flag=True, help="Commit everything that is in Kafka now, then exit with 0.")
+@click.option("--until-caught-up", is_flag=True, help="Commit all records that Kafka has now, then exit with 0.")
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "text", "json"]),
@@ -64,7 +64,8 @@ def run(
 ) -> None:
     """Move records from Kafka into Hive until stopped.
 
-    The first SIGTERM or SIGINT finishes open transactions and exits with 0; a second one aborts them.
+    After the first SIGTERM or SIGINT, the daemon finishes open transactions and exits with 0. A second signal aborts
+    them.
     """
     log.configure(log_format, log_level)
     document = load(files, directory)

@@ -28,7 +28,7 @@ _FOLLOW_SECONDS = 0.3
 _state_dir = click.option(
     "--state-dir",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Folder for data, ports and logs; each sandbox needs its own.  [default: in the cache folder]",
+    help="Directory for data, ports and logs. Each sandbox needs its own.  [default: in the cache directory]",
 )
 
 
@@ -39,15 +39,27 @@ def sandbox() -> None:
 
 @sandbox.command()
 @_state_dir
-@click.option("--hiveserver2", is_flag=True, help="Also start HiveServer2, to query tables with SQL.")
-@click.option("--metastore-db", metavar="URL", help="PostgreSQL for the metastore instead of embedded Derby.")
-@click.option("--kafka-port", type=click.IntRange(1, 65535), help="Default: a free port.")
-@click.option("--metastore-port", type=click.IntRange(1, 65535), help="Default: a free port.")
-@click.option("--hiveserver2-port", type=click.IntRange(1, 65535), help="Default: a free port.")
-@click.option("--kafka-heap-mb", type=click.IntRange(128), default=512, show_default=True, help="Java heap in MiB.")
-@click.option("--metastore-heap-mb", type=click.IntRange(128), default=512, show_default=True, help="Java heap in MiB.")
+@click.option("--hiveserver2", is_flag=True, help="Also start HiveServer2, for SQL queries.")
+@click.option("--metastore-db", metavar="URL", help="PostgreSQL database of the metastore.  [default: embedded Derby]")
+@click.option("--kafka-port", type=click.IntRange(1, 65535), help="Port of Kafka.  [default: a free port]")
+@click.option("--metastore-port", type=click.IntRange(1, 65535), help="Port of the metastore.  [default: a free port]")
+@click.option("--hiveserver2-port", type=click.IntRange(1, 65535), help="Port of HiveServer2.  [default: a free port]")
 @click.option(
-    "--hiveserver2-heap-mb", type=click.IntRange(384), default=1024, show_default=True, help="Java heap in MiB."
+    "--kafka-heap-mb", type=click.IntRange(128), default=512, show_default=True, help="Java heap of Kafka in MiB."
+)
+@click.option(
+    "--metastore-heap-mb",
+    type=click.IntRange(128),
+    default=512,
+    show_default=True,
+    help="Java heap of the metastore in MiB.",
+)
+@click.option(
+    "--hiveserver2-heap-mb",
+    type=click.IntRange(384),
+    default=1024,
+    show_default=True,
+    help="Java heap of HiveServer2 in MiB.",
 )
 @click.option(
     "--txn-timeout-seconds",
@@ -112,9 +124,14 @@ def status(state_dir: Path | None, as_json: bool) -> None:
 @_state_dir
 @click.argument("service", type=click.Choice(SERVICES), required=False)
 @click.option(
-    "-n", "--lines", type=click.IntRange(0), default=50, show_default=True, help="Number of last lines to print."
+    "-n",
+    "--lines",
+    type=click.IntRange(0),
+    default=50,
+    show_default=True,
+    help="Number of lines to print from the end.",
 )
-@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines as they arrive, until Ctrl-C.")
 def logs(state_dir: Path | None, service: str | None, lines: int, follow: bool) -> None:
     """Print the log of one service, or of all services."""
     box = _sandbox(state_dir=state_dir)
@@ -142,7 +159,7 @@ def _print_tail(name: str, file: Path, lines: int, *, named: bool) -> int:
 
 
 def _print_new(name: str, file: Path, start: int, *, named: bool) -> int:
-    """Print what follows offset `start` and return the new end. A truncated file is read from its beginning."""
+    """Print the lines after offset `start` and return the offset of the end. Read a truncated file from its start."""
     with file.open("rb") as log:
         log.seek(start if file.stat().st_size >= start else 0)
         for line in log:
@@ -164,7 +181,10 @@ def _print_addresses(addresses: Addresses) -> None:
 
 @contextmanager
 def progress_display() -> Iterator[Callable[[str, int, int], None]]:
-    """Show progress on standard error: a bar on a terminal, otherwise one line per step."""
+    """Yield a function `(step, done, total)` that shows progress on standard error.
+
+    It shows a bar on a terminal, and otherwise prints one line per step.
+    """
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield _lines(console)
@@ -192,7 +212,7 @@ def _lines(console: Console) -> Callable[[str, int, int], None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Turn SIGTERM into an exception, so that a partial start is rolled back, as with Ctrl-C."""
+    """Raise SystemExit on SIGTERM, so that a partial start is rolled back as it is after Ctrl-C."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(128 + number)

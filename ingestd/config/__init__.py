@@ -1,4 +1,4 @@
-"""Configuration: turns YAML files into validated options. Only this package imports yaml and pydantic.
+"""Configuration: converts YAML files to validated options. Only this package imports yaml and pydantic.
 
-Invariant: a `Document` is complete and valid: no unknown key, no unresolved reference, no malformed value.
+Invariant: a `Document` is complete and valid. It has no unknown key, unresolved reference or malformed value.
 """

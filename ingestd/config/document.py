@@ -1,6 +1,6 @@
-"""The whole configuration: its sections, and the rules that span several of them.
+"""The whole configuration: its sections, and the rules that involve several sections.
 
-Invariant: a `Document` is complete: every mapping has the defaults and the common Kafka settings filled in.
+Invariant: a `Document` is complete. Every mapping contains the defaults and the common Kafka settings.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ingestd.kafka.settings import client_faults, setting_faults
 from ingestd.keys import NOT_EMPTY, Seconds, Setting
 from ingestd.spark.options import SparkOptions
 
-# Yields the faults of Kafka settings, given the section of each key.
+# Yields the faults of Kafka settings. The second argument returns the configuration section of a key.
 FaultFinder = Callable[[Mapping[str, object], Callable[[str], str]], Iterator[ConfigError]]
 
 
@@ -32,14 +32,14 @@ class ShutdownOptions:
 
 @dataclass(frozen=True, slots=True)
 class DefaultOptions:
-    """Values for mappings that do not set a key themselves."""
+    """Default values for keys that a mapping does not set."""
 
     commit: CommitOptions = field(default_factory=CommitOptions)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A complete configuration; `kafka` contains librdkafka properties for all mappings."""
+    """A complete configuration. `kafka` contains the librdkafka properties that apply to all mappings."""
 
     metastore: MetastoreOptions
     kafka: Mapping[str, Setting] = field(repr=False)
@@ -51,13 +51,13 @@ class Document:
 
 
 def load(files: Sequence[Path], directory: Path | None = None) -> Document:
-    """The configuration of a command: read the files, validate them, and let librdkafka check the Kafka settings.
+    """Read and validate the files, and test the Kafka settings with librdkafka.
 
-    Raises ConfigFaults: every fault with its file, line and path.
+    Raises ConfigFaults with the file, line and path of every fault.
     """
     settings = read_document(files, directory)
     document = validate(settings)
-    # Only a client finds contradictions and certificates that cannot be read. It connects to nothing.
+    # Only a client detects contradictory settings and unreadable certificates. It opens no connection.
     _raise_any(_kafka_faults(document, settings, client_faults), settings)
     return document
 
@@ -82,7 +82,7 @@ def _repeated_names(mappings: Sequence[MappingOptions]) -> Iterator[ConfigError]
     names = [mapping.name for mapping in mappings]
     for index, name in enumerate(names):
         if name in names[:index]:
-            yield ConfigError(f"another mapping is named {name}", where=f"mappings[{index}].name", hint="rename one")
+            yield ConfigError(f"another mapping is named {name}", where=f"mappings[{index}].name", hint="rename it")
 
 
 def _kafka_faults(document: Document, settings: Settings, find: FaultFinder) -> Iterator[ConfigError]:
@@ -96,7 +96,7 @@ def _kafka_faults(document: Document, settings: Settings, find: FaultFinder) -> 
 
 
 def _with_common_values(document: Document, own: MappingOptions, given: Mapping[str, Any]) -> MappingOptions:
-    """The mapping with the common values filled in; `given` contains the keys that the mapping itself sets."""
+    """Return the mapping with the common values filled in. `given` contains the keys that the mapping itself sets."""
     commit = {key: getattr(own.commit, key) for key in given.get("commit", {})}
     return replace(
         own,

@@ -1,7 +1,7 @@
 """Reads configuration files into one document and resolves references to the environment and to files.
 
-Invariant: references are resolved after parsing, so that a value cannot inject structure; every key keeps its file and
-line; no error contains a value.
+Invariant: references are resolved after parsing, so that a value cannot inject YAML. The file and line of every key are
+known. No error contains a value.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The merged content of the files, by paths such as `mappings[0].commit.rows`.
+    """The merged content of the files. The path of a key has the form `mappings[0].commit.rows`.
 
-    `places` maps each path to "FILE:LINE"; `references` are the paths whose value came from the environment or a file.
+    `places` maps each path to "FILE:LINE". `references` contains the paths whose values contain a resolved reference.
     """
 
     values: Mapping[str, Any] = field(repr=False)
@@ -41,7 +41,7 @@ class Settings:
     references: frozenset[str] = frozenset()
 
     def located(self, fault: ConfigError) -> ConfigError:
-        """The fault with file and line added: those of its key, or of the nearest enclosing key."""
+        """Return the fault with the file and line of its key, or of the nearest enclosing key."""
         path = fault.where
         while path and path not in self.places:
             path = path[: max(path.rfind("."), path.rfind("["), 0)]
@@ -49,18 +49,18 @@ class Settings:
         return _placed(fault, place)
 
     def line_order(self, fault: ConfigError) -> int:
-        """Sort key that puts located faults in the order of the files and lines."""
+        """Return a sort key that orders located faults by file and line."""
         order = {place: number for number, place in enumerate(self.places.values())}
         return order.get(fault.where.partition(": ")[0], -1)
 
 
 def read_document(files: Sequence[Path], directory: Path | None) -> Settings:
-    """Merge all files: later files override earlier ones key by key, lists of mappings are concatenated.
+    """Read and merge all files. Later files override earlier ones key by key; lists of mappings are concatenated.
 
     `directory` contains one mapping per `*.yaml` or `*.yml` file. Raises ConfigFaults with file and line.
     """
     if not files and directory is None:
-        raise ConfigError("no configuration was given", hint="use --config FILE or --config-dir FOLDER")
+        raise ConfigError("no configuration was given", hint="use --config FILE or --config-dir DIRECTORY")
     faults: list[ConfigError] = []
     document = _Section({}, ", ".join(str(file) for file in files) or str(directory))
     for file in files:
@@ -70,7 +70,11 @@ def read_document(files: Sequence[Path], directory: Path | None) -> Settings:
         mapping = _parse(file, faults)
         document = _merged(document, _Section({"mappings": _Items([mapping], mapping.place)}, str(file)))
     if directory is not None and not mapping_files and "mappings" not in document.entries:
-        faults.append(ConfigError("contains no *.yaml file", where=str(directory)))
+        faults.append(
+            ConfigError(
+                "contains no *.yaml or *.yml file", where=str(directory), hint="add a file with one mapping to it"
+            )
+        )
     if faults:
         raise ConfigFaults(faults)
     parts = list(_walk("", document))
@@ -82,7 +86,7 @@ def read_document(files: Sequence[Path], directory: Path | None) -> Settings:
 
 
 def _placed(fault: ConfigError, place: str) -> ConfigError:
-    """The fault with its location. Only the first part of a malformed key, such as `password:secret`, is shown."""
+    """Return the fault with its location. Only the first part of a malformed key such as `password:secret` is shown."""
     path = _KEYS.match(fault.where)[0]  # type: ignore[index]
     hint = fault.hint
     if path != fault.where:
@@ -146,14 +150,14 @@ def _mapping_files(directory: Path | None) -> list[Path]:
     if directory is None:
         return []
     if not directory.is_dir():
-        raise ConfigError("is not a directory", where=str(directory), hint="--config-dir takes a directory")
+        raise ConfigError("is not a directory", where=str(directory), hint="--config-dir requires a directory")
     if not os.access(directory, os.R_OK | os.X_OK):
         raise ConfigError("cannot be read: Permission denied", where=str(directory))
     return sorted([*directory.glob("*.yaml"), *directory.glob("*.yml")])
 
 
 def _parse(file: Path, faults: list[ConfigError]) -> _Section:
-    """The file's tree; an empty tree when the file cannot be parsed, with the reason added to `faults`."""
+    """Return the tree of a file. If it cannot be parsed, add the reason to `faults` and return an empty tree."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -186,7 +190,7 @@ def _syntax_fault(file: Path, text: str, error: yaml.YAMLError) -> ConfigError:
 
 
 class _Reader(yaml.SafeLoader):
-    """Turns the nodes of one file into parts with their lines. Faults are collected, not raised."""
+    """Converts the YAML nodes of one file to a tree of parts with file and line. Faults are collected, not raised."""
 
     def __init__(self, file: Path, faults: list[ConfigError], text: str) -> None:
         super().__init__(text)
@@ -195,7 +199,7 @@ class _Reader(yaml.SafeLoader):
         self._open: set[int] = set()
 
     def tree(self, root: yaml.Node) -> _Section:
-        """The whole file."""
+        """Return the tree of the whole file."""
         if isinstance(root, yaml.MappingNode):
             return self._section(root, "", self._place(root))
         if not (isinstance(root, yaml.ScalarNode) and root.tag == "tag:yaml.org,2002:null"):

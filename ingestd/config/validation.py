@@ -1,11 +1,11 @@
-"""Validates configuration values against options dataclasses and words the faults.
+"""Validates configuration values against options dataclasses and writes the error messages.
 
-Each key is defined once: as a field of a plain dataclass in the package that uses it, with a type of `ingestd.keys`.
+Each key is defined once, as a field of a plain dataclass in the package that uses it, with a type of `ingestd.keys`.
 This module derives pydantic models from those dataclasses.
 
-Invariant: an unknown key is refused with its path and the nearest known name; nothing is accepted and ignored. A value
-that may be secret never appears in an error: no value of `kafka`, `spark.conf` or `metastore.plain`, whatever its type,
-no list or section in place of a single value, and no resolved reference.
+Invariant: no key is ignored. An unknown key is refused, and the error contains its path and the nearest known name. A
+value that may be secret never appears in an error: a value of `kafka`, `spark.conf` or `metastore.plain` of any type, a
+list or section in place of a single value, or a resolved reference.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SENTENCES = {
 
 
 def validate(options: type[T], settings: Settings) -> T:
-    """The options that the files define. Raises ConfigFaults: every fault with its file, line and path."""
+    """Return the options that the files define. Raises ConfigFaults with the file, line and path of every fault."""
     try:
         return _construct(options, _model(options).model_validate(settings.values))
     except ValidationError as error:
@@ -51,13 +51,13 @@ def validate(options: type[T], settings: Settings) -> T:
 
 
 def config_faults(found: list[ConfigError], settings: Settings) -> ConfigFaults:
-    """The distinct faults, with file and line, in the order of the files."""
+    """Return an error with the distinct faults, located and sorted by file and line."""
     located = {str(fault): fault for fault in map(settings.located, found)}
     return ConfigFaults(sorted(located.values(), key=settings.line_order))
 
 
 def keys(options: type, path: str = "") -> Iterator[tuple[str, str]]:
-    """Path and name of every key of the options and of their sections: `mappings.commit.rows`, `rows`."""
+    """Yield path and name (`mappings.commit.rows`, `rows`) of every key of the options and of their sections."""
     for name, hint in _key_types(options).items():
         yield f"{path}{name}", name
         section = _section(hint)
@@ -70,14 +70,14 @@ class _Keys(BaseModel):
 
 
 def _model(options: type) -> type[BaseModel]:
-    """The model that checks the keys of an options dataclass; `_construct` fills in the defaults."""
+    """Return a pydantic model that checks the keys of an options dataclass. `_construct` fills in the defaults."""
     defaults = {field.name: ... if _is_required(field) else None for field in fields(options)}
     keys_of_model = {name: (_pydantic_type(hint), defaults[name]) for name, hint in _key_types(options).items()}
     return create_model(options.__name__, __base__=_Keys, **keys_of_model)  # type: ignore[call-overload,no-any-return]
 
 
 def _key_types(options: type) -> dict[str, Any]:
-    """The annotated type of each key."""
+    """Return the annotated type of each key by name."""
     hints = get_type_hints(options, include_extras=True)
     return {field.name: hints[field.name] for field in fields(options) if field.metadata != NOT_A_KEY}
 
@@ -87,7 +87,7 @@ def _is_required(field: Field[Any]) -> bool:
 
 
 def _construct(options: type[T], model: BaseModel) -> T:
-    """The options with the keys that are set. A ConfigError of the dataclass itself becomes a validation error."""
+    """Construct the options from the keys that are set. A ConfigError of the dataclass becomes a validation error."""
     try:
         return options(**{name: getattr(model, name) for name in model.model_fields_set})
     except ConfigError as error:
@@ -103,7 +103,7 @@ class _Fault(ValueError):
 
 
 def _pydantic_type(hint: Any) -> Any:
-    """The type for pydantic: options become models, the metadata of `ingestd.keys` becomes validators."""
+    """Return the type for pydantic: options become models, and metadata of `ingestd.keys` becomes validators."""
     if _is_options(hint):
         return Annotated[_model(hint), AfterValidator(partial(_construct, hint))]
     origin, arguments = get_origin(hint), get_args(hint)
@@ -113,7 +113,7 @@ def _pydantic_type(hint: Any) -> Any:
             result = Annotated[result, _validator(mark)]
         return result
     if origin in (Union, UnionType):
-        return Union[tuple(map(_pydantic_type, arguments))]  # noqa: UP007 - of a computed tuple
+        return Union[tuple(map(_pydantic_type, arguments))]  # noqa: UP007 - the members are computed
     if origin in (tuple, frozenset, Mapping):
         return {Mapping: dict}.get(origin, origin)[tuple(map(_pydantic_type, arguments))]
     return hint
@@ -128,7 +128,7 @@ def _reads(hint: Any) -> bool:
 
 
 def _section(hint: Any) -> type | None:
-    """The options dataclass of a key that is a section or a list of sections."""
+    """Return the options dataclass of a key that is a section or a list of sections; None for other keys."""
     if _is_options(hint):
         return hint  # type: ignore[no-any-return]
     if _reads(hint):
@@ -162,15 +162,15 @@ def _fault(fault: Any, options: type, settings: Settings) -> ConfigError:
 
 
 def _path(location: tuple[str | int, ...]) -> str:
-    """`mappings[0].commit.rows`."""
+    """Return the path of a key, such as `mappings[0].commit.rows`."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
 
 
 def _unknown(options: type, location: tuple[str | int, ...]) -> str:
-    """The sentence for an unknown key: it names the most similar known key, or all of them."""
+    """Return the message about an unknown key. It contains the most similar known key, or else all known keys."""
     at = options
     for part in location[:-1]:
         at = (_section(_key_types(at)[part]) if isinstance(part, str) else None) or at
     known = list(_key_types(at))
     close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    return "unknown key, " + (f"did you mean {close[0]}?" if close else f"known here: {', '.join(known)}")
+    return "unknown key, " + (f"did you mean {close[0]}?" if close else f"the known keys are {', '.join(known)}")

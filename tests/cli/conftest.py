@@ -1,4 +1,4 @@
-"""Commands that run in the test process leave no trace in it."""
+"""Resets what a command changes in the process of its test."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ import structlog
 
 @pytest.fixture(autouse=True)
 def _default_logging() -> Iterator[None]:
-    """Reset the log configuration of a command: it refers to the stderr of its test, which is closed afterwards."""
+    """Reset the log configuration after a test, because it refers to the stderr of that test, which is then closed."""
     yield
     structlog.reset_defaults()

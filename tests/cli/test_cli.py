@@ -40,7 +40,7 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the console script in this process; a new process takes seconds."""
+    """Return a function that runs the console script in this process, because a new process takes seconds."""
 
     def call(*arguments: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["ingestd", *map(str, arguments)])
@@ -66,7 +66,7 @@ def _config(directory: Path, mapping: dict[str, Any] | None = None, **sections: 
     return path
 
 
-def test_version_then_is_that_of_the_package(run: Run) -> None:
+def test_version_then_prints_the_version_of_the_package(run: Run) -> None:
     result = run("--version")
     assert (result.code, result.out.strip()) == (0, f"ingestd, version {__version__}")
 
@@ -88,7 +88,7 @@ def test_check_when_valid_then_exit_code_is_0(run: Run, tmp_path: Path) -> None:
     assert (result.code, result.out.strip()) == (0, "✓ configuration: 1 mapping")
 
 
-def test_check_when_mappings_are_in_a_folder_then_counts_them(run: Run, tmp_path: Path) -> None:
+def test_check_when_mappings_are_in_a_directory_then_counts_them(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "mappings.d"
     folder.mkdir()
     (folder / "clicks.yaml").write_text("{name: clicks, topics: [clicks], table: web.clicks}", encoding="utf-8")
@@ -130,7 +130,7 @@ def test_configuration_when_invalid_then_prints_one_line_and_exit_code_is_78(
     ("content", "words"),
     [("a: [1, 2\nb: 3\n", "malformed.yaml:2:"), ("- a\n", "must contain keys"), ("a: ${ENV:NO_SUCH}", "NO_SUCH")],
 )
-def test_file_when_malformed_then_names_it_and_exit_code_is_78(
+def test_file_when_malformed_then_error_names_it_and_exit_code_is_78(
     run: Run, tmp_path: Path, content: str, words: str
 ) -> None:
     file = tmp_path / "malformed.yaml"
@@ -248,7 +248,7 @@ def test_run_when_the_table_is_missing_then_prints_one_line_and_exit_code_is_65(
     assert "Traceback" not in daemon.text()
 
 
-def test_python_m_ingestd_then_runs_the_command() -> None:
+def test_python_m_ingestd_then_runs_the_console_script() -> None:
     result = subprocess.run([sys.executable, "-m", "ingestd", "check"], capture_output=True, text=True, check=False)
     assert result.returncode == 78
     assert result.stderr.startswith("ingestd: no configuration was given")
@@ -263,7 +263,7 @@ for name in ("ingestd.publish.row_counts", "py4j", "thrift"):
 """
 
 
-def test_warning_when_from_our_modules_then_is_logged_and_from_libraries_is_not() -> None:
+def test_warning_when_a_library_and_ingestd_log_it_then_only_that_of_ingestd_is_written() -> None:
     result = subprocess.run([sys.executable, "-c", _SAYS], capture_output=True, text=True, check=True)
     (line,) = map(json.loads, result.stderr.splitlines())
     assert (line["level"], line["event"], line["text"]) == ("warning", "note", "said by ingestd.publish.row_counts")
@@ -286,7 +286,7 @@ for letter in "abcd":
 """
 
 
-def test_stderr_when_its_reader_is_stuck_then_drops_output_otherwise_is_complete() -> None:
+def test_stderr_when_its_reader_is_stuck_then_drops_output_and_otherwise_writes_all() -> None:
     command = [sys.executable, "-c", _WRITES]
     with subprocess.Popen(command, stderr=subprocess.PIPE) as stuck:
         assert stuck.wait(30) == 0  # the pipe is full after 64 KiB

@@ -1,4 +1,4 @@
-"""No value that may be secret is ever printed, in any position and form, for any kind of error."""
+"""A value that may be secret is never printed, whatever its position, its form and the kind of error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BASE = {
     "kafka": "  bootstrap.servers: 127.0.0.1:1",
     "mappings": "  - name: orders\n    topics: [orders]\n    table: shop.orders",
 }
-# Section and its text instead of the base; # stands for a form.
+# A section and the text that replaces its base text; # stands for a form.
 _POSITIONS: tuple[tuple[str, str], ...] = (
     ("kafka", "  bootstrap.servers: 127.0.0.1:1\n  sasl.password: #"),
     ("kafka", "  bootstrap.servers: 127.0.0.1:1\n  security.protocol: #"),
@@ -68,7 +68,7 @@ def _said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *
 
 
 @pytest.mark.parametrize(("section", "text"), _POSITIONS)
-def test_configuration_when_it_contains_a_secret_then_is_not_printed(
+def test_configuration_when_it_contains_a_secret_then_the_secret_is_not_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, section: str, text: str
 ) -> None:
     monkeypatch.setenv("CANARY", CANARY)
@@ -87,7 +87,7 @@ def test_configuration_when_it_contains_a_secret_then_is_not_printed(
 
 
 @pytest.mark.parametrize("command", [("check", "--online"), ("run", "--until-caught-up")])
-def test_services_when_they_refuse_a_secret_then_is_not_printed(
+def test_services_when_they_refuse_a_secret_then_the_secret_is_not_printed(
     stack: Stack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
     stack.topic(1)
@@ -109,7 +109,7 @@ def test_services_when_they_refuse_a_secret_then_is_not_printed(
     assert CANARY not in said.lower()
 
 
-def test_spark_when_a_secret_prevents_its_start_then_is_not_printed(stack: Stack) -> None:
+def test_spark_when_a_secret_prevents_its_start_then_the_secret_is_not_printed(stack: Stack) -> None:
     config = stack.config(spark={"master": "local[1]", "conf": {"spark.driver.maxResultSize": CANARY}})
     daemon = stack.start_process(config, "--until-caught-up")
     assert daemon.wait() == 70

@@ -1,4 +1,4 @@
-"""Keys, values and units of the configuration: accepted forms, and the errors for all others."""
+"""Keys, values and units of the configuration: the accepted forms, and the errors for all others."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def _fault(mapping: dict[str, Any] | None = None, **sections: Any) -> str:
             "defaults.commit.intervall: unknown key, did you mean interval",
         ),
         ({}, {"sparkk": {}}, "sparkk: unknown key, did you mean spark?"),
-        ({}, {"spark": {"zzz": 1}}, "spark.zzz: unknown key, known here: master, stage_timeout, conf"),
+        ({}, {"spark": {"zzz": 1}}, "spark.zzz: unknown key, the known keys are master, stage_timeout, conf"),
         ({"start": {"timestmp": "2026-11-01"}}, {}, "mappings[0].start"),
     ],
 )
-def test_unknown_key_then_error_has_its_path_and_the_nearest_name(
+def test_key_when_unknown_then_error_has_its_path_and_the_nearest_name(
     mapping: dict[str, Any], sections: dict[str, Any], expected: str
 ) -> None:
     assert expected in _fault(mapping, **sections)
@@ -70,7 +70,7 @@ def test_spark_master_when_invalid_then_error_names_it() -> None:
     assert "spark.master: must be a Spark master URL" in _fault(spark={"master": "lokal"})
 
 
-def test_several_faults_then_each_has_one_line() -> None:
+def test_faults_when_several_then_each_has_one_line() -> None:
     text = _fault({"commit": {"rows": 0}, "table": "a.b.c", "start": []}, shutdown={"timeout": "soon"}, spark=None)
     assert sorted(text.splitlines()) == [
         "mappings[0].commit.rows: must be greater than 0, not 0",
@@ -127,14 +127,14 @@ def test_document_when_empty_then_error_names_the_required_sections() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_invalid_value_then_error_has_its_path(mapping: dict[str, Any], path: str) -> None:
+def test_value_when_invalid_then_error_has_its_path(mapping: dict[str, Any], path: str) -> None:
     text = _fault(mapping)
     assert path in text
     assert "pydantic" not in text.lower()
 
 
 @pytest.mark.parametrize("uri", ["", "localhost:9083", "http://localhost", "thrift://", "thrift://host:port"])
-def test_metastore_uri_when_invalid_then_is_a_config_error(uri: str) -> None:
+def test_metastore_uri_when_invalid_then_raises_config_error(uri: str) -> None:
     assert "metastore.uri" in _fault(metastore={"uri": uri})
 
 
@@ -151,11 +151,11 @@ def test_metastore_uri_when_invalid_then_is_a_config_error(uri: str) -> None:
         ),
     ],
 )
-def test_metastore_login_when_invalid_then_is_a_config_error(section: dict[str, Any], expected: str) -> None:
+def test_metastore_login_when_invalid_then_raises_config_error(section: dict[str, Any], expected: str) -> None:
     assert expected in _fault(metastore={"uri": "thrift://localhost:9083"} | section)
 
 
-def test_metastore_login_then_reaches_the_connection_and_hides_the_password() -> None:
+def test_metastore_login_when_valid_then_is_in_the_options_and_the_password_is_hidden() -> None:
     plain = {"username": "ann", "password": "secret-word"}
     section = {
         "uri": "thrift://localhost:9083",
@@ -175,7 +175,7 @@ def test_metastore_login_then_reaches_the_connection_and_hides_the_password() ->
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED))
-def test_kafka_key_when_it_breaks_exactly_once_then_is_refused(key: str) -> None:
+def test_kafka_key_when_it_would_break_exactly_once_then_is_refused(key: str) -> None:
     servers = {"bootstrap.servers": "localhost:9092"}
     assert f"kafka.{key}: {key} may not be set" in _fault(kafka=servers | {key: "x"})
     assert f"mappings[0].kafka.{key}" in _fault({"kafka": {key: "x"}})
@@ -185,7 +185,7 @@ def test_kafka_when_no_broker_is_named_then_error_says_so() -> None:
     assert "bootstrap.servers is missing" in _fault(kafka={})
 
 
-def test_mappings_when_two_have_the_same_name_then_is_refused() -> None:
+def test_mappings_when_two_have_the_same_name_then_the_second_is_refused() -> None:
     document = _document()
     document["mappings"] *= 2
     with pytest.raises(ConfigError, match=r"mappings\[1\].name: another mapping is named orders"):
@@ -222,7 +222,7 @@ def test_topic_when_repeated_then_counts_once() -> None:
     assert _options({"topics": ["a", "b", "a"]}).topics == ("a", "b")
 
 
-def test_partition_value_when_yaml_reads_no_text_then_becomes_hives_text() -> None:
+def test_partition_value_when_yaml_parses_another_type_then_becomes_hives_text() -> None:
     given = yaml.safe_load("{n: 5, dt: 2026-11-21, at: 2026-11-21 10:00:00, b: true, nothing: ''}")
     assert _options({"partition": given}).partition == {
         "n": "5",
@@ -234,7 +234,7 @@ def test_partition_value_when_yaml_reads_no_text_then_becomes_hives_text() -> No
 
 
 @pytest.mark.parametrize("rows", [5, "5", 5.0])
-def test_count_when_it_is_a_whole_number_in_any_form_then_is_accepted(rows: object) -> None:
+def test_count_when_it_is_a_whole_number_of_any_type_then_is_accepted(rows: object) -> None:
     assert _options({"commit": {"rows": rows}}).commit.rows == 5
 
 

@@ -19,7 +19,7 @@ def _written(directory: Path, text: str, name: str = "ingestd.yaml") -> Path:
     return path
 
 
-def test_two_files_when_both_set_a_key_then_the_later_wins(tmp_path: Path) -> None:
+def test_two_files_when_both_set_a_key_then_the_later_file_wins(tmp_path: Path) -> None:
     first = _written(tmp_path, "kafka: {a: 1, b: 2}\nspark: {master: one}\nmappings: [{name: x}]", "1.yaml")
     second = _written(tmp_path, "kafka: {b: 3}\nspark: {master: two}\nmappings: [{name: y}]", "2.yaml")
     assert read_document([first, second], None).values == {
@@ -29,7 +29,7 @@ def test_two_files_when_both_set_a_key_then_the_later_wins(tmp_path: Path) -> No
     }
 
 
-def test_config_dir_when_it_holds_yaml_files_then_each_is_a_mapping(tmp_path: Path) -> None:
+def test_config_dir_when_it_contains_yaml_files_then_each_is_a_mapping(tmp_path: Path) -> None:
     base = _written(tmp_path, "kafka: {a: 1}\nmappings: [{name: x}]")
     _written(tmp_path, "name: z", "mappings.d/20.yml")
     _written(tmp_path, "name: y", "mappings.d/10.yaml")
@@ -43,12 +43,12 @@ def test_config_dir_when_missing_then_error_says_so(tmp_path: Path) -> None:
         read_document([], tmp_path / "nowhere")
 
 
-def test_no_configuration_then_error_names_the_option() -> None:
+def test_configuration_when_none_is_given_then_error_names_the_option() -> None:
     with pytest.raises(ConfigError, match="--config"):
         read_document([], None)
 
 
-def test_references_when_set_then_are_resolved_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_references_when_valid_then_are_resolved_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = _written(tmp_path, "s3cret\n", "secret")
     monkeypatch.setenv("PLACE", "there")
     monkeypatch.delenv("UNSET", raising=False)
@@ -59,7 +59,7 @@ def test_references_when_set_then_are_resolved_everywhere(tmp_path: Path, monkey
     assert read_document([file], None).values == {"a": "there", "b": [{"c": "x-y-there"}], "d": "s3cret", "e": ""}
 
 
-def test_reference_when_its_value_is_yaml_then_stays_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_when_its_value_is_yaml_then_is_read_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("INJECTED", "x\nspark: {master: injected}")
     file = _written(tmp_path, "control: {database: '${ENV:INJECTED}'}")
     assert read_document([file], None).values == {"control": {"database": "x\nspark: {master: injected}"}}
@@ -72,7 +72,7 @@ def test_reference_when_its_value_is_yaml_then_stays_text(tmp_path: Path, monkey
         ("kafka: {a: ['${FILE:/no/such/file}']}", "kafka.a[0]", "/no/such/file cannot be read: No such file"),
     ],
 )
-def test_reference_when_it_cannot_be_resolved_then_names_file_and_key(
+def test_reference_when_it_cannot_be_resolved_then_error_names_file_and_key(
     tmp_path: Path, text: str, where: str, what: str
 ) -> None:
     file = _written(tmp_path, text)
@@ -82,7 +82,7 @@ def test_reference_when_it_cannot_be_resolved_then_names_file_and_key(
     assert what in str(caught.value)
 
 
-def test_file_reference_when_the_file_is_binary_then_is_a_config_error(tmp_path: Path) -> None:
+def test_file_reference_when_the_file_is_binary_then_raises_config_error(tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"\xff\xfe")
     file = _written(tmp_path, f"a: ${{FILE:{tmp_path}/secret}}")
     with pytest.raises(ConfigError, match="secret"):
@@ -105,7 +105,9 @@ def test_file_reference_when_the_file_is_binary_then_is_a_config_error(tmp_path:
     ],
     ids=["bracket", "tab", "list", "latin1", "control", "twice", "date", "itself", "reference", "key"],
 )
-def test_file_when_malformed_then_names_file_and_line(tmp_path: Path, content: bytes, where: str, what: str) -> None:
+def test_file_when_malformed_then_error_names_file_and_line(
+    tmp_path: Path, content: bytes, where: str, what: str
+) -> None:
     file = tmp_path / "malformed.yaml"
     file.write_bytes(content)
     with pytest.raises(ConfigError, match=what) as caught:
@@ -113,14 +115,14 @@ def test_file_when_malformed_then_names_file_and_line(tmp_path: Path, content: b
     assert str(caught.value).startswith(f"{file}{where}")
 
 
-def test_file_when_missing_or_a_directory_then_is_named(tmp_path: Path) -> None:
+def test_file_when_missing_or_a_directory_then_error_names_it(tmp_path: Path) -> None:
     for path in (tmp_path / "none.yaml", tmp_path):
         with pytest.raises(ConfigError, match="cannot be read") as caught:
             read_document([path], None)
         assert str(caught.value).startswith(f"{path}: ")
 
 
-def test_faults_in_several_files_then_each_has_its_file_and_line(tmp_path: Path) -> None:
+def test_faults_when_in_several_files_then_each_has_its_file_and_line(tmp_path: Path) -> None:
     base = _written(tmp_path, "# base\nmetastore: {uri: thrift://a}\nkafka:\n  bootstrap.servers: b\n  sasl.foo: 1\n")
     over = _written(tmp_path, "kafka:\n  group.id: x\nspark:\n  masterr: local\n", "over.yaml")
     folder = tmp_path / "mappings.d"

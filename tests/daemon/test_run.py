@@ -1,4 +1,4 @@
-"""Mappings assembled in this process: over the caller's engine, ended by the caller, with the caller's observer."""
+"""`run_mappings` in this process, with the engine, the signals and the observer of its caller."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def engine(processes: None) -> Engine:
 
 
 def _document(stack: Stack, case: str) -> Document:
-    """A mapping of a topic with 300 records into a table of its own."""
+    """Return the configuration of a mapping that ingests a topic of 300 records into a new table."""
     name = f"{stack.name}_{case}"
     stack.topic(1, name)
     stack.table("id bigint", name=f"default.{name}")
@@ -32,7 +32,7 @@ def _document(stack: Stack, case: str) -> Document:
     return load([stack.config(mapping)])
 
 
-def test_mappings_of_two_configurations_over_one_engine_then_each_observer_sees_the_steps(
+def test_mappings_when_two_configurations_share_an_engine_then_each_observer_sees_its_steps(
     stack: Stack, engine: Engine
 ) -> None:
     documents = {case: _document(stack, case) for case in ("one", "two")}
@@ -52,7 +52,7 @@ def test_mappings_of_two_configurations_over_one_engine_then_each_observer_sees_
         assert stack.ids(f"{stack.name}_{case}") == list(range(300))
 
 
-def test_observer_when_it_aborts_a_transaction_then_the_range_is_ingested_again(stack: Stack, engine: Engine) -> None:
+def test_observer_when_it_aborts_a_transaction_then_the_range_is_replayed(stack: Stack, engine: Engine) -> None:
     document = _document(stack, "one")
     seen: list[str] = []
 

@@ -36,5 +36,5 @@ def test_job_error_when_given_a_message_then_returns_class_and_cause(
     assert error.where == "spark job of orders"
 
 
-def test_innermost_when_the_message_is_long_then_is_truncated() -> None:
+def test_innermost_when_the_message_is_long_then_truncates_it() -> None:
     assert len(innermost("x" * 5_000)) == 600

@@ -1,4 +1,4 @@
-"""Properties of a Spark session for each kind of master, and the file that hands them to the JVM."""
+"""Properties of a Spark session for each kind of master, and the file that passes them to the JVM."""
 
 from __future__ import annotations
 
