@@ -20,18 +20,18 @@ from tests.support.stack import Stack
 
 
 def rows(first: int, count: int = 10, **more: list[str]) -> pa.Table:
-    """`count` rows with ids from `first`, plus the columns in `more`."""
+    """Return `count` rows with consecutive ids from `first`, notes, and the columns in `more`."""
     ids = list(range(first, first + count))
     return pa.table({"id": pa.array(ids, pa.int32()), "note": [f"note {one}" for one in ids], **more})
 
 
 def batches(data: object, **types: str) -> list[pa.RecordBatch]:
-    """The data, converted by an ArrowWriter to a table with these columns."""
+    """Convert data with an ArrowWriter to batches with these columns."""
     return list(ArrowWriter().batches(data, [Column(name, HiveType.parse(text)) for name, text in types.items()]))
 
 
 def connect(stack: Stack, **options: Any) -> HiveStreamingConnection:
-    """Connect to the test's table."""
+    """Open a connection to the test's table. `options` override the defaults."""
     defaults: dict[str, Any] = {
         "database": "default",
         "table": stack.name,
@@ -42,7 +42,7 @@ def connect(stack: Stack, **options: Any) -> HiveStreamingConnection:
 
 
 def counted(stack: Stack, name: str = "") -> int:
-    """numRows of the table, or the sum of its partitions: the source of `count(*)` once Hive trusts its statistics."""
+    """Return `numRows` of the table, or its sum over all partitions. `count(*)` uses it if statistics are accurate."""
     table = load_acid_table(stack.metastore, TableName("default", name or stack.name))
     if not table.partition_columns:
         return int(table.parameters["numRows"])
@@ -51,7 +51,7 @@ def counted(stack: Stack, name: str = "") -> int:
 
 
 def client(stack: Stack, script: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a Python program with the metastore's URI, the table's name and `arguments` on its command line."""
+    """Start a Python program. Its arguments are the metastore's URI, the table's name and `arguments`."""
     path = stack.directory / f"client-{uuid.uuid4().hex[:6]}.py"
     path.write_text(script, encoding="utf-8")
     root = str(Path(__file__).resolve().parents[2])

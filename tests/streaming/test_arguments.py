@@ -177,7 +177,7 @@ class Record(bytes):
     """A subclass of bytes."""
 
 
-def test_partition_values_when_passed_by_name_or_in_order_then_the_same_partition(stack: Stack) -> None:
+def test_partition_values_when_passed_by_name_or_in_order_then_they_select_the_same_partition(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="continent string, country string")
     values: list[Any] = [
         {"country": "India", "CONTINENT": "Asia"},
@@ -226,13 +226,13 @@ def test_partition_values_when_passed_by_name_or_in_order_then_the_same_partitio
 
 
 class Unread:
-    """Not a stream: its `read` has no parameter for a size."""
+    """Looks like a stream, but its `read` does not accept a size."""
 
     def read(self) -> bytes:
         return b""
 
 
-def test_records_when_of_any_bytes_type_then_accepted_and_other_types_refused(stack: Stack) -> None:
+def test_records_when_of_any_bytes_type_then_accepted_and_other_types_rejected(stack: Stack) -> None:
     stack.table("id int, note string")
     released = memoryview(b"9")
     released.release()
@@ -280,7 +280,7 @@ class Answers:
 ONE = pa.RecordBatch.from_pydict({"id": pa.array([1], pa.int32()), "note": pa.array(["a"])})
 
 
-def test_custom_decoder_when_it_breaks_its_contract_then_refused_and_nothing_is_written(stack: Stack) -> None:
+def test_custom_decoder_when_it_breaks_its_contract_then_rejected_and_nothing_is_written(stack: Stack) -> None:
     stack.table("id int, note string")
     answers: list[tuple[Any, str]] = [
         (lambda _: None, "the decoder returned NoneType, not DecodeResult"),

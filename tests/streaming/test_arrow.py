@@ -1,4 +1,4 @@
-"""ArrowWriter converts every value without change, or refuses the call."""
+"""ArrowWriter converts every value without changing it, or rejects the whole call."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FAR = datetime(9999, 12, 31)
 
 
 def written(array: pa.Array, kind: str) -> list[Any]:
-    """The values of one column."""
+    """Return the values of a column after an ArrowWriter has converted it."""
     done = batches(pa.table({"c": array}), c=kind)
     return [value for batch in done for value in batch.column(0).to_pylist()]
 
 
 def view(values: list[int | None], kind: pa.DataType) -> pa.Array:
-    """An array of a type that is stored as numbers."""
+    """Return an array of a type whose values are stored as integers."""
     return pa.array(values, pa.int64()).view(kind)
 
 
@@ -147,7 +147,7 @@ REFUSES: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "array", "reason"), REFUSES)
-def test_value_when_its_column_cannot_hold_it_then_refused_with_column_and_types(
+def test_value_when_its_column_cannot_hold_it_then_rejected_with_column_and_types(
     kind: str, array: pa.Array, reason: str
 ) -> None:
     with pytest.raises(SerializationError, match=reason) as caught:
@@ -169,7 +169,7 @@ SOURCES: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 
 def fits(value: Any, kind: str) -> bool:
-    """Whether a column of this type can hold the number."""
+    """Return whether the number fits a column of this type."""
     if isinstance(value, float) and not math.isfinite(value):
         return kind in FLOATS
     number = Fraction(value)
@@ -184,7 +184,7 @@ def fits(value: Any, kind: str) -> bool:
 
 
 def is_kept(value: Any, found: Any, kind: str) -> bool:
-    """Whether the column's value equals the number, or is the nearest float."""
+    """Return whether the value found in the column equals the number or, for floats, is the nearest one."""
     if kind not in FLOATS or not math.isfinite(value):
         return bool(found == value) or (math.isnan(found) and math.isnan(value))
     make = FLOATS[kind][0]
@@ -196,7 +196,7 @@ def is_kept(value: Any, found: Any, kind: str) -> bool:
 @pytest.mark.filterwarnings("ignore:overflow encountered")
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(list(SOURCES)), st.sampled_from([*INTEGERS, *FLOATS, *DECIMALS]), st.data())
-def test_random_numbers_when_converted_then_unchanged_or_refused(source: pa.DataType, kind: str, data: Any) -> None:
+def test_random_numbers_when_converted_then_unchanged_or_rejected(source: pa.DataType, kind: str, data: Any) -> None:
     values = data.draw(st.lists(SOURCES[source] | st.none(), min_size=1, max_size=3))
     array = pa.StructArray.from_arrays([pa.ListArray.from_arrays([0, len(values)], pa.array(values, source))], ["X"])
     values = [value for value in array.to_pylist()[0]["X"] if value is not None]
@@ -236,7 +236,7 @@ def test_columns_when_named_in_any_case_then_matched_and_missing_ones_are_null()
 @pytest.mark.parametrize(
     ("names", "reason"), [(["id", "ID"], "column id is duplicated"), (["id", "x", "y"], "has no column x, y")]
 )
-def test_columns_when_duplicate_or_unknown_then_refused(names: list[str], reason: str) -> None:
+def test_columns_when_duplicate_or_unknown_then_rejected(names: list[str], reason: str) -> None:
     with pytest.raises(SerializationError, match=reason):
         batches(pa.table([[1]] * len(names), names), id="int")
 
@@ -255,7 +255,7 @@ def test_timestamps_when_they_have_a_zone_then_stored_in_utc() -> None:
     [(1, datetime(2020, 1, 1), ["ns", "ns"]), (1000, FAR, ["us", "us"]), (1, FAR, ["ns", "us"])],
     ids=["all fit ns", "all fit us", "neither"],
 )
-def test_timestamps_when_their_units_differ_then_one_holds_all_if_any_can(
+def test_timestamps_when_their_units_differ_then_all_have_one_unit_if_possible(
     fine: int, coarse: datetime, units: list[str]
 ) -> None:
     table = pa.table({"a": view([fine], NS), "b": pa.array([[coarse]], pa.list_(US))})
@@ -285,7 +285,7 @@ def test_data_when_large_then_split_into_batches_that_fit_32_bit_offsets() -> No
     assert [batch.num_rows for batch in done] == [1 << 18, 300_000 - (1 << 18)]
 
 
-def test_timestamps_when_no_unit_holds_all_then_hive_reads_each_unchanged(stack: Stack) -> None:
+def test_timestamps_when_no_unit_can_represent_all_then_hive_reads_each_unchanged(stack: Stack) -> None:
     stack.table("id int, at timestamp, until timestamp")
     table = pa.table({"id": [1], "at": view([1_577_836_800_000_000_001], NS), "until": pa.array([FAR], US)})
 

@@ -1,4 +1,4 @@
-"""pandas and polars data frames are converted without change, or refused."""
+"""Data frames of pandas and polars are converted without changing a value, or rejected."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.support.stack import Stack
     ],
     ids=["list", "struct", "mixed"],
 )
-def test_pandas_objects_when_pyarrow_would_truncate_them_then_refused(value: Any) -> None:
+def test_pandas_objects_when_pyarrow_would_truncate_them_then_rejected(value: Any) -> None:
     with pytest.raises(SerializationError, match="not all objects of the column are of"):
         batches(pd.DataFrame({"c": [value]}), c="array<timestamp>")
 
 
-def test_pandas_index_and_nan_when_converted_then_no_column_and_null() -> None:
+def test_pandas_frame_when_converted_then_its_index_is_dropped_and_nan_is_null() -> None:
     days = pd.Series([date(2020, 1, 1), pd.NaT, None], dtype=object)
     frame = pd.DataFrame({"x": [1.0, math.nan, 3.0], "day": days})
 
@@ -57,7 +57,7 @@ FRAMES: list[tuple[str, Callable[[], Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "make", "reason"), FRAMES)
-def test_frame_when_not_convertible_without_loss_then_refused(kind: str, make: Callable[[], Any], reason: str) -> None:
+def test_frame_when_not_convertible_without_loss_then_rejected(kind: str, make: Callable[[], Any], reason: str) -> None:
     with pytest.raises(SerializationError, match=reason):
         batches(make(), c=kind)
 

@@ -1,4 +1,4 @@
-"""Transaction batches: N transactions share a delta and one file per bucket, which readers see commit by commit."""
+"""Transaction batches: N transactions share a delta and one file per bucket. Each commit becomes visible by itself."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_batch_when_the_table_is_overwritten_before_the_commit_then_transaction_
 
 
 def _flushing_each_write() -> dict[str, Any]:
-    """Options that flush after each write: partitions are registered, and rows written to the files of the batch."""
+    """Return options that flush after each write, which registers partitions and writes rows to the batch's files."""
     short = {"hive.heap.memory.monitor.usage.threshold": "0"}
     return {"configuration": short, "auto_flush_check_interval_size": 1}
 
@@ -214,10 +214,10 @@ for turn in range(3):
 """
 
 
-def test_client_when_killed_in_a_commit_of_a_batch_then_only_earlier_commits_are_visible(
+def test_client_when_killed_while_committing_in_a_batch_then_only_earlier_commits_are_visible(
     stack: Stack,
 ) -> None:
-    """The client is killed after it wrote the files of the commit, while it waits for the lock of the commit."""
+    """The client is killed after it has written the files of the commit, while it waits for the commit's lock."""
     make_table(stack)
     with proxy(stack.addresses.metastore) as between:
         process = client(stack, KILLED, between.uri)
@@ -259,7 +259,7 @@ def test_batch_when_older_than_batch_seconds_then_closed_in_the_background(stack
     assert len({name.split("/")[0] for name in files_of(stack)}) == 2
 
 
-def test_julian_dates_when_written_in_a_batch_then_rejected_and_the_transaction_goes_on(stack: Stack) -> None:
+def test_julian_dates_when_written_in_a_batch_then_rejected_and_the_transaction_continues(stack: Stack) -> None:
     stack.sql(f"CREATE TABLE {stack.name} (id int, day date) STORED AS ORC TBLPROPERTIES ('transactional'='true')")
     old = pa.table({"id": pa.array([1], pa.int32()), "day": [date(1500, 1, 1)]})
     new = pa.table({"id": pa.array([2], pa.int32()), "day": [date(1600, 1, 1)]})
@@ -296,7 +296,7 @@ def state(connection: HiveStreamingConnection) -> TxnState:
     return connection.current_transaction_state
 
 
-def test_calls_when_in_the_wrong_order_then_refused(stack: Stack) -> None:
+def test_calls_when_in_the_wrong_order_then_rejected(stack: Stack) -> None:
     make_table(stack)
     refused: list[Callable[[HiveStreamingConnection], object]] = [
         lambda one: one.write(rows(0)),

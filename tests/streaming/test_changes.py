@@ -1,4 +1,4 @@
-"""A table that changes between two transactions of a connection, and a program that forks."""
+"""Tables that change between two transactions of a connection, and programs that fork."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def recreate(stack: Stack, columns: str, partitioned: str = "") -> None:
 
 
 def new_place(stack: Stack) -> Path:
-    """A new location for a table or partition; Hive requires it to be in the warehouse."""
+    """Return a new location for a table or partition. Hive requires it to be in the warehouse."""
     place = local_path(stack.addresses.warehouse) / f"{stack.name}_elsewhere"
     place.mkdir()
     return place
@@ -41,7 +41,7 @@ def write(connection: HiveStreamingConnection, *records: bytes) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 3], ids=["alone", "batch"])
-def test_table_when_extended_moved_or_recreated_alike_then_its_new_definition_is_written(
+def test_table_when_extended_moved_or_recreated_unchanged_then_its_new_definition_applies(
     stack: Stack, size: int
 ) -> None:
     stack.table("id int, note string")
@@ -275,7 +275,7 @@ connection.close()
 
 
 @pytest.mark.parametrize("size", ["1", "3"], ids=["alone", "batch"])
-def test_forked_child_when_it_calls_then_refused_and_the_parents_transaction_is_unaffected(
+def test_forked_child_when_it_uses_a_connection_then_rejected_and_the_parent_is_unaffected(
     stack: Stack, size: str
 ) -> None:
     stack.table("id int, note string")

@@ -81,7 +81,7 @@ class _Raw:
         ({"write_id": 5, "table_object": _Raw(), "table": "orders", "database": "other"}, "do not match table_object"),
     ],
 )
-def test_options_when_contradictory_then_refused_before_any_network_call(options: dict[str, Any], what: str) -> None:
+def test_options_when_contradictory_then_rejected_before_any_network_call(options: dict[str, Any], what: str) -> None:
     unused = f"thrift://localhost:{free_port()}"
     given: dict[str, Any] = {"table": "t", "record_writer": ArrowWriter(), "metastore_uri": unused} | options
     with pytest.raises(StreamingException, match=what) as caught:
@@ -89,7 +89,7 @@ def test_options_when_contradictory_then_refused_before_any_network_call(options
     assert type(caught.value) is InvalidConnection
 
 
-def test_builder_when_the_record_writer_is_missing_then_refused() -> None:
+def test_builder_when_the_record_writer_is_missing_then_rejected() -> None:
     with pytest.raises(StreamingException, match="record writer is missing"):
         HiveStreamingConnection.new_builder().with_table("t").connect()
 
@@ -99,7 +99,7 @@ def test_table_object_when_names_are_omitted_or_match_then_accepted() -> None:
         ConnectionOptions(record_writer=ArrowWriter(), write_id=5, table_object=_Raw(), database=database, table=table)
 
 
-def test_static_partition_values_when_none_then_dynamic_partitioning(stack: Stack) -> None:
+def test_static_partition_values_when_none_then_partitioning_is_dynamic(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="day string")
     with connect(stack, static_partition_values=None) as connection:
         assert connection.is_dynamic_partitioning
@@ -150,8 +150,8 @@ def test_optimizations_when_disabled_in_the_configuration_then_the_option_takes_
 # --- heartbeats
 
 
-def test_heartbeat_interval_then_half_of_the_metastores_transaction_timeout(processes: None, tmp_path: Path) -> None:
-    """Uses its own metastore: the one of the stack has Hive's default of 300 s."""
+def test_heartbeat_interval_then_is_half_of_the_metastores_transaction_timeout(processes: None, tmp_path: Path) -> None:
+    """This test starts its own metastore, because that of the stack has Hive's default timeout of 300 s."""
     names = dict.fromkeys(("hive.txn.timeout", "metastore.txn.timeout"), "3s")
     with metastore(Home(tmp_path / "home"), "brief", names) as server, proxy(server.uri) as door:
         with closing(Metastore(server.uri)) as client:
@@ -170,7 +170,7 @@ def test_heartbeat_interval_then_half_of_the_metastores_transaction_timeout(proc
 
 @pytest.mark.parametrize("size", [1, 2])
 @pytest.mark.parametrize(("table", "compression"), [("ZLIB", _ZSTD), ("", _ZSTD), ("SNAPPY", _SNAPPY), ("NONE", _NONE)])
-def test_files_when_optimized_then_light_compression_and_no_dictionaries_or_indexes(
+def test_files_when_optimized_then_have_light_compression_and_no_dictionaries_or_indexes(
     stack: Stack, table: str, compression: int, size: int
 ) -> None:
     stack.table("id int, note string", **({"orc.compress": table} if table else {}))
@@ -183,7 +183,7 @@ def test_files_when_optimized_then_light_compression_and_no_dictionaries_or_inde
     assert stack.sql(f"SELECT count(*), count(DISTINCT note) FROM {stack.name} WHERE id >= 0") == [(30_000, 5)]
 
 
-def test_files_when_not_optimized_then_the_tables_compression_dictionaries_and_indexes(stack: Stack) -> None:
+def test_files_when_not_optimized_then_have_the_tables_compression_dictionaries_and_indexes(stack: Stack) -> None:
     stack.table("id int, note string", **{"orc.compress": "ZLIB"})
     found = _Orc(_written(stack, size=1, streaming_optimizations=False))
     assert found.compression == orc_proto.ZLIB
@@ -203,7 +203,7 @@ def _written(stack: Stack, size: int, **options: Any) -> Path:
 
 
 class _Orc:
-    """Metadata from a file's tail and stripe footers, by the field numbers of orc_proto."""
+    """Metadata of a file, read from its tail and stripe footers by the field numbers of orc_proto."""
 
     def __init__(self, file: Path) -> None:
         data = file.read_bytes()
@@ -237,7 +237,7 @@ def _number(message: bytes, number: int) -> int:
 
 
 def test_hive_site_when_not_named_then_not_read(stack: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without `configuration` no file is searched for, not even in HIVE_CONF_DIR."""
+    """Without the option `configuration`, no file is read, not even from HIVE_CONF_DIR."""
     stack.table("id int, note string")
     (tmp_path / "hive-site.xml").write_text("<configuration><nonsense")
     monkeypatch.setenv("HIVE_CONF_DIR", str(tmp_path))

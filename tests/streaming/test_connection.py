@@ -1,4 +1,4 @@
-"""One connection: its rows, its counters, its errors, and what remains when it ends."""
+"""The rows, counters and errors of one connection."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_partitions_when_dynamic_then_null_and_empty_go_to_the_default_partition
     ]
 
 
-def test_json_when_the_record_has_the_partition_then_matched_by_name(stack: Stack) -> None:
+def test_json_when_the_record_contains_partition_columns_then_they_are_matched_by_name(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="day string, hour int")
 
     with connect(stack, record_writer=StrictJsonWriter()) as connection, connection.transaction():
@@ -119,7 +119,7 @@ def test_stream_when_line_ends_are_mixed_then_one_record_per_line(stack: Stack) 
     sees(stack, [1, 2, 3, 4, 5, 6, 7])
 
 
-def test_bad_json_when_written_one_by_one_then_refused_immediately_and_the_rest_commits(stack: Stack) -> None:
+def test_bad_json_when_written_one_by_one_then_rejected_immediately_and_the_rest_commits(stack: Stack) -> None:
     stack.table("id int, note string")
 
     with connect(stack, record_writer=StrictJsonWriter()) as connection:
@@ -139,7 +139,7 @@ def test_bad_json_when_written_one_by_one_then_refused_immediately_and_the_rest_
     assert sorted(stack.sql(f"SELECT id, note FROM {stack.name}")) == [(1, "good"), (4, None), (5, None), (6, None)]
 
 
-def test_arrow_when_a_column_does_not_fit_then_the_call_is_refused_and_names_it(stack: Stack) -> None:
+def test_arrow_when_a_column_does_not_fit_then_the_call_is_rejected_and_the_error_names_it(stack: Stack) -> None:
     stack.table("id int, note varchar(5)")
 
     with connect(stack) as connection:
@@ -158,7 +158,7 @@ def test_arrow_when_a_column_does_not_fit_then_the_call_is_refused_and_names_it(
     assert stack.sql(f"SELECT id, note FROM {stack.name}") == [(7, "12345")]
 
 
-def test_tables_and_arguments_when_wrong_then_a_specific_error(stack: Stack) -> None:
+def test_tables_and_arguments_when_wrong_then_a_specific_error_is_raised(stack: Stack) -> None:
     stack.sql(f"CREATE EXTERNAL TABLE {stack.name}_plain (id int) STORED AS ORC")
     stack.table("id int", partitioned="day string")
 
@@ -178,7 +178,7 @@ def test_tables_and_arguments_when_wrong_then_a_specific_error(stack: Stack) -> 
         connect(stack, configuration=stack.directory / "hive-site.xml")
 
 
-def test_partition_values_when_not_in_normal_form_then_normalized_or_refused(
+def test_partition_values_when_not_in_normal_form_then_normalized_or_rejected(
     stack: Stack, caplog: pytest.LogCaptureFixture
 ) -> None:
     stack.table("id int, note string", partitioned="p int")
@@ -264,7 +264,7 @@ def test_write_directories_when_committed_then_list_deltas_and_files(stack: Stac
             assert all((local_path(one.location) / one.delta / file).is_file() for file in one.files)
 
 
-def test_batch_when_on_an_object_store_then_refused(stack: Stack) -> None:
+def test_batch_when_on_an_object_store_then_rejected(stack: Stack) -> None:
     stack.table("id int, note string")
     raw = read_table(stack.metastore, name_of(stack))
     raw.sd.location = "s3a://bucket/there"
@@ -275,7 +275,7 @@ def test_batch_when_on_an_object_store_then_refused(stack: Stack) -> None:
     check_storage(load_acid_table(stack.metastore, name_of(stack)), options)
 
 
-def test_connection_when_called_by_another_thread_then_refused(stack: Stack) -> None:
+def test_connection_when_called_by_another_thread_then_rejected(stack: Stack) -> None:
     stack.table("id int, note string")
     caught: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""The example of the source documents: two threads write a bucketed, partitioned table; HiveServer2 reads it."""
+"""The example of the source documents: two threads write a bucketed, partitioned table, which HiveServer2 reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ALERTS = (
 
 
 def static(uri: str, database: str) -> None:
-    """Thread 1: static partition values."""
+    """Write with static partition values, as the first thread does."""
     writer = StrictDelimitedInputWriter(field_delimiter=",")
     with HiveStreamingConnection(
         database=database,
@@ -33,7 +33,7 @@ def static(uri: str, database: str) -> None:
 
 
 def dynamic(uri: str, database: str) -> None:
-    """Thread 2: dynamic partitioning, with the builder."""
+    """Write with dynamic partitioning and a connection from the builder, as the second thread does."""
     connection = (
         HiveStreamingConnection.new_builder()
         .with_database(database)

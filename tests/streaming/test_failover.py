@@ -49,7 +49,7 @@ def _open_transactions(stack: Stack, agent: str) -> list[int]:
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_address_when_lost_during_a_transaction_then_commits_at_the_other(
+def test_address_when_unavailable_during_a_transaction_then_commits_through_the_other(
     stack: Stack, near: Proxy, other: Proxy, size: int
 ) -> None:
     stack.table("id int, note string")
@@ -71,7 +71,7 @@ def test_address_when_lost_during_a_transaction_then_commits_at_the_other(
     sees(stack, range(40))
 
 
-def test_address_when_lost_with_new_partitions_then_rows_are_stored_once(
+def test_address_when_unavailable_while_partitions_are_created_then_rows_are_stored_once(
     stack: Stack, near: Proxy, other: Proxy
 ) -> None:
     stack.table("id int, note string", partitioned="day string")
@@ -98,7 +98,7 @@ SURVIVED = [
 
 
 def test_every_call_when_its_first_answer_is_lost_then_rows_are_stored_once(stack: Stack, near: Proxy) -> None:
-    """With a single address calls are repeated there; `publish/outcome.py` resolves the outcome of the commit."""
+    """With a single address, calls are repeated there, and `publish/outcome.py` resolves the outcome of the commit."""
     stack.table("id int, note string", partitioned="day string")
     for method in [*SURVIVED, "commit_txn"]:
         near.lose_answer(method)
@@ -155,7 +155,7 @@ def test_begin_when_its_answer_is_lost_then_not_repeated_and_the_next_begin_work
 
 @contextmanager
 def _interrupted(near: Proxy) -> Iterator[None]:
-    """Send SIGINT while a call in the block waits for its answer, then let the answer through."""
+    """Send SIGINT while a call in the block waits for its answer, then deliver the answer."""
 
     def interrupt() -> None:
         eventually("a waiting call", lambda: near.calls.total() > calls)
@@ -296,7 +296,7 @@ def test_all_addresses_when_down_at_connect_then_connection_error(near: Proxy, o
 # --- which calls are repeated
 
 
-def test_repeatable_calls_then_each_exists_and_none_could_apply_twice() -> None:
+def test_repeatable_calls_then_all_exist_and_unsafe_calls_are_not_among_them() -> None:
     assert not [name for name in module.REPEATABLE if not hasattr(ThriftHiveMetastore.Client, name)]
     never = {
         "open_txns",
@@ -320,7 +320,7 @@ def test_lock_when_outside_a_transaction_and_its_answer_is_lost_then_not_repeate
     stack.metastore.call("unlock", ttypes.UnlockRequest(lockid=held.lockid))
 
 
-def test_call_when_all_answers_are_lost_then_fails_after_one_attempt_more_than_addresses(
+def test_call_when_all_answers_are_lost_then_fails_after_one_more_attempt_than_addresses(
     near: Proxy, other: Proxy
 ) -> None:
     with closing(Metastore(f"{near.uri},{other.uri}")) as metastore:

@@ -60,7 +60,7 @@ def test_records_when_written_one_by_one_then_counted_immediately_even_if_aborte
 
 
 @pytest.mark.parametrize("wrong", ["1,a", ["1,a"], [b"1,a", None], 5], ids=["text", "texts", "none", "number"])
-def test_write_when_given_no_bytes_then_refused_and_the_transaction_goes_on(stack: Stack, wrong: Any) -> None:
+def test_write_when_data_is_not_bytes_then_rejected_and_the_transaction_continues(stack: Stack, wrong: Any) -> None:
     stack.table("id int, note string")
 
     with connect(stack, record_writer=StrictDelimitedInputWriter(field_delimiter=",")) as connection:
@@ -114,7 +114,7 @@ def small_disk(place: Path) -> Iterator[None]:
         ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True, check=False
     )
     if mounted.returncode:
-        pytest.skip(f"no right to mount a tmpfs: {mounted.stderr.decode().strip()}")
+        pytest.skip(f"not permitted to mount a tmpfs: {mounted.stderr.decode().strip()}")
     try:
         yield
     finally:
@@ -228,7 +228,7 @@ def test_joined_transaction_when_written_then_only_its_table_is_read_from_the_me
     assert len(stack.sql(f"SELECT id FROM {stack.name}")) == 10
 
 
-def test_next_batch_when_a_transaction_is_open_then_refused_and_nothing_is_lost(stack: Stack) -> None:
+def test_next_batch_when_a_transaction_is_open_then_rejected_and_nothing_is_lost(stack: Stack) -> None:
     stack.table("id int, note string")
 
     with connect(stack) as connection:
@@ -243,7 +243,7 @@ def test_next_batch_when_a_transaction_is_open_then_refused_and_nothing_is_lost(
     sees(stack, list(range(20)))
 
 
-def test_joined_transaction_when_committed_with_a_key_then_refused_and_its_rows_stay(stack: Stack) -> None:
+def test_joined_transaction_when_committed_with_a_key_then_rejected_and_its_rows_stay(stack: Stack) -> None:
     stack.table("id int, note string", **{"_meta.offset": "0"})
     table = load_acid_table(stack.metastore, TableName("default", stack.name))
     owner, write_id = transactions.begin_writing(stack.metastore, table.name, "owner")
@@ -259,7 +259,7 @@ def test_joined_transaction_when_committed_with_a_key_then_refused_and_its_rows_
     assert len(stack.sql(f"SELECT id FROM {stack.name}")) == 10
 
 
-def test_text_stream_when_written_then_refused_and_the_transaction_goes_on(stack: Stack) -> None:
+def test_text_stream_when_written_then_rejected_and_the_transaction_continues(stack: Stack) -> None:
     stack.table("id int, note string")
 
     writer = StrictDelimitedInputWriter(field_delimiter=",")

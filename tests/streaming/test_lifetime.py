@@ -1,4 +1,4 @@
-"""Heartbeats, locks and commits of a transaction, and what remains when its program ends."""
+"""Heartbeats, locks and commits of a transaction, and what happens to it when its program ends."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def open_transactions(stack: Stack) -> list[ttypes.TxnInfo]:
     return list(stack.metastore.call("get_open_txns_info").open_txns)
 
 
-def test_heartbeat_when_its_batch_is_garbage_collected_then_ends(stack: Stack) -> None:
+def test_heartbeat_when_its_batch_is_garbage_collected_then_its_thread_ends(stack: Stack) -> None:
     class Batch:
         def after_beat(self) -> None:
-            """Nothing to do."""
+            """Do nothing."""
 
     batch = Batch()
     heartbeat = Heartbeat(stack.metastore, [], 0.05, batch.after_beat)
@@ -64,7 +64,7 @@ def test_heartbeat_when_its_batch_is_garbage_collected_then_ends(stack: Stack) -
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_stream_when_it_commits_while_being_read_then_later_records_are_refused(stack: Stack, size: int) -> None:
+def test_stream_when_it_commits_while_being_read_then_later_records_are_rejected(stack: Stack, size: int) -> None:
     class Stream(io.BytesIO):
         def read(self, size: int | None = -1, /) -> bytes:
             if self.tell():
@@ -82,7 +82,7 @@ def test_stream_when_it_commits_while_being_read_then_later_records_are_refused(
     sees(stack, [1, 2, 5])
 
 
-def test_lock_when_another_client_holds_the_table_then_waits(stack: Stack) -> None:
+def test_lock_when_another_client_holds_the_table_lock_then_waits(stack: Stack) -> None:
     stack.table("id int, note string")
     taken = stack.metastore.call(
         "lock",
@@ -137,7 +137,7 @@ def test_commit_when_given_partitions_and_a_key_then_sets_both(stack: Stack) -> 
 
 
 @pytest.mark.parametrize("outcome", ["commit", "abort"])
-def test_joined_transaction_when_its_owner_commits_or_aborts_then_its_rows_follow(stack: Stack, outcome: str) -> None:
+def test_joined_transaction_then_its_rows_are_visible_only_if_its_owner_commits(stack: Stack, outcome: str) -> None:
     stack.table("id int, note string", partitioned="day string")
     table = load_acid_table(stack.metastore, name_of(stack))
     owner, write_id = transactions.begin_writing(stack.metastore, table.name, "owner")
@@ -227,7 +227,7 @@ def staging_of(stack: Stack) -> Path:
     return local_path(load_acid_table(stack.metastore, name_of(stack)).location) / ".ingestd-streaming"
 
 
-def test_optimizations_when_disabled_then_other_files_and_the_same_rows(stack: Stack) -> None:
+def test_optimizations_when_disabled_then_files_differ_and_rows_are_the_same(stack: Stack) -> None:
     stack.table("id int, note string")
     sizes = []
     for optimized in (True, False):

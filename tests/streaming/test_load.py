@@ -1,6 +1,6 @@
-"""Sixteen concurrent connections write one table: no row is lost or duplicated, and Hive's counts are right.
+"""Sixteen concurrent connections write to one table: no row is lost or duplicated, and Hive's row counts are correct.
 
-The metastore runs on PostgreSQL, as is usual for many clients: embedded Derby locks whole tables.
+The metastore runs on PostgreSQL, as it usually does with many clients, because embedded Derby locks whole tables.
 """
 
 from __future__ import annotations

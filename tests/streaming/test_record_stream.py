@@ -34,6 +34,6 @@ def test_stream_when_read_in_chunks_of_any_size_then_the_same_records(
         assert [record for block in blocks for record in block] == expected
 
 
-def test_stream_when_it_returns_text_then_refused() -> None:
+def test_stream_when_it_returns_text_then_rejected() -> None:
     with pytest.raises(StreamingException, match="a stream must return bytes, not str"):
         list(split(io.StringIO("a\nb"), LINES))  # type: ignore[arg-type]

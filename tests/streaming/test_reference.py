@@ -91,12 +91,12 @@ def rows_of(title: str) -> list[list[str]]:
 
 
 def public(kind: type) -> set[str]:
-    """Public methods, properties, fields and annotated attributes, including inherited ones."""
+    """Return the names of public methods, properties, fields and annotated attributes, including inherited ones."""
     names = {name for base in kind.__mro__[:-1] for name in (*vars(base), *vars(base).get("__annotations__", {}))}
     return {name for name in names if not name.startswith("_")}
 
 
-def test_reference_then_has_one_row_per_java_name_and_lists_our_additions() -> None:
+def test_reference_then_has_one_row_per_java_name_and_lists_additions() -> None:
     rows = rows_of("Java name → Python name")
     listed = [name for row in rows for name in re.findall(r"`([^`]+)`", row[0]) if "property" not in row[0]]
     assert sorted(listed) == sorted(name for line in JAVA for name in java_names(line))
@@ -105,7 +105,7 @@ def test_reference_then_has_one_row_per_java_name_and_lists_our_additions() -> N
 
 
 def java_names(line: str) -> list[str]:
-    """Names separated by spaces; a space after a comma belongs to the name."""
+    """Split a line at its spaces, except those after a comma, which belong to a name."""
     return re.findall(r"(?:, |\S)+", line)
 
 
@@ -159,7 +159,7 @@ def is_error(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, StreamingException)
 
 
-def test_msgpack_writer_of_the_page_when_used_then_rows_are_stored_and_bad_records_refused(stack: Stack) -> None:
+def test_msgpack_writer_of_the_page_when_used_then_rows_are_stored_and_bad_records_rejected(stack: Stack) -> None:
     stack.table("id int, note string")
     code = re.findall(r"```python\n(.*?)```", section("A custom record writer"), re.DOTALL)[0]
     page: dict[str, Any] = {}

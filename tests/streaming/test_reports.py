@@ -1,4 +1,4 @@
-"""Rejects, positions in Arrow data, counters, created partitions and time limits."""
+"""What a connection reports: rejects, positions in Arrow data, counters, created partitions and time limits."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_batch_when_larger_than_the_metastores_limit_then_opened_by_several_call
     assert transactions.open_transactions(stack.metastore, stack.name) == []
 
 
-def test_stats_when_transactions_fail_then_counted_and_a_snapshot_does_not_change(stack: Stack) -> None:
+def test_stats_when_transactions_fail_then_they_are_counted_and_a_snapshot_does_not_change(stack: Stack) -> None:
     stack.table("id int, note string")
 
     with connect(stack) as connection:
@@ -171,7 +171,7 @@ def test_v1_connection_when_closed_then_no_batch_can_be_fetched(stack: Stack) ->
     ],
     ids=["option", "configuration", "option overrides configuration"],
 )
-def test_metastore_when_silent_then_connection_error_after_the_time_limit(options: dict[str, Any]) -> None:
+def test_metastore_when_it_does_not_answer_then_connection_error_after_the_time_limit(options: dict[str, Any]) -> None:
     watch = Stopwatch()
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"thrift://127.0.0.1:{silent.getsockname()[1]}"
@@ -181,7 +181,7 @@ def test_metastore_when_silent_then_connection_error_after_the_time_limit(option
     assert watch.steps["refused"] < 30_000  # at least 60 s without the setting
 
 
-def test_metastore_timeout_when_read_from_the_configuration_then_in_seconds_and_60_by_default() -> None:
+def test_metastore_timeout_when_configured_then_converted_to_seconds_and_otherwise_60() -> None:
     assert Configuration.of({}).timeout_seconds() == 60.0
     assert Configuration.of({"metastore.client.socket.timeout": "2m"}).timeout_seconds() == 120.0
 
@@ -215,7 +215,7 @@ def test_msgpack_writer_of_the_page_when_records_are_malformed_then_each_is_reje
 
 @pytest.fixture
 def page_writer() -> RecordWriter:
-    """The record writer that docs/streaming.md shows."""
+    """Return the record writer shown in docs/streaming.md."""
     text = (Path(__file__).resolve().parents[2] / "docs" / "streaming.md").read_text(encoding="utf-8")
     code = text.split("## A custom record writer", 1)[1].split("```python\n", 1)[1].split("```", 1)[0]
     page: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """Streaming to secured metastores: Kerberos with expiring tickets, passwords, TLS, and a user name without a login.
 
-The secured metastores have no HiveServer2, so the tests read the rows of all committed write ids from the files.
+The secured metastores have no HiveServer2, so the tests read the rows of all committed write ids from files.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def near(server: Process) -> Iterator[Proxy]:
 
 
 def _site(folder: Path, **properties: str) -> Path:
-    """Write a hive-site.xml; `__` in a keyword stands for a dot."""
+    """Write a hive-site.xml and return its path. `__` in the name of a setting stands for a dot."""
     lines = "".join(
         f"<property><name>{key.replace('__', '.')}</name><value>{value}</value></property>"
         for key, value in properties.items()
@@ -79,7 +79,7 @@ def _connect(uri: str | None, table: str, **options: Any) -> HiveStreamingConnec
 
 
 def _open_user(client: Metastore, txn_id: int | None) -> str:
-    """The user that the metastore recorded for a transaction."""
+    """Return the user that the metastore recorded for an open transaction."""
     (found,) = [txn for txn in client.call("get_open_txns_info").open_txns if txn.id == txn_id]
     return str(found.user)
 
@@ -87,7 +87,7 @@ def _open_user(client: Metastore, txn_id: int | None) -> str:
 # --- security settings from a configuration and credentials
 
 
-def test_keytab_of_the_configuration_when_readable_and_a_user_is_given_then_used(
+def test_configured_keytab_when_readable_and_a_user_is_given_then_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     file = tmp_path / "some.keytab"
@@ -182,7 +182,7 @@ def test_ticket_cache_of_the_caller_then_used_for_the_login_and_the_user_name(
         assert visible_ids(client, name) == list(range(10))
 
 
-def test_connection_when_a_ticket_or_the_sasl_setting_is_missing_then_refused_with_the_reason(
+def test_connection_when_a_ticket_or_the_sasl_setting_is_missing_then_rejected_with_the_reason(
     server: Process, caplog: pytest.LogCaptureFixture
 ) -> None:
     conf = {"hive.metastore.uris": server.uri, "hive.metastore.kerberos.principal": SERVER}

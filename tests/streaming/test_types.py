@@ -1,4 +1,4 @@
-"""Every writer stores values of every column type without change."""
+"""Every writer stores the values of every column type unchanged."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ DEEP = [Column("deep", HiveType.parse("array<" * 9 + "int" + ">" * 9))]
         (v1.StrictRegexWriter("(.*) (.*)"), b"1 one", b"one", ""),
     ],
 )
-def test_checker_of_a_built_in_writer_then_is_the_decoders_own_and_agrees_with_decode(
+def test_checker_of_a_built_in_writer_then_is_that_of_its_decoder_and_agrees_with_decode(
     writer: RecordWriter, good: bytes, bad: bytes, column: str
 ) -> None:
     decoder = writer.decoder(NOTES)
@@ -78,7 +78,7 @@ class Refusing:
 
 
 class Quick(Refusing):
-    """The same with `check`."""
+    """A custom decoder with `check`."""
 
     def check(self, value: bytes) -> Reject | None:
         return Reject.of(0, value, "", "at a glance")
@@ -158,7 +158,7 @@ def test_batch_when_fields_are_in_another_order_then_rows_are_correct(stack: Sta
     sees(stack, [1, 2, 3, 5])
 
 
-def test_end_points_when_they_do_not_fit_then_the_documented_errors(stack: Stack) -> None:
+def test_end_points_when_they_do_not_fit_then_the_documented_errors_are_raised(stack: Stack) -> None:
     stack.table("id int, note string", partitioned="day string")
     uri = stack.addresses.metastore
 

@@ -48,7 +48,7 @@ def write_and_close(connection: HiveStreamingConnection) -> None:
         connection.close()
 
 
-def test_block_when_it_ends_its_transaction_then_respected_and_an_earlier_failure_is_raised(stack: Stack) -> None:
+def test_block_when_it_ends_its_transaction_then_left_as_is_and_an_earlier_failure_is_raised(stack: Stack) -> None:
     stack.table("id int, note string")
 
     with connect(stack) as connection:
