@@ -38,7 +38,7 @@ _DEFAULT_PORT = 9083
 # Partition names per call. A metastore on Derby overflows its stack at 380 to 600 names; one on PostgreSQL accepts
 # thousands, but larger calls are hardly faster.
 PARTITIONS_PER_CALL = 200
-# Characters of the metastore's message that an error keeps; the SQL statements that it quotes can be very long.
+# Characters of the metastore's message that an error contains; the message may quote very long SQL statements.
 _TEXT_HEAD, _TEXT_TAIL = 350, 150
 # Messages of the metastore's file system and databases for permanent failures: a retry cannot succeed.
 _PERMANENT = re.compile(
@@ -71,8 +71,8 @@ REPEATABLE = {
     **dict.fromkeys(("abort_txn", "abort_txns"), "an aborted transaction may be aborted again"),
     "add_partitions_req": "sent with ifNotExists",
     "add_dynamic_partitions": "registers the same names again: duplicate rows in TXN_COMPONENTS",
-    "add_write_notification_log": "the event log keeps each file once",
-    "add_write_notification_log_in_batch": "the event log keeps each file once",
+    "add_write_notification_log": "the event log records each file once",
+    "add_write_notification_log_in_batch": "the event log records each file once",
 }
 # Deliberately absent:
 # commit_txn            the caller must know whether it took effect, and has safer ways to find out (publish/outcome.py)
@@ -90,28 +90,29 @@ class _Connection(ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
         HMSClient.__init__(self, protocol)
 
     def is_open(self) -> bool:
-        """False when the peer has closed the connection, which is detected without TLS only. Sends nothing."""
+        """Return False if the peer has closed the connection, which is detected only without TLS. Sends nothing."""
         return bool(self._oprot.trans.isOpen())
 
     def __del__(self) -> None:
-        """A connection belongs to a thread: when the thread ends without a call of `close`, the socket is closed."""
+        """Close the socket if the thread to which the connection belongs ends without calling `close`."""
         self.close()
 
 
 class Metastore:
     """A client of one metastore service that may have several addresses; safe for use from any thread.
 
-    `uris`: `thrift://host:port`, comma-separated. `timeout_seconds` bounds each call to one address. `security`: login
-    and encryption of each connection. The constructor connects to nothing. Raises ConfigError for an invalid address.
+    `uris` is a comma-separated list of `thrift://host:port`. `timeout_seconds` bounds each call to one address.
+    `security` specifies the login and the encryption of each connection. The constructor does not connect. Raises
+    ConfigError for an invalid address.
     """
 
     def __init__(self, uris: str, *, timeout_seconds: float = 60.0, security: Security | None = None) -> None:
         self.addresses = addresses(uris)
         self.timeout_seconds = timeout_seconds
         self.security = security or Security()
-        # Whether its database can compare a table parameter; the first attempt decides (hive/parameters.py).
+        # Whether the metastore's database can compare a table parameter; the first attempt shows it (parameters.py).
         self.compares_parameters = True
-        # Calls that were sent, over all threads; Hive Streaming reports it in its statistics.
+        # The number of calls sent by all threads; Hive Streaming reports it in its statistics.
         self.calls = 0
         self.host = socket.gethostname()[:128]
         self._owner: str | None = None
@@ -127,14 +128,14 @@ class Metastore:
 
     @property
     def connected_address(self) -> tuple[str, int] | None:
-        """Host and port of this thread's connection; None without one."""
+        """The host and port of this thread's connection; None if there is none."""
         return self.addresses[self._local.index] if getattr(self._local, "connection", None) else None
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a metastore method and return its Thrift value. Only hive/ and publish/ use Thrift values.
 
-        When the connection breaks, a repeatable call is sent again to the next address that accepts a connection: once
-        more than there are addresses, or once less after a timeout.
+        If the connection breaks, a repeatable call is sent again to the next address that accepts a connection. With n
+        addresses, the call is sent at most n + 1 times, or n times if the last attempt timed out.
 
         Raises MetastoreUnavailable when no address answered or the server failed; LoginFailed or ConfigError when every
         address rejects the connection permanently; TransactionAborted when the transaction has ended; InvalidTable when
@@ -156,7 +157,7 @@ class Metastore:
             except TException as error:
                 raise _translated(method, error, _where(*self.addresses[self._local.index])) from error
             except BaseException:
-                self.close()  # Ctrl-C, or a signal handler that raises: the next call would read this call's answer
+                self.close()  # Ctrl-C or a raising signal handler: the next call would read the answer to this call
                 raise
             connection = self._connect()
 
@@ -168,7 +169,7 @@ class Metastore:
             connection.close()
 
     def _connection(self, *, verified: bool) -> _Connection:
-        """This thread's connection; with `verified`, one that was not closed while it was idle."""
+        """Return this thread's connection; if `verified`, one that was not closed while it was idle."""
         connection: _Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             return self._connect()
@@ -182,9 +183,9 @@ class Metastore:
         return connection
 
     def _connect(self) -> _Connection:
-        """Connect and log in to the first address that accepts, starting with the one that did so last.
+        """Connect and log in to the first address that accepts, starting with the last one that did.
 
-        A rejection is permanent only when every address rejects: an address that is unavailable now may accept later.
+        A rejection is permanent only if every address rejects, because an unavailable address may accept later.
         """
         failures: list[IngestdError] = []
         for step in range(len(self.addresses)):
@@ -203,7 +204,7 @@ class Metastore:
         raise MetastoreUnavailable("no metastore answers", where="; ".join(map(str, failures)), hint=ADDRESS_HINT)
 
     def _open(self, host: str, port: int) -> _Connection:
-        """A connection to one address, after the login. Raises MetastoreUnavailable, LoginFailed, ConfigError."""
+        """Connect and log in to one address. Raises MetastoreUnavailable, LoginFailed, ConfigError."""
         connection = _Connection(TBinaryProtocol(create_transport(host, port, self.security, self.timeout_seconds)))
         try:
             connection.open()
@@ -225,17 +226,17 @@ class Metastore:
 
 
 class MetastoreRefusal(IngestdError):
-    """The metastore rejected the call, or can never execute it; `what` holds the metastore's message."""
+    """The metastore rejected the call, or can never execute it; `what` contains the metastore's message."""
 
     exit_code = 65
 
 
 class UnknownCall(MetastoreRefusal):
-    """The metastore does not know the method, because it is too old."""
+    """The metastore is too old to know the method."""
 
 
 def addresses(uris: str) -> Sequence[tuple[str, int]]:
-    """Host and port of each address in `metastore.uri`. Raises ConfigError."""
+    """Return the host and port of each address in `metastore.uri`. Raises ConfigError."""
     given = [uri.strip() for uri in uris.split(",") if uri.strip()] or [""]
     found = [(uri, _address(uri)) for uri in given]
     for uri, address in found:
@@ -243,7 +244,7 @@ def addresses(uris: str) -> Sequence[tuple[str, int]]:
             raise ConfigError(
                 f"{re.sub('//[^/]*@', '//***@', uri)!r} is not a metastore address",
                 where="metastore.uri",
-                hint="write thrift://host:9083; separate several addresses by commas",
+                hint="write thrift://host:9083; separate several addresses with commas",
             )
     return [address for _, address in found if address is not None]
 
@@ -266,18 +267,18 @@ def _where(host: str, port: int) -> str:
 
 
 def _is_timeout(error: BaseException) -> bool:
-    """Whether the call timed out; the address that did not answer is not tried again in the same call."""
+    """Return whether the call timed out. An address that did not answer is not tried again in the same call."""
     kinds = (error, getattr(error, "inner", None))
     return any(isinstance(one, TimeoutError) for one in kinds) or getattr(error, "type", None) == _TIMED_OUT
 
 
 def _message(error: BaseException) -> str:
-    """The error's message, or its class: many errors of broken connections have no message."""
+    """Return the error's message, or its class, because many errors of broken connections have no message."""
     return _shortened(str(error)) or type(error).__name__
 
 
 def _shortened(text: str) -> str:
-    """The beginning, which says what happened, and the end, which holds the root cause."""
+    """Shorten a text to its beginning, which says what happened, and its end, which contains the root cause."""
     if len(text) <= _TEXT_HEAD + _TEXT_TAIL:
         return text
     return f"{text[:_TEXT_HEAD]} … {text[-_TEXT_TAIL:]}"

@@ -23,7 +23,7 @@ _CATALOG = "hive"
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """`key` changes with each DDL. The result is valid after `settled` and before `expires`."""
+    """A cached result, which is valid after `settled` and before `expires`; `key` changes with each DDL."""
 
     key: object
     settled: Deadline
@@ -36,7 +36,7 @@ _guard = threading.Lock()
 
 
 def not_null_columns(metastore: Metastore, raw: Any) -> frozenset[str]:
-    """Lower-case names of the columns of a Thrift table that have an enabled NOT NULL constraint.
+    """Return the lower-case names of the columns of a Thrift table that have an enabled NOT NULL constraint.
 
     Disabled constraints (`DISABLE`) are ignored, as in Hive. Raises MetastoreUnavailable.
     """

@@ -1,4 +1,4 @@
-"""The control table of a mapping: one table parameter that only commits update.
+"""The control table of a mapping, which stores the mapping's state in one table parameter that only commits update.
 
 Invariant: the parameter is created with the table and never changed by `alter_table`, which replaces all parameters
 with those that its client read earlier and could therefore restore an old value (ObjectStore.alterTable).
@@ -25,13 +25,16 @@ _CREATE_ATTEMPTS = 6  # 1.5 s in all
 
 @dataclass(frozen=True, slots=True)
 class ControlTable:
-    """The table that holds a mapping's state; `id` is its id in the metastore."""
+    """The table that stores a mapping's state; `id` is the id of the table in the metastore."""
 
     name: TableName
     id: int
 
     def key_value(self, value: str) -> KeyValue:
-        """The parameter update that stores `value` with a commit. ASCII only: MySQL stores parameters as latin1."""
+        """Return the parameter update with which a commit stores `value`.
+
+        `value` must be ASCII, because MySQL stores parameters as latin1.
+        """
         return KeyValue(self.id, _KEY, value)
 
 
@@ -57,7 +60,7 @@ def ensure_control_table(metastore: Metastore, name: TableName) -> ControlTable:
 
 
 def read_state(metastore: Metastore, control: ControlTable) -> str:
-    """The value of the last commit; '' before the first. Raises InvalidTable when the table was recreated."""
+    """Return the state stored by the last commit, '' before the first. Raises InvalidTable for a recreated table."""
     raw = read_table(metastore, control.name)
     if raw.id != control.id:
         raise InvalidTable("the control table was dropped and recreated", where=f"control table {control.name}")
@@ -65,11 +68,11 @@ def read_state(metastore: Metastore, control: ControlTable) -> str:
 
 
 def _ensure(find: Callable[[], object], create: Callable[[], object]) -> None:
-    """Create the object that `find` does not find.
+    """Create an object unless `find` finds it.
 
     When two clients create the same object, the metastore returns an error of its database to one of them (a violated
     unique constraint in a MetaException), and may have deleted the directory that it created for the other. After a
-    failure `find` therefore decides: the object exists, or the creation is retried a few times.
+    failure, `find` therefore checks whether the object exists; if not, the creation is retried a few times.
     """
     backoff = Backoff(first_seconds=0.05, cap_seconds=0.5)
     for attempt in range(1, _CREATE_ATTEMPTS + 1):

@@ -1,7 +1,7 @@
-"""The Kerberos login of one connection. The only module that imports gssapi, at the first Kerberos login.
+"""The Kerberos login of one connection. Only this module imports gssapi, at the first Kerberos login.
 
 Invariant: each login acquires its credentials again, so a long-running process can reconnect as long as its keytab or
-ticket cache is valid. Errors of Kerberos are completed with their cause and with how to fix it.
+ticket cache is valid. Kerberos errors are raised with their cause and a hint.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any
 from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable
 from ingestd.hive.security import Kerberos, Protection, short_name
 
-# A login may rewrite the ticket cache of a keytab when its ticket has expired; no other login may read it then.
+# A login may rewrite the ticket cache of a keytab when its ticket has expired; no other login may read it meanwhile.
 _ONE_LOGIN = threading.Lock()
 _MAX_UNWRAPPED = 0xFFFFFF
 _TABLE = -1765328384  # MIT's krb5 error table; GSSAPI's minor status is one of its codes
 _NO_KDC = (_TABLE + 154, _TABLE + 156)  # KRB5_REALM_CANT_RESOLVE, KRB5_KDC_UNREACH
 _NO_SUCH_SERVER = _TABLE + 7  # KDC_ERR_S_PRINCIPAL_UNKNOWN
 _HINTS = {
-    _TABLE + 6: "the KDC does not know metastore.kerberos.user",  # KDC_ERR_C_PRINCIPAL_UNKNOWN
-    _TABLE + 18: "the KDC has locked metastore.kerberos.user",  # KDC_ERR_CLIENT_REVOKED
-    _TABLE + 24: "the KDC has another key than the keytab: export the keytab again",  # PREAUTH_FAILED
-    _TABLE + 31: "the KDC has another key than the keytab: export the keytab again",  # BAD_INTEGRITY
-    _TABLE + 37: "the clocks of this machine and of the KDC differ",  # KRB_AP_ERR_SKEW
+    _TABLE + 6: "correct metastore.kerberos.user: the KDC does not know it",  # KDC_ERR_C_PRINCIPAL_UNKNOWN
+    _TABLE + 18: "unlock metastore.kerberos.user in the KDC",  # KDC_ERR_CLIENT_REVOKED
+    _TABLE + 24: "export the keytab again: its key differs from that of the KDC",  # PREAUTH_FAILED
+    _TABLE + 31: "export the keytab again: its key differs from that of the KDC",  # BAD_INTEGRITY
+    _TABLE + 37: "synchronize the clocks of this machine and of the KDC",  # KRB_AP_ERR_SKEW
 }
 
 
@@ -51,7 +51,7 @@ class KerberosExchange:
         return self._protection is not None
 
     def answer(self, challenge: bytes) -> bytes:
-        """The next token; after the last one, the protection chosen from those that the metastore offers."""
+        """Return the next token; after the last one, the protection chosen from those that the metastore offers."""
         if self._context is None:
             return self._first()
         try:
@@ -65,7 +65,7 @@ class KerberosExchange:
             ) from error
 
     def frames(self, data: bytes) -> Iterable[bytes]:
-        """`data` with the agreed protection, in frames that fit the metastore's buffer. Raises OSError."""
+        """Protect `data` as agreed and return it in frames that fit the metastore's buffer. Raises OSError."""
         if self._protection is Protection.AUTH:
             return [data]
         chunks = (data[at : at + self._max_wrapped] for at in range(0, len(data), self._max_wrapped))
@@ -75,7 +75,7 @@ class KerberosExchange:
             raise OSError(f"Kerberos failed to protect a frame: {_message(error)}") from error
 
     def unwrap(self, frame: bytes) -> bytes:
-        """The content of a frame. Raises OSError when its integrity check fails."""
+        """Return the content of a frame. Raises OSError if its integrity check fails."""
         if self._protection is Protection.AUTH:
             return frame
         try:
@@ -104,15 +104,18 @@ class KerberosExchange:
             raise _translated(error, self._login, self._server) from error
 
     def _chosen(self, offer: bytes) -> bytes:
-        """The reply to the offer; each has four bytes: the bits of the protections and the sender's largest frame."""
+        """Return the reply to the metastore's offer.
+
+        Each consists of four bytes: the bits of the protections, and the largest frame that the sender accepts.
+        """
         offered = {one for one in Protection if len(offer) == 4 and one.value & offer[0]}
         common = offered & self._login.protection
         if not common:
             ours, theirs = (_labels(some) for some in (self._login.protection, offered))
             raise ConfigError(
-                f"no common protection: ingestd allows {ours}, the metastore offers {theirs or 'none'}",
+                f"no common protection: ingestd allows {ours}, but the metastore offers {theirs or 'none'}",
                 where="metastore.kerberos.protection",
-                hint="add one that the metastore offers, or change its hadoop.rpc.protection",
+                hint="allow one that the metastore offers, or change hadoop.rpc.protection of the metastore",
             )
         best = max(common, key=lambda one: one.value)
         most = 0 if best is Protection.AUTH else _MAX_UNWRAPPED
@@ -126,7 +129,7 @@ class KerberosExchange:
 
 
 def ticket_owner() -> str | None:
-    """The short name of the owner of the caller's ticket cache; None without a valid ticket."""
+    """Return the short name of the owner of the caller's ticket cache; None if there is no valid ticket."""
     try:
         gss = _gssapi()
     except ConfigError:
@@ -150,7 +153,7 @@ def _gssapi() -> Any:
 
 
 def _credentials(gss: Any, login: Kerberos) -> Any:
-    """Credentials for one login; Kerberos requests a ticket from the KDC only if none is cached or it has expired."""
+    """Return the credentials for one login. Kerberos requests a ticket from the KDC only if no valid one is cached."""
     name = gss.Name(login.user, gss.NameType.kerberos_principal) if login.user else None
     store = None
     if login.keytab:
@@ -177,7 +180,7 @@ def _translated(error: Any, login: Kerberos, server: str) -> IngestdError:
         return LoginFailed(
             f"no ticket for {login.user}: {message}",
             where=f"metastore.kerberos.keytab {login.keytab}",
-            hint=_HINTS.get(code, f"to reproduce it, run kinit -k -t {login.keytab} {login.user}"),
+            hint=_HINTS.get(code, f"run kinit -k -t {login.keytab} {login.user} to reproduce the error"),
         )
     return LoginFailed(
         f"no ticket for {login.user or 'the current user'}: {message}",
@@ -187,12 +190,12 @@ def _translated(error: Any, login: Kerberos, server: str) -> IngestdError:
 
 
 def _code(error: Any) -> int:
-    """The minor status as a signed number, as in Kerberos' error tables."""
+    """Return the minor status as a signed number, as in Kerberos' error tables."""
     return int(error.min_code) - (1 << 32 if error.min_code >= 1 << 31 else 0)
 
 
 def _message(error: Any) -> str:
-    """Kerberos' message without status numbers; the minor status is more specific than the major one."""
+    """Return Kerberos' message without status numbers. The minor status is more specific than the major one."""
     minor = [text for text in error.get_all_statuses(error.min_code, False) if text.strip()]  # noqa: FBT003
     return " ".join(minor) or str(error)
 
@@ -202,7 +205,7 @@ def _labels(some: Iterable[Protection]) -> str:
 
 
 def _check_keytab(file: Path, user: str) -> None:
-    """Raise LoginFailed with the exact fault of a keytab; Kerberos reports all of them as missing credentials."""
+    """Raise LoginFailed with the exact fault of a keytab. Kerberos reports every such fault as missing credentials."""
     where = f"metastore.kerberos.keytab {file}"
     try:
         names = list(_keytab_principals(file.read_bytes()))
@@ -220,7 +223,7 @@ def _check_keytab(file: Path, user: str) -> None:
 
 
 def _keytab_principals(data: bytes) -> Iterator[str]:
-    """The principals in a keytab of MIT's format 2; an entry with a negative length is a hole."""
+    """Yield the principals in a keytab of MIT's format 2. An entry with a negative length is a hole."""
     if data[:2] != b"\x05\x02":
         raise struct.error
     at = 2

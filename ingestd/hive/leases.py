@@ -1,6 +1,6 @@
 """Leases: EXCLUSIVE metastore locks on a name, held outside transactions and kept alive by heartbeats.
 
-Invariant: a lease decides which daemon should work, never what may commit; the lock inside the transaction does that.
+Invariant: a lease decides which daemon works, never which transaction may commit. The lock in the transaction does.
 Source: HMS locks need no existing table (CheckLockFunction); a lock outside a transaction has its own heartbeat.
 """
 
@@ -17,7 +17,7 @@ from ingestd.hive.tables import TableName
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A lock on a lease that is held, or that waits and blocks later requests. Each heartbeat changes `beat`."""
+    """A lock on a lease, which is held, or waits and blocks later requests. Each heartbeat changes `beat`."""
 
     lock_id: int
     agent: str
@@ -26,7 +26,7 @@ class Claim:
 
 
 def lease_component(lease: TableName) -> ttypes.LockComponent:
-    """The component of a lock request that takes a lease, inside or outside a transaction."""
+    """Return the component of a lock request that acquires a lease, inside or outside a transaction."""
     return ttypes.LockComponent(
         type=ttypes.LockType.EXCLUSIVE,
         level=ttypes.LockLevel.TABLE,
@@ -38,7 +38,7 @@ def lease_component(lease: TableName) -> ttypes.LockComponent:
 
 
 def try_acquire(metastore: Metastore, lease: TableName, agent: str) -> int | None:
-    """Take the lease and return the lock id; None when it is held or requested by another client."""
+    """Acquire the lease and return the lock id; return None if another client holds or requests it."""
     request = ttypes.LockRequest(
         component=[lease_component(lease)], user=metastore.user, hostname=metastore.host, agentInfo=agent[:128]
     )
@@ -51,7 +51,7 @@ def try_acquire(metastore: Metastore, lease: TableName, agent: str) -> int | Non
 
 
 def claims(metastore: Metastore, lease: TableName) -> list[Claim]:
-    """The locks on the lease outside transactions: the one that is held, then those that wait."""
+    """Return the locks on the lease outside transactions: first the one that is held, then those that wait."""
     answer = metastore.call("show_locks", ttypes.ShowLocksRequest(dbname=lease.database, tablename=lease.table))
     found = [
         Claim(
@@ -67,7 +67,7 @@ def claims(metastore: Metastore, lease: TableName) -> list[Claim]:
 
 
 def heartbeat(metastore: Metastore, lock_id: int) -> bool:
-    """Keep a lease alive; False when it has ended."""
+    """Keep a lease alive; return False if it has ended."""
     try:
         metastore.call("heartbeat", ttypes.HeartbeatRequest(lockid=lock_id))
     except TransactionAborted:
@@ -76,7 +76,7 @@ def heartbeat(metastore: Metastore, lock_id: int) -> bool:
 
 
 def release(metastore: Metastore, lock_id: int) -> None:
-    """Release a lease, one's own or that of a dead holder. Does nothing when it has already ended."""
+    """Release a lease of this process or of a dead one. Does nothing if the lease has already ended."""
     try:
         metastore.call("unlock", ttypes.UnlockRequest(lockid=lock_id))
     except TransactionAborted:
@@ -84,6 +84,6 @@ def release(metastore: Metastore, lock_id: int) -> None:
 
 
 def heartbeat_transaction(metastore: Metastore, txn_id: int) -> bool:
-    """Keep a transaction alive; False when it has ended."""
+    """Keep a transaction alive; return False if it has ended."""
     answer = metastore.call("heartbeat_txn_range", ttypes.HeartbeatTxnRangeRequest(min=txn_id, max=txn_id))
     return txn_id not in answer.aborted and txn_id not in answer.nosuch

@@ -1,4 +1,4 @@
-"""Write notifications: they report the files of a transaction to a metastore that keeps an event log.
+"""Write notifications, which report the files of a transaction to a metastore that keeps an event log.
 
 The event of a commit (COMMIT_TXN) names no files; programs that replicate a table find them in these notifications.
 Source: Hive.addWriteNotificationLog, DbNotificationListener.
@@ -29,9 +29,10 @@ _answers: WeakKeyDictionary[Metastore, tuple[bool, Deadline]] = WeakKeyDictionar
 
 @dataclass(frozen=True, slots=True)
 class WrittenPartition:
-    """Files that a transaction wrote to one partition: each by its URI and the name of its delta directory.
+    """The files that a transaction wrote to one partition.
 
-    `values` are the partition's values, () for an unpartitioned table.
+    Each file is a pair of its URI and the name of its delta directory. `values` are the partition's values, or () for
+    an unpartitioned table.
     """
 
     values: tuple[str, ...]
@@ -39,7 +40,7 @@ class WrittenPartition:
 
 
 def keeps_event_log(metastore: Metastore) -> bool:
-    """Whether DbNotificationListener is among the metastore's transactional listeners; cached for a minute.
+    """Return whether DbNotificationListener is one of the metastore's transactional listeners; cached for a minute.
 
     Raises MetastoreUnavailable.
     """
@@ -53,10 +54,10 @@ def keeps_event_log(metastore: Metastore) -> bool:
 def notify_writes(
     metastore: Metastore, txn: Transaction, table: Table, write_id: int, partitions: Sequence[WrittenPartition]
 ) -> None:
-    """Send the notifications of a transaction, one per partition. It may be repeated: HMS keeps each file once.
+    """Send the notifications of a transaction, one per partition. They may be sent again: HMS records a file only once.
 
-    As Hive's writers do, `replace` is set for an INSERT too, and the checksum is empty for a file system without one.
-    HMS keeps only the last notification of a partition in a call (HMSHandler), so each partition must occur once.
+    As in Hive's writers, `replace` is set for an INSERT too, and the checksum is empty for a file system without one.
+    HMS keeps only the last notification of a partition in a call (HMSHandler), so a partition must occur only once.
     Raises MetastoreUnavailable, InvalidTable.
     """
     requests = [_request(txn, table, write_id, one) for one in partitions]
@@ -88,9 +89,9 @@ def _request(txn: Transaction, table: Table, write_id: int, partition: WrittenPa
 
 
 def _send(metastore: Metastore, table: Table, requests: Sequence[Any]) -> None:
-    """Send all in one call, or one by one to a metastore that does not know that call.
+    """Send all requests in one call, or one by one if the metastore does not know that call.
 
-    Hive 3.1 knows neither, although its listener has the same name: its replication lists the deltas itself.
+    Hive 3.1 knows neither call, although its listener has the same name. Its replication lists the deltas itself.
     """
     batch = ttypes.WriteNotificationLogBatchRequest(
         catalog=table.raw.catName or _DEFAULT_CATALOG,
@@ -103,7 +104,7 @@ def _send(metastore: Metastore, table: Table, requests: Sequence[Any]) -> None:
 
 
 def _is_known(metastore: Metastore, method: str, request: Any) -> bool:
-    """Call `method`; False when the metastore does not know it."""
+    """Call `method`; return False if the metastore does not know it."""
     try:
         metastore.call(method, request)
     except UnknownCall:

@@ -1,6 +1,6 @@
 """The configuration section `metastore`.
 
-Invariant: options that can be constructed can be connected with.
+Invariant: options that can be constructed can be used to connect.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ingestd.keys import Seconds
 
 @dataclass(frozen=True, slots=True)
 class MetastoreOptions:
-    """Where the metastore is and how to log in; raises ConfigError.
+    """The addresses of the metastore, and the login. Raises ConfigError.
 
-    `uri`: `thrift://host:port`, several addresses of one metastore separated by commas. `timeout` bounds one call.
-    At most one of `kerberos` and `plain`. `tls` encrypts the connection.
+    `uri` is `thrift://host:port`; several addresses of one metastore are separated by commas. `timeout` is the time
+    limit of one call. At most one of `kerberos` and `plain` may be set. `tls` encrypts the connection.
     """
 
     uri: str
@@ -40,5 +40,5 @@ class MetastoreOptions:
         return Security(login=self.kerberos or self.plain, tls=self.tls)
 
     def connect(self) -> Metastore:
-        """A client that connects at its first call."""
+        """Return a client that connects at its first call."""
         return Metastore(self.uri, timeout_seconds=self.timeout, security=self.security)

@@ -1,4 +1,4 @@
-"""Reading and changing the parameters of a table or of its partitions, under a write id.
+"""Reads and changes the parameters of a table or of its partitions, under a write id.
 
 Invariant: a change does not revert DDL of other clients. A table is written with compare-and-set on the time of its
 last DDL (HIVE-26882). For partitions HMS ignores the comparison, so they are written within milliseconds after they
@@ -37,7 +37,7 @@ _CANNOT_COMPARE = 'update "TABLE_PARAMS" set'
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """Parameters and location of a partition, or of an unpartitioned table under the name WHOLE_TABLE."""
+    """The parameters and location of a partition, or of an unpartitioned table, whose name is then WHOLE_TABLE."""
 
     name: str
     location: str
@@ -59,12 +59,12 @@ class WriterView:
     snapshot: ValidWriteIds
 
     def fields(self) -> dict[str, Any]:
-        """The fields of the Thrift requests."""
+        """Return the fields to set in a Thrift request."""
         return {"writeId": self.write_id, "validWriteIdList": as_text(as_writer(self.snapshot, self.write_id))}
 
 
 def read_parameters(metastore: Metastore, table: Table, names: Sequence[str]) -> Iterator[Parameters]:
-    """Parameters of the existing partitions among `names`, or of the whole table; one call per 200 partitions."""
+    """Yield the parameters of the partitions in `names` that exist, or of the table; one call per 200 partitions."""
     if not table.partition_columns:
         yield _of_table(read_table(metastore, table.name))
         return
@@ -76,10 +76,10 @@ def read_parameters(metastore: Metastore, table: Table, names: Sequence[str]) ->
 def change_parameters(
     metastore: Metastore, table: Table, names: Sequence[str], change: Change, view: WriterView, wait: Wait
 ) -> None:
-    """Replace the parameters of these partitions, or of the whole table, by what `change` returns for them.
+    """Replace the parameters of these partitions, or of the whole table, with the result of `change`.
 
     `change` may be called again for a table that another client has changed. Partitions that do not exist are skipped.
-    Raises MetastoreUnavailable, TransactionAborted when `wait` was stopped.
+    Raises MetastoreUnavailable, and TransactionAborted if `wait` is stopped.
     """
     if table.partition_columns:
         _change_partitions(metastore, table, names, change, view)
@@ -115,9 +115,9 @@ def _change_partitions(
 
 
 def _change_table(metastore: Metastore, table: Table, change: Change, view: WriterView, wait: Wait) -> None:
-    """Compare-and-set on the time of the last DDL.
+    """Change a table with compare-and-set on the time of its last DDL.
 
-    That time is in whole seconds: a table that was changed in the current second is read again in the next one.
+    That time is in whole seconds, so a table that was changed in the current second is read again in the next second.
     """
     for _ in range(_TRIES):
         raw = read_table(metastore, table.name)
@@ -141,27 +141,32 @@ _first_reads: dict[str, tuple[str, float]] = {}
 
 
 def _seconds_to_settle(table: Table, changed_at: str) -> float:
-    """Seconds until the second of the last DDL has passed, 0 if it has.
+    """Return the seconds until the second of the last DDL has passed; 0 if it has.
 
-    It has passed by the clocks, or because this process first read that time more than a second ago: a metastore whose
-    clock is ahead must not delay commits by the difference.
+    The second has passed if the clocks say so, or if this process first read that time more than a second ago, because
+    a metastore whose clock is ahead must not delay commits by the difference.
     """
     name = str(table.name)
     if _first_reads.get(name, ("", 0.0))[0] != changed_at:
         _first_reads[name] = (changed_at, monotonic())
         ahead = int(changed_at) - now()
         if ahead > _SETTLED_SECONDS:
-            _log.warning("the last DDL of table %s is %.0f s in the future: the clocks differ", name, ahead)
+            _log.warning(
+                "the last DDL of table %s is %.0f s in the future: synchronize the clocks of this machine and of the"
+                " metastore",
+                name,
+                ahead,
+            )
     by_clock = int(changed_at) + _SETTLED_SECONDS - now()
     since_read = _first_reads[name][1] + _SETTLED_SECONDS - monotonic()
     return max(0.0, min(by_clock, since_read))
 
 
 def write_table_back(metastore: Metastore, raw: Any, changed_at: str, view: WriterView | None = None) -> bool:
-    """Write a Thrift table back unless it was changed since `changed_at`; False when it was.
+    """Write a Thrift table back unless it has changed since `changed_at`; return False if it has.
 
-    A metastore whose database cannot compare its text columns (Derby, Oracle) reports that once. From then on tables
-    are written back without the comparison, milliseconds after they were read.
+    A metastore whose database cannot compare its text columns (Derby, Oracle) reports this at the first attempt. From
+    then on, tables are written back without the comparison, milliseconds after they were read.
     """
     properties = dict(_CONTEXT)
     comparing = metastore.compares_parameters  # another thread may change it during the call

@@ -1,4 +1,4 @@
-"""Partitions: reading and creating them.
+"""Reads and creates partitions.
 
 Invariant: a partition's own location is used; it is never assumed to be under the table's directory.
 """
@@ -25,12 +25,12 @@ _NEW_PARAMETERS = {"numRows": "0", "numFiles": "0", "totalSize": "0", "rawDataSi
 
 
 def read_partitions(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]:
-    """The Thrift partitions that exist among `names`, which are escaped as in `k=v/k2=v2`."""
+    """Return the Thrift partitions in `names` that exist. Names are escaped, as in `k=v/k2=v2`."""
     return [one for some in by_call(names) for one in _read(metastore, table, some)]
 
 
 def by_call(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """The names in chunks that fit into one call."""
+    """Yield the names in chunks, each small enough for one call."""
     for start in range(0, len(names), PARTITIONS_PER_CALL):
         yield names[start : start + PARTITIONS_PER_CALL]
 
@@ -48,12 +48,12 @@ def _read(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]
 
 
 def partition_names(metastore: Metastore, table: Table, most: int = -1) -> list[str]:
-    """The escaped names of all partitions, or of at most `most` of them (≤ 32767)."""
+    """Return the escaped names of all partitions, or of at most `most` partitions (≤ 32767)."""
     return list(metastore.call("get_partition_names", table.name.database, table.name.table, most))
 
 
 def odd_partitions(metastore: Metastore, table: Table) -> list[str]:
-    """Names of partitions whose values are not in Hive's normal form, such as `p=007` for an int.
+    """Return the names of partitions whose values are not in Hive's normal form, such as `p=007` for an int.
 
     Checks the first 10,000 partitions. Calls the metastore only if a partition column is not a string or varchar.
     """
@@ -64,12 +64,12 @@ def odd_partitions(metastore: Metastore, table: Table) -> list[str]:
 
 
 def describe_odd(names: Sequence[str]) -> str:
-    """A sentence of bounded length for the log."""
+    """Describe such partitions in a log text of bounded length."""
     shown = ", ".join(name if len(name) <= 100 else name[:97] + "..." for name in names[:5])
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return (
-        f"{shown}{more}: partition values that are not in Hive's normal form; WHERE, INSERT OVERWRITE and DROP"
-        " PARTITION may not find these partitions: copy their rows to partitions with normal values, then drop them"
+        f"{shown}{more}: these partition values are not in Hive's normal form; WHERE, INSERT OVERWRITE and DROP"
+        " PARTITION may not find the partitions; copy their rows to partitions with normal values, then drop them"
     )
 
 
@@ -85,10 +85,10 @@ class PartitionInfo:
 def ensure_partitions(
     metastore: Metastore, table: Table, values: Mapping[str, Sequence[str]]
 ) -> dict[str, PartitionInfo]:
-    """Read the partitions named by the keys of `values`, and create those that do not exist; returns them by name.
+    """Return the partitions that the keys of `values` name, by name, after creating those that do not exist.
 
-    `values` holds the partition values, one per partition column. Safe when several clients create the same partition.
-    Raises MetastoreRefusal when the metastore cannot create one of them.
+    `values` maps each name to its partition values, one per partition column. Several clients may safely create the
+    same partition. Raises MetastoreRefusal if the metastore cannot create a partition.
     """
     found = _infos(table, read_partitions(metastore, table, list(values)), existed=True)
     missing = [name for name in values if name not in found]
@@ -107,7 +107,7 @@ def _infos(table: Table, partitions: Sequence[Any], *, existed: bool) -> dict[st
 
 
 def _add(metastore: Metastore, table: Table, values: Mapping[str, list[str]]) -> Sequence[Any]:
-    """Create partitions; returns those that did not exist."""
+    """Create partitions and return those that did not exist."""
     parts = [_new_partition(table, name, v) for name, v in values.items()]
     request = ttypes.AddPartitionsRequest(
         dbName=table.name.database,

@@ -33,7 +33,7 @@ class Protection(Enum):
 
     @property
     def label(self) -> str:
-        """Its name in SASL and in the configuration."""
+        """The name of the protection in SASL and in the configuration."""
         return {1: "auth", 2: "auth-int", 4: "auth-conf"}[self.value]
 
 
@@ -41,7 +41,7 @@ ALL_PROTECTIONS = frozenset(Protection)
 
 
 def _protection(label: object) -> Protection:
-    """The protection with this label. Raises ValueError."""
+    """Return the protection with this label. Raises ValueError."""
     for protection in Protection:
         if protection.label == label:
             return protection
@@ -52,9 +52,9 @@ def _protection(label: object) -> Protection:
 class Kerberos:
     """A Kerberos login (SASL GSSAPI).
 
-    `principal` is the metastore's, such as `hive/_HOST@REALM`. With `keytab`, each connect obtains a ticket for `user`
-    from the keytab if the last one has expired. Without it, the caller's ticket cache is used, for `user` if given. The
-    strongest of `protection` that the metastore offers is used. Raises ConfigError.
+    `principal` is that of the metastore, such as `hive/_HOST@REALM`. With `keytab`, each connect obtains a ticket for
+    `user` from the keytab if the last ticket has expired. Without `keytab`, the caller's ticket cache is used, for
+    `user` if given. The strongest of `protection` that the metastore offers is used. Raises ConfigError.
     """
 
     principal: str
@@ -75,7 +75,7 @@ class Kerberos:
             )
         if self.keytab is not None and not self.user:
             raise ConfigError(
-                "a keytab requires the principal to log in as",
+                "a keytab is set, but not the principal to log in as",
                 where="metastore.kerberos.user",
                 hint="set it to a principal that `klist -k KEYTAB` lists",
             )
@@ -87,7 +87,7 @@ class Kerberos:
             )
 
     def principal_at(self, host: str) -> str:
-        """The metastore's principal at `host`; `_HOST` becomes lower case (SecurityUtil.getServerPrincipal)."""
+        """Return the metastore's principal, with `host` in lower case for `_HOST` (SecurityUtil.getServerPrincipal)."""
         service, _, rest = self.principal.partition("/")
         name, at, realm = rest.partition("@")
         return f"{service}/{host.lower() if name == _HOST else name}{at}{realm}"
@@ -113,7 +113,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """TLS. `ca_file` holds the trusted CA certificates in PEM format; None means those of the system."""
+    """TLS settings. `ca_file` contains the trusted CA certificates in PEM format; None means those of the system."""
 
     ca_file: Path | None = None
     verify_hostname: bool = True
@@ -127,8 +127,8 @@ class Tls:
 class Security:
     """Login and encryption of a metastore connection; by default neither, as in the metastore's own defaults.
 
-    `unsecured_user` is the user name that is sent to a metastore without login (`set_ugi`), which does not verify it;
-    by default the user of the process. Raises ConfigError.
+    `unsecured_user` is the user name that is sent to a metastore without login (`set_ugi`), which does not verify it.
+    The default is the user of the process. Raises ConfigError.
     """
 
     login: Kerberos | Plain | None = None
@@ -161,13 +161,13 @@ class Security:
         password: str = "",
         ca_file: Path | None = None,
     ) -> Security:
-        """The settings that the properties of a hive-site.xml require, by the rules of Hive 4's HiveMetaStoreClient.
+        """Create the settings that the properties of a hive-site.xml require, as Hive 4's HiveMetaStoreClient does.
 
-        Hive keeps a client's credentials elsewhere (ticket cache, credential store), so they are parameters. `user` is
+        Hive stores a client's credentials elsewhere (ticket cache, credential store), so they are parameters. `user` is
         the principal or user name to log in as, or `unsecured_user` without login. `keytab` defaults to
         `metastore.kerberos.keytab.file`, but only if `user` is given and the file is readable, because on many machines
-        it is the metastore's own keytab. Raises ConfigError for what ingestd does not support: HTTP, JWT, framed or
-        compact Thrift, and Java trust stores.
+        it is the metastore's own keytab. Raises ConfigError for features that ingestd does not support: HTTP, JWT,
+        framed or compact Thrift, and Java trust stores.
         """
         _require(conf, Mapping, "conf")
         _require(user, (str, type(None)), "user")
@@ -178,7 +178,7 @@ class Security:
 
 
 class _HiveConf:
-    """Properties of hive-site.xml, by their names since Hive 3 (metastore.x) or older ones (MetastoreConf.ConfVars)."""
+    """The properties of a hive-site.xml, by their names since Hive 3 or their older names (MetastoreConf.ConfVars)."""
 
     def __init__(self, conf: Mapping[str, str]) -> None:
         self._conf = conf
@@ -260,7 +260,7 @@ class _HiveConf:
 
 
 def _require(value: object, kinds: type | tuple[type, ...], where: str) -> None:
-    """Raise ConfigError for a value of another type. The value may be a secret and is not part of the message."""
+    """Raise ConfigError if the value has another type. The message does not contain the value, which may be secret."""
     if not isinstance(value, kinds):
         wanted = [kind for kind in (kinds if isinstance(kinds, tuple) else (kinds,)) if kind is not type(None)]
         names = " or ".join(kind.__name__ for kind in wanted)
@@ -268,7 +268,10 @@ def _require(value: object, kinds: type | tuple[type, ...], where: str) -> None:
 
 
 def short_name(principal: str) -> str:
-    """The short name of a principal: `hive` for `hive/host@REALM`. Hadoop's default rule, without auth_to_local."""
+    """Return the short name of a principal by Hadoop's default rule, without auth_to_local.
+
+    It is `hive` for `hive/host@REALM`.
+    """
     return re.split("[/@]", principal)[0]
 
 

@@ -1,4 +1,4 @@
-"""Tables as a writer needs them.
+"""The properties of a table that a writer needs, read from the metastore and checked.
 
 Invariant: a `Table` from `load_acid_table` is a managed full ACID ORC table with primitive partition columns.
 Source of the rules: TransactionalValidationListener, AcidUtils.isFullAcidTable.
@@ -74,16 +74,16 @@ class Table:
 
     @property
     def shape(self) -> Shape:
-        """The table as the ORC writers need it."""
+        """The properties of the table that the ORC writers need."""
         return Shape(self.columns, self.partition_columns, self.bucketing, self.encoding, self.not_null)
 
     def partition_name(self, values: Sequence[str]) -> str:
-        """Hive's escaped name of a partition, `key=value/…`; '' (WHOLE_TABLE) for an unpartitioned table."""
+        """Return Hive's escaped name of a partition, `key=value/…`; '' (WHOLE_TABLE) for an unpartitioned table."""
         return partition_name([c.name for c in self.partition_columns], values)
 
 
 def read_table(metastore: Metastore, name: TableName) -> Any:
-    """The current Thrift table. Raises TableMissing when it does not exist."""
+    """Return the current Thrift table. Raises TableMissing if it does not exist."""
     request = ttypes.GetTableRequest(
         dbName=name.database,
         tblName=name.table,
@@ -98,13 +98,16 @@ def read_table(metastore: Metastore, name: TableName) -> Any:
 
 
 def load_acid_table(metastore: Metastore, name: TableName) -> Table:
-    """Read and check a table. Raises InvalidTable with the first violation and how to fix it."""
+    """Read and check a table. Raises InvalidTable with the first violation and a hint."""
     raw = read_table(metastore, name)
     return as_acid_table(raw, not_null_columns(metastore, raw))
 
 
 def as_acid_table(raw: Any, not_null: frozenset[str]) -> Table:
-    """Check a Thrift table; raises as `load_acid_table`. `not_null` is the result of `not_null_columns`."""
+    """Check a Thrift table and convert it; raises the same errors as `load_acid_table`.
+
+    `not_null` is the result of `not_null_columns`.
+    """
     name = TableName(raw.dbName.lower(), raw.tableName.lower())
     parameters = dict(raw.parameters or {})
     _require_acid_orc(raw, parameters, name)
@@ -113,7 +116,7 @@ def as_acid_table(raw: Any, not_null: frozenset[str]) -> Table:
     for column in partition_columns:
         if column.type.is_complex:
             raise InvalidTable(
-                f"a partition column cannot be {column.type}", where=f"table {name}, column {column.name}"
+                f"a partition column cannot have the type {column.type}", where=f"table {name}, column {column.name}"
             )
     try:
         table_encoding(parameters, columns)
@@ -133,7 +136,10 @@ def as_acid_table(raw: Any, not_null: frozenset[str]) -> Table:
 
 
 def _bucketing(raw: Any, parameters: Mapping[str, str], columns: Sequence[Column]) -> Bucketing | None:
-    """Tables without the property bucketing_version use version 1 (Utilities.getBucketingVersion)."""
+    """Return the bucketing of a table, None if it has none.
+
+    Tables without the property bucketing_version use version 1 (Utilities.getBucketingVersion).
+    """
     if not raw.sd.bucketCols or raw.sd.numBuckets < 1:
         return None
     by_name = {column.name: column for column in columns}

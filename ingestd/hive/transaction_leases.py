@@ -1,7 +1,7 @@
 """A lease that transactions hold one after another, for a short time each.
 
-Invariant: at most one open transaction holds the lease. A transaction that does not get it in time
-continues without it (`taken` yields False); it never waits longer than `PATIENCE_SECONDS`.
+Invariant: at most one open transaction holds the lease. A transaction that does not acquire it in time continues
+without it (`taken` yields False). No transaction waits longer than `PATIENCE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ _registry = threading.Lock()
 
 
 class TransactionLease:
-    """The lease with this name; no table needs to exist. Raises TransactionAborted when a wait is stopped."""
+    """The lease with the given name, which need not be that of a table.
+
+    `taken` raises TransactionAborted if its wait is stopped.
+    """
 
     def __init__(self, name: TableName) -> None:
         self._name = name
@@ -46,12 +49,12 @@ class TransactionLease:
             self._process = _process_locks.setdefault((os.getpid(), name), _ProcessLock())
 
     def wait(self, stop: threading.Event) -> Wait:
-        """The time limit for the lease and for the locks that are taken after it, from now on."""
+        """Return the time limit, from now, for acquiring the lease and the locks that follow it."""
         return Wait(Deadline.after(_SHORT_PATIENCE_SECONDS if self._process.has_timed_out else PATIENCE_SECONDS), stop)
 
     @contextmanager
     def taken(self, metastore: Metastore, txn: Transaction, wait: Wait) -> Iterator[bool]:
-        """Take the lock of this process, then the lease; yields whether both were granted in time.
+        """Acquire the lock of this process, then the lease; yield whether both were acquired in time.
 
         The lock is released at the end of the block, the lease at the end of the transaction.
         """

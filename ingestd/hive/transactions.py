@@ -63,9 +63,9 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class WriteLock:
-    """A table to lock for writing. With `partition`, its name, only that partition is locked.
+    """A table to lock for writing. If `partition` is the name of a partition, only that partition is locked.
 
-    `dynamic` says that the partitions are chosen by the rows and registered later.
+    With `dynamic`, the rows determine the partitions, which are registered later.
     """
 
     table: TableName
@@ -82,7 +82,7 @@ def begin(metastore: Metastore, agent: str) -> Transaction:
 
 
 def begin_writing(metastore: Metastore, table: TableName, agent: str) -> tuple[Transaction, int]:
-    """Open a transaction and allocate its write id for `table`; `allocate` gives the write ids of further tables."""
+    """Open a transaction and allocate its write id for `table`; use `allocate` for other tables."""
     return begin_batch(metastore, table, agent, 1)[0]
 
 
@@ -108,7 +108,7 @@ def begin_batch(metastore: Metastore, table: TableName, agent: str, count: int) 
 
 
 def allocate(metastore: Metastore, txn: Transaction, table: TableName) -> int:
-    """The transaction's write id for `table`, which is allocated at the first call."""
+    """Return the transaction's write id for `table`. The first call allocates it."""
     return _allocate(metastore, table, [txn.id])[txn.id]
 
 
@@ -119,7 +119,7 @@ def _allocate(metastore: Metastore, table: TableName, txn_ids: Sequence[int]) ->
 
 
 def _open(metastore: Metastore, agent: str, count: int) -> list[int]:
-    """Ids of new transactions, at least one and at most `count`."""
+    """Open at least one and at most `count` transactions; return their ids."""
     request = ttypes.OpenTxnRequest(num_txns=count, user=metastore.user, hostname=agent[:128], agentInfo=agent[:128])
     ids = list(metastore.call("open_txns", request).txn_ids)
     if not ids:
@@ -130,10 +130,10 @@ def _open(metastore: Metastore, agent: str, count: int) -> list[int]:
 def lock(
     metastore: Metastore, txn: Transaction, tables: Sequence[WriteLock], *, wait: Wait, lease: TableName | None = None
 ) -> None:
-    """Lock the tables for writing, together with the lease if one is named; wait until all are granted.
+    """Lock the tables for writing, and acquire `lease` if it is given; wait until all locks are granted.
 
-    The lease is an EXCLUSIVE lock on a name, which needs no table; a rival gets it only when `txn` has ended.
-    Raises TransactionAborted when the transaction has ended, LockTimeout when the locks are not granted in time.
+    The lease is an EXCLUSIVE lock on a name, which need not be that of a table. It ends with `txn`. Raises
+    TransactionAborted if the transaction has ended, and LockTimeout if the locks are not granted in time.
     """
     components = _components(tables, ttypes.LockType.SHARED_READ, lease)
     _wait(metastore, txn, [_request(metastore, txn, components)], wait, _listed(tables))
@@ -142,13 +142,13 @@ def lock(
 def lock_against_overwrites(
     metastore: Metastore, txn: Transaction, tables: Sequence[WriteLock], *, wait: Wait, lease: TableName | None = None
 ) -> bool:
-    """As `lock`; True when no TRUNCATE of the tables can begin before `txn` has ended.
+    """Lock like `lock`; return True if no TRUNCATE of the tables can begin before `txn` has ended.
 
-    TRUNCATE takes EXCL_WRITE, which waits for a SHARED_WRITE but not for the SHARED_READ of an INSERT. UPDATE, DELETE
-    and MERGE wait for SHARED_WRITE too, so this lock is for the moment of a commit only. Where one of them holds a
-    table, this waits no longer than `wait.patience_seconds` for it: SHARED_READ is enough to commit, but then the
-    result is False, and a TRUNCATE may hide what `txn` commits. The first request stays in the fair queue, so a
-    TRUNCATE that is requested later waits behind it. It ends with the transaction.
+    TRUNCATE requests EXCL_WRITE, which waits for a SHARED_WRITE but not for the SHARED_READ of an INSERT. UPDATE,
+    DELETE and MERGE wait for SHARED_WRITE too, so call this function only immediately before the commit. If one of
+    them holds a table, the function waits at most `wait.patience_seconds` for SHARED_WRITE, then acquires SHARED_READ,
+    which is enough to commit. The result is then False, and a TRUNCATE may hide the rows that `txn` commits. The
+    request for SHARED_WRITE stays in the fair queue until `txn` has ended, so a later TRUNCATE waits behind it.
     """
     strong = _request(metastore, txn, _components(tables, ttypes.LockType.SHARED_WRITE, lease))
     if _is_granted_soon(metastore, txn, strong, wait, _listed(tables)):
@@ -156,24 +156,24 @@ def lock_against_overwrites(
     if wait.stop.is_set() or wait.deadline.passed:
         raise _not_granted(_listed(tables))
     weak = _request(metastore, txn, _components(tables, ttypes.LockType.SHARED_READ, lease))
-    # Wait for either: DDL that was requested between the two waits for the first, and the second waits for the DDL.
+    # Wait for either: DDL requested between them waits for the first request, and the second request for the DDL.
     _wait(metastore, txn, [strong, weak], wait, _listed(tables))
     return _is_granted(metastore, txn, strong)
 
 
 def strengthen_lock(metastore: Metastore, txn: Transaction, tables: Sequence[WriteLock], *, wait: Wait) -> bool:
-    """True when no TRUNCATE of tables that `lock` has locked can begin before `txn` has ended.
+    """Strengthen the locks of `lock`; return True if no TRUNCATE of the tables can begin before `txn` has ended.
 
-    Like `lock_against_overwrites`, but the locks that the transaction already holds are enough to commit. DDL that
-    waits for them is ahead of this request in the queue, so waiting longer would be a deadlock. Raises
-    TransactionAborted when the transaction has ended.
+    In contrast to `lock_against_overwrites`, the transaction already holds locks that are enough to commit. DDL that
+    waits for these is ahead of this request in the queue, so waiting longer would be a deadlock. Raises
+    TransactionAborted if the transaction has ended.
     """
     components = _components(tables, ttypes.LockType.SHARED_WRITE, None)
     return _is_granted_soon(metastore, txn, _request(metastore, txn, components), wait, _listed(tables))
 
 
 def lock_reading(metastore: Metastore, txn: Transaction, table: TableName, wait: Wait) -> None:
-    """Lock the table as a reader does; DDL of the table and its partitions waits for that. Raises as `lock` does."""
+    """Lock the table as a reader does, so that DDL on the table and its partitions waits. Raises errors like `lock`."""
     component = ttypes.LockComponent(
         type=ttypes.LockType.SHARED_READ,
         level=ttypes.LockLevel.TABLE,
@@ -186,7 +186,7 @@ def lock_reading(metastore: Metastore, txn: Transaction, table: TableName, wait:
 
 
 def take_lease(metastore: Metastore, txn: Transaction, lease: TableName, wait: Wait) -> None:
-    """Take a lease for the rest of the transaction; raises as `lock` does."""
+    """Acquire a lease for the rest of the transaction. Raises the same errors as `lock`."""
     _wait(metastore, txn, [_request(metastore, txn, [lease_component(lease)])], wait, f"lease {lease}")
 
 
@@ -204,7 +204,7 @@ def _request(metastore: Metastore, txn: Transaction, components: Sequence[ttypes
 def _is_granted_soon(
     metastore: Metastore, txn: Transaction, requested: ttypes.LockResponse, wait: Wait, where: str
 ) -> bool:
-    """Whether the lock is granted within `wait.patience_seconds`."""
+    """Wait for a lock; return whether it is granted within `wait.patience_seconds`."""
     try:
         _wait(metastore, txn, [requested], Wait(wait.deadline.capped(wait.patience_seconds), wait.stop), where)
     except LockTimeout:
@@ -232,7 +232,7 @@ def _wait(
         answers = [_check(metastore, txn, answer.lockid) for answer in answers]
     if not any(answer.state == ttypes.LockState.ACQUIRED for answer in answers):
         texts = "; ".join(str(answer.errorMessage) for answer in answers)
-        raise TransactionAborted(f"the locks were refused: {texts}", where=where)
+        raise TransactionAborted(f"the metastore rejected the locks: {texts}", where=where)
 
 
 def _not_granted(where: str) -> LockTimeout:
@@ -246,7 +246,7 @@ def _listed(tables: Sequence[WriteLock]) -> str:
 def register_partitions(
     metastore: Metastore, txn: Transaction, table: TableName, write_id: int, names: Sequence[str]
 ) -> None:
-    """Register the partitions of `table` that the transaction writes; call it before any file is placed in them.
+    """Register the partitions of `table` that the transaction writes, which is required before files are published.
 
     If the transaction aborts, files of its write id in an unregistered partition become visible once HMS has purged the
     transaction.
@@ -266,7 +266,7 @@ def register_partitions(
 
 
 def commit(metastore: Metastore, txn: Transaction, key_value: KeyValue | None = None) -> None:
-    """Commit the transaction and its key-value atomically (TxnHandler.commitTxn, HIVE-20538)."""
+    """Commit the transaction and the parameter update `key_value` atomically (TxnHandler.commitTxn, HIVE-20538)."""
     request = ttypes.CommitTxnRequest(txnid=txn.id)
     if key_value is not None:
         request.keyValue = ttypes.CommitTxnKeyValue(key_value.table_id, key_value.key, key_value.value)
@@ -282,7 +282,7 @@ def abort(metastore: Metastore, txn_id: int) -> None:
 
 
 def abort_all(metastore: Metastore, txn_ids: Sequence[int]) -> None:
-    """Abort transactions with one call; those that have already ended are ignored."""
+    """Abort transactions with one call. Transactions that have already ended are ignored."""
     if len(txn_ids) == 1:
         abort(metastore, txn_ids[0])
     elif txn_ids:
@@ -290,7 +290,7 @@ def abort_all(metastore: Metastore, txn_ids: Sequence[int]) -> None:
 
 
 def open_transactions(metastore: Metastore, agent_prefix: str) -> list[int]:
-    """Ids of the open transactions whose agent begins with `agent_prefix`."""
+    """Return the ids of the open transactions whose agent begins with `agent_prefix`."""
     return [
         txn.id
         for txn in _described(metastore)
@@ -299,12 +299,12 @@ def open_transactions(metastore: Metastore, agent_prefix: str) -> list[int]:
 
 
 def _described(metastore: Metastore) -> Sequence[ttypes.TxnInfo]:
-    """HMS's description of all transactions that have not committed.
+    """Return HMS's descriptions of all transactions that have not committed.
 
     HMS treats a gap among the newest transaction ids (another client is opening a transaction, or has failed to) as an
-    open transaction for one second (metastore.txn.opentxn.timeout). Such a transaction has no user, HMS cannot
-    serialize it, and closes the connection (GetOpenTxnsListFunction). The call is therefore retried as long as
-    `get_open_txns`, which contains no users, is answered.
+    open transaction for one second (metastore.txn.opentxn.timeout). Such a transaction has no user, so HMS cannot
+    serialize it and closes the connection (GetOpenTxnsListFunction). The call is therefore retried as long as HMS
+    answers `get_open_txns`, whose result contains no users.
     """
     limit = Deadline.after(_GAP_SECONDS)
     while True:

@@ -29,7 +29,7 @@ _MAX_HANDSHAKE_BYTES = 1 << 20
 _MAX_FRAME_BYTES = 1 << 30
 _CHUNK_BYTES = 1 << 20
 
-ADDRESS_HINT = "check that it is running and that metastore.uri is correct"
+ADDRESS_HINT = "check that the metastore is running and that metastore.uri is correct"
 _PROBE_SECONDS = 5.0
 # A call of fb303's getName in Thrift's strict binary protocol; a metastore without SASL answers it.
 _GET_NAME = struct.pack(">II7sIB", 0x80010001, 7, b"getName", 0, 0)
@@ -39,7 +39,7 @@ _THRIFT_REPLY, _TLS_ALERT = 0x80, 0x15
 
 
 def create_transport(host: str, port: int, security: Security, timeout_seconds: float) -> TTransportBase:
-    """A closed transport to one address. Its `open` raises ConfigError, LoginFailed or MetastoreUnavailable."""
+    """Create an unopened transport to one address. Its `open` raises ConfigError, LoginFailed, MetastoreUnavailable."""
     plain = _Socket(host, port, security.tls)
     plain.setTimeout(timeout_seconds * 1000)
     if security.login is None:
@@ -65,17 +65,17 @@ class Exchange(Protocol):
         """Whether the client has nothing left to send or to verify."""
 
     def answer(self, challenge: bytes) -> bytes:
-        """The response to a challenge; the initial response for `b""`."""
+        """Return the response to a challenge, or the initial response if `challenge` is `b""`."""
 
     def frames(self, data: bytes) -> Iterable[bytes]:
-        """`data` as frames that the server accepts. Raises OSError."""
+        """Return `data` as frames that the server accepts. Raises OSError."""
 
     def unwrap(self, frame: bytes) -> bytes:
-        """The content of one frame. Raises OSError when its integrity check fails."""
+        """Return the content of one frame. Raises OSError if its integrity check fails."""
 
 
 class PlainExchange:
-    """SASL PLAIN: user name and password in the first message (RFC 4616), no protection afterwards."""
+    """SASL PLAIN: sends user name and password in the first message (RFC 4616), and does not protect later ones."""
 
     mechanism = b"PLAIN"
     complete = True
@@ -85,21 +85,21 @@ class PlainExchange:
 
     @property
     def hint(self) -> str:
-        """Hive's MetaStorePlainSaslServer decodes each byte of the UTF-8 credentials as one character."""
+        """How to fix a rejected login. Hive decodes UTF-8 credentials byte by byte (MetaStorePlainSaslServer)."""
         if not (self._login.username + self._login.password).isascii():
-            return "Hive supports only ASCII in metastore.plain.username and metastore.plain.password"
+            return "use only ASCII in metastore.plain.username and metastore.plain.password; Hive supports nothing else"
         return "check metastore.plain.username and metastore.plain.password"
 
     def answer(self, challenge: bytes) -> bytes:
-        """The credentials."""
+        """Return the credentials."""
         return f"\0{self._login.username}\0{self._login.password}".encode()
 
     def frames(self, data: bytes) -> Iterable[bytes]:
-        """One frame with `data`."""
+        """Return `data` as one frame."""
         return [data]
 
     def unwrap(self, frame: bytes) -> bytes:
-        """`frame` unchanged."""
+        """Return `frame` unchanged."""
         return frame
 
 
@@ -132,7 +132,7 @@ def _connect(host: str, port: int, tls: Tls | None, timeout_seconds: float) -> s
         raise ConfigError(
             f"the metastore's certificate was rejected: {error.verify_message}",
             where=where,
-            hint="metastore.tls.ca_file must hold the CA that signed it, metastore.uri the certificate's host name",
+            hint="metastore.tls.ca_file must contain the CA that signed it, and metastore.uri must use its host name",
         ) from error
     except BaseException:
         connected.close()
@@ -165,7 +165,7 @@ class SaslTransport(TTransportBase):  # type: ignore[misc]
         self._written = bytearray()
 
     def isOpen(self) -> bool:  # noqa: N802  # Thrift's name
-        """Whether the socket is open."""
+        """Return whether the socket is open."""
         return bool(self._below.isOpen())
 
     def open(self) -> None:
@@ -182,7 +182,7 @@ class SaslTransport(TTransportBase):  # type: ignore[misc]
         self._below.close()
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes of the current frame, or of the next frame when the current one is exhausted."""
+        """Return at most `size` bytes of the current frame, or of the next frame if the current one is exhausted."""
         while not (found := self._read.read(size)):
             (length,) = _LENGTH.unpack(self._below.readAll(_LENGTH.size))
             _check_length(length, _MAX_FRAME_BYTES)
@@ -202,7 +202,7 @@ class SaslTransport(TTransportBase):  # type: ignore[misc]
         self._below.flush()
 
     def _log_in(self) -> None:
-        # Computed before anything is sent: it fails when there are no credentials.
+        # Computed before anything is sent, because it fails if there are no credentials.
         first = self._exchange.answer(b"")
         self._send(_START, self._exchange.mechanism)
         self._send(_OK, first)
@@ -212,7 +212,7 @@ class SaslTransport(TTransportBase):  # type: ignore[misc]
             raise LoginFailed("the metastore ended the login without authenticating itself", where=self._where)
 
     def _receive(self) -> bytes | None:
-        """The server's next challenge; None when it has accepted the login."""
+        """Return the server's next challenge; None if the server has accepted the login."""
         status, length = _HEADER.unpack(self._below.readAll(_HEADER.size))
         if status not in (_OK, _BAD, _ERROR, _COMPLETE):
             raise TTransportException(message="the response to the login is not a SASL message")
@@ -232,23 +232,24 @@ def _rejection(message: str, exchange: Exchange, where: str) -> IngestdError:
         return ConfigError(
             f"the metastore does not support SASL {exchange.mechanism.decode()}: {message}",
             where=where,
-            hint="use metastore.kerberos if hive.metastore.sasl.enabled is true, metastore.plain for LDAP or CUSTOM",
+            hint="use metastore.kerberos if hive.metastore.sasl.enabled is true, or metastore.plain for LDAP or CUSTOM",
         )
-    what = f"the metastore refused the login: {message or 'no reason given'}"
+    what = f"the metastore rejected the login: {message or 'no reason given'}"
     return LoginFailed(what, where=where, hint=exchange.hint)
 
 
 def _check_length(length: int, limit: int) -> None:
     if length > limit:
-        raise TTransportException(TTransportException.SIZE_LIMIT, f"a frame of {length} bytes, the limit is {limit}")
+        text = f"a frame of {length} bytes exceeds the limit of {limit} bytes"
+        raise TTransportException(TTransportException.SIZE_LIMIT, text)
 
 
 def diagnose(host: str, port: int, security: Security, timeout_seconds: float) -> ConfigError | None:
-    """The mismatch between the security settings of client and metastore; None when there is none or no answer.
+    """Return the mismatch between the security settings of client and metastore; None if there is none or no answer.
 
-    Call it after a failed connect: with different settings, client and metastore misread each other's first bytes, and
-    both wait or close the connection without an error. Sends a Thrift call and a SASL login, without and with TLS, and
-    looks at the first byte of the response (verified with Hive 4.0.1 on Java 17).
+    Call this after a failed connect. With different settings, client and metastore misread each other's first bytes,
+    and both wait or close the connection without an error. This function sends a Thrift call and a SASL login, without
+    and with TLS, and examines the first byte of the response (verified with Hive 4.0.1 on Java 17).
     """
     first_byte = _probe(host, port, None, timeout_seconds)
     where = f"metastore {host}:{port}"
@@ -269,7 +270,10 @@ def diagnose(host: str, port: int, security: Security, timeout_seconds: float) -
 
 
 def _probe(host: str, port: int, tls: Tls | None, timeout_seconds: float) -> int | None:
-    """The first byte of the response to a Thrift call, or to a SASL login if the server closed the first connection."""
+    """Return the first byte of the response to a Thrift call, or to a SASL login if the server closes that connection.
+
+    Returns None if there is no response.
+    """
     for request in (_GET_NAME, _UNKNOWN_LOGIN):
         try:
             with _connect(host, port, tls, min(timeout_seconds, _PROBE_SECONDS)) as connected:

@@ -14,7 +14,7 @@ _NONE_OPEN = 2**63 - 1
 
 
 def read_snapshot(metastore: Metastore, table: TableName) -> ValidWriteIds:
-    """The valid write ids of `table` for a query that begins now."""
+    """Return the valid write ids of `table` for a query that begins now."""
     request = ttypes.GetValidWriteIdsRequest(fullTableNames=[str(table)])
     answer = metastore.call("get_valid_write_ids", request).tblValidWriteIds[0]
     # A java.util.BitSet over the invalid ids, low bits first: a set bit means aborted, any other id is open.
@@ -25,21 +25,21 @@ def read_snapshot(metastore: Metastore, table: TableName) -> ValidWriteIds:
 
 
 def as_writer(snapshot: ValidWriteIds, write_id: int) -> ValidWriteIds:
-    """The snapshot for the writer of `write_id`, which sees its own rows; later ids below it count as open."""
+    """Return the snapshot for the writer of `write_id`, which sees its own rows. Later ids below it count as open."""
     high = max(snapshot.high_watermark, write_id)
     later = range(snapshot.high_watermark + 1, high)
     return ValidWriteIds(snapshot.table, high, (snapshot.open - {write_id}).union(later), snapshot.aborted)
 
 
 def as_text(snapshot: ValidWriteIds) -> str:
-    """`db.table:highWatermark:minOpen:open,…:aborted,…` (ValidReaderWriteIdList.writeToString)."""
+    """Return `db.table:highWatermark:minOpen:open,…:aborted,…` (ValidReaderWriteIdList.writeToString)."""
     lowest = min(snapshot.open, default=_NONE_OPEN)
     opened, aborted = (",".join(map(str, sorted(ids))) for ids in (snapshot.open, snapshot.aborted))
     return f"{snapshot.table}:{snapshot.high_watermark}:{lowest}:{opened}:{aborted}"
 
 
 def ended_transactions(metastore: Metastore, txn_ids: Iterable[int]) -> set[int]:
-    """The subset of `txn_ids` that has committed or aborted."""
+    """Return the subset of `txn_ids` that has committed or aborted."""
     answer = metastore.call("get_open_txns")
     bits = int.from_bytes(answer.abortedBits or b"", "little")  # as in `read_snapshot`
     still_open = {txn_id for i, txn_id in enumerate(answer.open_txns) if not bits >> i & 1}
@@ -47,6 +47,6 @@ def ended_transactions(metastore: Metastore, txn_ids: Iterable[int]) -> set[int]
 
 
 def is_committed(metastore: Metastore, txn_id: int) -> bool:
-    """Whether HMS regards a transaction as committed: its id was assigned, and it is neither open nor aborted."""
+    """Return whether HMS regards a transaction as committed: it was opened, and is neither open nor aborted."""
     answer = metastore.call("get_open_txns")
     return txn_id <= answer.txn_high_water_mark and txn_id not in answer.open_txns

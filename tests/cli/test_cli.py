@@ -151,7 +151,7 @@ def test_check_online_when_no_service_answers_then_names_each_and_exit_code_is_6
     result = run("check", "--online", "--config", _config(tmp_path))
     assert result.code == 69
     assert "✗ metastore: " in result.out
-    assert "check that it is running and that metastore.uri is correct" in result.out
+    assert "check that the metastore is running and that metastore.uri is correct" in result.out
     assert "✗ mapping orders, topic orders: " in result.out
     assert "check that the broker is running and that bootstrap.servers is correct" in result.out
     assert result.err == ""

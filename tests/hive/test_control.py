@@ -1,4 +1,4 @@
-"""Creation of the control table by several clients at the same time."""
+"""Several clients create the control table at the same time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ingestd.sandbox import Addresses
 _CLIENTS, _ROUNDS = 8, 4
 
 
-def test_ensure_control_table_when_several_clients_create_it_then_all_get_the_same_table(
+def test_ensure_control_table_when_several_clients_create_it_then_all_use_the_same_table(
     addresses: Addresses,
 ) -> None:
     def create(database: str, number: int, start: threading.Barrier) -> tuple[TableName, int, str]:

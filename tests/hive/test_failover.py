@@ -46,7 +46,7 @@ def _client(pair: list[Process], timeout_seconds: float = 20.0) -> Metastore:
 
 
 def _port(metastore: Metastore) -> int:
-    """The port of this thread's connection."""
+    """Return the port of this thread's connection."""
     assert metastore.connected_address
     return metastore.connected_address[1]
 
@@ -73,7 +73,7 @@ def test_call_when_each_metastore_restarts_then_the_transaction_continues_on_the
     metastore.close()
 
 
-def test_call_when_one_metastore_hangs_then_only_the_current_call_waits(both: list[Process]) -> None:
+def test_call_when_one_metastore_hangs_then_only_the_current_call_is_delayed(both: list[Process]) -> None:
     first, second = both
     metastore = _client(both, timeout_seconds=2)
     metastore.call("get_all_databases")
@@ -140,7 +140,7 @@ def test_call_when_several_threads_fail_over_then_all_continue(both: list[Proces
     assert ports == [both[1].port] * 4
 
 
-def test_call_when_no_metastore_answers_then_the_error_names_all(
+def test_call_when_no_metastore_answers_then_the_error_names_all_addresses(
     both: list[Process],
 ) -> None:
     metastore = _client(both)

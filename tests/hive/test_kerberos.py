@@ -1,4 +1,4 @@
-"""Kerberos logins to a metastore with SASL, with a real KDC."""
+"""Kerberos logins to a metastore with SASL and a real KDC."""
 
 from __future__ import annotations
 
@@ -86,14 +86,14 @@ def test_login_when_a_ticket_cache_exists_then_it_is_used(
     assert "no ticket for brief" in str(_refusal(server.uri, Kerberos(SERVER, "brief"), LoginFailed))
 
 
-def test_login_when_there_is_no_ticket_then_login_failed_says_how_to_get_one(server: Process) -> None:
+def test_login_when_there_is_no_ticket_then_login_failed_says_how_to_obtain_one(server: Process) -> None:
     error = _refusal(server.uri, Kerberos(SERVER), LoginFailed)
     assert "ticket cache" in error.where
     assert "No Kerberos credentials available" in error.what
     assert "kinit" in error.hint
 
 
-def test_login_when_the_keytab_is_not_usable_then_login_failed_gives_the_reason(
+def test_login_when_the_keytab_is_not_usable_then_login_failed_contains_the_reason(
     kdc: Realm, server: Process, keytab: Path, tmp_path: Path
 ) -> None:
     def refused(user: str, file: Path) -> str:
@@ -116,9 +116,9 @@ def test_login_when_the_keytab_is_not_usable_then_login_failed_gives_the_reason(
     assert "KDC does not know" in refused("moved", again)
 
 
-def test_login_when_the_principal_is_another_service_then_login_failed(server: Process, keytab: Path) -> None:
+def test_login_when_the_principal_is_another_service_then_raises_login_failed(server: Process, keytab: Path) -> None:
     error = _refusal(server.uri, Kerberos(f"other/_HOST@{NAME}", "ingestd", keytab), LoginFailed)
-    assert "refused the login" in error.what
+    assert "rejected the login" in error.what
     assert "metastore.kerberos.principal" in error.hint
 
 
@@ -163,7 +163,7 @@ def test_login_when_the_kdc_is_down_then_cached_tickets_work_and_others_are_unav
         assert client.call("get_all_databases") == ["default"]
 
 
-def test_login_when_the_metastore_is_down_then_metastore_unavailable(server: Process, keytab: Path) -> None:
+def test_login_when_the_metastore_is_down_then_raises_metastore_unavailable(server: Process, keytab: Path) -> None:
     down = f"thrift://localhost:{_closed_port()}"
     login = Kerberos(SERVER, "ingestd", keytab)
     _refusal(down, login, MetastoreUnavailable)
@@ -171,7 +171,7 @@ def test_login_when_the_metastore_is_down_then_metastore_unavailable(server: Pro
         assert client.call("get_all_databases") == ["default"]
     # A rejection is permanent only when every address rejects.
     refusing = Kerberos(f"other/_HOST@{NAME}", "ingestd", keytab)
-    assert "refused the login" in str(_refusal(f"{down},{server.uri}", refusing, MetastoreUnavailable))
+    assert "rejected the login" in str(_refusal(f"{down},{server.uri}", refusing, MetastoreUnavailable))
     _refusal(f"{server.uri},{server.uri}", refusing, LoginFailed)
 
 

@@ -27,7 +27,7 @@ BY_PASSWORD = {
 }
 
 
-def test_from_hive_conf_when_no_security_is_set_then_no_login() -> None:
+def test_from_hive_conf_when_no_security_is_set_then_there_is_no_login() -> None:
     assert Security.from_hive_conf({}) == Security()
     given = Security.from_hive_conf({"hive.metastore.sasl.enabled": "false"}, user="x", password="y")
     assert given == Security(unsecured_user="x")
@@ -42,18 +42,18 @@ def test_from_hive_conf_when_no_security_is_set_then_no_login() -> None:
         ("Integrity , privacy", {Protection.INTEGRITY, Protection.CONFIDENTIALITY}),
     ],
 )
-def test_from_hive_conf_when_sasl_is_enabled_then_kerberos(given: str, protections: set[Protection]) -> None:
+def test_from_hive_conf_when_sasl_is_enabled_then_uses_kerberos(given: str, protections: set[Protection]) -> None:
     found = Security.from_hive_conf(SASL | {"hadoop.rpc.protection": given}, user="me", keytab=Path("/k"))
     assert found == Security(Kerberos(SERVER, "me", Path("/k"), frozenset(protections)))
 
 
-def test_from_hive_conf_when_both_names_of_a_property_are_set_then_the_newer_one_is_used() -> None:
+def test_from_hive_conf_when_a_property_is_set_under_both_names_then_uses_the_newer_name() -> None:
     found = Security.from_hive_conf(SASL | {"metastore.kerberos.principal": "hms/a.b@R"})
     assert found == Security(Kerberos("hms/a.b@R"))
     assert Security.from_hive_conf(SASL | {"metastore.sasl.enabled": "false"}) == Security()
 
 
-def test_from_hive_conf_when_the_client_auth_mode_is_set_then_it_is_used() -> None:
+def test_from_hive_conf_when_the_client_auth_mode_is_set_then_uses_it() -> None:
     mode = "hive.metastore.client.auth.mode"
     assert Security.from_hive_conf(SASL | {mode: "NOSASL"}).login == Kerberos(SERVER)
     without = {key: value for key, value in SASL.items() if "sasl" not in key}
@@ -78,13 +78,15 @@ def test_from_hive_conf_when_the_client_auth_mode_is_set_then_it_is_used() -> No
         ({"hive.metastore.use.SSL": "true", "metastore.truststore.path": "/x/t.pem"}, "/x/t.pem"),
     ],
 )
-def test_from_hive_conf_when_a_property_is_not_supported_then_config_error(conf: dict[str, str], where: str) -> None:
+def test_from_hive_conf_when_a_property_is_not_supported_then_raises_config_error(
+    conf: dict[str, str], where: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         Security.from_hive_conf(conf)
     assert caught.value.where == where
 
 
-def test_from_hive_conf_when_tls_is_enabled_then_uses_the_trust_store_or_the_given_ca_file(tmp_path: Path) -> None:
+def test_from_hive_conf_when_tls_is_enabled_then_uses_the_trust_store_or_the_ca_file(tmp_path: Path) -> None:
     tls = {"hive.metastore.use.SSL": "true", "hive.metastore.truststore.path": "/x/t.jks"}
     assert Security.from_hive_conf(tls, ca_file=Path("/ca.pem")).tls == Tls(Path("/ca.pem"))
     assert Security.from_hive_conf({"hive.metastore.use.SSL": "TRUE"}).tls == Tls()
@@ -98,13 +100,13 @@ def test_from_hive_conf_when_tls_is_enabled_then_uses_the_trust_store_or_the_giv
     assert Protection.AUTH in login.protection
 
 
-def test_principal_when_it_contains_host_then_is_replaced_in_lower_case() -> None:
+def test_principal_when_it_contains_host_then_replaces_it_with_the_lower_case_host() -> None:
     assert Kerberos("hive/_HOST@R").principal_at("Meta.Example.COM") == "hive/meta.example.com@R"
     assert Kerberos("hive/Fixed@R").principal_at("other") == "hive/Fixed@R"
     assert Kerberos("hive/_HOST").principal_at("h") == "hive/h"
 
 
-def test_values_when_they_contradict_themselves_then_config_error() -> None:
+def test_values_when_they_contradict_each_other_then_raises_config_error() -> None:
     with pytest.raises(ConfigError, match=r"metastore\.kerberos\.user"):
         Kerberos(SERVER, keytab=Path("/k"))
     with pytest.raises(ConfigError, match="NUL"):
@@ -171,7 +173,7 @@ def _times_out(server: Process, security: Security) -> None:
         client.call("get_all_databases")
 
 
-def test_connect_when_tls_is_used_then_ca_and_host_name_are_verified(home: Home, certificates: Path) -> None:
+def test_connect_when_tls_is_used_then_verifies_ca_and_host_name(home: Home, certificates: Path) -> None:
     ca = certificates / "ca.pem"
     with metastore(home, "tls", over_tls(certificates)) as server:
         _assert_works(server.uri, Security(tls=Tls(ca)))
@@ -203,7 +205,7 @@ def test_connect_when_a_password_is_required_then_only_the_correct_one_is_accept
         # An address that is unavailable now may accept later, so the rejection is not permanent.
         unavailable = f"{server.uri},thrift://localhost:{free_port()}"
         error = _refusal(unavailable, Security(Plain("ingestd", "other")), MetastoreUnavailable)
-        assert "refused the login" in error.where
+        assert "rejected the login" in error.where
 
 
 def test_connect_when_a_password_and_tls_are_required_then_both_are_checked(home: Home, certificates: Path) -> None:
@@ -225,5 +227,5 @@ def test_connect_when_kerberos_and_tls_are_used_then_only_auth_is_offered(
         _assert_works(server.uri, Security(Kerberos(SERVER, "ingestd", keytab), tls))
         secret = Kerberos(SERVER, "ingestd", keytab, frozenset({Protection.CONFIDENTIALITY}))
         error = _refusal(server.uri, Security(secret, tls), ConfigError)
-        assert "ingestd allows auth-conf, the metastore offers auth" in error.what
+        assert "ingestd allows auth-conf, but the metastore offers auth" in error.what
         _refusal(server.uri, Security(Kerberos(SERVER), tls), LoginFailed)

@@ -1,4 +1,4 @@
-"""Locks of commits next to UPDATE and DDL, which must not deadlock, and open transactions next to a gap in the ids."""
+"""Commits, UPDATE and DDL lock a table without deadlock, and open transactions are listed despite a gap in the ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.tables import make_table, visible_ids
 
 
 class _Statement:
-    """The lock request of a HiveServer2 statement: one lock of the table in its own transaction."""
+    """The lock request of a HiveServer2 statement: one lock on the table in its own transaction."""
 
     def __init__(self, metastore: Metastore, table: TableName, kind: int) -> None:
         self._metastore = metastore
@@ -54,13 +54,13 @@ def table(stack: Stack) -> TableName:
 
 
 def _waiting(stack: Stack, table: TableName) -> list[int]:
-    """The types of the locks that wait."""
+    """Return the types of the locks that wait for the table."""
     request = ttypes.ShowLocksRequest(dbname=table.database, tablename=table.table)
     found = stack.metastore.call("show_locks", request).locks or []
     return sorted(one.type for one in found if one.state == ttypes.LockState.WAITING)
 
 
-def test_lock_when_ddl_is_requested_during_the_wait_then_the_commit_comes_first(stack: Stack, table: TableName) -> None:
+def test_lock_when_ddl_is_requested_during_the_wait_then_the_commit_precedes_it(stack: Stack, table: TableName) -> None:
     kinds = ttypes.LockType
     update = _Statement(stack.metastore, table, kinds.EXCL_WRITE)
     assert update.has_lock()
@@ -97,7 +97,9 @@ def test_commit_when_ddl_waits_for_the_transaction_then_succeeds(stack: Stack, t
     assert visible_ids(stack.metastore, table) == list(range(10))
 
 
-def test_open_transactions_when_there_is_a_gap_in_the_ids_then_returns_them(stack: Stack, table: TableName) -> None:
+def test_open_transactions_when_there_is_a_gap_in_the_ids_then_returns_all_open_ones(
+    stack: Stack, table: TableName
+) -> None:
     _leave_id_gap(stack.metastore)
     txn = transactions.begin(stack.metastore, f"tests/{stack.name}")
     assert transactions.open_transactions(stack.metastore, f"tests/{stack.name}") == [txn.id]
