@@ -1,4 +1,4 @@
-"""`python -m ingestd` and the console script `ingestd`.
+"""The entry point of `python -m ingestd` and of the console script `ingestd`.
 
 Invariant: without the extra `daemon` the command fails with a message that says what to install.
 """
@@ -20,7 +20,7 @@ def main() -> None:
         if str(error.name).startswith("ingestd"):
             raise
         what = f"the packages of the daemon are not installed ({error.name} is missing)"
-        fault = ConfigError(what, hint="pip install 'ingestd[daemon]'")
+        fault = ConfigError(what, hint="run: pip install 'ingestd[daemon]'")
         sys.stderr.write(f"ingestd: {fault}\n")
         sys.exit(ConfigError.exit_code)
     command()

@@ -1,8 +1,8 @@
-"""Calls in a background thread.
+"""Runs calls in a background thread.
 
-Invariant: calls run one at a time, in the order given; the next `run` or `wait` raises the exception of a call. After
-`close` no call runs, even if an exception interrupted `run` or `wait`. Signal handlers never interrupt a call, because
-Python runs them in the main thread only.
+Invariant: calls run one at a time, in the order given. If a call fails, the next `run` or `wait` raises its exception.
+After `close` no call runs, even if an exception interrupted `run` or `wait`. Signal handlers never interrupt a call,
+because Python runs them in the main thread only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Background:
             job.work()
 
     def wait(self) -> None:
-        """Wait for the last call; raises its exception."""
+        """Wait for the last call and raise its exception, if any."""
         if self._last is None:
             return
         self._last.wait()
@@ -48,7 +48,7 @@ class Background:
 
 
 def run_uninterrupted(call: Callable[[], None]) -> None:
-    """Run `call` in another thread and wait for it; raises its exception."""
+    """Run `call` in another thread, wait for it, and raise its exception, if any."""
     work = Background()
     try:
         work.run(call)
@@ -69,7 +69,7 @@ class _Job:
         self.error: BaseException | None = None
 
     def work(self) -> None:
-        """Run the call, unless `finish` was first."""
+        """Run the call, unless `finish` was called first."""
         if not self._claim.acquire(blocking=False):
             return
         try:
@@ -80,7 +80,7 @@ class _Job:
             self._running.release()
 
     def wait(self) -> None:
-        """Wait for the call."""
+        """Wait until the call has ended."""
         with self._running:
             pass
 

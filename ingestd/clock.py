@@ -11,17 +11,17 @@ from dataclasses import dataclass
 
 
 def monotonic() -> float:
-    """Seconds on the monotonic clock."""
+    """Return the time of the monotonic clock in seconds."""
     return time.monotonic()
 
 
 def now() -> float:
-    """Unix time in seconds; only for output to people and other systems."""
+    """Return the Unix time in seconds, for output to people and other systems only."""
     return time.time()
 
 
 def pause(seconds: float, stop: threading.Event | None = None) -> bool:
-    """Wait `seconds`, or until `stop` is set; returns whether it is set."""
+    """Wait for `seconds` or until `stop` is set; return whether it is set."""
     return (stop or threading.Event()).wait(max(0.0, seconds))
 
 
@@ -33,26 +33,26 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """The deadline `seconds` from now."""
+        """Return the deadline `seconds` from now."""
         return cls(monotonic() + seconds)
 
     def capped(self, seconds: float) -> Deadline:
-        """The earlier one of this deadline and `seconds` from now."""
+        """Return the earlier of this deadline and the deadline `seconds` from now."""
         return Deadline(min(self.at, monotonic() + seconds))
 
     @property
     def left(self) -> float:
-        """Seconds left, at least 0."""
+        """The seconds until the deadline, at least 0."""
         return max(0.0, self.at - monotonic())
 
     @property
     def passed(self) -> bool:
-        """Whether no time is left."""
+        """Whether the deadline has passed."""
         return monotonic() >= self.at
 
 
 class Stopwatch:
-    """The durations of named steps in milliseconds; `steps` keeps the order in which they ran."""
+    """Measures named steps; `steps` contains their durations in milliseconds, in the order in which they ran."""
 
     def __init__(self) -> None:
         self.steps: dict[str, int] = {}

@@ -89,7 +89,7 @@ class ConfigError(IngestdError):
 
 
 class ConfigFaults(ConfigError):
-    """All faults that were found in a configuration; `str` has one line per fault."""
+    """All faults that were found in a configuration; `str` returns one line per fault."""
 
     def __init__(self, faults: Sequence[ConfigError]) -> None:
         super().__init__("; ".join(fault.what for fault in faults))
@@ -124,7 +124,10 @@ class BrokerUnavailable(Unavailable):
 
 
 class StorageUnavailable(Unavailable):
-    """The warehouse cannot be written: disk full, no permission, not mounted (Hive Streaming: StreamingIOFailure)."""
+    """The warehouse cannot be read or written (Hive Streaming: StreamingIOFailure).
+
+    For example, the disk is full, permission is denied, or the file system is not mounted.
+    """
 
 
 class LoginFailed(IngestdError):
@@ -156,23 +159,23 @@ class InvalidTopic(IngestdError):
 
 
 class OffsetsLost(IngestdError):
-    """Kafka no longer has the committed position: retention, truncation, or a recreated topic."""
+    """Kafka no longer has the committed position, because of retention, truncation, or a recreated topic."""
 
     exit_code = 65
 
 
 class TransactionError(IngestdError):
-    """The Hive transaction failed; nothing of it is visible."""
+    """The Hive transaction failed; none of its rows is visible."""
 
     reaction = Reaction.REWIND
 
 
 class TransactionAborted(TransactionError):
-    """The transaction was aborted: by a timeout, an administrator, or a takeover."""
+    """The transaction was aborted, because of a timeout, by an administrator, or by a takeover."""
 
 
 class TableChanged(TransactionError):
-    """The table's definition changed between plan and commit."""
+    """The table's definition changed after the transaction was planned and before it committed."""
 
 
 class RangeLost(TransactionError):
@@ -187,7 +190,7 @@ class CommitOutcomeUnknown(TransactionError):
 
 
 class OwnershipLost(IngestdError):
-    """Another daemon owns this mapping; nothing of this transaction is visible."""
+    """Another daemon owns this mapping; no row of this transaction is visible."""
 
     reaction = Reaction.REWIND
 
@@ -199,7 +202,7 @@ class SandboxError(IngestdError):
 
 
 def masked(text: str, values: Iterable[object]) -> str:
-    """`text` with each of `values` replaced by `***`, for messages of libraries that quote their settings.
+    """Return `text` with each of `values` replaced by `***`, for messages of libraries that quote their settings.
 
     A value of fewer than four characters is replaced only where it is a whole word.
     """

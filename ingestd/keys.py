@@ -1,9 +1,9 @@
 """Types of configuration keys, for options that a user sets in YAML.
 
-An options dataclass defines each key once: its name, its type, its default and, as metadata of the type, how a value
+An options dataclass defines each key once: its name, its type, its default and, as metadata of the type, how its value
 is read and checked. `ingestd.config` interprets the metadata; all other code sees ordinary types.
 
-Invariant: functions in `Reads` and `Check` return a usable value or raise ValueError with a sentence that starts with
+Invariant: functions in `Reads` and `Check` return a usable value or raise ValueError with a message that starts with
 "must" and never contains the value.
 """
 
@@ -25,20 +25,20 @@ _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """The key's value is what `read` returns for the YAML value; the annotated type describes that result."""
+    """Converts the YAML value of a key with `read`; the annotated type is the type of the result."""
 
     read: Callable[[object], object]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Once a value has the annotated type, `check` accepts it and returns it, possibly in normal form."""
+    """Checks a value of the annotated type; `check` returns the value, possibly in normal form."""
 
     check: Callable[[Any], object]
 
 
 def seconds(value: object) -> float:
-    """`500ms`, `30s`, `5m`, `1h`; a bare number is seconds. Raises ValueError."""
+    """Parse a duration such as `500ms`, `30s`, `5m` or `1h`; a number without a unit is seconds. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", str(value).strip())
     if not match:
         raise ValueError("must be a duration such as 500ms, 30s or 5m")
@@ -46,7 +46,7 @@ def seconds(value: object) -> float:
 
 
 def size(value: object) -> int:
-    """Bytes: `64KiB`, `256MiB`, `1GB`; a bare number is bytes. Raises ValueError."""
+    """Parse a size such as `64KiB` or `1GB` into bytes; a number without a unit is bytes. Raises ValueError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(value).strip())
     if not match or match[2].upper() not in _BYTES:
         raise ValueError("must be a size such as 64KiB, 256MiB or 1GB")
@@ -54,7 +54,10 @@ def size(value: object) -> int:
 
 
 def count(value: object) -> int:
-    """A whole number greater than 0, or its text, since references to the environment are text. Raises ValueError."""
+    """Parse a whole number greater than 0. Raises ValueError.
+
+    Text is accepted, because the values of environment variables are text.
+    """
     if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
         return _positive(int(value))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
@@ -63,14 +66,17 @@ def count(value: object) -> int:
 
 
 def scalar(value: object) -> str | int | float | bool:
-    """Text, a number or a flag, as it is. Raises ValueError."""
+    """Return text, a number or a boolean unchanged. Raises ValueError for other values."""
     if not isinstance(value, (str, int, float)):
         raise ValueError("must be text, a number, true or false")
     return value
 
 
 def matching(pattern: str, sentence: str) -> Check:
-    """Text that `pattern` matches as a whole, ASCII only; otherwise ValueError(sentence)."""
+    """Return a check that `pattern` (ASCII only) matches the whole text.
+
+    The check raises ValueError(sentence) for any other text.
+    """
     compiled = re.compile(pattern, re.ASCII)
 
     def check(text: str) -> str:

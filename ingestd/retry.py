@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class Backoff(wait_base):
-    """Seconds to wait between attempts: doubling from `first_seconds` to `cap_seconds`, ± 25 %.
+    """Computes the wait before each retry, which doubles from `first_seconds` to `cap_seconds`, ± 25 %.
 
     Each error class is counted separately, so that a long outage does not delay the first retry of a later failure.
     """
@@ -31,18 +31,18 @@ class Backoff(wait_base):
         self._failures: Counter[type[BaseException] | None] = Counter()
 
     def reset(self) -> None:
-        """Restart with the shortest wait; call it after a success."""
+        """Restart with the shortest wait; to be called after a success."""
         self._failures.clear()
 
     def seconds(self, error: BaseException | None = None) -> float:
-        """Seconds to wait after `error`; counts the failure."""
+        """Count the failure `error` and return the seconds to wait after it."""
         kind = None if error is None else type(error)
         seconds = min(self._cap, self._first * float(2 ** self._failures[kind]))
         self._failures[kind] = min(self._failures[kind] + 1, 30)
         return seconds * random.uniform(0.75, 1.25)
 
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
-        """Tenacity's interface to `seconds`."""
+        """Return `seconds` of the last error; tenacity calls this method."""
         return self.seconds(retry_state.outcome.exception() if retry_state.outcome else None)
 
 
@@ -53,7 +53,7 @@ def call(
     on_wait: Callable[[IngestdError, float], None],
     backoff: Backoff | None = None,
 ) -> T:
-    """Call `function` until it returns, waiting after each error that is retriable.
+    """Call `function` until it succeeds, waiting after each retriable error, and return its result.
 
     `on_wait(error, seconds)` is called before each wait. Raises an error whose reaction is STOP immediately, and the
     last error once `stop` is set.

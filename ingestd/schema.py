@@ -31,17 +31,18 @@ _SIZED = re.compile(r"(varchar|char|decimal)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?
 _COMPLEX = re.compile(r"(array|map|struct)\s*<(.*)>", re.DOTALL)
 _ARITY = {"array": 1, "map": 2}
 _USABLE = (
-    "use boolean, tinyint … bigint, float, double, decimal, string, varchar, char, date, timestamp, binary, "
-    "or array, map and struct of these"
+    "use boolean, tinyint, smallint, int, bigint, float, double, decimal, string, varchar, char, date, timestamp, "
+    "binary, or array, map and struct of these"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class HiveType:
-    """A Hive type. `length` is that of char and varchar; `precision` and `scale` are those of decimal; otherwise 0.
+    """A Hive type.
 
-    `children` holds the element type of an array, the key and value types of a map, or the field types of a struct;
-    `names` holds the lower-case field names of a struct. Both are empty for primitive types.
+    `length` is set for char and varchar, `precision` and `scale` are set for decimal; otherwise they are 0. `children`
+    contains the element type of an array, the key and value types of a map, or the field types of a struct. `names`
+    contains the lower-case field names of a struct. Both are empty for primitive types.
     """
 
     kind: str
@@ -94,7 +95,7 @@ class HiveType:
     def arrow(self) -> pa.DataType:
         """The Arrow type of decoded columns.
 
-        A timestamp, even inside a complex type, is decoded as timestamp[us] when timestamp[ns] cannot represent it.
+        A timestamp, even inside a complex type, is decoded as timestamp[us] if timestamp[ns] cannot represent it.
         """
         if self.kind == "decimal":
             return pa.decimal128(self.precision, self.scale)
@@ -117,7 +118,7 @@ class HiveType:
 
 
 def _parts(text: str) -> list[str]:
-    """Split at the commas outside all brackets."""
+    """Split a list of types at the commas that are outside all brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "<(") - (letter in ">)")
@@ -134,7 +135,7 @@ def _unusable(what: str, column: str) -> InvalidTable:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a Hive table; `name` is lower case, as the metastore keeps it."""
+    """A column of a Hive table; `name` is in lower case, as in the metastore."""
 
     name: str
     type: HiveType

@@ -41,7 +41,8 @@ def test_command_when_the_daemon_is_not_installed_then_says_what_to_install() ->
     said = subprocess.run([sys.executable, "-c", _WITHOUT_STRUCTLOG], capture_output=True, text=True, check=False)
     assert said.returncode == 78
     assert said.stderr == (
-        "ingestd: the packages of the daemon are not installed (structlog is missing) → pip install 'ingestd[daemon]'\n"
+        "ingestd: the packages of the daemon are not installed (structlog is missing)"
+        " → run: pip install 'ingestd[daemon]'\n"
     )
 
 

@@ -19,8 +19,8 @@ in memory, so any writer detects a wrong number, even after a restart. It then s
 the number is recounted.
 
 The set of write ids is necessary: ANALYZE, which runs after each compaction, writes back all parameters as it read
-them, and thereby reverts the number, the marks and the set together. A visible delta is then missing from the set,
-which anyone can detect from the parameters, a snapshot and the directory names. The set is also sufficient: let S be a
+them. This reverts the number, the marks and the set together, so that a visible delta is missing from the set. The
+parameters, a snapshot and the directory names suffice to detect it. The set is also sufficient: let S be a
 snapshot taken before the directory is listed. The listing contains all directories with rows of S, because files are
 placed before their transaction commits, and the cleaner removes a delta only once a compacted directory has replaced
 it. If every write id that is valid in S and has a directory is counted, no visible row is missing from the number.

@@ -1,8 +1,8 @@
-"""A warehouse on a local or mounted file system (`file:` URIs).
+"""Accesses a warehouse on a local or mounted file system (`file:` URIs).
 
 Invariant: an OSError becomes StorageUnavailable with the path, so that the caller retries instead of stopping. The
-directory of a table or partition is never created here: if it is missing, a file system is not mounted, and a mount
-would hide files that were written to a new directory.
+directory of a table or partition is never created here: if it is missing, its file system is probably not mounted, and
+a later mount would hide the files in a new directory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OTHER_HINT = "check the file system and the kernel log"
 
 
 def local_path(uri: str) -> Path:
-    """The path of a `file:` URI. Raises InvalidTable for every other scheme.
+    """Return the path of a `file:` URI. Raises InvalidTable for every other scheme.
 
     Hadoop does not percent-encode paths in URIs: the `%3A` of an escaped partition name is part of the directory name.
     """
@@ -41,14 +41,16 @@ def local_path(uri: str) -> Path:
         return Path(uri)
     if scheme != "file":
         raise InvalidTable(
-            f"{scheme}: locations are not supported", where=uri, hint="use a table with a file: location"
+            f"locations with the scheme {scheme}: are not supported",
+            where=uri,
+            hint="use a table with a file: location",
         )
     return Path("/" + rest.lstrip("/"))
 
 
 @contextmanager
 def guarded(path: Path) -> Iterator[None]:
-    """Translate an OSError about `path` to StorageUnavailable."""
+    """Translate an OSError about `path` into StorageUnavailable."""
     try:
         yield
     except OSError as error:
@@ -58,7 +60,7 @@ def guarded(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """An open directory, which is found even after it was renamed; `path` requires Linux."""
+    """An open directory, which remains accessible if it is renamed; `path` requires Linux."""
 
     number: int
 
@@ -76,8 +78,8 @@ class Handle:
 class Location:
     """The existing directory of a table or partition, identified by device and inode.
 
-    All methods raise StorageUnavailable, including when another directory has replaced it. They use a handle of the
-    directory, so that a mount or unmount in the meantime does not redirect them.
+    All methods raise StorageUnavailable, for example if another directory has replaced this one. They work through an
+    open handle of the directory, so that a concurrent mount or unmount does not redirect them.
     """
 
     path: Path
@@ -86,29 +88,29 @@ class Location:
 
     @classmethod
     def of(cls, uri: str) -> Location:
-        """The directory at `uri`. Raises StorageUnavailable when it is missing, InvalidTable as `local_path` does."""
+        """Return the location at `uri`. Raises StorageUnavailable if it is missing; InvalidTable as `local_path`."""
         path = local_path(uri)
         with _opened(path) as handle:
             found = os.fstat(handle)
         return cls(path, found.st_dev, found.st_ino)
 
     def check(self) -> None:
-        """Raise StorageUnavailable unless the directory still exists and is the same."""
+        """Raise StorageUnavailable if the directory is missing or has been replaced."""
         with self._handle():
             return
 
     def hold(self) -> Handle:
-        """Open the directory; the caller closes the handle."""
+        """Open the directory and return a handle, which the caller must close."""
         with self._handle() as handle, guarded(self.path):
             return Handle(os.dup(handle))
 
     def names(self) -> list[str]:
-        """The names of the files and directories in it."""
+        """Return the names of the files and directories in it."""
         with self._handle() as handle, guarded(self.path):
             return os.listdir(handle)
 
     def make_directory(self, *names: str) -> Path:
-        """Create a directory under this one, with one level for each name; levels may exist already."""
+        """Create nested directories below this one, one per name, unless they exist; return the path of the last."""
         path = self.path
         with self._handle() as handle, ExitStack() as opened:
             level = handle
@@ -120,10 +122,10 @@ class Location:
         return path
 
     def receive(self, source: Path, name: str, hidden: str) -> None:
-        """Move the directory `source` here as `name`. It appears complete, or not at all if this raises.
+        """Move the directory `source` here as `name`. It appears complete, or not at all if an error is raised.
 
-        The move is synced to disk. From another file system, `source` is copied to the name `hidden`, synced and
-        renamed; `source` itself is not removed then.
+        The move is synced to disk. If `source` is on another file system, it is copied to the name `hidden`, and the
+        copy is synced and renamed; `source` is then not removed.
         """
         with self._handle() as handle, guarded(self.path / name):
             try:
@@ -140,7 +142,7 @@ class Location:
                 raise
 
     def _copy(self, source: Path, handle: int, hidden: str) -> None:
-        """Copy the files of a directory and sync them; after a failure the copy is removed if possible."""
+        """Copy the files of a directory and sync them; after a failure, remove the copy if possible."""
         os.mkdir(hidden, dir_fd=handle)
         try:
             copy = os.open(hidden, _DIRECTORY, dir_fd=handle)
@@ -173,7 +175,7 @@ class Location:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[int]:
-    """A handle of the directory of a table or partition."""
+    """Open the directory of a table or partition and yield its file descriptor."""
     try:
         handle = _open(path)
     except FileNotFoundError as error:
@@ -197,7 +199,7 @@ def _open(path: Path) -> int:
 
 
 def _make_and_open(name: str, parent: int) -> int:
-    """A handle of the directory `name` in `parent`; creates it if it is missing."""
+    """Open the directory `name` in `parent`, and create it if it is missing; return its file descriptor."""
     with suppress(FileExistsError):
         os.mkdir(name, dir_fd=parent)
     return os.open(name, _DIRECTORY, dir_fd=parent)
@@ -210,19 +212,19 @@ def make_leaf(path: Path) -> None:
 
 
 def move(source: Path, target: Path) -> None:
-    """Rename within one file system; the parent of `target` must exist."""
+    """Rename a file within one file system; the parent of `target` must exist."""
     with guarded(target):
         os.rename(source, target)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a small file."""
+    """Write `content` to a file, which need not exist."""
     with guarded(path):
         path.write_bytes(content)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a directory tree, even while other processes remove it as well. Does nothing when it does not exist."""
+    """Remove a directory tree, if it exists. Other processes may remove it at the same time."""
     with guarded(path):
         for _ in range(_REMOVE_ATTEMPTS):
             try:
