@@ -11,7 +11,7 @@ import pytest
 from ingestd.background import Background
 
 
-def test_calls_when_queued_then_run_in_order_and_errors_are_raised_once() -> None:
+def test_calls_when_queued_then_they_run_in_order_and_errors_are_raised_once() -> None:
     work = Background()
     done: list[int] = []
     running = threading.Event()
@@ -62,7 +62,7 @@ atexit.register(work)
 """
 
 
-def test_calls_when_the_interpreter_exits_then_still_run() -> None:
+def test_calls_when_the_interpreter_exits_then_they_still_run() -> None:
     ended = subprocess.run([sys.executable, "-c", AFTER_EXIT], capture_output=True, text=True, check=False)
 
     assert (ended.returncode, ended.stderr) == (0, "")

@@ -53,7 +53,7 @@ TABLE = {
 
 
 def _classes(kind: type[IngestdError] = IngestdError) -> Iterator[type[IngestdError]]:
-    """Every error class of the package."""
+    """Yield every error class of the package."""
     for module in pkgutil.walk_packages(ingestd.__path__, "ingestd."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
@@ -145,7 +145,7 @@ def test_error_when_it_crosses_a_process_boundary_then_all_parts_survive() -> No
     assert str(pickle.loads(pickle.dumps(faults))) == "a: is missing\nb: is not valid"
 
 
-def test_backoff_when_the_error_class_changes_then_starts_with_the_shortest_wait() -> None:
+def test_backoff_when_the_error_class_changes_then_it_starts_with_the_shortest_wait() -> None:
     failures: list[IngestdError] = [MetastoreUnavailable("no answer") for _ in range(6)]
     failures += [TableChanged("a column was added"), MetastoreUnavailable("no answer")]
     waits: list[tuple[type[IngestdError], float]] = []
@@ -169,6 +169,6 @@ def test_backoff_when_the_error_class_changes_then_starts_with_the_shortest_wait
     assert backoff.seconds(MetastoreUnavailable("no answer")) < 0.0013
 
 
-def test_log_text_when_long_then_is_truncated_and_names_its_length() -> None:
+def test_log_text_when_long_then_it_is_truncated_and_states_its_length() -> None:
     assert shortened("short") == "short"
     assert shortened("x" * 24_000) == "x" * 2_000 + "… (24,000 characters)"

@@ -1,4 +1,4 @@
-"""A file that several transactions append to: readers never find less than a committed length, nor a torn file."""
+"""Readers of a file that several transactions append to never miss a committed row and never find a torn file."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_flush_when_the_side_file_cannot_be_synced_then_the_file_ends_at_its_las
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["open", "closed"])
-def test_withdraw_when_earlier_transactions_were_flushed_then_their_rows_stay(tmp_path: Path, closed: bool) -> None:
+def test_withdraw_when_an_earlier_transaction_was_flushed_then_its_rows_stay(tmp_path: Path, closed: bool) -> None:
     file = AppendableFile(tmp_path, COLUMNS, 0, 0, STANDARD)
     file.write(batch(2), 7)
     file.flush(7)

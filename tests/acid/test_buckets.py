@@ -1,4 +1,4 @@
-"""Buckets are those that Hive computes, for any memory layout of the columns."""
+"""The computed buckets are those that Hive computes, for any memory layout of the columns."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ VECTORS: list[tuple[str, Any, int, int]] = [
 
 
 @pytest.mark.parametrize(("type_text", "value", "old", "murmur"), VECTORS)
-def test_hash_when_hive_computed_the_value_then_it_is_equal(
+def test_hash_when_the_hash_of_hive_is_known_then_it_is_equal(
     type_text: str, value: object, old: int, murmur: int
 ) -> None:
     arrow = pa.timestamp("us") if isinstance(value, datetime) else HiveType.parse(type_text).arrow
@@ -78,7 +78,7 @@ def test_hash_when_hive_computed_the_value_then_it_is_equal(
 
 
 @pytest.mark.parametrize(("version", "expected"), [(1, 99163624), (2, 1954856510)])
-def test_hash_when_table_has_two_bucket_columns_then_they_are_combined_in_clustered_by_order(
+def test_hash_when_table_has_two_bucket_columns_then_hashes_are_combined_in_clustered_by_order(
     version: int, expected: int
 ) -> None:
     batch = pa.RecordBatch.from_pydict({"s": ["hello"], "n": pa.array([42], pa.int32())})
@@ -92,7 +92,7 @@ def test_bucket_when_hash_is_negative_then_its_sign_is_ignored() -> None:
 
 
 def _murmur(data: bytes) -> int:
-    """Murmur3.hash32, row by row."""
+    """Return Murmur3.hash32 of the bytes of one row."""
     whole = len(data) // 4 * 4
     hashed = 104729
     for (word,) in struct.iter_unpack("<I", data[:whole]):
@@ -252,7 +252,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 @pytest.mark.parametrize("type_text", VALUES)
 @settings(max_examples=50, deadline=None)
 @given(st.data(), st.sampled_from([1, 40]), st.integers(0, 3), st.integers(0, 3))
-def test_hash_when_any_values_then_equal_to_the_row_by_row_hash(
+def test_hash_when_values_are_random_then_it_equals_the_row_by_row_hash(
     type_text: str, data: st.DataObject, repeat: int, front: int, back: int
 ) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[type_text]), max_size=8))
@@ -266,7 +266,9 @@ def test_hash_when_any_values_then_equal_to_the_row_by_row_hash(
 @pytest.mark.parametrize(("unit", "nanoseconds"), [("s", SECOND), ("ms", 1_000_000), ("us", 1_000)])
 @settings(max_examples=50, deadline=None)
 @given(st.data())
-def test_hash_when_timestamp_has_another_unit_then_equal(unit: str, nanoseconds: int, data: st.DataObject) -> None:
+def test_hash_when_timestamp_has_another_unit_then_it_is_the_same(
+    unit: str, nanoseconds: int, data: st.DataObject
+) -> None:
     first, last = -62_135_596_800 * SECOND // nanoseconds, 253_402_300_799 * SECOND // nanoseconds
     values = data.draw(st.lists(st.integers(first, last), max_size=8))
     array = pa.array(values, pa.timestamp(unit))
@@ -277,7 +279,9 @@ def test_hash_when_timestamp_has_another_unit_then_equal(unit: str, nanoseconds:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(*(st.one_of(st.none(), VALUES[kind]) for kind in ("date", "string", "double"))), max_size=9))
-def test_bucket_when_several_columns_then_hashes_are_combined_by_31(rows: list[tuple[Any, ...]]) -> None:
+def test_bucket_when_table_has_several_bucket_columns_then_hashes_are_multiplied_by_31_and_added(
+    rows: list[tuple[Any, ...]],
+) -> None:
     columns = [("d", "date"), ("s", "string"), ("x", "double")]
     arrays = [
         pa.array([row[place] for row in rows], HiveType.parse(type_text).arrow)
@@ -293,13 +297,13 @@ def test_bucket_when_several_columns_then_hashes_are_combined_by_31(rows: list[t
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_hash_when_one_text_is_very_long_then_correct_within_seconds(version: int) -> None:
+def test_hash_when_one_text_is_very_long_then_it_is_correct(version: int) -> None:
     texts = [*("x" * (number % 9) for number in range(100)), "é" * 50_000, "y" * 70_001]
     assert _hashes("string", pa.array(texts), version) == [_expected("string", text, version) for text in texts]
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_hash_when_text_is_large_string_then_equal(version: int) -> None:
+def test_hash_when_text_is_large_string_then_it_is_the_same(version: int) -> None:
     texts = ["", None, "hello", "Ḧéllo, a longer one"] * 20
     expected = _hashes("string", pa.array(texts), version)
     assert _hashes("string", pa.array(texts, pa.large_string()), version) == expected
@@ -313,19 +317,19 @@ NANS = {
 
 
 @pytest.mark.parametrize("type_text", NANS)
-def test_hash_when_nan_then_equal_for_all_bit_patterns(type_text: str) -> None:
+def test_hash_when_value_is_nan_then_it_is_the_same_for_all_bit_patterns(type_text: str) -> None:
     for version in (1, 2):
         expected = _expected(type_text, float("nan"), version)
         assert _hashes(type_text, pa.array(NANS[type_text]), version) == [expected] * 3
 
 
-def test_bucket_when_all_values_are_null_then_bucket_0() -> None:
+def test_bucket_when_all_values_are_null_then_it_is_0() -> None:
     for type_text in VALUES:
         array = pa.nulls(3, HiveType.parse(type_text).arrow)
         assert _hashes(type_text, array, 1) == _hashes(type_text, array, 2) == [0, 0, 0]
 
 
-def test_bucket_when_batch_is_empty_then_no_buckets() -> None:
+def test_bucket_when_batch_is_empty_then_result_is_empty() -> None:
     for type_text in VALUES:
         array = pa.array([], HiveType.parse(type_text).arrow)
         assert _hashes(type_text, array, 1) == _hashes(type_text, array, 2) == []

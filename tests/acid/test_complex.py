@@ -24,7 +24,7 @@ FIRST, LAST = -62135596800 * SECOND, 253402300799 * SECOND + 999_999_000
 
 
 class _Pair(ORCConverter):
-    """Nanoseconds since 1970."""
+    """Reads timestamps as nanoseconds since 1970."""
 
     @staticmethod
     def from_orc(seconds: int, nanos: int, _zone: object) -> int:
@@ -36,7 +36,7 @@ class _Pair(ORCConverter):
 
 
 class _Day(ORCConverter):
-    """Days since 1970."""
+    """Reads dates as days since 1970."""
 
     @staticmethod
     def from_orc(days: int) -> int:
@@ -86,7 +86,7 @@ RECORDS = [
 
 
 def value_of(kind: HiveType, value: Any, unit: int) -> Any:
-    """Convert a value to what `pa.array` takes; `unit` is the nanoseconds per unit of timestamps."""
+    """Convert a value to the form that `pa.array` accepts; a timestamp unit has `unit` nanoseconds."""
     if value is None:
         return None
     if kind.kind == "map":
@@ -103,7 +103,7 @@ def value_of(kind: HiveType, value: Any, unit: int) -> Any:
 
 
 def stored(kind: HiveType, value: Any) -> Any:
-    """Convert a value to what pyorc reads."""
+    """Convert a value to the form in which pyorc reads it."""
     if value is None:
         return None
     if kind.kind == "char":
@@ -118,7 +118,7 @@ def stored(kind: HiveType, value: Any) -> Any:
 
 
 def arrow_of(kind: HiveType, unit: str) -> pa.DataType:
-    """Return the Arrow type with timestamps in this unit."""
+    """Return the Arrow type of a Hive type, with timestamps in this unit."""
     if kind.kind == "timestamp":
         return pa.timestamp(unit)
     children = [arrow_of(child, unit) for child in kind.children]
@@ -141,7 +141,7 @@ def expected(records: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return [tuple(stored(c.type, value_of(c.type, row[c.name], 1)) for c in COLUMNS) for row in records]
 
 
-def test_write_when_complex_columns_then_pyorc_reads_them_back(tmp_path: Path) -> None:
+def test_write_when_columns_are_complex_then_pyorc_reads_them_back(tmp_path: Path) -> None:
     path = tmp_path / "f.orc"
     writer = PyOrcWriter(path, COLUMNS, 7, bucket_property(0, 0))
     batch = batch_of(RECORDS, "us")
@@ -158,8 +158,8 @@ def test_write_when_complex_columns_then_pyorc_reads_them_back(tmp_path: Path) -
         )
 
 
-def test_write_when_null_structs_in_many_rows_then_values_stay_in_their_rows(tmp_path: Path) -> None:
-    """The rows exceed the batches of pyorc and Arrow."""
+def test_write_when_many_rows_have_null_structs_then_values_stay_in_their_rows(tmp_path: Path) -> None:
+    """There are more rows than pyorc and Arrow process in one batch."""
     path = tmp_path / "f.orc"
     columns = [Column("n", HiveType.parse("int")), Column("s", HiveType.parse("struct<a:int,l:array<struct<b:int>>>"))]
     rows: list[tuple[int, Any]] = [
@@ -174,7 +174,7 @@ def test_write_when_null_structs_in_many_rows_then_values_stay_in_their_rows(tmp
     assert rows_of(path) == rows
 
 
-def test_write_when_only_nulls_or_no_rows_then_file_is_readable(tmp_path: Path) -> None:
+def test_write_when_there_are_only_nulls_or_no_rows_then_file_is_readable(tmp_path: Path) -> None:
     for count in (0, 3):
         path = tmp_path / f"{count}.orc"
         writer = PyOrcWriter(path, COLUMNS, 1, 1 << 29)
@@ -184,7 +184,7 @@ def test_write_when_only_nulls_or_no_rows_then_file_is_readable(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["array<int>", "map<string,int>", "struct<a:int>"])
-def test_rows_for_pyorc_when_a_column_is_complex_then_all_rows(text: str) -> None:
+def test_rows_for_pyorc_when_a_column_is_complex_then_all_rows_are_selected(text: str) -> None:
     columns = [pa.array([1, 2]), pa.array([None, None], HiveType.parse(text).arrow)]
     batch = pa.RecordBatch.from_arrays(columns, names=["n", "c"])
     assert rows_for_pyorc(batch) == pa.array([True, True])
@@ -201,7 +201,7 @@ def test_pool_when_columns_are_complex_then_pyorc_writes_every_row(tmp_path: Pat
     assert rows_of(Path(file.path)) == expected(RECORDS * 100)
 
 
-def test_route_when_columns_are_complex_then_rows_are_not_torn() -> None:
+def test_route_when_columns_are_complex_then_values_stay_in_their_rows() -> None:
     key = Column("p", HiveType.parse("int"))
     records = RECORDS * 3
     batch = batch_of(records, "us").append_column("p", pa.array([n % 4 for n in range(len(records))], pa.int32()))

@@ -1,4 +1,4 @@
-"""Rows that can be decoded but not stored in their table."""
+"""Rows that can be decoded but not stored in their table are found and rejected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _shape(columns: tuple[Column, ...], keys: tuple[Column, ...], *not_null: str
     return Shape(columns, keys, None, STANDARD, frozenset(not_null))
 
 
-def test_rows_when_null_in_not_null_columns_then_the_first_column_is_named() -> None:
+def test_rows_when_not_null_columns_contain_nulls_then_the_first_column_is_named() -> None:
     shape = _shape(_columns(a="int", b="string"), _columns(p="string", q="date"), "a", "b")
     batch = pa.record_batch(
         {
@@ -46,7 +46,7 @@ def test_rows_when_null_in_not_null_columns_then_the_first_column_is_named() -> 
         ("char(254)", [None], ["a", ""]),
     ],
 )
-def test_rows_when_a_directory_name_is_too_long_then_rejected(
+def test_rows_when_a_directory_name_is_too_long_then_they_are_found(
     kind: str, fits: list[str | None], too_long: list[str]
 ) -> None:
     columns = _columns(p=kind)
@@ -63,7 +63,7 @@ def test_rows_when_the_partition_name_is_too_long_then_the_last_column_is_named(
 
 
 @pytest.mark.parametrize("tombstones", ["stop", "skip"])
-def test_decoder_when_rows_cannot_be_stored_then_rejects_have_their_index_in_the_batch(tombstones: str) -> None:
+def test_decoder_when_rows_cannot_be_stored_then_rejects_contain_the_index_in_the_batch(tombstones: str) -> None:
     columns = _columns(a="int")
     shape = _shape(columns, (), "a")
     decoder = ConstraintDecoder(

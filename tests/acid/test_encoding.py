@@ -43,7 +43,7 @@ def test_encoding_when_properties_are_supported_then_they_are_applied(
     ("properties", "warning"),
     [
         ({"orc.compress": "LZO"}, "orc.compress = 'LZO' was ignored: it must be one of"),
-        ({"orc.stripe.size": "64 MB"}, "orc.stripe.size = '64 MB' was ignored"),
+        ({"orc.stripe.size": "64 MB"}, "orc.stripe.size = '64 MB' was ignored: it must be a whole number"),
         ({"orc.stripe.size": "-1"}, "it must be a positive number of bytes"),
         ({"orc.row.index.stride": "10"}, "it must be 0 or at least 1000"),
         ({"orc.create.index": "no"}, "it must be true or false"),
@@ -54,7 +54,9 @@ def test_encoding_when_properties_are_supported_then_they_are_applied(
         ({"orc.write.format": "0.11"}, "orc.write.format is not supported"),
     ],
 )
-def test_encoding_when_a_property_cannot_be_applied_then_one_warning(properties: dict[str, str], warning: str) -> None:
+def test_encoding_when_a_property_cannot_be_applied_then_there_is_one_warning(
+    properties: dict[str, str], warning: str
+) -> None:
     found = table_encoding(properties, COLUMNS)
     assert len(found.warnings) == 1
     assert warning in found.warnings[0]

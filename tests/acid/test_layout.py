@@ -1,4 +1,4 @@
-"""Names of directories and files, and the bucket property, are those of Hive."""
+"""The names of directories and files, and the bucket property, are those of Hive."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from ingestd.acid.layout import Base, DeleteDelta, Delta, bucket_name, bucket_property, delta_name, parse_directory
 
 
-def test_names_when_numbers_are_small_or_large_then_padded_as_in_hive() -> None:
+def test_names_when_numbers_are_small_or_large_then_they_are_padded_as_in_hive() -> None:
     assert delta_name(7, 3) == "delta_0000007_0000007_0003"
     assert delta_name(123456789, 4095) == "delta_123456789_123456789_4095"
     assert bucket_name(12) == "bucket_00012"
@@ -16,7 +16,7 @@ def test_names_when_numbers_are_small_or_large_then_padded_as_in_hive() -> None:
 @pytest.mark.parametrize(
     ("bucket", "statement", "expected"), [(0, 0, 536870912), (1, 0, 537001984 - 65536), (0, 1, 536870913)]
 )
-def test_bucket_property_when_hive_computed_the_value_then_it_is_equal(
+def test_bucket_property_when_the_value_of_hive_is_known_then_it_is_equal(
     bucket: int, statement: int, expected: int
 ) -> None:
     assert bucket_property(bucket, statement) == expected
@@ -41,5 +41,7 @@ def test_bucket_property_when_out_of_range_then_value_error(bucket: int, stateme
         ("_tmp", None), (".hive-staging", None), ("delta_x_1", None), ("delta_1", None), ("k=delta_1_1", None),
     ],
 )  # fmt: skip
-def test_parse_directory_when_any_name_then_its_meaning_or_none(name: str, expected: object) -> None:
+def test_parse_directory_when_name_is_not_of_an_acid_directory_then_none_else_its_parts(
+    name: str, expected: object
+) -> None:
     assert parse_directory(name) == expected

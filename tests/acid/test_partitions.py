@@ -1,4 +1,4 @@
-"""Names and values of partitions are the strings that Hive writes."""
+"""The names and values of partitions are the strings that Hive writes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ingestd.errors import InvalidTable
 from ingestd.schema import Column, HiveType
 
 
-def test_partition_name_when_special_characters_then_escaped_as_in_hive() -> None:
+def test_partition_name_when_values_have_special_characters_then_they_are_escaped_as_in_hive() -> None:
     assert partition_name(["Day", "k"], ["2026-11-21", "a b"]) == "day=2026-11-21/k=a b"
     assert partition_name(["k"], ["\"#%'*/:=?\\{[]^"]) == "k=%22%23%25%27%2A%2F%3A%3D%3F%5C%7B%5B%5D%5E"
     assert partition_name(["k"], ["\x01\n\x7f}&ä"]) == "k=%01%0A%7F}&ä"
@@ -43,17 +43,19 @@ def test_partition_name_when_special_characters_then_escaped_as_in_hive() -> Non
         ("double", 9999999.0, "9999999.0"), ("float", 0.1, "0.1"), ("float", 1.5e10, "1.5E10"),
     ],
 )  # fmt: skip
-def test_partition_value_when_any_type_then_the_text_of_hive(type_text: str, value: object, expected: str) -> None:
+def test_partition_value_when_type_is_supported_then_it_is_the_text_of_hive(
+    type_text: str, value: object, expected: str
+) -> None:
     column = Column("k", HiveType.parse(type_text))
     assert partition_value(column, pa.scalar(value, column.type.arrow)) == expected
 
 
-def test_partition_value_when_timestamp_exceeds_nanoseconds_then_text() -> None:
+def test_partition_value_when_timestamp_exceeds_the_range_of_nanoseconds_then_it_is_exact() -> None:
     scalar = pa.scalar(datetime(9999, 12, 31, 23, 59, 59, 1), pa.timestamp("us"))
     assert partition_value(Column("k", HiveType.parse("timestamp")), scalar) == "9999-12-31 23:59:59.000001"
 
 
-def test_partition_value_when_binary_then_invalid_table() -> None:
+def test_partition_value_when_type_is_binary_then_invalid_table() -> None:
     with pytest.raises(InvalidTable, match="binary"):
         partition_value(Column("k", HiveType.parse("binary")), pa.scalar(b"x"))
 
@@ -77,7 +79,7 @@ def test_partition_value_when_binary_then_invalid_table() -> None:
         ("date", DEFAULT_PARTITION, DEFAULT_PARTITION),
     ],
 )  # fmt: skip
-def test_static_value_when_valid_then_normalised(type_text: str, text: str, expected: str) -> None:
+def test_static_value_when_valid_then_it_is_normalised(type_text: str, text: str, expected: str) -> None:
     assert static_partition_value(Column("k", HiveType.parse(type_text)), text) == expected
 
 
@@ -99,7 +101,7 @@ def test_static_value_when_invalid_for_the_type_then_invalid_table(type_text: st
     assert "column k" in str(caught.value)
 
 
-def test_odd_names_when_values_are_not_normalised_then_returned() -> None:
+def test_odd_names_when_values_are_not_normalised_then_they_are_returned() -> None:
     columns = [Column("q", HiveType.parse("int")), Column("at", HiveType.parse("timestamp"))]
     odd = ["q=007/at=2026-01-05 10%3A00%3A00", "q=7/at=2026-01-05 10%3A00%3A00.0", "q=x/at=2026-01-05 10%3A00%3A00"]
     fine = ["q=7/at=2026-01-05 10%3A00%3A00", f"q={DEFAULT_PARTITION}/at={DEFAULT_PARTITION}"]

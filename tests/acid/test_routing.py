@@ -34,7 +34,7 @@ KEYS = (
     ),
     st.integers(0, 3),
 )
-def test_route_when_any_rows_then_each_row_once_in_order(
+def test_route_when_rows_are_random_then_each_is_returned_once_and_in_order(
     keys: list[tuple[date | None, str | None, int | None]], width: int
 ) -> None:
     arrays = [pa.array(range(len(keys)), pa.int64())]
@@ -50,7 +50,7 @@ def test_route_when_any_rows_then_each_row_once_in_order(
     assert all(part.rows.schema.names == ["n"] and part.bucket == 0 for part in parts)
 
 
-def test_route_when_bucketed_then_each_bucket_of_each_partition_in_order() -> None:
+def test_route_when_table_is_bucketed_then_rows_of_each_bucket_stay_in_order() -> None:
     city = Column("city", HiveType.parse("string"))
     batch = pa.record_batch({"n": pa.array(range(200), pa.int64()), "city": ["a", "b"] * 100})
     buckets = bucket_of_rows(batch, DATA, 3, version=2).tolist()

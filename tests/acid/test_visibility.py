@@ -1,4 +1,4 @@
-"""Visible directories and row counts are those of a Hive reader with the same snapshot."""
+"""The visible directories and row counts are those of a Hive reader with the same snapshot."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def count(root: Path, valid: ValidWriteIds = TEN, bad_txns: tuple[int, ...] = ()
     return visible_rows(root, valid, lambda txn: txn not in bad_txns)
 
 
-def test_visible_rows_when_rows_were_deleted_then_subtracted(tmp_path: Path) -> None:
+def test_visible_rows_when_rows_were_deleted_then_they_are_subtracted(tmp_path: Path) -> None:
     assert count(tmp_path) == 0
     delta(tmp_path, 1, 100)
     delta(tmp_path, 2, 10)
@@ -62,7 +62,9 @@ def test_visible_rows_when_rows_were_deleted_then_subtracted(tmp_path: Path) -> 
     assert count(tmp_path, ValidWriteIds("d.t", 10, aborted=frozenset({1}), open=frozenset({3}))) == 15
 
 
-def test_visible_rows_when_range_is_partly_aborted_then_rows_are_counted_by_write_id(tmp_path: Path) -> None:
+def test_visible_rows_when_some_write_ids_of_a_delta_are_aborted_then_rows_are_counted_by_write_id(
+    tmp_path: Path,
+) -> None:
     events(tmp_path / "delta_0000001_0000003" / "bucket_00000", [1, 1, 2, 3, 3, 3])
     events(tmp_path / "delete_delta_0000004_0000006" / "bucket_00000", [4, 5, 6], 2)
     valid = ValidWriteIds("d.t", 10, aborted=frozenset({2, 5}), open=frozenset({3}))
@@ -70,7 +72,7 @@ def test_visible_rows_when_range_is_partly_aborted_then_rows_are_counted_by_writ
     assert count(tmp_path, valid) == 2 - 2
 
 
-def test_visible_rows_when_compacted_then_replaced_directories_do_not_count(tmp_path: Path) -> None:
+def test_visible_rows_when_table_is_compacted_then_replaced_directories_do_not_count(tmp_path: Path) -> None:
     delta(tmp_path, 1, 100)
     delta(tmp_path, 2, 10)
     events(tmp_path / "base_0000001_v0000050" / "bucket_00000", [1] * 90)
@@ -78,7 +80,7 @@ def test_visible_rows_when_compacted_then_replaced_directories_do_not_count(tmp_
     assert count(tmp_path, bad_txns=(50,)) == 110
 
 
-def test_visible_rows_when_original_and_hidden_files_then_only_originals_count(tmp_path: Path) -> None:
+def test_visible_rows_when_there_are_original_and_hidden_files_then_only_original_files_count(tmp_path: Path) -> None:
     original(tmp_path / "000000_0", 7)
     original(tmp_path / "000001_0_copy_1", 3)
     original(tmp_path / "delta_0000004_0000004_0000" / "000000_0", 5)
@@ -90,7 +92,7 @@ def test_visible_rows_when_original_and_hidden_files_then_only_originals_count(t
     assert count(tmp_path) == 2
 
 
-def test_visible_rows_when_side_file_then_counted_up_to_its_length(tmp_path: Path) -> None:
+def test_visible_rows_when_there_is_a_side_file_then_rows_are_counted_up_to_its_length(tmp_path: Path) -> None:
     directory = tmp_path / batch_delta_name(1, 3, 0)
     directory.mkdir()
     file = AppendableFile(directory, COLUMNS, 0, 0, STANDARD)
@@ -148,13 +150,13 @@ def seen(names: list[str], valid: ValidWriteIds, bad_txns: tuple[int, ...] = ())
         (["delta_1_3", "delta_2_2_0000"], TEN, (), ["delta_1_3"]),
     ],
 )  # fmt: skip
-def test_visible_directories_when_any_listing_then_as_acid_utils_chooses(
+def test_visible_directories_when_listing_is_given_then_the_choice_is_that_of_acid_utils(
     names: list[str], valid: ValidWriteIds, bad_txns: tuple[int, ...], expected: list[str]
 ) -> None:
     assert seen(names, valid, bad_txns) == expected
 
 
-def test_is_valid_when_open_aborted_or_later_then_false() -> None:
+def test_is_valid_when_write_id_is_open_aborted_or_later_then_false() -> None:
     valid = ValidWriteIds("d.t", 5, open=frozenset({3}), aborted=frozenset({2}))
     assert [write_id for write_id in range(1, 8) if valid.is_valid(write_id)] == [1, 4, 5]
     assert [valid.is_settled(write_id) for write_id in (2, 3, 5)] == [True, False, False]

@@ -52,7 +52,7 @@ def rows_by_pyarrow(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("writer_type", WRITERS)
-def test_write_when_every_type_then_rows_are_read_back(
+def test_write_when_columns_have_every_type_then_rows_are_read_back(
     tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter], compression: Compression
 ) -> None:
     path = tmp_path / "f.orc"
@@ -77,7 +77,7 @@ def test_write_when_every_type_then_rows_are_read_back(
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 @pytest.mark.parametrize("writer_type", WRITERS)
-def test_close_when_several_stripes_then_metadata_has_the_last_key_of_each(
+def test_close_when_file_has_several_stripes_then_metadata_contains_the_last_key_of_each(
     tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter], compression: Compression
 ) -> None:
     path = tmp_path / "f.orc"
@@ -102,7 +102,7 @@ def test_close_when_several_stripes_then_metadata_has_the_last_key_of_each(
 
 
 @pytest.mark.parametrize("writer_type", WRITERS)
-def test_close_when_no_rows_then_file_is_readable(
+def test_close_when_there_are_no_rows_then_file_is_readable(
     tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter]
 ) -> None:
     writer = writer_type(tmp_path / "f.orc", COLUMNS, 1, 1 << 29)
@@ -138,13 +138,13 @@ def stamps(values: list[int | None], unit: str) -> pa.RecordBatch:
         ([-62135596800000000], "us", True),
     ],
 )
-def test_rows_for_pyorc_when_timestamps_then_only_fractions_before_1970_and_values_beyond_nanoseconds(
+def test_rows_for_pyorc_when_pyarrow_would_corrupt_a_timestamp_then_its_row_is_selected(
     values: list[int | None], unit: str, expected: bool
 ) -> None:
     assert (rows_for_pyorc(stamps(values, unit)) is not None) is expected
 
 
-def test_pyorc_writer_when_timestamps_beyond_nanoseconds_then_they_are_exact(tmp_path: Path) -> None:
+def test_pyorc_writer_when_timestamps_exceed_the_range_of_nanoseconds_then_they_are_exact(tmp_path: Path) -> None:
     path = tmp_path / "f.orc"
     columns = [Column("t", HiveType.parse("timestamp")), Column("d", HiveType.parse("date"))]
     writer = PyOrcWriter(path, columns, 1, 1 << 29)

@@ -52,7 +52,7 @@ def staging_pool(
 
 
 def stored_numbers(files: list[StagingFile]) -> dict[tuple[Partition, int], list[int]]:
-    """Values of `n` by partition and bucket, after a check of each file's row keys and size."""
+    """Check the row keys and the size of each file; return the values of `n` by partition and bucket."""
     found: dict[tuple[Partition, int], list[int]] = {}
     for file in files:
         table = orc.read_table(file.path)
@@ -78,7 +78,7 @@ def stored_numbers(files: list[StagingFile]) -> dict[tuple[Partition, int], list
     st.integers(1, 4),
     st.sampled_from([0, 500, 1 << 20]),
 )
-def test_close_when_any_rows_were_added_then_each_is_stored_once(
+def test_close_when_random_rows_were_added_then_each_is_stored_once(
     tmp_path_factory: pytest.TempPathFactory,
     additions: list[tuple[str, int, int, int]],
     open_files: int,
@@ -99,7 +99,9 @@ def test_close_when_any_rows_were_added_then_each_is_stored_once(
     assert pool.partitions == {partition for partition, _ in expected}
 
 
-def test_add_when_memory_suffices_then_one_file_per_partition_and_bucket_in_order(tmp_path: Path) -> None:
+def test_add_when_memory_suffices_then_there_is_one_file_per_partition_and_bucket_with_rows_in_order(
+    tmp_path: Path,
+) -> None:
     files, pool = staging_pool(tmp_path)
     for first in range(0, 1000, 10):
         pool.add((str(first % 30),), first % 20 // 10, batch(first, 10))
@@ -108,10 +110,10 @@ def test_add_when_memory_suffices_then_one_file_per_partition_and_bucket_in_orde
     assert all(values == sorted(values) for values in stored_numbers(files.closed).values())
 
 
-def test_close_when_more_partitions_have_rows_than_files_may_be_open_then_open_files_get_their_last_rows(
+def test_close_when_partitions_outnumber_the_open_files_then_open_files_are_completed_first(
     tmp_path: Path,
 ) -> None:
-    """Every closed file that must be continued by another one is a further delta of its partition."""
+    """If a file is closed before its last rows, they need a second file and so another delta of the partition."""
     files, pool = staging_pool(tmp_path, PoolLimits(open_files=2, write_bytes=1000))
     for partition, rows in [("small", 1), ("a", 100), ("b", 100), ("other", 1), ("a", 1), ("b", 1)]:
         pool.add((partition,), 0, batch(0, rows))
@@ -120,7 +122,7 @@ def test_close_when_more_partitions_have_rows_than_files_may_be_open_then_open_f
     assert len(files.closed) == 4
 
 
-def test_add_when_rows_need_both_writers_then_two_files_with_different_statements(tmp_path: Path) -> None:
+def test_add_when_rows_need_both_writers_then_two_files_have_different_statements(tmp_path: Path) -> None:
     files, pool = staging_pool(tmp_path)
     mixed = pa.RecordBatch.from_arrays(
         [pa.array([1, 2, 3], pa.int64()), pa.array([5, -1, 253402300799999999], pa.timestamp("us"))], names=["n", "t"]
@@ -133,7 +135,7 @@ def test_add_when_rows_need_both_writers_then_two_files_with_different_statement
     assert stored in ([1, 4], [2, 3])
 
 
-def test_add_when_statement_is_fixed_then_one_file_per_bucket_however_many_are_open(tmp_path: Path) -> None:
+def test_add_when_statement_is_fixed_then_each_bucket_has_one_file(tmp_path: Path) -> None:
     files = SingleStatementFiles(tmp_path, COLUMNS, 1, statement=7)
     pool = WriterPool(files, PoolLimits(open_files=None, pending_bytes=0))
     for turn in range(2):
@@ -156,7 +158,7 @@ def test_add_when_statements_are_exhausted_then_invalid_table(tmp_path: Path) ->
 
 
 class _Log:
-    """A policy whose files outlive a transaction. A file of partition `moved` accepts no further rows."""
+    """Logs the calls of a pool; files outlive a transaction, but those of partition `moved` accept no more rows."""
 
     statements = range(10)
 
@@ -226,7 +228,7 @@ def test_add_when_memory_is_needed_then_all_partitions_are_prepared_and_the_larg
     ]  # fmt: skip
 
 
-def test_add_when_rows_reach_the_write_size_then_written_only_while_no_file_must_close() -> None:
+def test_add_when_rows_reach_the_write_size_then_they_are_written_only_if_no_file_must_be_closed() -> None:
     log = _Log()
     pool = WriterPool(log, PoolLimits(open_files=1, write_bytes=160))
     for partition in ("a", "b", "a"):

@@ -1,4 +1,4 @@
-"""A commit whose answer is lost: it has happened, it has not, it never will, or the outcome stays unknown."""
+"""A commit whose response is lost has taken effect, is repeated, has failed, or has an unknown outcome."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support.stack import Stack
 
 @dataclass
 class Case:
-    """An open transaction, with a proxy before the metastore; `waits` has the error before each wait."""
+    """An open transaction whose metastore is behind a proxy; `waits` lists the error that caused each wait."""
 
     metastore: Metastore
     between: Proxy
@@ -62,24 +62,24 @@ def _is_visible(stack: Stack, case: Case) -> bool:
     return read_snapshot(stack.metastore, case.table).is_valid(case.write_id)
 
 
-def test_commit_when_its_answer_is_lost_then_the_outcome_is_asked_for_and_nothing_is_repeated(
+def test_commit_when_its_response_is_lost_then_the_outcome_is_queried_and_nothing_is_repeated(
     stack: Stack, case: Case
 ) -> None:
     case.between.lose_answer("commit_txn")
-    case.between.lose_answer("get_open_txns", 2)  # asked twice each time
+    case.between.lose_answer("get_open_txns", 2)  # each query makes two calls
     case.commit()
     assert (case.commits, case.between.calls["get_open_txns"], len(case.waits)) == (1, 3, 2)
     assert _is_visible(stack, case)
 
 
-def test_commit_when_its_call_is_lost_then_it_is_repeated(stack: Stack, case: Case) -> None:
+def test_commit_when_its_request_is_lost_then_it_is_repeated(stack: Stack, case: Case) -> None:
     case.between.lose_call("commit_txn", 2)
     case.commit()
     assert (case.commits, len(case.waits)) == (3, 2)
     assert _is_visible(stack, case)
 
 
-def test_commit_when_its_call_is_lost_and_the_transaction_is_aborted_then_transaction_aborted(
+def test_commit_when_its_request_is_lost_and_the_transaction_is_aborted_then_transaction_aborted(
     stack: Stack, case: Case
 ) -> None:
     def has_committed() -> bool:
@@ -93,10 +93,10 @@ def test_commit_when_its_call_is_lost_and_the_transaction_is_aborted_then_transa
     assert not _is_visible(stack, case)
 
 
-def test_commit_when_the_metastore_has_forgotten_the_transaction_then_the_outcome_is_asked_for_once_more(
+def test_commit_when_the_metastore_has_forgotten_the_transaction_then_the_outcome_is_queried_again(
     stack: Stack, case: Case
 ) -> None:
-    """HMS forgets committed transactions, and then answers "no such transaction"."""
+    """HMS forgets committed transactions, and then reports "no such transaction"."""
     answers = iter([False, True])
     case.between.lose_call("commit_txn")
     transactions.abort(stack.metastore, case.txn.id)
@@ -126,7 +126,7 @@ def test_commit_when_no_metastore_answers_until_it_is_stopped_then_outcome_unkno
     assert len(case.waits) == 2
 
 
-def test_commit_when_its_outcome_cannot_be_established_then_outcome_unknown_at_once_and_nothing_is_aborted(
+def test_commit_when_its_outcome_cannot_be_established_then_outcome_unknown_and_nothing_is_aborted(
     stack: Stack, case: Case
 ) -> None:
     def has_committed() -> bool:

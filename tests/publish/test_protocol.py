@@ -37,7 +37,7 @@ DAY = "2026-11-01"
 
 
 class _NoReport:
-    """Ignores what happens to row counts."""
+    """Ignores reports about row counts."""
 
     def repaired(self, names: Sequence[str]) -> None: ...
 
@@ -62,7 +62,7 @@ class Case:
         return publish(self.metastore, self.txn, [self.plain, self.by_day], request, observe)
 
     def deltas(self) -> list[str]:
-        """Names of the delta directories of both tables."""
+        """Return the names of the delta directories of both tables."""
         places = [local_path(one.table.location) for one in (self.plain, self.by_day)]
         found = [one.name for place in places for one in place.rglob("delta_*") if one.is_dir()]
         return [name for name in found if parse_directory(name)]

@@ -36,18 +36,18 @@ def _content(*names: str) -> Content:
         (CountedIds(2000, ((1, 4), (9, 9), (11, 1010))), "2000:1-4,9,11-1010"),
     ],
 )
-def test_text_when_written_then_reads_back(counted: CountedIds, text: str) -> None:
+def test_text_when_parsed_then_the_set_is_the_same(counted: CountedIds, text: str) -> None:
     assert counted.text() == text
     assert CountedIds.parse(text) == counted
 
 
 @pytest.mark.parametrize("text", [None, "", "unknown", "7:", "7:x", "-1", "7:3-", "7;3"])
-def test_text_when_another_program_wrote_it_then_is_no_set(text: str | None) -> None:
+def test_text_when_another_program_wrote_it_then_it_is_not_parsed(text: str | None) -> None:
     assert CountedIds.parse(text) is None
 
 
 @given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)), st.integers(0, 60), st.integers(1, 70))
-def test_set_when_made_from_a_snapshot_then_has_all_that_has_ended_and_the_writer(
+def test_set_when_created_from_a_snapshot_then_it_contains_all_ended_write_ids_and_the_own_one(
     opened: set[int], aborted: set[int], high: int, own: int
 ) -> None:
     snapshot = ValidWriteIds(
@@ -63,7 +63,7 @@ def test_set_when_made_from_a_snapshot_then_has_all_that_has_ended_and_the_write
         assert counted.has_all(first, first + 4, snapshot) == (not missing)
 
 
-def test_set_when_more_ranges_are_open_than_fit_then_ends_before_the_first_that_does_not_fit() -> None:
+def test_set_when_more_ranges_are_open_than_fit_then_it_ends_before_the_first_that_does_not_fit() -> None:
     snapshot = ValidWriteIds("t", 1000, frozenset(range(1, 1000, 2)))
     counted = CountedIds.of(snapshot, 999)
     assert len(counted.text()) < 1000
@@ -87,7 +87,7 @@ def test_set_when_more_ranges_are_open_than_fit_then_ends_before_the_first_that_
         (["delta_0000001_0000010_v0000099"], False),
     ],
 )
-def test_directory_when_its_range_has_a_valid_write_id_that_is_not_counted_then_no(
+def test_directory_when_its_range_contains_an_uncounted_valid_write_id_then_it_is_not_accounted_for(
     names: list[str], right: bool
 ) -> None:
     counted = CountedIds(10, ((8, 9),))
@@ -96,7 +96,7 @@ def test_directory_when_its_range_has_a_valid_write_id_that_is_not_counted_then_
     assert counted.accounts_for(content, snapshot, Known()) == right
 
 
-def test_shared_delta_when_the_own_batch_wrote_elsewhere_then_only_its_last_commit_here_must_be_counted() -> None:
+def test_shared_delta_when_its_batch_also_wrote_elsewhere_then_only_the_last_commit_here_must_be_counted() -> None:
     """Ids 1 to 3 of batch 1-1000 have committed; 1 wrote here, 2 and 3 elsewhere."""
     snapshot = ValidWriteIds("t", 1000, frozenset(range(4, 1001)))
     content = _content("delta_0000001_0001000_0000")
@@ -107,7 +107,7 @@ def test_shared_delta_when_the_own_batch_wrote_elsewhere_then_only_its_last_comm
     assert not counted.accounts_for(content, snapshot, Known(3, batches))
 
 
-def test_location_when_nothing_in_it_is_visible_then_is_empty() -> None:
+def test_location_when_nothing_in_it_is_visible_then_it_is_empty() -> None:
     snapshot = ValidWriteIds("t", 12, frozenset({9}), frozenset({11}))
     for names, empty in (
         (["delta_0000009_0000009_0000", "delta_0000011_0000011_0000", "x"], True),
@@ -166,7 +166,7 @@ def test_increment_when_an_earlier_one_was_aborted_then_its_rows_are_subtracted_
     ],
     ids=["in flight", "other writer", "in doubt", "not counted"],
 )
-def test_increment_when_the_number_was_not_known_to_be_right_then_says_so(changed: dict[str, str]) -> None:
+def test_increment_when_the_number_was_not_known_to_be_right_then_the_result_shows_it(changed: dict[str, str]) -> None:
     snapshot = ValidWriteIds("t", 7, frozenset({6, 7}))
     mark = Mark("web", 7, Increment(1, 1, 10))
     after, was_right = incremented(_COUNTED | changed, mark, _content(*_ONE_DELTA), snapshot, Known())
@@ -176,7 +176,7 @@ def test_increment_when_the_number_was_not_known_to_be_right_then_says_so(change
     assert not is_right(marked, _content(*_ONE_DELTA), snapshot, Known())
 
 
-def test_increment_when_the_directory_is_empty_then_what_the_parameters_said_is_dropped() -> None:
+def test_increment_when_the_directory_is_empty_then_the_old_parameters_are_discarded() -> None:
     """A partition that was recreated may have the parameters of the old one."""
     before = _COUNTED | {"ingestd.added.other": "4 3 1 30"}
     after, was_right = incremented(
@@ -187,7 +187,7 @@ def test_increment_when_the_directory_is_empty_then_what_the_parameters_said_is_
     assert "ingestd.added.other" not in after
 
 
-def test_recount_when_the_number_was_wrong_then_the_flag_is_dropped_and_otherwise_kept() -> None:
+def test_recount_when_the_number_was_wrong_then_the_flag_is_dropped() -> None:
     snapshot = ValidWriteIds("t", 8)
     before = _COUNTED | _FLAG | {"ingestd.added.web": "6 3 1 30"}
     same, other = (recounted(before, rows, snapshot, 9) for rows in (7, 8))
@@ -254,7 +254,7 @@ _STEPS = st.sampled_from(
 
 @settings(max_examples=400, deadline=None)
 @given(st.lists(st.tuples(_STEPS, st.integers(0, 5)), max_size=40))
-def test_any_history_of_writers_aborts_compactions_and_reverts_then_a_number_that_is_known_is_correct(
+def test_number_when_it_is_known_after_any_history_then_it_is_correct(
     steps: list[tuple[str, int]],
 ) -> None:
     table = _Partition()

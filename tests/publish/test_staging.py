@@ -1,4 +1,4 @@
-"""Staging directories: which are removed, and what a transaction reports whose directory was removed."""
+"""Staging directories of ended transactions are removed; a transaction without its directory is aborted."""
 
 from __future__ import annotations
 
@@ -35,9 +35,7 @@ def _begin(stack: Stack, table: Table) -> tuple[Transaction, int]:
     return transactions.begin_writing(stack.metastore, table.name, "tests")
 
 
-def test_sweep_when_transactions_have_ended_then_removes_their_directories_and_nothing_else(
-    stack: Stack, table: Table
-) -> None:
+def test_sweep_when_transactions_have_ended_then_only_their_directories_are_removed(stack: Stack, table: Table) -> None:
     location = Location.of(table.location)
     (aborted, write_id), (committed, _), (living, living_id) = (_begin(stack, table) for _ in range(3))
     transactions.abort(stack.metastore, aborted.id)
@@ -87,7 +85,7 @@ def test_place_when_the_next_owner_removed_the_staged_files_then_transaction_abo
     assert not list(own.location.path.glob("delta_*"))
 
 
-def test_location_when_another_directory_takes_its_place_then_nothing_is_written(tmp_path: Path) -> None:
+def test_location_when_another_directory_has_replaced_it_then_nothing_is_written(tmp_path: Path) -> None:
     place = tmp_path / "table"
     place.mkdir()
     location = Location.of(f"file:{place}")
