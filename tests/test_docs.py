@@ -1,4 +1,4 @@
-"""The documentation matches the code: links resolve, and named files, functions, floors, keys and commands exist."""
+"""The documentation matches the code: links resolve, and named files, functions, layers, keys and commands exist."""
 
 from __future__ import annotations
 
@@ -69,14 +69,14 @@ def test_file_when_named_in_a_guide_then_exists_and_defines_the_named_function(p
         assert not definition or definition in set(_definitions(ast.parse(_text(paths[0])))), f"{name}::{definition}"
 
 
-def test_floors_in_architecture_then_are_those_of_the_import_contract() -> None:
+def test_layers_in_architecture_then_are_those_of_the_import_contract() -> None:
     contract = re.search(r"^layers = \[(.+?)\]", _text(ROOT / "pyproject.toml"), re.MULTILINE | re.DOTALL)
-    drawing = re.search(r"^```floors\n(.+?)```", _text(GUIDES[0]), re.MULTILINE | re.DOTALL)
+    drawing = re.search(r"^```layers\n(.+?)```", _text(GUIDES[0]), re.MULTILINE | re.DOTALL)
     assert contract
     assert drawing
-    floors = [re.findall(r"\w+", line) for line in re.findall(r'"(.+?)"', contract[1])]
+    layers = [re.findall(r"\w+", line) for line in re.findall(r'"(.+?)"', contract[1])]
     drawn = [re.findall(r"\w+", line.partition("  ")[0]) for line in drawing[1].splitlines()]
-    assert drawn == floors
+    assert drawn == layers
 
 
 def _commands(group: click.Group, path: str = "ingestd") -> Iterator[str]:
