@@ -1,4 +1,4 @@
-"""Hive Streaming (V2) for Python programs, without Kafka or Spark. `ingestd.streaming.v1` has the V1 API."""
+"""Hive Streaming (V2) for Python programs, without Kafka or Spark. `ingestd.streaming.v1` contains the V1 API."""
 
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.streaming.arrow import ArrowWriter

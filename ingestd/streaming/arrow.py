@@ -83,7 +83,7 @@ def _places(names: Sequence[str], known: Sequence[str], whose: str, noun: str, w
         raise SerializationError(f"{whose} has no {noun} {', '.join(unknown)}", where=where)
     if len(places) < len(names):
         twice = [name for place, name in enumerate(names) if places[name.lower()] != place]
-        raise SerializationError(f"{noun} {', '.join(twice)} is duplicated (case-insensitive)", where=where)
+        raise SerializationError(f"{noun} {', '.join(twice)} is duplicated (names ignore case)", where=where)
     return places
 
 
@@ -332,7 +332,7 @@ def _offsets(array: pa.Array, wanted: _Wanted) -> tuple[pa.Array, Any]:
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     ends = np.concatenate(([0], np.cumsum(lengths)))
     if ends[-1] > _OFFSET:
-        raise wanted.refuse(array.type, f"a batch of rows has more than {_OFFSET} elements")
+        raise wanted.refuse(array.type, f"one batch has more than {_OFFSET} elements; write fewer rows per batch")
     mask = np.append(array.is_null().to_numpy(zero_copy_only=False), False) if array.null_count else None
     return pa.array(ends.astype(np.int32), mask=mask), lengths
 

@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 
 class TxnState(Enum):
-    """State of a transaction; the values are Java's (StreamingTransaction, TxnState)."""
+    """State of a transaction. The values are those of Java (StreamingTransaction, TxnState)."""
 
     INACTIVE = "I"
     OPEN = "O"
@@ -58,7 +58,7 @@ class Extras:
 
 
 class Partitions:
-    """The partitions of the open transaction; each is created and registered once."""
+    """The partitions of the open transaction. Each is created and registered once."""
 
     def __init__(
         self, session: Session, register: Callable[[Iterable[Partition]], Mapping[str, PartitionInfo]]
@@ -113,7 +113,7 @@ class TransactionBatch:
 
     @property
     def current_write_id(self) -> int | None:
-        """Write id of the open transaction."""
+        """Write id of the open transaction; None if no transaction is open."""
         return self.txn_to_write_ids[self.current.id] if self.current else None
 
     @property
@@ -170,7 +170,7 @@ class TransactionBatch:
             self._files.flush()
 
     def commit(self, extras: Extras) -> None:
-        """Commit the open transaction: its rows become visible."""
+        """Commit the open transaction, which makes its rows visible."""
         with self._guard:
             txn = self._open_transaction()
             self._heartbeat.check(txn.id)
@@ -187,7 +187,7 @@ class TransactionBatch:
             self._close_if_used_up()
 
     def abort(self) -> None:
-        """Abort the open transaction; the batch continues with its next one."""
+        """Abort the open transaction. The batch continues with its next one."""
         with self._guard:
             txn = self._open_transaction()
             if self._output:
@@ -240,7 +240,8 @@ class TransactionBatch:
 
     def _open_transaction(self) -> Transaction:
         if self.current is None:
-            raise InvalidTransactionState("no transaction is open", where=f"table {self._table.name}")
+            where = f"table {self._table.name}"
+            raise InvalidTransactionState("no transaction is open", where=where, hint="call begin_transaction first")
         return self.current
 
     def _new_output(self) -> Output:

@@ -147,11 +147,11 @@ class HiveStreamingConnection:
     def commit_transaction(
         self, partitions: Sequence[PartitionValues] = (), key: str | None = None, value: str | None = None
     ) -> None:
-        """Commit the open transaction; when the call returns, its rows are readable.
+        """Commit the open transaction. When the call returns, its rows are readable.
 
-        `partitions` lists partition values, by column name or in the order of the columns; these partitions are created
+        `partitions` lists partition values, by column name or in the order of the columns. These partitions are created
         and reported as written even if they received no rows. `key` and `value` set a table parameter in the same
-        commit; the key must start with `_meta` and exist.
+        commit. The parameter must exist, and its name must start with `_meta`.
 
         Raises SerializationError when buffered records are bad: commit again to continue without them, or abort.
         Raises TransactionError when the transaction was aborted, CommitOutcomeUnknown when its outcome is not known.
@@ -166,7 +166,7 @@ class HiveStreamingConnection:
 
     @streaming_errors(IN_TRANSACTION)
     def abort_transaction(self) -> None:
-        """Abort the open transaction; its rows never become visible. Raises TransactionError."""
+        """Abort the open transaction. Its rows never become visible. Raises TransactionError."""
         self._check()
         self._lifecycle.abort()
 
@@ -224,8 +224,8 @@ class HiveStreamingConnection:
     def create_partition_if_not_exists(self, values: PartitionValues) -> PartitionInfo:
         """Create a partition if it does not exist, and return it. Concurrent clients all succeed.
 
-        `values` has one str per partition column, by name or in the order of the columns; each is converted to Hive's
-        normal form (`007` is `7` for an int).
+        `values` contains one str per partition column, by name or in the order of the columns. Each is converted to
+        Hive's normal form (for an int, `007` becomes `7`).
         Raises InvalidConnection for values that do not fit, PartitionCreationFailed.
         """
         self._check()
@@ -294,7 +294,7 @@ class HiveStreamingConnection:
 
     @property
     def write_id(self) -> int | None:
-        """Write id of the joined transaction; None unless one was joined."""
+        """Write id of the joined transaction; None if no transaction was joined."""
         return self.options.write_id
 
     @property
@@ -334,12 +334,12 @@ class HiveStreamingConnection:
 
     @property
     def current_write_id(self) -> int | None:
-        """Write id of the open transaction."""
+        """Write id of the open or joined transaction; None if there is none."""
         return self._lifecycle.current_write_id
 
     @property
     def current_txn_id(self) -> int | None:
-        """Id of the open transaction; None for a joined one."""
+        """Id of the open transaction; None if there is none, and for a joined transaction."""
         return self._lifecycle.current_txn_id
 
     @property

@@ -106,7 +106,7 @@ class TransactionOutput:
             self._pool = WriterPool(self._files, PoolLimits(open_files=None))
 
     def add(self, part: Part) -> None:
-        """See `Output`. A background thread writes the files while the caller decodes the next rows."""
+        """Add rows, which a background thread writes while the caller decodes the next ones (see `Output`)."""
         assert self._pool
         with self._translate_errors():
             self._encoding.run(partial(self._pool.add, part.partition, part.bucket, part.rows))
@@ -186,11 +186,11 @@ class BatchOutput:
         self._pool.add(part.partition, part.bucket, part.rows)
 
     def flush(self) -> None:
-        """See `Output`. Partitions are created and registered before their first rows are written."""
+        """Write all pending rows (see `Output`). Partitions are registered before their first rows are written."""
         self._pool.flush()
 
     def finish(self) -> Files:
-        """See `Output`. Writes pending rows now, because that would take too long under the lock of the commit."""
+        """Write all pending rows now, because that would take too long under the lock of the commit (see `Output`)."""
         try:
             self._pool.flush()
         except IngestdError:
@@ -204,16 +204,16 @@ class BatchOutput:
         return self._pool.partitions
 
     def place(self, _table: Table, _write_id: int, _partitions: Mapping[str, PartitionInfo]) -> Placement:
-        """See `Files`. Flushes the files that `finish` wrote, so that readers find the rows after the commit."""
+        """Flush the files that `finish` wrote, so that readers find the rows after the commit (see `Files`)."""
         return self._files.flush()
 
     def discard(self) -> None:
-        """See `Output`. Rows that are already in a file stay invisible, because their write id is aborted."""
+        """Drop pending rows (see `Output`). Rows in a file stay invisible, because their write id is aborted."""
         self._pool.drop_pending()
         self._files.discard()
 
     def withdraw(self, _deltas: Iterable[DeltaFiles] = ()) -> None:
-        """See `Files`. Rows of earlier transactions of the batch stay."""
+        """Remove the rows of the open transaction (see `Files`). Rows of earlier transactions of the batch stay."""
         self._files.withdraw()
 
     def close(self) -> None:
@@ -228,7 +228,7 @@ class BatchOutput:
 
 @dataclass(eq=False, frozen=True, slots=True)
 class _BatchFile:
-    """An open file of a batch; `location` is the URI of its partition."""
+    """An open file of a batch. `location` is the URI of its partition."""
 
     appendable: AppendableFile
     statement: int
@@ -282,11 +282,11 @@ class _BatchFiles:
                 _log.warning("could not remove the rows of an aborted transaction from a file of its batch: %s", error)
 
     def split(self, batch: pa.RecordBatch) -> Iterable[tuple[WriterName, pa.RecordBatch]]:
-        """See `FilePolicy`. Only pyorc can write an intermediate footer."""
+        """Assign all rows to pyorc, because only pyorc can write an intermediate footer (see `FilePolicy`)."""
         return [("pyorc", batch)]
 
     def prepare(self, partitions: Collection[Partition]) -> None:
-        """See `FilePolicy`. Creates and registers the partitions."""
+        """Create the partitions and register them with the transaction (see `FilePolicy`)."""
         self._partitions = self._locate(partitions)
 
     def open(self, key: FileKey, statement: int) -> _BatchFile:
@@ -300,7 +300,7 @@ class _BatchFiles:
         return _BatchFile(file, statement, location)
 
     def accepts_rows(self, key: FileKey, file: _BatchFile) -> bool:
-        """See `FilePolicy`. False if the partition was moved, or dropped and recreated, since the last transaction."""
+        """See `FilePolicy`. Returns False if the partition was moved, or dropped and recreated, since its last row."""
         with storage_errors(local_path(file.location)):
             if file not in self._unflushed and not file.appendable.is_in_place:
                 file.appendable.abandon()
@@ -326,7 +326,7 @@ class _BatchFiles:
         self._remove_unused_delta(file)
 
     def abort(self, files: Iterable[_BatchFile]) -> None:
-        """See `FilePolicy`. Flushed rows stay in the files."""
+        """Abandon the files (see `FilePolicy`). Flushed rows stay in them."""
         for file in files:
             file.appendable.abandon()
             self._remove_unused_delta(file)

@@ -17,7 +17,7 @@ from ingestd.hive.client import MetastoreRefusal
 
 
 class StreamingException(IngestdError):
-    """The base class, which is raised directly for wrong arguments and for calls in the wrong state or thread."""
+    """Base class of the errors below. Raised directly for wrong arguments and calls in the wrong state or thread."""
 
 
 class ConnectionError(StreamingException, errors.MetastoreUnavailable):  # noqa: A001
@@ -39,7 +39,7 @@ class PartitionCreationFailed(StreamingException, errors.MetastoreUnavailable):
 
 
 class TransactionError(StreamingException, errors.TransactionError):
-    """A lock, a commit or an abort failed, or the metastore failed during the transaction; no row of it is visible.
+    """A lock, a commit or an abort failed, or the metastore failed during the transaction. No row of it is visible.
 
     Begin a new transaction and write its records again.
     """

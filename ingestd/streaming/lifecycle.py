@@ -51,14 +51,14 @@ class Lifecycle:
 
     @property
     def current_write_id(self) -> int | None:
-        """Write id of the open transaction."""
+        """Write id of the open or joined transaction; None if there is none."""
         if isinstance(self.batch, TransactionBatch):
             return self.batch.current_write_id
         return self._session.options.write_id
 
     @property
     def current_txn_id(self) -> int | None:
-        """Id of the open transaction; None for a joined one."""
+        """Id of the open transaction; None if there is none, and for a joined transaction."""
         return self.batch.current.id if isinstance(self.batch, TransactionBatch) and self.batch.current else None
 
     def open_batch(self) -> AnyBatch:

@@ -190,7 +190,7 @@ class ConnectionOptions:
 def takes_options(
     options: Callable[_P, ConnectionOptions],
 ) -> Callable[[Callable[[_S, ConnectionOptions], None]], Callable[Concatenate[_S, _P], None]]:
-    """Make a constructor accept the fields of `ConnectionOptions`, as type checkers, editors and `help()` then show."""
+    """Let a constructor accept the fields of `ConnectionOptions`, visible to type checkers, editors and `help()`."""
 
     def decorate(init: Callable[[_S, ConnectionOptions], None]) -> Callable[Concatenate[_S, _P], None]:
         @wraps(init)

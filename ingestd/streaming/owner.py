@@ -1,4 +1,4 @@
-"""Checks that a connection is used only by its own process and thread, and closes it at the end of a `with` block.
+"""Restricts a connection to its own process and thread, and closes it at the end of a `with` block.
 
 Invariant: a forked child never touches the transactions, files and sockets of its parent.
 """
@@ -31,7 +31,7 @@ _this = _Process()
 
 
 class Owner:
-    """The process and thread that created this object. After `release`, the next thread to call `check` owns it."""
+    """The process and thread that created this object. `release` passes it on to the next thread that calls `check`."""
 
     def __init__(self) -> None:
         self._process = _this.id
@@ -52,7 +52,7 @@ class Owner:
         if self._process != _this.id:
             raise StreamingException(
                 "a forked child cannot use a connection of its parent process",
-                where=f"process {os.getpid()}, not {self._process}",
+                where=f"process {os.getpid()}, parent {self._process}",
                 hint="open a new connection in the child",
             )
 
@@ -76,4 +76,4 @@ def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
     except StreamingException as failure:
         if error is None:
             raise
-        _log.warning("could not close after another error: %s", failure)
+        _log.warning("could not close a connection or batch after another error: %s", failure)

@@ -95,7 +95,7 @@ class Session:
         return info
 
     def refresh_table(self) -> TableChange:
-        """Re-read the table with one metastore call. Later rows are written to the table as it is then.
+        """Re-read the table with one metastore call. Rows written afterwards follow its current definition.
 
         Raises MetastoreUnavailable; TableChanged when records that fitted the old definition do not fit the new one.
         """

@@ -129,6 +129,7 @@ class WritePath:
             raise StreamingException(
                 f"{type(writer).__name__}.decoder returned {type(made).__name__}, which has no method decode",
                 where="record_writer",
+                hint="return an object with the method decode(values) -> DecodeResult",
             )
         decoder: Decoder = StrictDecoder(made, columns)
         if self._is_shared:

@@ -145,7 +145,8 @@ def _compiled(pattern: str) -> re.Pattern[bytes]:
     try:
         compiled = re.compile(pattern.encode())
     except (re.error, ValueError, OverflowError, RecursionError) as error:
-        raise StreamingException(f"{pattern!r} is not a Python regular expression: {error}") from error
+        what = f"{pattern!r} is not a Python regular expression: {error}"
+        raise StreamingException(what, where="line_delimiter_pattern") from error
     if compiled.groups:
         raise StreamingException(
             f"{pattern!r} has groups", where="line_delimiter_pattern", hint="use non-capturing groups: (?:…)"

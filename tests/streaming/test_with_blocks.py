@@ -1,4 +1,4 @@
-"""`with connection` and `with connection.transaction()`: which error the block raises."""
+"""The errors that blocks of `with connection` and `with connection.transaction()` raise."""
 
 from __future__ import annotations
 
