@@ -80,7 +80,7 @@ def check_values(name: str, values: object) -> None:
 
 
 def in_order(values: PartitionValues, columns: Sequence[Column], name: str) -> list[str]:
-    """Return the values in the order of the partition columns. Raises InvalidConnection if they do not fit these."""
+    """Return the values in the order of the partition columns. Raises InvalidConnection if they do not fit."""
     check_values(name, values)
     keys = [column.name for column in columns]
     if not isinstance(values, Mapping):

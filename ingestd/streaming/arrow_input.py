@@ -51,7 +51,7 @@ def as_table(data: object) -> pa.Table:
 
 
 def _is_frame(data: object, library: str) -> bool:
-    """Return whether `data` is a data frame of `library`, which is not imported: a program with a frame has done so."""
+    """Return whether `data` is a data frame of `library`, without importing the library."""
     module = sys.modules.get(library)
     return module is not None and isinstance(data, module.DataFrame)
 

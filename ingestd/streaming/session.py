@@ -251,7 +251,10 @@ def normal_values(table: Table, values: PartitionValues, argument: str = "partit
 
 
 def _shape(table: Table, *, optimized: bool) -> Shape:
-    """Return the table's layout. Optimizations omit indexes and dictionaries until compaction (OrcRecordUpdater)."""
+    """Return the table's layout.
+
+    Optimizations omit indexes and dictionaries, which compaction adds (OrcRecordUpdater).
+    """
     encoding = _optimized(table.encoding) if optimized else replace(table.encoding, dictionaries=True)
     return replace(table.shape, encoding=encoding)
 

@@ -104,7 +104,7 @@ UNMATCHED: dict[str, Any] = {"unmatched": "drop"}
     ("make", "what"),
     [
         (lambda: StrictDelimitedInputWriter(field_delimiter=";;"), "field_delimiter ';;' is not one ASCII character"),
-        (lambda: StrictDelimitedInputWriter(**WRONG), "bad_values is 'drop'"),
+        (lambda: StrictDelimitedInputWriter(**WRONG), "bad_values cannot be 'drop'"),
         (lambda: StrictDelimitedInputWriter(line_delimiter_pattern="("), r"'\(' is not a Python regular expression"),
         (lambda: StrictDelimitedInputWriter(line_delimiter_pattern="(a)"), "has groups"),
         (lambda: StrictDelimitedInputWriter(line_delimiter_pattern=f"a{{{2**70}}}"), "not a Python regular expression"),
@@ -114,7 +114,7 @@ UNMATCHED: dict[str, Any] = {"unmatched": "drop"}
         (lambda: v1.DelimitedInputWriter(["deep"]).decoder(DEEP), "array<array<"),
         (lambda: v1.StrictRegexWriter("(").decoder(NOTES), r"'\(' is not a Python regular expression"),
         (lambda: v1.StrictRegexWriter("(a)").checker(NOTES), "has 1 groups, but the table has 2 columns"),
-        (lambda: v1.StrictRegexWriter("(a)(b)", **UNMATCHED).decoder(NOTES), "unmatched is 'drop'"),
+        (lambda: v1.StrictRegexWriter("(a)(b)", **UNMATCHED).decoder(NOTES), "unmatched cannot be 'drop'"),
     ],
 )
 def test_writers_when_given_unusable_options_then_streaming_exception(make: Callable[[], Any], what: str) -> None:
