@@ -47,7 +47,7 @@ def test_kill_after_each_step_when_restarted_each_time_then_every_id_is_stored_o
         produced += 1_000
     daemon = stack.drain(config)
     _assert_exactly_once(stack, produced)
-    assert open_transactions(stack.metastore, "ingestd/ingestd/") == []
+    assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/") == []
     assert len(daemon.events("owner")) == 1
 
 

@@ -162,13 +162,17 @@ def _interrupted(near: Proxy) -> Iterator[None]:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         near.flowing.set()
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background process starts with it ignored
     calls = near.calls.total()
     near.flowing.clear()
     helper = threading.Thread(target=interrupt)
     helper.start()
-    with pytest.raises(KeyboardInterrupt):
-        yield
-    helper.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+        helper.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("size", [1, 3])
