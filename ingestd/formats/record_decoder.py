@@ -20,7 +20,7 @@ from ingestd.schema import Column
 
 MAX_BYTES = 1 << 30  # size limit of one batch; Arrow's string offsets have 31 bits
 SMALLEST_BATCH = 256  # number of records; a batch of this size is not split further but decoded one by one
-PARTS = 16  # number of parts into which a batch is split; few levels, whether one record is bad or all are
+PARTS = 16  # number of parts into which a batch is split; enough to need few levels of splitting
 MAX_FAILURES = 4  # consecutive smallest batches that fail before splitting ends: each attempt costs about 1 ms
 
 RejectReasons = Mapping[int, tuple[str, str]]  # column and reason of each reject, by the index of its record

@@ -104,7 +104,7 @@ def _compiled(pattern: str, columns: int, *, ignore_case: bool) -> re.Pattern[st
     try:
         compiled = re.compile(pattern, flags | re.IGNORECASE if ignore_case else flags)
     except (re.error, ValueError, OverflowError, RecursionError) as error:
-        raise ConfigError(f"{pattern!r} is not a Python regular expression: {error}") from None
+        raise ConfigError(f"{pattern!r} is not a valid Python regular expression: {error}") from None
     if compiled.groups != columns:
         raise ConfigError(
             f"the regular expression has {compiled.groups} groups, but the table has {columns} columns",

@@ -39,7 +39,7 @@ class TimestampUnits:
         self._complex = [index for index in timed if columns[index].type.is_complex]
 
     def of(self, row: Row) -> str:
-        """Return the unit that fits all timestamps of the row; '' if ns and us both fit. Raises RejectError if none."""
+        """Return the unit that fits all timestamps of the row, ns or us; '' if both fit. Raises RejectError if none."""
         out_of_range, fine = False, None
         for index, nanos in self._timestamps(row):
             out_of_range = out_of_range or not FIRST_NANO <= nanos <= LAST_NANO

@@ -1,4 +1,4 @@
-"""The metastore client: one connection per thread, failover between addresses, and translation of Thrift errors.
+"""The metastore client, which has a connection per thread, fails over between addresses and translates Thrift errors.
 
 Invariant: a call that may have reached a metastore is sent again only if it is in `REPEATABLE`. For every other call a
 broken connection raises MetastoreUnavailable, and the caller must find out whether the call took effect. A call that
@@ -84,7 +84,7 @@ REPEATABLE = {
 
 
 class _Connection(ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
-    """hmsclient's connection handling with the calls of Hive 4; hmsclient's own stubs are those of Hive 2.3."""
+    """Combines hmsclient's connection handling with the calls of Hive 4; hmsclient itself has those of Hive 2.3."""
 
     def __init__(self, protocol: TBinaryProtocol) -> None:
         HMSClient.__init__(self, protocol)
@@ -294,7 +294,7 @@ def _translated(method: str, error: TException, where: str) -> IngestdError:
     if isinstance(error, TApplicationException) and error.type == TApplicationException.UNKNOWN_METHOD:
         return UnknownCall(text, where=where, hint="upgrade the metastore")
     # MetaException and undeclared exceptions cover both internal failures, such as an unavailable database, and
-    # requests that are wrong in themselves.
+    # requests that are invalid.
     if isinstance(error, (ttypes.MetaException, TApplicationException)):
         if _PERMANENT.search(full):
             return MetastoreRefusal(text, where=where, hint="see the metastore's log; a retry cannot succeed")

@@ -1,8 +1,8 @@
 """A cache of the NOT NULL constraints of tables.
 
 Invariant: a cached result is at most ten seconds old, and is used only if it was read at least ten seconds after the
-table's last DDL: HiveServer2 adds a constraint in a separate call after it has altered the table, and drops one without
-altering the table.
+table's last DDL. HiveServer2 adds a constraint in a separate call after altering the table, and drops a constraint
+without altering the table.
 """
 
 from __future__ import annotations

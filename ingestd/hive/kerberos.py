@@ -32,7 +32,7 @@ _HINTS = {
 
 
 class KerberosExchange:
-    """SASL GSSAPI (RFC 4752) with the metastore at `host`."""
+    """The client side of a SASL GSSAPI login (RFC 4752) to the metastore at `host`."""
 
     mechanism = b"GSSAPI"
     hint = "check metastore.kerberos.principal and the clocks, and see the metastore's log"
@@ -147,7 +147,7 @@ def _gssapi() -> Any:
         raise ConfigError(
             f"metastore.kerberos requires the package gssapi: {error}",
             where="metastore.kerberos",
-            hint="run pip install 'ingestd[kerberos]'; it needs the Kerberos libraries (Debian: libkrb5-dev, gcc)",
+            hint="run pip install 'ingestd[kerberos]', which needs the Kerberos libraries (Debian: libkrb5-dev, gcc)",
         ) from error
     return gssapi
 

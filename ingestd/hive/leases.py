@@ -1,6 +1,6 @@
 """Leases: EXCLUSIVE metastore locks on a name, held outside transactions and kept alive by heartbeats.
 
-Invariant: a lease decides which daemon works, never which transaction may commit. The lock in the transaction does.
+Invariant: a lease decides which daemon works, never which transaction may commit; the transaction's lock does that.
 Source: HMS locks need no existing table (CheckLockFunction); a lock outside a transaction has its own heartbeat.
 """
 

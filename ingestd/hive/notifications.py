@@ -22,7 +22,7 @@ _LISTENERS = ("hive.metastore.transactional.event.listeners", "metastore.transac
 _LISTENER = "DbNotificationListener"
 # The event log may be enabled while a daemon runs, so the setting is read again after this time.
 _CACHE_SECONDS = 60.0
-_CHUNK = 1000  # as Hive's own writer: hive.write.notification.max.batch.size
+_CHUNK = 1000  # the default of hive.write.notification.max.batch.size, which Hive's own writer uses
 _DEFAULT_CATALOG = "hive"
 _answers: WeakKeyDictionary[Metastore, tuple[bool, Deadline]] = WeakKeyDictionary()
 

@@ -51,8 +51,8 @@ Change = Callable[[Parameters], dict[str, str]]
 class WriterView:
     """The write id under which parameters are written, and the snapshot that the writer had read.
 
-    With both, HMS drops the flag of an ANALYZE that does not see the writer's rows (ObjectStore.alterTable,
-    isCurrentStatsValidForTheQuery).
+    From both, HMS detects that the statistics of an ANALYZE do not include the writer's rows, and removes their flag
+    (ObjectStore.alterTable, isCurrentStatsValidForTheQuery).
     """
 
     write_id: int
@@ -143,8 +143,8 @@ _first_reads: dict[str, tuple[str, float]] = {}
 def _seconds_to_settle(table: Table, changed_at: str) -> float:
     """Return the seconds until the second of the last DDL has passed; 0 if it has.
 
-    The second has passed if the clocks say so, or if this process first read that time more than a second ago, because
-    a metastore whose clock is ahead must not delay commits by the difference.
+    The second has passed according to the clocks, or when this process first read that time more than a second ago.
+    The latter limits the delay of commits if the metastore's clock is ahead.
     """
     name = str(table.name)
     if _first_reads.get(name, ("", 0.0))[0] != changed_at:

@@ -188,7 +188,7 @@ class _HiveConf:
             raise _unusable("metastore.client.thrift.transport.mode", "the metastore's HTTP transport is not supported")
         for key in ("metastore.thrift.framed.transport.enabled", "metastore.thrift.compact.protocol.enabled"):
             if self._flag(key):
-                raise _unusable(key, "framed transport and compact protocol are not supported")
+                raise _unusable(key, "Thrift's framed transport and compact protocol are not supported")
 
     def login(self, user: str | None, keytab: Path | None, password: str) -> Kerberos | Plain | None:
         # PLAIN overrides sasl.enabled (createAuthBinaryTransport). Unlike Hive, KERBEROS does not need sasl.enabled.

@@ -29,7 +29,7 @@ _CREATE_ACID = "create it as a managed table, STORED AS ORC TBLPROPERTIES('trans
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """`database.table`, both lower case as HMS stores them."""
+    """The name of a table, `database.table`. Both parts are in lower case, as HMS stores them."""
 
     database: str
     table: str
@@ -46,7 +46,7 @@ class TableName:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One ACID table; `columns` does not include `partition_columns`.
+    """An ACID table. `columns` does not include `partition_columns`.
 
     `id` changes when the table is recreated; `location` is the URI of its directory; `not_null` names the columns with
     an enabled NOT NULL constraint; `raw` is the Thrift table.

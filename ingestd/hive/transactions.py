@@ -42,7 +42,7 @@ class LockTimeout(MetastoreUnavailable):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """How long to wait for locks: until `deadline`, or until `stop` is set.
+    """How long to wait for locks: until `deadline` has passed or `stop` is set.
 
     `patience_seconds` limits how long `lock_against_overwrites` may delay a commit. The default is longer than a
     TRUNCATE holds its lock.
@@ -76,7 +76,7 @@ class WriteLock:
 def begin(metastore: Metastore, agent: str) -> Transaction:
     """Open a transaction without write ids.
 
-    `agent` (≤ 128 characters) is sent as the host name too: HMS lists a transaction's host, but not its agent.
+    `agent` (≤ 128 characters) is also sent as the host name, because HMS lists a transaction's host, but not its agent.
     """
     return Transaction(_open(metastore, agent, 1)[0], agent)
 
@@ -90,7 +90,7 @@ def begin_batch(metastore: Metastore, table: TableName, agent: str, count: int) 
     """Open `count` transactions, each with its write id for `table`.
 
     The write ids are contiguous and ascend, because one call allocates them all. HMS opens at most
-    `hive.txn.max.open.batch` (1000) transactions with one call, so there are as many calls as `count` needs.
+    `hive.txn.max.open.batch` (1000) transactions with one call, so a large `count` takes several calls.
     """
     ids: list[int] = []
     try:
@@ -147,8 +147,9 @@ def lock_against_overwrites(
     TRUNCATE requests EXCL_WRITE, which waits for a SHARED_WRITE but not for the SHARED_READ of an INSERT. UPDATE,
     DELETE and MERGE wait for SHARED_WRITE too, so call this function only immediately before the commit. If one of
     them holds a table, the function waits at most `wait.patience_seconds` for SHARED_WRITE, then acquires SHARED_READ,
-    which is enough to commit. The result is then False, and a TRUNCATE may hide the rows that `txn` commits. The
-    request for SHARED_WRITE stays in the fair queue until `txn` has ended, so a later TRUNCATE waits behind it.
+    which is enough to commit. If SHARED_WRITE is not granted, the result is False, and a TRUNCATE may hide the rows
+    that `txn` commits. The request for SHARED_WRITE stays in the fair queue until `txn` has ended, so a later TRUNCATE
+    waits behind it.
     """
     strong = _request(metastore, txn, _components(tables, ttypes.LockType.SHARED_WRITE, lease))
     if _is_granted_soon(metastore, txn, strong, wait, _listed(tables)):
@@ -173,7 +174,7 @@ def strengthen_lock(metastore: Metastore, txn: Transaction, tables: Sequence[Wri
 
 
 def lock_reading(metastore: Metastore, txn: Transaction, table: TableName, wait: Wait) -> None:
-    """Lock the table as a reader does, so that DDL on the table and its partitions waits. Raises errors like `lock`."""
+    """Lock the table as a reader does, so that DDL on it and its partitions waits. Raises the same errors as `lock`."""
     component = ttypes.LockComponent(
         type=ttypes.LockType.SHARED_READ,
         level=ttypes.LockLevel.TABLE,

@@ -30,7 +30,7 @@ _SHARED_PROPERTIES = ("bootstrap.servers", "client.", "broker.", "security.", "s
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic's identity, and its partitions in ascending order."""
+    """The identity of a topic, and its partitions in ascending order."""
 
     identity: TopicIdentity
     partitions: tuple[TopicPartition, ...]
@@ -135,7 +135,7 @@ def _text(topic_id: Uuid) -> str:
 
 
 class OffsetMirror:
-    """Commits the committed positions of Hive to a Kafka consumer group for lag monitoring. ingestd never reads them.
+    """Commits to a Kafka consumer group the offsets that Hive has committed, for lag monitoring only.
 
     Uses asynchronous commits and polls for the result, because a synchronous commit blocks forever on a broker that
     hangs, and the admin client's group requests abort the process on a timeout (librdkafka issue 4605).

@@ -1,4 +1,4 @@
-"""Reads offset ranges in large batches; runs in Spark's Python workers.
+"""Reads offset ranges in large batches, in Spark's Python workers.
 
 Invariant: the batches contain every record of the ranges exactly once, and no other record. A range has been read when
 a record at or beyond its last offset arrives, or when the partition ends at or beyond the end of the range.

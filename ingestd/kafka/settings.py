@@ -24,7 +24,7 @@ from ingestd.errors import (
 )
 
 C = TypeVar("C")
-# Properties that ingestd sets itself, and why.
+# Properties that only ingestd may set, and the reason.
 REFUSED = {
     "enable.auto.commit": "ingestd commits offsets to Kafka only after Hive has committed",
     "enable.auto.offset.store": "ingestd commits offsets to Kafka only after Hive has committed",
@@ -37,7 +37,7 @@ REFUSED = {
 }
 # librdkafka logs each failed reconnect, up to twenty a second. The errors that matter are raised or reported anyway.
 QUIET = {"log_level": 2}
-# Measured: with these a task fetches 5-25 % beyond its ranges, instead of several times their size.
+# With these values a task fetches 5 to 25 % more than its ranges, instead of several times their size (measured).
 _READER = {
     "queued.min.messages": 100_000,
     "queued.max.messages.kbytes": 65_536,
@@ -162,7 +162,7 @@ def _client_fault(error: Exception, settings: Mapping[str, object], section: Cal
     text = text.removeprefix("Failed to create consumer: ")
     key = max((name for name in settings if name in text), key=len, default="")
     secrets = [value for name, value in settings.items() if name not in _OURS]
-    # The key is kept even where a value is a part of it, as `ssl` is of `ssl.ca.location`.
+    # The key is never masked, even if a value is a part of it, as `ssl` is of `ssl.ca.location`.
     what = key.join(masked(part, secrets) for part in text.split(key)) if key else masked(text, secrets)
     if f'"{key}"' in text:
         what = _explained(text) or what

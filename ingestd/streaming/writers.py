@@ -145,7 +145,7 @@ def _compiled(pattern: str) -> re.Pattern[bytes]:
     try:
         compiled = re.compile(pattern.encode())
     except (re.error, ValueError, OverflowError, RecursionError) as error:
-        what = f"{pattern!r} is not a Python regular expression: {error}"
+        what = f"{pattern!r} is not a valid Python regular expression: {error}"
         raise StreamingException(what, where="line_delimiter_pattern") from error
     if compiled.groups:
         raise StreamingException(

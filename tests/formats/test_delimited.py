@@ -1,4 +1,4 @@
-"""The rules of LazySimpleSerDe, one by one.
+"""Delimited text is decoded by the rules of LazySimpleSerDe.
 
 The expected values are those of LazySimpleSerDe of Hive 4.0.1 for the same bytes, except for the differences that the
 table in `delimited` lists.

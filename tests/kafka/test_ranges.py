@@ -13,7 +13,7 @@ from ingestd.kafka.ranges import OffsetRange, TopicIdentity, cap, split
 
 @st.composite
 def _backlogs(draw: st.DrawFn) -> list[OffsetRange]:
-    """Non-empty ranges of distinct partitions, as the planner creates them."""
+    """Generate non-empty ranges of distinct partitions, as the planner creates them."""
     partitions = draw(st.sets(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 30)), min_size=1, max_size=12))
     spans = st.one_of(st.integers(1, 5), st.integers(1, 10**6))
     starts = st.integers(0, 2**40)

@@ -105,14 +105,20 @@ UNMATCHED: dict[str, Any] = {"unmatched": "drop"}
     [
         (lambda: StrictDelimitedInputWriter(field_delimiter=";;"), "field_delimiter ';;' is not one ASCII character"),
         (lambda: StrictDelimitedInputWriter(**WRONG), "bad_values cannot be 'drop'"),
-        (lambda: StrictDelimitedInputWriter(line_delimiter_pattern="("), r"'\(' is not a Python regular expression"),
+        (
+            lambda: StrictDelimitedInputWriter(line_delimiter_pattern="("),
+            r"'\(' is not a valid Python regular expression",
+        ),
         (lambda: StrictDelimitedInputWriter(line_delimiter_pattern="(a)"), "has groups"),
-        (lambda: StrictDelimitedInputWriter(line_delimiter_pattern=f"a{{{2**70}}}"), "not a Python regular expression"),
+        (
+            lambda: StrictDelimitedInputWriter(line_delimiter_pattern=f"a{{{2**70}}}"),
+            "not a valid Python regular expression",
+        ),
         (lambda: StrictDelimitedInputWriter().decoder(DEEP), "array<array<"),
         (lambda: v1.DelimitedInputWriter(["id"], ";;"), "field_delimiter ';;' is not one ASCII character"),
         (lambda: v1.DelimitedInputWriter(["id"], escape="ab"), "escape 'ab' is not one ASCII character"),
         (lambda: v1.DelimitedInputWriter(["deep"]).decoder(DEEP), "array<array<"),
-        (lambda: v1.StrictRegexWriter("(").decoder(NOTES), r"'\(' is not a Python regular expression"),
+        (lambda: v1.StrictRegexWriter("(").decoder(NOTES), r"'\(' is not a valid Python regular expression"),
         (lambda: v1.StrictRegexWriter("(a)").checker(NOTES), "has 1 groups, but the table has 2 columns"),
         (lambda: v1.StrictRegexWriter("(a)(b)", **UNMATCHED).decoder(NOTES), "unmatched cannot be 'drop'"),
     ],

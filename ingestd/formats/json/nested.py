@@ -1,6 +1,6 @@
 """Converts JSON values to arrays, maps and structs, and finds the conversion for any type.
 
-Invariant: that of `types`. An InvalidValue contains the path to the element that does not fit.
+Invariant: the same as in `types`. An InvalidValue contains the path to the element that does not fit.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _PRIMITIVES: dict[str, type[PrimitiveType]] = {
 
 
 def primitive(kind: HiveType) -> PrimitiveType:
-    """Return the conversions of a primitive type."""
+    """Return the converter of JSON values to a primitive type."""
     return _PRIMITIVES[kind.kind](kind)
 
 

@@ -1,6 +1,6 @@
 """Converts JSON text to dates and timestamps, value by value and as whole columns.
 
-Invariant: that of `types`. All timestamp columns of one batch have the same unit.
+Invariant: the same as in `types`. All timestamp columns of one batch have the same unit.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Number(str):
 
 
 class PrimitiveType(ABC):
-    """The conversions of one primitive type.
+    """Converts JSON values to one primitive type.
 
     `value` defines the conversion. `column` and `is_plain` are faster and cover only the common spellings. Their
     results agree with `value`.
@@ -150,7 +150,7 @@ class DecimalType(PrimitiveType):
 
 
 class DoubleType(PrimitiveType):
-    """Type double: accepts a number or its text, rounded to the nearest value, "NaN", "Infinity" and "-Infinity"."""
+    """Type double: accepts "NaN", "Infinity", "-Infinity", and a number or its text, rounded to the nearest value."""
 
     max_plain = float("inf")
 
@@ -204,7 +204,7 @@ class BooleanType(PrimitiveType):
             return value
         if type(value) is str and (boolean := _BOOLEANS.get(value.lower())) is not None:
             return boolean
-        raise InvalidValue(f"{shown(value)} is not true or false")
+        raise InvalidValue(f"{shown(value)} is neither true nor false")
 
     def column(self, array: pa.Array) -> pa.Array:
         if not pa.types.is_string(array.type):

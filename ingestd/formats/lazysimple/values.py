@@ -31,7 +31,7 @@ TEXT_KINDS = frozenset({"string", "varchar", "char"})
 
 _JAVA_BLANKS = bytes(range(0x21))  # the characters that String.trim removes
 _SHORTEST_DATE = 8  # LazyUtils.isDateMaybe
-# No pattern may match the same digits in two ways: that takes quadratic time for a long field.
+# No pattern may match the same digits in two ways, because that takes quadratic time for a long field.
 _INTEGER = re.compile(rb"([+-]?)(?=\.?[0-9])0*([1-9][0-9]*)?(?:\.[0-9]*)?")
 _FLOATING = re.compile(rb"[+-]?(?:NaN|Infinity|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)")
 _DECIMAL = re.compile(
@@ -50,11 +50,11 @@ _WIDE = Context(prec=400, Emin=MIN_EMIN, Emax=MAX_EMAX, rounding=ROUND_HALF_UP)
 
 
 class InvalidField(ValueError):
-    """The field is not a value of its column's type; Hive stores NULL."""
+    """A field is not a valid value of its column's type. Hive stores NULL for it."""
 
 
 class NotUtf8(ValueError):
-    """The field of a text column is not UTF-8; this is a reject even where invalid fields become NULL."""
+    """A field of a text column is not UTF-8. Its record is a reject even if invalid fields become NULL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,13 +213,13 @@ def _round(number: Decimal, scale: int) -> Decimal:
 
 
 def _boolean(data: bytes) -> bool | None:
-    """Read a boolean (LazyBoolean, without its extended literals)."""
+    """Read a boolean: true or false in any case (LazyBoolean, without its extended literals)."""
     if not data:
         return None
     lower = data.lower()
     if lower in (b"true", b"false"):
         return lower == b"true"
-    raise InvalidField(f"{_shown(data)} is not true or false")
+    raise InvalidField(f"{_shown(data)} is neither true nor false")
 
 
 def _text(kind: HiveType, escape: int | None) -> Read:
