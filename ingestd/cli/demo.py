@@ -134,7 +134,9 @@ class _Demo:
                 daemon.terminate()
                 raise
         if daemon.returncode:
-            raise IngestdError("the daemon failed; its log is above", where=f"exit code {daemon.returncode}")
+            raise IngestdError(
+                f"the daemon failed with exit code {daemon.returncode}", where="ingestd run", hint="see its log above"
+            )
         seconds, working = monotonic() - began, sum(c["seconds"] for c in commits)
         self._console.print(
             f"  {records:,} records in {seconds:.1f} s, with the start of Spark ({records / seconds:,.0f} per second)"
@@ -213,5 +215,9 @@ def _parsed(line: str) -> dict[str, Any]:
 
 def _hiveserver2(addresses: Addresses) -> str:
     if addresses.hiveserver2 is None:
-        raise IngestdError("the sandbox was started without HiveServer2", where=addresses.state_dir)
+        raise IngestdError(
+            "the sandbox was started without HiveServer2",
+            where=addresses.state_dir,
+            hint="start it with --hiveserver2",
+        )
     return addresses.hiveserver2

@@ -1,4 +1,4 @@
-"""`ingestd`: the command group, and the only place that turns an error into a message and an exit code.
+"""`ingestd`: the command group. Only this module converts an error to a message and an exit code.
 
 Exit codes: 0 success, 1 failure, 2 usage error, 65 invalid data or table, 69 service unavailable, 70 internal error of
 ingestd or Spark, 77 login failed, 78 invalid configuration.

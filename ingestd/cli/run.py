@@ -46,7 +46,7 @@ def with_config(command: Any) -> Any:
     type=click.Choice(["auto", "text", "json"]),
     default="auto",
     show_default=True,
-    help="auto: text on a terminal, JSON otherwise.",
+    help="Log format. auto: text on a terminal, JSON otherwise.",
 )
 @click.option(
     "--log-level",

@@ -33,7 +33,7 @@ _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 class Settings:
     """The merged content of the files. The path of a key has the form `mappings[0].commit.rows`.
 
-    `places` maps each path to "FILE:LINE". `references` contains the paths whose values contain a resolved reference.
+    `places` maps each path to "FILE:LINE". `references` contains the paths of values that contained a reference.
     """
 
     values: Mapping[str, Any] = field(repr=False)

@@ -57,7 +57,7 @@ def config_faults(found: list[ConfigError], settings: Settings) -> ConfigFaults:
 
 
 def keys(options: type, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield path and name (`mappings.commit.rows`, `rows`) of every key of the options and of their sections."""
+    """Yield the path and the name of every key, such as `mappings.commit.rows` and `rows`, sections included."""
     for name, hint in _key_types(options).items():
         yield f"{path}{name}", name
         section = _section(hint)

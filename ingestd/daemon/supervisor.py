@@ -1,8 +1,8 @@
 """Runs each mapping in its own thread. All mappings share one Spark session.
 
-Invariant: a mapping that ends, by error or not, leaves the others running. When the Spark engine is lost, all mappings
-end and release their leases, because none can continue without it. `run` returns at most `_END_SECONDS` after an abort,
-even if a mapping hangs.
+Invariant: a mapping that ends, with or without an error, leaves the others running. When the Spark engine is lost, all
+mappings end and release their leases, because none can continue without it. `run` returns at most `_END_SECONDS` after
+an abort, even if a mapping hangs.
 """
 
 from __future__ import annotations

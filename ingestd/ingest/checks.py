@@ -36,13 +36,13 @@ class Finding:
 
 
 def check_metastore(metastore: Metastore) -> Iterator[Finding]:
-    """Check that the metastore answers and grants locks."""
+    """Check that the metastore answers and grants locks. Yields one finding per check."""
     yield _finding("metastore", lambda: f"answers, version {metastore.call('getVersion')}")
     yield _finding("metastore locks", lambda: _try_lock(metastore))
 
 
 def check_mapping(metastore: Metastore, options: MappingOptions) -> Iterator[Finding]:
-    """Check the topics, the table and the storage of one mapping."""
+    """Check the topics, the table and the storage of one mapping. Yields one finding per check."""
     subject = f"mapping {options.name}"
     for topic in options.topics:
         yield _finding(f"{subject}, topic {topic}", lambda topic=topic: _try_topic(options, topic))  # type: ignore[misc]

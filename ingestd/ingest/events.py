@@ -165,9 +165,9 @@ class RowCountEvents:
         self._mapping = mapping
 
     def repaired(self, names: Sequence[str]) -> None:
-        """Log `row_counts_repaired`."""
+        """Log the event `row_counts_repaired`."""
         row_counts_repaired(self._mapping, names)
 
     def delayed(self, error: IngestdError) -> None:
-        """Log `row_counts_delayed`."""
+        """Log the event `row_counts_delayed`."""
         row_counts_delayed(self._mapping, error)

@@ -129,7 +129,7 @@ class Ownership:
             )
 
     def track(self, txn_id: int) -> None:
-        """Start to send heartbeats for a transaction."""
+        """Start sending heartbeats for a transaction."""
         with self._guard:
             self._open.add(txn_id)
 

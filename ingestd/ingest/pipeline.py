@@ -134,9 +134,10 @@ class Pipeline:
     # --- stage
 
     def _stage(self, pending: PendingTransaction) -> PendingTransaction:
-        """Stage the ranges in one Spark job, then check that no topic was recreated in the meantime.
+        """Stage the ranges of a transaction in one Spark job, and return the transaction with the output of the stage.
 
-        Raises RangeLost, RecordError, TooManyPartitions, TransactionAborted, JobFailed, or an Unavailable error.
+        Afterwards, checks that no topic was recreated in the meantime. Raises RangeLost, RecordError,
+        TooManyPartitions, TransactionAborted, JobFailed, or an Unavailable error.
         """
         if not pending.plan.ranges:
             return pending

@@ -72,7 +72,7 @@ class Planner:
             planned = plan.after.topics[name]
             if topic.identity.differs(planned):
                 raise RangeLost(
-                    f"the topic was recreated while it was read: planned {planned}, found {topic.identity}",
+                    f"the topic was recreated while it was read: expected {planned}, found {topic.identity}",
                     where=f"topic {name}",
                 )
 

@@ -86,7 +86,7 @@ class Recovery:
         return state
 
     def _row_counts(self, table: Table) -> RowCounts:
-        """Return the row counts that this owner maintains. A new owner checks the whole table once."""
+        """Return the `RowCounts` of this owner. The first call creates it and schedules a check of the whole table."""
         if self._counts is None:
             writer = f"{self._options.control_database}.{self._options.name}"
             report = events.RowCountEvents(self._options.name)

@@ -1,6 +1,6 @@
 """The signals that end mappings.
 
-Invariant: an event is never cleared. `abort` is set only after `stop`, by a second signal or after a time limit.
+Invariant: no event is ever cleared. `abort` is set only after `stop`, by a second signal or after a time limit.
 """
 
 from __future__ import annotations

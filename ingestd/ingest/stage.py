@@ -36,7 +36,7 @@ class StageTask:
 
     `bucket` is the number in the names of the task's files; each task of a transaction has a different one. `topics`
     contains the identities of the topics, `staging` is the path of the transaction's staging directory, and
-    `max_partitions` is the most partitions that a transaction may write.
+    `max_partitions` limits the number of partitions that the transaction may write.
     """
 
     ranges: tuple[OffsetRange, ...]
@@ -62,7 +62,7 @@ class StageResult:
 
 
 def run(task: StageTask) -> StageResult | IngestdError:
-    """Stage the ranges of one task. Returns an IngestdError instead of raising it: Spark would convert it to text."""
+    """Stage the ranges of one task. Returns an IngestdError, because Spark would convert a raised one to text."""
     # Reference counts free the records. The search for cycles among millions of objects took 17 % of the CPU time.
     gc.disable()
     try:
@@ -119,7 +119,7 @@ def check_partition_count(count: int, limit: int) -> None:
 
 
 def _raise_first_reject(batch: Batch, decoded: DecodeResult) -> None:
-    """Raise RecordError for the first reject. Rejects are not stored as dead letters yet."""
+    """Raise RecordError if a batch has rejects, for the first one. Dead letters are not implemented yet."""
     if not decoded.rejects:
         return
     reject: Reject = decoded.rejects[0]

@@ -1,6 +1,6 @@
 """Creates the staging directories of one mapping, and removes those that ended transactions left behind.
 
-Invariant: a directory is removed by its own transaction or after that has ended, never while it can still commit.
+Invariant: only the transaction that uses a directory removes it. After this transaction has ended, any owner may.
 """
 
 from __future__ import annotations

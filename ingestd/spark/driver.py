@@ -1,4 +1,4 @@
-"""Supervision of the Spark driver's JVM: detects that it has ended or hangs, kills it and reports why.
+"""Supervises the Spark driver's JVM: detects that it has ended or hangs, kills it and reports the reason.
 
 Invariant: the thread that makes the decisions never calls the JVM, so a hanging JVM cannot block it. Once `lost` is
 set, the JVM and its child processes are killed, and every call that waits for them raises an error.

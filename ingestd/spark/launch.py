@@ -1,4 +1,4 @@
-"""The settings of a Spark session, and the start of its driver JVM.
+"""Starts the driver JVM of a Spark session with its properties.
 
 Invariant: no value of `spark.conf` appears on a command line, where every user of the machine could read it. The JVM
 reads the values from a file that only its owner can read and that is removed once the JVM runs. A JVM that fails to
@@ -157,7 +157,7 @@ def _escaped(text: str) -> str:
 
 @contextmanager
 def _killed_on_failure(cancelled: threading.Event) -> Iterator[None]:
-    """Kill the processes that the body has started when `cancelled` is set or the body raises."""
+    """Run the body, and kill the processes that it has started if `cancelled` is set or the body raises an error."""
     before = set(psutil.Process().children())
     ended = threading.Event()
 
