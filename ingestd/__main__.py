@@ -11,7 +11,7 @@ from ingestd.errors import ConfigError
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command-line interface, or exit with a message if its packages are not installed."""
     try:
         from ingestd.cli.main import main as command  # noqa: PLC0415  # requires the extra `daemon`
     except KeyboardInterrupt:  # Ctrl-C during the imports, which take seconds

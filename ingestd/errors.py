@@ -171,7 +171,7 @@ class TransactionError(IngestdError):
 
 
 class TransactionAborted(TransactionError):
-    """The transaction was aborted, because of a timeout, by an administrator, or by a takeover."""
+    """The transaction was aborted after a timeout, by an administrator, or in a takeover."""
 
 
 class TableChanged(TransactionError):

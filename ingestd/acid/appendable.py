@@ -47,7 +47,7 @@ class AppendableFile:
         self._length = 0  # last length that was or may have been written to the side file
         self._kept = (0, 0)  # the write id of the last flush, and the length before its first flush
         self._sink = OrcSink(self._hidden)
-        # An intermediate footer does not cover rows in pyorc's batch buffer. With a batch size of 1 none remain there.
+        # An intermediate footer does not cover rows in pyorc's batch buffer. With a batch size of 1 no rows stay there.
         self._orc = orc_writer(self._sink, columns, encoding, batch_size=1)
 
     @property

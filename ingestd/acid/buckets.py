@@ -24,7 +24,7 @@ _Numbers = npt.NDArray[Any]
 
 _MASK = 0xFFFFFFFF
 _SEED = 104729  # Murmur3.DEFAULT_SEED
-_SCALAR_ROWS = 32  # for fewer rows plain Python is faster than calls of numpy
+_SCALAR_ROWS = 32  # for fewer rows, plain Python is faster than numpy
 _BILLION = 1_000_000_000
 _TICKS = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": _BILLION}  # per second
 _FIRST_GREGORIAN_DAY = -141_427  # 1582-10-15; before it the calendar of java.sql is Julian
@@ -257,7 +257,7 @@ def _murmur(rows: _Rows) -> _Hashes:
 
 
 def _tail(rows: _Rows) -> _Hashes:
-    """Return the bytes after the last whole word as an integer; it is 0 if there are none, and `_scrambled(0)` is 0."""
+    """Return the bytes after the last whole word as one integer, or 0 if there are none; `_scrambled(0)` is 0."""
     signed = rows.data.view(np.int8)
     tail: _Hashes = np.zeros(len(rows.starts), np.uint32)
     for index in range(3):

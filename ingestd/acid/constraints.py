@@ -20,7 +20,7 @@ from ingestd.acid.routing import Shape
 from ingestd.schema import Column
 
 _PATH_CHARACTERS = 767
-_MAX_NUMBER_BYTES = 64  # of a decimal, a timestamp or the default partition's name, escaped
+_MAX_NUMBER_BYTES = 64  # in the escaped text of a decimal, a timestamp or the default partition
 _TEXTS = ("string", "varchar", "char")
 
 _Mask = npt.NDArray[np.bool_]

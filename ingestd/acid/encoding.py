@@ -25,7 +25,7 @@ _BLOCK_STEP = 64 << 10  # liborc compresses blocks of a multiple of this size
 _BLOCK_LIMITS = _BLOCK_STEP, 1 << 20
 _MIN_STRIDE, _MAX_BLOOM_STRIDE = 1000, 1_000_000
 _FIRST_FIELD = 7  # ORC type id of the first table column; the root, the ACID columns and `row` come before it
-# For these types Hive hashes a literal as our writers hash the column's value, whatever type the literal has.
+# For these types Hive hashes a literal of any type in the same way as the writers hash the column's value.
 _BLOOM_KINDS = frozenset({"tinyint", "smallint", "int", "bigint", "string", "varchar", "date"})
 # These have no effect that a reader of a delta could observe.
 _WITHOUT_EFFECT = frozenset({"orc.block.padding", "orc.block.padding.tolerance", "orc.encoding.strategy"})

@@ -38,8 +38,8 @@ def seal(path: Path, runs: Sequence[tuple[int, int]], bucket: int) -> FileSize:
 
     Adds the fields that OrcRecordUpdater writes: `calendar` = PROLEPTIC_GREGORIAN (without it Hive 4 shifts dates
     before 1582), `hive.acid.key.index` with the last key of each stripe, `hive.acid.stats` and `hive.acid.version`.
-    Raises OSError; ValueError if the file is not an ORC file or its compression is not one of none, zlib, snappy, lz4
-    and zstd.
+    Raises OSError, and ValueError if the file is not an ORC file or its compression is not none, zlib, snappy, lz4 or
+    zstd.
     """
     with path.open("r+b") as file:
         post_script, footer, start = read_tail(file)

@@ -18,7 +18,7 @@ _DELTA = re.compile(r"(delete_)?delta_(-?[0-9]+)_(-?[0-9]+)(?:_([0-9]+))?(?:_v([
 
 
 def delta_name(write_id: int, statement: int) -> str:
-    """Return the directory name of a statement of a write id: `delta_0000007_0000007_0000` (AcidUtils.deltaSubdir)."""
+    """Return the delta name of a write id and a statement: `delta_0000007_0000007_0000` (AcidUtils.deltaSubdir)."""
     _check("statement", statement, MAX_STATEMENT)
     return f"delta_{write_id:07d}_{write_id:07d}_{statement:04d}"
 

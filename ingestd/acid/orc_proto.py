@@ -28,7 +28,7 @@ _TAIL = 16 * 1024
 def read_tail(file: BinaryIO) -> tuple[bytes, bytes, int]:
     """Return the PostScript, the decompressed footer and the footer's offset.
 
-    Raises OSError; ValueError if the file does not end with an ORC PostScript or its compression is not supported.
+    Raises OSError, and ValueError if the file does not end with an ORC PostScript or its compression is not supported.
     """
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _TAIL))

@@ -24,7 +24,7 @@ _CHUNK_ROWS = 4096
 
 
 class _Instant(ORCConverter):
-    """Converts timestamps as nanoseconds since 1970; pyorc's own converter uses floats and the local time zone."""
+    """Converts timestamps to and from nanoseconds since 1970; pyorc's converter uses floats and the time zone."""
 
     @staticmethod
     def from_orc(seconds: int, nanos: int, _zone: object) -> int:
@@ -36,7 +36,7 @@ class _Instant(ORCConverter):
 
 
 class _Day(ORCConverter):
-    """Converts dates as days since 1970."""
+    """Converts dates to and from days since 1970."""
 
     @staticmethod
     def from_orc(days: int) -> int:

@@ -45,7 +45,7 @@ class ValidWriteIds:
         return write_id <= self.high_watermark and write_id not in self.open and write_id not in self.aborted
 
     def valid_in(self, first: int, last: int) -> int:
-        """Return how many write ids from `first` to `last` are valid (isWriteIdRangeValid: none, some or all)."""
+        """Return how many write ids from `first` to `last` are valid (compare isWriteIdRangeValid)."""
         end = min(last, self.high_watermark)
         if end < first:
             return 0
@@ -95,8 +95,8 @@ def visible_directories(
 def _base_is_valid(base: Base, valid: ValidWriteIds) -> bool:
     """Return whether a reader may use a base (AcidUtils.isValidBase).
 
-    All write ids up to that of a compacted base must have ended. For a base of INSERT OVERWRITE, only its own write id
-    must be valid.
+    For a compacted base, the transactions of all write ids up to its own must have ended. For a base of INSERT
+    OVERWRITE, only its own write id must be valid.
     """
     if base.write_id == -(2**63):  # the first compaction of a table that was converted to ACID
         return True
@@ -150,7 +150,9 @@ def read_content(location: Path) -> Content:
     try:
         names = [entry.name for entry in location.iterdir()]
     except OSError as error:
-        raise StorageUnavailable(f"cannot list the table's files: {error}", where=str(location), hint=_HINT) from error
+        raise StorageUnavailable(
+            f"cannot list the table's files: {error.strerror or error}", where=str(location), hint=_HINT
+        ) from error
     directories = tuple(one for name in names if (one := parse_directory(name)) is not None)
     return Content(directories, any(_ORIGINAL.fullmatch(name) for name in names))
 
@@ -193,7 +195,7 @@ def _footer_rows(file: Path) -> int:
 
 
 def _valid_events(file: Path, valid: ValidWriteIds) -> int:
-    """Count the events whose write id is visible; one column is read, stripe by stripe."""
+    """Count the events whose write id is visible. Only one column is read, one stripe at a time."""
     source = _open(file)
     if source is None:
         return 0

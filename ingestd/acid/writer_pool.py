@@ -80,7 +80,7 @@ class FilePolicy(Protocol[F]):
         ...
 
     def write(self, key: FileKey, file: F, batch: pa.RecordBatch) -> None:
-        """Append rows."""
+        """Append rows to an open file."""
         ...
 
     def close(self, key: FileKey, file: F) -> None:
@@ -103,9 +103,9 @@ class _PendingRows:
 class WriterPool(Generic[F]):
     """Buffers rows as Arrow batches and writes them to the files of a policy.
 
-    When the pending rows exceed their limit, the largest set of one partition and bucket is written. When a new file
-    would exceed the limit of open files, the least recently used file is closed. Methods raise StorageUnavailable and
-    the errors of the policy. After an error only `abort` may be called.
+    When the pending rows exceed their limit, those of the partition and bucket with the most pending bytes are written.
+    When a new file would exceed the limit of open files, the least recently used file is closed. Methods raise
+    StorageUnavailable and the errors of the policy. After an error only `abort` may be called.
     """
 
     def __init__(self, files: FilePolicy[F], limits: PoolLimits | None = None) -> None:

@@ -39,7 +39,8 @@ from ingestd.storage.local import Location
 class DeltaFiles:
     """The files of one delta directory.
 
-    `partition` contains the values of the partition, and `location` is its URI. `delta` and `files` are names.
+    `partition` contains the values of the partition, and `location` is its URI. `delta` is the name of
+    the directory, and `files` contains the names of its files.
     """
 
     partition: tuple[str, ...]

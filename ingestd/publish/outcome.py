@@ -1,4 +1,4 @@
-"""Commits a transaction, and determines the outcome if the response to the call is lost.
+"""Commits a transaction, and determines the outcome if the answer to the call is lost.
 
 Invariant: `commit` returns only if the transaction has committed. It raises TransactionAborted if no row of the
 transaction is or will become visible, CommitOutcomeUnknown if neither can be established, and no other IngestdError.
@@ -27,7 +27,7 @@ _ANSWERED = "Internal error processing"
 
 @dataclass(frozen=True, slots=True)
 class CommitRequest:
-    """How to commit a transaction, and how to determine the outcome if the response is lost.
+    """How to commit a transaction, and how to determine the outcome if the answer is lost.
 
     `has_committed` queries the metastore; it raises CommitOutcomeUnknown if the metastore can no longer tell.
     `on_wait(error, seconds)` is called before each wait, and `stop` ends the waits. `key_value` is stored by the same
@@ -42,7 +42,7 @@ class CommitRequest:
 
 
 def commit(metastore: Metastore, txn: Transaction, request: CommitRequest) -> None:
-    """Commit `txn`. If the response is lost, query the outcome, and repeat the commit while the transaction is open.
+    """Commit `txn`. If the answer is lost, query the outcome, and repeat the commit while the transaction is open.
 
     Repeating the call is safe: HMS accepts the repeated commit of a committed transaction and rejects the commit of an
     aborted one (TxnHandler.commitTxn). Raises TransactionAborted, CommitOutcomeUnknown.
@@ -56,7 +56,7 @@ def commit(metastore: Metastore, txn: Transaction, request: CommitRequest) -> No
 
 
 class _Resolution:
-    """Determines the outcome of one commit whose response was lost, within at most `resolve_seconds`."""
+    """Determines the outcome of one commit whose answer was lost, within at most `resolve_seconds`."""
 
     def __init__(self, metastore: Metastore, txn: Transaction, request: CommitRequest) -> None:
         self._metastore = metastore
@@ -112,7 +112,7 @@ class _Resolution:
             if not pause(seconds, self._request.stop):
                 return
         raise CommitOutcomeUnknown(
-            f"the response to the commit was lost: {cause.what}",
+            f"the answer to the commit was lost: {cause.what}",
             where=f"transaction {self._txn.id}",
             hint="check whether its rows are visible before you write them again; the daemon does this automatically",
         ) from cause

@@ -157,7 +157,7 @@ def recounted(before: Mapping[str, str], rows: int, snapshot: ValidWriteIds, own
 
 
 def _marks(parameters: Mapping[str, str]) -> list[Mark]:
-    """Return every mark; a parameter with the name of a mark but another kind of value is ignored."""
+    """Return every mark; parameters with the prefix of a mark but an invalid value are ignored."""
     found = []
     for key, value in parameters.items():
         numbers = value.split()
@@ -168,7 +168,7 @@ def _marks(parameters: Mapping[str, str]) -> list[Mark]:
 
 
 def _accounts_for(parameters: Mapping[str, str], content: Content, snapshot: ValidWriteIds, known: Known) -> bool:
-    """Return `is_right` for a directory that is not empty and parameters without marks of aborted write ids."""
+    """Return what `is_right` returns if the directory is not empty and no mark belongs to an aborted write id."""
     if parameters.get(ROWS_WRITTEN) != parameters.get(_ROWS):
         return False
     counted = CountedIds.parse(parameters.get(_COUNTED))
@@ -232,7 +232,7 @@ class CountedIds:
 
     @classmethod
     def of(cls, snapshot: ValidWriteIds, own: int = 0) -> CountedIds:
-        """Return the write ids of a count that is right for `snapshot` and includes the rows of write id `own`.
+        """Return the write ids in a number that is right for `snapshot` and also includes the rows of write id `own`.
 
         If the open write ids form more ranges than fit into a parameter, the set ends before the first range that does
         not fit.

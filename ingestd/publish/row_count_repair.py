@@ -139,7 +139,7 @@ class RowCountRepair:
             return Known(watched.committed if watched else 0, frozenset(self._state.batches))
 
     def watch(self, names: Iterable[str], write_id: int, names_in_doubt: Iterable[str]) -> None:
-        """Schedule checks of the partitions that `write_id` wrote to; those in doubt are due now.
+        """Schedule checks of the partitions that `write_id` wrote to; those in `names_in_doubt` are due immediately.
 
         `write_id` is 0 if the transaction is not known to have committed.
         """
@@ -158,7 +158,7 @@ class RowCountRepair:
             self._wake()
 
     def survey(self, seconds: float) -> None:
-        """Check all partitions that ingestd has counted once, starting `seconds` from now."""
+        """Schedule one check of all partitions that ingestd has counted, `seconds` from now."""
         with self._changed:
             self._state.survey_due = monotonic() + seconds
             self._wake()
@@ -181,7 +181,7 @@ class RowCountRepair:
         self._changed.notify_all()
 
     def _run(self) -> None:
-        """Run checks until none is left, then close the thread's connection to the metastore."""
+        """Run the scheduled checks until none remain, then close the thread's connection to the metastore."""
         try:
             while (due := self._next_due()) is not None and self._work(due):
                 pass
@@ -247,7 +247,7 @@ class RowCountRepair:
                     del self._state.watched[name]
 
     def _schedule_next(self, name: str, watched: _Watched, compactions: frozenset[str]) -> None:
-        """Schedule the next check, or the first one after a new compaction. The caller holds `_changed`."""
+        """Schedule the next check; a new compaction restarts the series of checks. The caller holds `_changed`."""
         is_new = watched.compactions is not None and not compactions <= watched.compactions
         watched.compactions = compactions
         watched.checks = 0 if is_new else watched.checks + 1
@@ -289,8 +289,9 @@ class RowCountRepair:
     def _recount(self, table: Table, names: Sequence[str]) -> _Recount:
         """Recount the partitions in `names` that are wrong.
 
-        Rows are counted from the footers of the ORC files. The recount ends after the first partition that exceeds 2 s;
-        commits of other writers wait meanwhile. Raises LockTimeout if the table or the lease stays locked for too long.
+        Rows are counted from the footers of the ORC files. Commits of other writers wait
+        meanwhile, so the recount ends after 2 s, but not before it has counted one partition. Raises LockTimeout if the
+        table or the lease stays locked for too long.
         """
         txn = transactions.begin(self._metastore, f"ingestd/counting/{self._writer}")
         lease = counting_lease(table)

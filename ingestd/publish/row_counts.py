@@ -74,7 +74,7 @@ class RowCounts:
         self._repair.watch(increments, write_id, names_in_doubt)
 
     def survey(self, seconds: float) -> None:
-        """Check all partitions that ingestd has counted once, starting `seconds` from now."""
+        """Schedule one check of all partitions that ingestd has counted, `seconds` from now."""
         self._repair.survey(seconds)
 
     def close(self, deadline: Deadline, stop: threading.Event) -> None:

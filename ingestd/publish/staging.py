@@ -122,7 +122,7 @@ def remove_copies(metastore: Metastore, table: Table, location: Path, names: Ite
 
 
 def ended_owners(metastore: Metastore, table: Table, owners: set[str]) -> set[str]:
-    """Return the owners whose transaction has committed or aborted; query the metastore only if there are owners."""
+    """Return the owners whose transaction has committed or aborted; without owners, the metastore is not queried."""
     ids = {int(owner) for owner in owners if _OWN.fullmatch(owner)}
     ended = {str(one) for one in ended_transactions(metastore, ids)} if ids else set()
     joined = {owner: int(match[1]) for owner in owners if (match := _JOINED.fullmatch(owner))}

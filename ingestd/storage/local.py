@@ -41,7 +41,7 @@ def local_path(uri: str) -> Path:
         return Path(uri)
     if scheme != "file":
         raise InvalidTable(
-            f"locations with the scheme {scheme}: are not supported",
+            f"locations with the scheme {scheme} are not supported",
             where=uri,
             hint="use a table with a file: location",
         )
@@ -88,7 +88,7 @@ class Location:
 
     @classmethod
     def of(cls, uri: str) -> Location:
-        """Return the location at `uri`. Raises StorageUnavailable if it is missing; InvalidTable as `local_path`."""
+        """Return the location at `uri`. Raises StorageUnavailable if it is missing, and InvalidTable (`local_path`)."""
         path = local_path(uri)
         with _opened(path) as handle:
             found = os.fstat(handle)
@@ -105,7 +105,7 @@ class Location:
             return Handle(os.dup(handle))
 
     def names(self) -> list[str]:
-        """Return the names of the files and directories in it."""
+        """Return the names of the files and directories in the directory."""
         with self._handle() as handle, guarded(self.path):
             return os.listdir(handle)
 

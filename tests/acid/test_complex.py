@@ -86,7 +86,7 @@ RECORDS = [
 
 
 def value_of(kind: HiveType, value: Any, unit: int) -> Any:
-    """Convert a value to the form that `pa.array` accepts; a timestamp unit has `unit` nanoseconds."""
+    """Convert a value to the form that `pa.array` accepts; `unit` is one tick of a timestamp in nanoseconds."""
     if value is None:
         return None
     if kind.kind == "map":

@@ -113,7 +113,7 @@ def test_add_when_memory_suffices_then_there_is_one_file_per_partition_and_bucke
 def test_close_when_partitions_outnumber_the_open_files_then_open_files_are_completed_first(
     tmp_path: Path,
 ) -> None:
-    """If a file is closed before its last rows, they need a second file and so another delta of the partition."""
+    """A file that is closed too early must be followed by another file, in another delta of the partition."""
     files, pool = staging_pool(tmp_path, PoolLimits(open_files=2, write_bytes=1000))
     for partition, rows in [("small", 1), ("a", 100), ("b", 100), ("other", 1), ("a", 1), ("b", 1)]:
         pool.add((partition,), 0, batch(0, rows))
@@ -158,7 +158,7 @@ def test_add_when_statements_are_exhausted_then_invalid_table(tmp_path: Path) ->
 
 
 class _Log:
-    """Logs the calls of a pool; files outlive a transaction, but those of partition `moved` accept no more rows."""
+    """Logs its calls. Files outlive transactions; those of the partition `moved` accept no more rows."""
 
     statements = range(10)
 

@@ -1,4 +1,4 @@
-"""A commit whose response is lost has taken effect, is repeated, has failed, or has an unknown outcome."""
+"""A commit whose answer is lost has taken effect, is repeated, has failed, or has an unknown outcome."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _is_visible(stack: Stack, case: Case) -> bool:
     return read_snapshot(stack.metastore, case.table).is_valid(case.write_id)
 
 
-def test_commit_when_its_response_is_lost_then_the_outcome_is_queried_and_nothing_is_repeated(
+def test_commit_when_its_answer_is_lost_then_the_outcome_is_queried_and_nothing_is_repeated(
     stack: Stack, case: Case
 ) -> None:
     case.between.lose_answer("commit_txn")
