@@ -1,4 +1,4 @@
-"""`HiveStreamingConnection`: begin, write, commit, abort, close (Hive Streaming V2).
+"""The connection of Hive Streaming V2, with which a program begins, writes and commits transactions.
 
 Invariant: a connection belongs to one thread. Its public methods raise StreamingException. Every error except a bad
 record or an invalid call ends the open transaction and its batch (state table in `lifecycle.py`).

@@ -93,7 +93,7 @@ class TransactionOutput:
         self._encoding = Background()
 
     def begin(self, write_id: int) -> None:
-        """See `Output`."""
+        """Create the staging directory and the writers of a transaction."""
         directory, shape = self._staging.make(), self._shape
         if self._statement is None:
             buckets = shape.bucketing.count if shape.bucketing else 1
@@ -106,20 +106,20 @@ class TransactionOutput:
             self._pool = WriterPool(self._files, PoolLimits(open_files=None))
 
     def add(self, part: Part) -> None:
-        """Add rows, which a background thread writes while the caller decodes the next ones (see `Output`)."""
+        """Add rows, which a background thread writes while the caller decodes the next ones."""
         assert self._pool
         with self._translate_errors():
             self._encoding.run(partial(self._pool.add, part.partition, part.bucket, part.rows))
 
     def flush(self) -> None:
-        """See `Output`."""
+        """Write all pending rows and wait until they are in their files."""
         assert self._pool
         with self._translate_errors():
             self._encoding.run(self._pool.flush)
             self._encoding.wait()
 
     def finish(self) -> StagedFiles:
-        """See `Output`."""
+        """Close the files and return them, ready to be published."""
         files = self._close_files()
         self._pool = None
         return StagedFiles(files, self._staging)
@@ -142,7 +142,7 @@ class TransactionOutput:
             raise self._staging.explain(error) from error
 
     def discard(self) -> None:
-        """See `Output`."""
+        """Drop the rows of the open transaction and remove its staging directory. Never raises."""
         self._encoding.close()
         if self._pool:
             self._pool.abort()
@@ -153,7 +153,7 @@ class TransactionOutput:
         """Do nothing, because no file outlives its transaction."""
 
     def abandon(self) -> None:
-        """See `Output`."""
+        """Do the same as `discard`, because each transaction has its own files."""
         self.discard()
 
 
@@ -177,20 +177,20 @@ class BatchOutput:
         self._pool = WriterPool(self._files, limits)
 
     def begin(self, write_id: int) -> None:
-        """See `Output`."""
+        """Begin a transaction, whose rows are appended to the files that are still open."""
         self._pool.begin_transaction()
         self._files.begin_transaction(write_id)
 
     def add(self, part: Part) -> None:
-        """See `Output`."""
+        """Add rows to the pending rows of their partition and bucket."""
         self._pool.add(part.partition, part.bucket, part.rows)
 
     def flush(self) -> None:
-        """Write all pending rows (see `Output`). Partitions are registered before their first rows are written."""
+        """Write all pending rows. Partitions are registered before their first rows are written."""
         self._pool.flush()
 
     def finish(self) -> Files:
-        """Write all pending rows now, because that would take too long under the lock of the commit (see `Output`)."""
+        """Write all pending rows now, because that would take too long under the lock of the commit."""
         try:
             self._pool.flush()
         except IngestdError:
@@ -200,28 +200,28 @@ class BatchOutput:
 
     @property
     def partitions(self) -> Collection[Partition]:
-        """See `Files`."""
+        """The partitions that received rows in the open transaction."""
         return self._pool.partitions
 
     def place(self, _table: Table, _write_id: int, _partitions: Mapping[str, PartitionInfo]) -> Placement:
-        """Flush the files that `finish` wrote, so that readers find the rows after the commit (see `Files`)."""
+        """Flush the files that `finish` wrote, so that readers find the rows after the commit."""
         return self._files.flush()
 
     def discard(self) -> None:
-        """Drop pending rows (see `Output`). Rows in a file stay invisible, because their write id is aborted."""
+        """Drop pending rows. Rows already in a file stay invisible, because their write id is aborted."""
         self._pool.drop_pending()
         self._files.discard()
 
     def withdraw(self, _deltas: Iterable[DeltaFiles] = ()) -> None:
-        """Remove the rows of the open transaction (see `Files`). Rows of earlier transactions of the batch stay."""
+        """Remove the rows of the open transaction. Rows of earlier transactions of the batch stay."""
         self._files.withdraw()
 
     def close(self) -> None:
-        """See `Output`."""
+        """Write all pending rows and close the files of the batch."""
         self._pool.close()
 
     def abandon(self) -> None:
-        """See `Output`."""
+        """Drop the rows of the open transaction and abandon the files of the batch. Never raises."""
         self.discard()
         self._pool.abort()
 
@@ -282,15 +282,15 @@ class _BatchFiles:
                 _log.warning("could not remove the rows of an aborted transaction from a file of its batch: %s", error)
 
     def split(self, batch: pa.RecordBatch) -> Iterable[tuple[WriterName, pa.RecordBatch]]:
-        """Assign all rows to pyorc, because only pyorc can write an intermediate footer (see `FilePolicy`)."""
+        """Assign all rows to pyorc, because only pyorc can write an intermediate footer."""
         return [("pyorc", batch)]
 
     def prepare(self, partitions: Collection[Partition]) -> None:
-        """Create the partitions and register them with the transaction (see `FilePolicy`)."""
+        """Create the partitions and register them with the open transaction."""
         self._partitions = self._locate(partitions)
 
     def open(self, key: FileKey, statement: int) -> _BatchFile:
-        """See `FilePolicy`."""
+        """Open a file in the delta of this statement id, which is created if it does not exist."""
         location = self._info(key).location
         delta = Location.of(location).make_directory(batch_delta_name(*self._write_ids, statement))
         with storage_errors(delta):
@@ -300,7 +300,7 @@ class _BatchFiles:
         return _BatchFile(file, statement, location)
 
     def accepts_rows(self, key: FileKey, file: _BatchFile) -> bool:
-        """See `FilePolicy`. Returns False if the partition was moved, or dropped and recreated, since its last row."""
+        """Return False if the partition was moved, or was dropped and recreated, between transactions."""
         with storage_errors(local_path(file.location)):
             if file not in self._unflushed and not file.appendable.is_in_place:
                 file.appendable.abandon()
@@ -311,14 +311,14 @@ class _BatchFiles:
         return True
 
     def write(self, key: FileKey, file: _BatchFile, batch: pa.RecordBatch) -> None:
-        """See `FilePolicy`."""
+        """Append rows with the write id of the open transaction."""
         with storage_errors(local_path(file.location)):
             file.appendable.write(batch, self._write_id)
         self._written[file] = key
         self._unflushed.add(file)
 
     def close(self, key: FileKey, file: _BatchFile) -> None:
-        """See `FilePolicy`."""
+        """Flush the rows of the open transaction and close the file. Removes a delta without any rows."""
         with storage_errors(local_path(file.location)):
             if file in self._unflushed:
                 self._flush(key, file)
@@ -326,7 +326,7 @@ class _BatchFiles:
         self._remove_unused_delta(file)
 
     def abort(self, files: Iterable[_BatchFile]) -> None:
-        """Abandon the files (see `FilePolicy`). Flushed rows stay in them."""
+        """Abandon the files. Flushed rows stay in them."""
         for file in files:
             file.appendable.abandon()
             self._remove_unused_delta(file)

@@ -1,4 +1,4 @@
-"""The transactions of a connection, one after the other: the state machine behind `HiveStreamingConnection`.
+"""The state machine behind `HiveStreamingConnection`, which runs the transactions of a connection one by one.
 
 | State | begin | commit | abort | failure | close |
 |---|---|---|---|---|---|
@@ -91,8 +91,8 @@ class Lifecycle:
     def key_value(self, key: str | None, value: str | None) -> KeyValue | None:
         """Return the table parameter that a commit sets, or None if no key is given.
 
-        Raises StreamingException or InvalidTransactionState for what the metastore would refuse. Inside the commit that
-        would end the transaction; here it stays open.
+        Raises StreamingException or InvalidTransactionState for a parameter that the metastore would refuse. A refusal
+        during the commit would end the transaction; here it stays open.
         """
         if key is None and value is None:
             return None

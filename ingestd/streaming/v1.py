@@ -307,7 +307,7 @@ class DelimitedInputWriter(RecordWriter):
             )
 
     def decoder(self, columns: Sequence[Column]) -> Decoder:
-        """See `RecordWriter`. Raises InvalidColumn for a field name that is not a column."""
+        """Return a decoder for these columns. Raises InvalidColumn for a field name that is not a column."""
         with streaming_errors():
             return _Reordered(self._fields, columns, self._format)
 
@@ -351,7 +351,7 @@ class _Reordered:
         self._decoder = DelimitedDecoder(read, layout)
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
-        """Decode a batch of records."""
+        """Decode a batch of records (see `Decoder`)."""
         decoded = self._decoder.decode(values)
         return DecodeResult([self._reorder(batch) for batch in decoded.batches], decoded.rejects, decoded.skipped)
 

@@ -92,7 +92,7 @@ class StrictDelimitedInputWriter(RecordWriter):
             )
 
     def decoder(self, columns: Sequence[Column]) -> Decoder:
-        """See `RecordWriter`."""
+        """Return a decoder of delimited text. Raises StreamingException for unsupported columns."""
         with streaming_errors():
             return DelimitedDecoder(columns, self.format)
 
@@ -103,7 +103,7 @@ class StrictJsonWriter(RecordWriter):
     reads_by_position = False
 
     def decoder(self, columns: Sequence[Column]) -> Decoder:
-        """See `RecordWriter`."""
+        """Return a decoder of JSON objects."""
         return JsonDecoder(columns)
 
 
@@ -129,7 +129,7 @@ class StrictRegexWriter(RecordWriter):
         self._unmatched = unmatched
 
     def decoder(self, columns: Sequence[Column]) -> Decoder:
-        """See `RecordWriter`."""
+        """Return a decoder that matches records with the regular expression."""
         with streaming_errors():
             return RegexDecoder(
                 columns,
