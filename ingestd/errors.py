@@ -83,7 +83,7 @@ def _rebuild(kind: type[IngestdError], what: str, where: str, hint: str) -> Inge
 
 
 class ConfigError(IngestdError):
-    """The configuration is not valid. `where` names the file and the key."""
+    """The configuration is invalid. `where` names the file and the key."""
 
     exit_code = 78
 

@@ -73,9 +73,9 @@ def scalar(value: object) -> str | int | float | bool:
 
 
 def matching(pattern: str, sentence: str) -> Check:
-    """Return a check that `pattern` (ASCII only) matches the whole text.
+    """Return a check that accepts a text if `pattern` (ASCII only) matches all of it.
 
-    The check raises ValueError(sentence) for any other text.
+    For any other text the check raises ValueError(sentence).
     """
     compiled = re.compile(pattern, re.ASCII)
 

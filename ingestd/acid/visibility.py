@@ -106,7 +106,7 @@ def _base_is_valid(base: Base, valid: ValidWriteIds) -> bool:
 def _best_deltas(
     working: list[Delta | DeleteDelta], base: Base | None, valid: ValidWriteIds
 ) -> list[Delta | DeleteDelta]:
-    """Omit the deltas whose rows a wider or compacted delta contains (AcidUtils.findBestWorkingDeltas)."""
+    """Return the deltas except those whose rows another delta also contains (AcidUtils.findBestWorkingDeltas)."""
     current = base.write_id if base else -(2**63)
     statement = -1
     previous: Delta | DeleteDelta | None = None

@@ -291,7 +291,7 @@ def write_id_range(one: Base | Delta | DeleteDelta) -> WriteIdRange:
 
 
 def is_empty(content: Content, valid: ValidWriteIds, known: Known) -> bool:
-    """Return whether `valid` sees no rows there, according to the directory names and the writer's knowledge."""
+    """Return whether `valid` sees no rows in `content`, judging by directory names and the writer's knowledge."""
     if content.has_originals:
         return False
     return not any(

@@ -133,7 +133,7 @@ def ended_owners(metastore: Metastore, table: Table, owners: set[str]) -> set[st
 
 
 def _directories(table: Table) -> list[Path]:
-    """Return all staging directories; earlier versions had another level, named after the mapping."""
+    """Return all staging directories, including those of earlier versions, which have a level for the mapping."""
     location = local.local_path(table.location)
     found = []
     with local.guarded(location):

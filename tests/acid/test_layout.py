@@ -41,7 +41,7 @@ def test_bucket_property_when_out_of_range_then_value_error(bucket: int, stateme
         ("_tmp", None), (".hive-staging", None), ("delta_x_1", None), ("delta_1", None), ("k=delta_1_1", None),
     ],
 )  # fmt: skip
-def test_parse_directory_when_name_is_not_of_an_acid_directory_then_none_else_its_parts(
+def test_parse_directory_when_name_is_of_an_acid_directory_then_its_parts_else_none(
     name: str, expected: object
 ) -> None:
     assert parse_directory(name) == expected

@@ -1,4 +1,4 @@
-"""A commit whose answer is lost has taken effect, is repeated, has failed, or has an unknown outcome."""
+"""If the answer to a commit is lost, the outcome is queried, and the commit is repeated where it is necessary."""
 
 from __future__ import annotations
 

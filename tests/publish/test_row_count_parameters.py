@@ -42,12 +42,12 @@ def test_text_when_parsed_then_the_set_is_the_same(counted: CountedIds, text: st
 
 
 @pytest.mark.parametrize("text", [None, "", "unknown", "7:", "7:x", "-1", "7:3-", "7;3"])
-def test_text_when_another_program_wrote_it_then_it_is_not_parsed(text: str | None) -> None:
+def test_text_when_another_program_wrote_it_then_parse_returns_none(text: str | None) -> None:
     assert CountedIds.parse(text) is None
 
 
 @given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)), st.integers(0, 60), st.integers(1, 70))
-def test_set_when_created_from_a_snapshot_then_it_contains_all_ended_write_ids_and_the_own_one(
+def test_set_when_created_from_a_snapshot_then_it_contains_all_ended_write_ids_and_its_own(
     opened: set[int], aborted: set[int], high: int, own: int
 ) -> None:
     snapshot = ValidWriteIds(
