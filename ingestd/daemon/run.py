@@ -1,6 +1,6 @@
 """Runs the mappings of a validated configuration, and stops them on signals.
 
-Invariant: a signal handler only sets a flag. The first signal lets open transactions finish, the second aborts them.
+Invariant: a signal handler only sets a flag. The first signal lets open transactions finish, and the second aborts them.
 `run_daemon` contains everything that concerns the whole process: signals, failpoints and Spark's JVM. Several calls of
 `run_mappings` can run in one process at the same time and share an engine.
 """
@@ -48,10 +48,10 @@ def run_mappings(
 ) -> list[IngestdError]:
     """Run the mappings of a configuration until `signals.stop` is set or, with `drain`, until they have caught up.
 
-    Uses the caller's `engine`: does not stop it, does not read the section `spark`. The Spark jobs of a mapping are
-    grouped by its name, so cancelling a mapping cancels those of another one with the same name. Installs no signal
-    handler, configures no logging and reads no environment variable. `observe` is called with the name of each step
-    of each transaction, in the thread that completed it.
+    Uses the caller's `engine`, does not stop it, and ignores the section `spark`. The Spark jobs of a mapping are
+    grouped by its name, so cancelling a mapping also cancels the jobs of other mappings with the same name. Installs
+    no signal handler, configures no logging and reads no environment variable. `observe` is called with the name of
+    each step of each transaction, in the thread that completed the step.
 
     Returns the errors that ended mappings (see `Supervisor.run`). Raises ConfigError.
     """

@@ -94,7 +94,7 @@ class Engine:
     def run(self, group: str, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
         """Apply `function` to each item, one task per item; `group` names the job for fair sharing and `cancel`.
 
-        Raises WorkerLost, JobTimeout, JobFailed, or EngineLost when the JVM has ended.
+        Raises WorkerLost, JobTimeout, JobFailed, or EngineLost if the JVM has ended.
         """
         with self._job(group) as job:
             self.check()

@@ -36,7 +36,7 @@ class JobFailed(IngestdError):
 
 
 class WorkerLost(JobFailed):
-    """A process that ran a task of the job ended, for example because the kernel's OOM killer killed it."""
+    """A task of the job ran out of memory, or its process ended, for example through the OOM killer."""
 
     reaction = Reaction.REWIND
 

@@ -1,4 +1,4 @@
-"""Resets what a command changes in the process of its test."""
+"""Resets the global state that a command changes in the test process."""
 
 from __future__ import annotations
 

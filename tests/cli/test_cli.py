@@ -1,4 +1,4 @@
-"""The commands as a user sees them: exit codes, and no stack trace for a user's mistake."""
+"""Exit codes and output of the commands. A user's mistake never causes a stack trace."""
 
 from __future__ import annotations
 
