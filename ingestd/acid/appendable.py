@@ -89,7 +89,7 @@ class AppendableFile:
     def close(self) -> None:
         """Seal the last footer and remove the side file.
 
-        Until the side file is removed, readers stop at the last flushed length. Only bytes after that length are changed.
+        Until the side file is removed, readers stop at the last flushed length. Only bytes after it change.
         """
         self._orc.close()
         self._sink.close()
