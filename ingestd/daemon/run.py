@@ -1,6 +1,6 @@
 """Runs the mappings of a validated configuration, and stops them on signals.
 
-Invariant: a signal handler only sets a flag. The first signal lets open transactions finish, and the second aborts them.
+Invariant: a signal handler only sets a flag. The first signal lets open transactions finish. The second aborts them.
 `run_daemon` contains everything that concerns the whole process: signals, failpoints and Spark's JVM. Several calls of
 `run_mappings` can run in one process at the same time and share an engine.
 """

@@ -62,7 +62,7 @@ class StageResult:
 
 
 def run(task: StageTask) -> StageResult | IngestdError:
-    """Stage the ranges of one task. Returns an IngestdError, because Spark would convert a raised one to text."""
+    """Stage the ranges of one task. Errors are returned, because Spark converts raised errors to text."""
     # Reference counts free the records. The search for cycles among millions of objects took 17 % of the CPU time.
     gc.disable()
     try:

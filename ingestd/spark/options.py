@@ -16,7 +16,7 @@ _MASTER = matching(
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """`master` is a Spark master URL, `stage_timeout` limits one job, and `conf` contains Spark properties."""
+    """`master` is a Spark master URL, `stage_timeout` limits a job in seconds, and `conf` contains Spark properties."""
 
     master: Annotated[str, _MASTER] = "local[*]"
     stage_timeout: Seconds = 900.0
