@@ -132,9 +132,9 @@ class DecodeResult:
 class Decoder(Protocol):
     """Decodes record values into batches of a table's columns.
 
-    A format normally extends `RecordDecoder` (record_decoder.py), which implements this protocol from one function that
-    decodes many records and one that decodes a single record. A decoder may also have a method
-    `check(value: bytes) -> Reject | None` that returns what `decode` would reject, faster than `decode` does.
+    A format normally extends `RecordDecoder` (record_decoder.py), which needs only a method that decodes many records
+    and one that decodes a single record. A decoder may also have a method `check(value: bytes) -> Reject | None`, which
+    returns the reject of one record faster than `decode` does.
     """
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:

@@ -3,7 +3,7 @@
 Invariant: a call that may have reached a metastore is sent again only if it is in `REPEATABLE`. For every other call a
 broken connection raises MetastoreUnavailable, and the caller must find out whether the call took effect. A call that
 was answered, even with an error, is never sent again. After a broken connection the next address of the list is tried
-first. Every connect logs in again; an address that rejects the login counts as one that failed.
+first. Every connect logs in again. An address that rejects the login is treated like one that is unavailable.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def odd_partitions(metastore: Metastore, table: Table) -> list[str]:
 
 
 def describe_odd(names: Sequence[str]) -> str:
-    """Describe such partitions in a log text of bounded length."""
+    """Return a log text of bounded length that lists odd partitions and says how to correct them."""
     shown = ", ".join(name if len(name) <= 100 else name[:97] + "..." for name in names[:5])
     more = f" and {len(names) - 5} more" if len(names) > 5 else ""
     return (

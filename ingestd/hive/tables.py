@@ -69,7 +69,7 @@ class Table:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """A sentence for each table property that the writers do not implement."""
+        """The warnings, one sentence for each table property that the writers do not implement."""
         return table_encoding(self.parameters, self.columns).warnings
 
     @property

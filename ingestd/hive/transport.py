@@ -270,9 +270,9 @@ def diagnose(host: str, port: int, security: Security, timeout_seconds: float) -
 
 
 def _probe(host: str, port: int, tls: Tls | None, timeout_seconds: float) -> int | None:
-    """Return the first byte of the response to a Thrift call, or to a SASL login if the server closes that connection.
+    """Return the first byte of the response to a Thrift call or a SASL login; None if there is no response.
 
-    Returns None if there is no response.
+    The login is sent, over a new connection, only if the server closes the connection after the Thrift call.
     """
     for request in (_GET_NAME, _UNKNOWN_LOGIN):
         try:

@@ -75,7 +75,8 @@ class Broker:
 
     def _missing(self, topic: str) -> IngestdError:
         if topic in self._seen:
-            return BrokerUnavailable("the topic no longer exists", where=f"{self.where}, topic {topic}")
+            hint = "check whether the topic was deleted"
+            return BrokerUnavailable("the topic no longer exists", where=f"{self.where}, topic {topic}", hint=hint)
         return InvalidTopic("the topic does not exist", where=f"{self.where}, topic {topic}", hint="create the topic")
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

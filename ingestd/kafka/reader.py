@@ -125,7 +125,7 @@ class _TopicRead:
             yield _concatenated(self._topic, parts)
 
     def _remaining(self) -> int:
-        """Return the number of offsets left to read, at least 1. `consume` would wait for any further records."""
+        """Return the number of offsets left to read, at least 1. `consume` would wait if it were asked for more."""
         return max(1, int(np.maximum(self._next - self._position, 0).sum()))
 
     def _is_full(self, parts: list[Batch]) -> bool:

@@ -169,7 +169,7 @@ def batches(draw: st.DrawFn) -> tuple[list[Column], list[list[list[bytes]]]]:
 
 @MANY
 @given(st.sampled_from(FORMS), batches())
-def test_decode_when_batches_are_arbitrary_then_same_as_one_by_one(
+def test_decode_when_batches_are_arbitrary_then_result_is_the_same_as_one_by_one(
     form: DelimitedFormat, drawn: tuple[list[Column], list[list[list[bytes]]]]
 ) -> None:
     separator = form.syntax().separators[:1]
@@ -178,7 +178,7 @@ def test_decode_when_batches_are_arbitrary_then_same_as_one_by_one(
 
 @MANY
 @given(st.sampled_from(FORMS[:3]), st.sampled_from(COLUMNS), st.data())
-def test_decode_when_arrow_converts_a_column_then_same_as_one_by_one(
+def test_decode_when_arrow_converts_a_column_then_result_is_the_same_as_one_by_one(
     form: DelimitedFormat, column: Column, data: st.DataObject
 ) -> None:
     """Test whole columns that Arrow converts, because a wrong value would raise no error there."""

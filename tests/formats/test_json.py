@@ -314,7 +314,7 @@ MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCh
 
 @MANY
 @given(st.lists(st.lists(RECORDS, min_size=1, max_size=6), min_size=1, max_size=3))
-def test_decode_when_batches_are_arbitrary_then_same_as_one_by_one(batches: list[list[bytes]]) -> None:
+def test_decode_when_batches_are_arbitrary_then_result_is_the_same_as_one_by_one(batches: list[list[bytes]]) -> None:
     decoder = JsonDecoder(COLUMNS)
     for values in batches:
         decoded = decoder.decode(values)
@@ -325,7 +325,7 @@ def test_decode_when_batches_are_arbitrary_then_same_as_one_by_one(batches: list
 
 @MANY
 @given(st.data())
-def test_read_when_records_are_similar_then_same_as_one_by_one(data: st.DataObject) -> None:
+def test_read_when_records_are_similar_then_result_is_the_same_as_one_by_one(data: st.DataObject) -> None:
     """Test batches of one column that Arrow converts, because a wrong value would raise no error there."""
     column = data.draw(st.sampled_from(COLUMNS))
     scalar = st.one_of(

@@ -28,7 +28,9 @@ PIECES = [b"", b"1", b"1,a", b"2,", b"x,y,z", b'{"id":1}', b'{"id":2,"note":"b"}
 )
 @settings(deadline=None)
 @given(records=st.lists(st.sampled_from(PIECES), min_size=1, max_size=12))
-def test_decode_when_records_are_lines_then_same_as_a_list(decoder: Decoder, records: list[bytes]) -> None:
+def test_decode_when_records_are_lines_then_result_is_the_same_as_a_list(
+    decoder: Decoder, records: list[bytes]
+) -> None:
     lines = Lines(b"\n".join(records))
 
     assert (len(lines), total_bytes(lines)) == (len(records), sum(map(len, records)))

@@ -61,7 +61,7 @@ def numbers(count: int, bad: dict[int, bytes]) -> list[bytes]:
     max_bytes=st.sampled_from([1, 30, 1 << 30]),
     tombstones=st.sampled_from(["stop", "skip"]),
 )
-def test_decode_when_records_are_arbitrary_then_same_as_one_by_one(
+def test_decode_when_records_are_arbitrary_then_result_is_the_same_as_one_by_one(
     values: list[bytes | None], repeated: int, max_bytes: int, tombstones: Literal["stop", "skip"]
 ) -> None:
     records = values * repeated

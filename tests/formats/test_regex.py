@@ -102,7 +102,9 @@ FIELD = st.text(alphabet="0123456789+-.:eE TtNnäx", max_size=12) | st.sampled_f
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.lists(FIELD, min_size=8, max_size=8), min_size=1, max_size=5), st.booleans())
-def test_decode_when_groups_are_arbitrary_then_same_as_delimited_text(records: list[list[str]], strict: bool) -> None:
+def test_decode_when_groups_are_arbitrary_then_result_is_the_same_as_delimited_text(
+    records: list[list[str]], strict: bool
+) -> None:
     columns = columns_of("int", "double", "decimal(6,2)", "boolean", "char(3)", "binary", "date", "timestamp")
     form = DelimitedFormat(field_delimiter="|", null_text="no such", bad_values="reject" if strict else "null")
     values = ["|".join(record).encode() for record in records]

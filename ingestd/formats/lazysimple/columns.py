@@ -1,6 +1,6 @@
 """Decodes whole columns of text fields: Arrow converts the common spellings, and the rest is decoded field by field.
 
-Invariant: every value is the one to which a `values.reader` of the column converts the field. Arrow converts only
+Invariant: every value equals the result of the column's `values.reader` for the same field. Arrow converts only
 spellings that it reads as Hive does.
 """
 
