@@ -39,7 +39,7 @@ def configure(form: Form, level: Level) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
-    # Only messages of our own modules. Those of py4j and thrift repeat errors that our packages translate.
+    # Log only the messages of our own modules. Those of py4j and thrift repeat errors that our packages translate.
     logging.basicConfig(level=logging.CRITICAL, handlers=[_Notes()])
     logging.getLogger("ingestd").setLevel(level.upper())
 

@@ -35,7 +35,7 @@ class StillRunning(IngestdError):
 
 
 _POLL_SECONDS = 0.1
-# Seconds after an abort: first the engine is killed, which ends every call that waits for it; then `run` returns.
+# Seconds from an abort until the engine is killed, which ends all calls that wait for it, and until `run` returns.
 _KILL_SECONDS = 5.0
 _END_SECONDS = 10.0
 # After the engine is lost, transactions that are already staged have this long to commit.

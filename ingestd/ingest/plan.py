@@ -21,7 +21,7 @@ from ingestd.kafka.ranges import OffsetRange, Offsets, Position, TopicIdentity, 
 # How often the ends of the partitions are read, and how often the topics are described.
 _POLL_SECONDS = 0.1
 _TOPICS_SECONDS = 10.0
-# A new leader may briefly report an end that is lower than offsets that the former leader has served.
+# A new leader may briefly report an end below offsets that the former leader has already served.
 _BEHIND_SECONDS = 5.0
 # The assumed size of a record until a stage has measured it. A high value keeps the first transactions small.
 _ASSUMED_RECORD_BYTES = 8192.0

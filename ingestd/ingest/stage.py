@@ -63,7 +63,7 @@ class StageResult:
 
 def run(task: StageTask) -> StageResult | IngestdError:
     """Stage the ranges of one task. Errors are returned, because Spark converts raised errors to text."""
-    # Reference counts free the records. The search for cycles among millions of objects took 17 % of the CPU time.
+    # Reference counts free the records. The garbage collector's search for cycles took 17 % of the CPU time.
     gc.disable()
     try:
         return _stage(task)
