@@ -354,6 +354,6 @@ _HINTS = {
     **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "grant this process write permission"),
     **dict.fromkeys(
         (errno.ENOENT, errno.ENOTDIR, errno.ESTALE),
-        "check whether the directory was removed or its file system was unmounted while the file was written",
+        "check whether the directory was removed or its file system was unmounted while the file was being written",
     ),
 }

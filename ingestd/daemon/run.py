@@ -24,7 +24,7 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
     """Run the daemon of this process until a signal stops it or, with `drain`, until it has caught up.
 
     Returns the errors that ended mappings. The first error decides the exit code. If StillRunning is among them,
-    threads still run, and only `os._exit` can end the process. Raises ConfigError or EngineLost.
+    threads are still running, and only `os._exit` can end the process. Raises ConfigError or EngineLost.
     """
     observe = failpoints.from_environment()
     signals = install_signals()

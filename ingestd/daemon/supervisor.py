@@ -70,7 +70,7 @@ class Supervisor:
         """Run all mappings until they have ended, and return the errors that ended some of them.
 
         The first error decides the exit code. If the engine was lost, it is EngineLost. The last error is StillRunning
-        if threads still run.
+        if threads are still running.
         """
         loops = [self._loop(mapping) for mapping in mappings]
         threads = [threading.Thread(target=self._run_one, args=(loop,), name=loop.options.name) for loop in loops]

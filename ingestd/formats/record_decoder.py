@@ -27,7 +27,7 @@ RejectReasons = Mapping[int, tuple[str, str]]  # column and reason of each rejec
 
 
 class NotColumnar(Exception):
-    """Raised by `decode_batch` for records that it cannot decode as a whole. They are then decoded in smaller parts."""
+    """Raised by `decode_batch` for records that it cannot decode as one batch. They are then decoded in parts."""
 
 
 class RecordDecoder(ABC):
@@ -122,7 +122,7 @@ class _Splitter:
                 self.decode(values[first : first + size], start + first)
 
     def _decode_batch(self, values: Sequence[bytes], start: int) -> bool:
-        """Decode the values as a whole; return False if that is not possible."""
+        """Decode the values as one batch; return False if that is not possible."""
         try:
             batch, rejects = self._decoder.decode_batch(values)
         except NotColumnar:

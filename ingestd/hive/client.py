@@ -204,7 +204,7 @@ class Metastore:
         raise MetastoreUnavailable("no metastore answers", where="; ".join(map(str, failures)), hint=ADDRESS_HINT)
 
     def _open(self, host: str, port: int) -> _Connection:
-        """Connect and log in to one address. Raises MetastoreUnavailable, LoginFailed, ConfigError."""
+        """Connect and log in to one address. Raises MetastoreUnavailable, LoginFailed or ConfigError."""
         connection = _Connection(TBinaryProtocol(create_transport(host, port, self.security, self.timeout_seconds)))
         try:
             connection.open()

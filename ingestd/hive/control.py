@@ -41,7 +41,7 @@ class ControlTable:
 def ensure_control_table(metastore: Metastore, name: TableName) -> ControlTable:
     """Find or create the control table and its database; safe when several clients do so at the same time.
 
-    Raises InvalidTable when a table of this name is not a control table, MetastoreUnavailable, MetastoreRefusal.
+    Raises MetastoreUnavailable or MetastoreRefusal, or InvalidTable when a table of this name is not a control table.
     """
     try:
         raw = read_table(metastore, name)

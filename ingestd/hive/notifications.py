@@ -58,7 +58,7 @@ def notify_writes(
 
     As in Hive's writers, `replace` is set for an INSERT too, and the checksum is empty for a file system without one.
     HMS keeps only the last notification of a partition in a call (HMSHandler), so a partition must occur only once.
-    Raises MetastoreUnavailable, InvalidTable.
+    Raises MetastoreUnavailable or InvalidTable.
     """
     requests = [_request(txn, table, write_id, one) for one in partitions]
     for start in range(0, len(requests), _CHUNK):

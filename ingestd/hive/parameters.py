@@ -125,13 +125,13 @@ def _change_table(metastore: Metastore, table: Table, change: Change, view: Writ
         seconds = min(_seconds_to_settle(table, changed_at), wait.deadline.left)
         if seconds > 0:
             if pause(seconds, wait.stop):
-                raise TransactionAborted("stopped while the row count was updated", where=f"table {table.name}")
+                raise TransactionAborted("stopped while the row count was being updated", where=f"table {table.name}")
             continue
         raw.parameters = change(_of_table(raw))
         if write_table_back(metastore, raw, changed_at, view):
             return
     raise MetastoreUnavailable(
-        f"other clients changed the table {_TRIES} times in a row while its row count was updated",
+        f"other clients changed the table {_TRIES} times in a row while its row count was being updated",
         where=f"table {table.name}",
     )
 

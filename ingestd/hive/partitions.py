@@ -75,7 +75,7 @@ def describe_odd(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """A partition: its escaped name, the URI of its directory, and whether it existed before the call."""
+    """A partition: its escaped name, the URI of its directory, and whether it existed before it was requested."""
 
     name: str
     location: str

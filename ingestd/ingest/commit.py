@@ -115,9 +115,9 @@ class Committer:
     def commit(self, pending: PendingTransaction, after: MappingState) -> CommitResult:
         """Commit `pending`. On return, its rows are readable and `after` is the stored state.
 
-        Raises OwnershipLost if another daemon has committed since the plan, TableChanged, TransactionAborted, or an
-        Unavailable error. After these errors, no row of `pending` is or will become visible, and its deltas have been
-        removed. After CommitOutcomeUnknown, its deltas stay in place, because they may be visible.
+        Raises TableChanged, TransactionAborted or an Unavailable error, or OwnershipLost if another daemon has
+        committed since the plan was made. After these errors, no row of `pending` is or will become visible, and its
+        deltas have been removed. After CommitOutcomeUnknown, its deltas stay in place, because they may be visible.
         """
         # 4. Lock and fence. From here on no other daemon can commit for the mapping before this transaction has ended.
         before, excludes_overwrites = self._lock_and_fence(pending)
@@ -130,7 +130,7 @@ class Committer:
         return CommitResult(pending, after, hidden)
 
     def _lock_and_fence(self, pending: PendingTransaction) -> tuple[str, bool]:
-        """Acquire the locks, then check that neither the offsets nor the table has changed since the plan.
+        """Acquire the locks, then check that neither the offsets nor the table has changed since the plan was made.
 
         The check is final because it runs under the lease: another daemon can acquire the lease only after this
         transaction has ended, and an ended transaction cannot commit. Returns the text of the stored state, and whether

@@ -144,7 +144,7 @@ def engine_lost(error: IngestdError) -> None:
 
 
 def left_running(mappings: str, error: IngestdError) -> None:
-    """Log that threads of these mappings still run after an abort. The process exits without waiting for them."""
+    """Log that threads of these mappings are still running after an abort. The process does not wait for them."""
     _log.error("left_running", mapping=mappings, error=str(error))
 
 

@@ -67,12 +67,15 @@ class Planner:
         return self._broker.ends(p for topic in self._topics.values() for p in topic.partitions)
 
     def confirm(self, plan: Plan) -> None:
-        """Raise RangeLost if a topic was recreated since the plan. Call this after the ranges have been read."""
+        """Raise RangeLost if a topic has been recreated since the plan was made.
+
+        Call this after the ranges have been read.
+        """
         for name, topic in self._broker.topics(sorted({r.topic for r in plan.ranges})).items():
             planned = plan.after.topics[name]
             if topic.identity.differs(planned):
                 raise RangeLost(
-                    f"the topic was recreated while it was read: expected {planned}, found {topic.identity}",
+                    f"the topic was recreated while it was being read: expected {planned}, found {topic.identity}",
                     where=f"topic {name}",
                 )
 
@@ -84,8 +87,8 @@ class Planner:
     def next(self, stored: Position, until: Offsets | None, is_over: Callable[[], bool]) -> Plan | None:
         """Wait until a transaction is due and return its plan. Return None if `is_over` is true or `until` is reached.
 
-        `stored` is the position that the previous plan commits. Raises OffsetsLost if Kafka no longer has this position
-        and `on_offset_loss` is `stop`, InvalidTopic, or BrokerUnavailable.
+        `stored` is the position that the previous plan commits. Raises InvalidTopic or BrokerUnavailable, or
+        OffsetsLost if Kafka no longer has this position and `on_offset_loss` is `stop`.
         """
         # Makes `ends` re-read the topics, but only after `is_over`: an unavailable broker would delay a shutdown.
         self._topics_expire = Deadline.after(0.0)

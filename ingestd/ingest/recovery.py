@@ -49,8 +49,8 @@ class Recovery:
     def run(self) -> Checkpoint:
         """Abort open transactions, remove their staging directories, and read the state that the last commit stored.
 
-        Only the owner may call this method. Raises InvalidTable if the mapping cannot write its table, TableMissing, or
-        an Unavailable error.
+        Only the owner may call this method. Raises TableMissing or an Unavailable error, or InvalidTable if the
+        mapping cannot write its table.
         """
         services = self._services
         aborted = services.ownership.abort_leftovers()

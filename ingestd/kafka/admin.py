@@ -115,7 +115,7 @@ class Broker:
         return found
 
     def _answer(self, future: Future[T], where: str) -> T:
-        """Return the result of a request. Raises the errors of `translate_error`; BrokerUnavailable on timeout."""
+        """Return the result of a request. Raises the errors of `translate_error`, or BrokerUnavailable on timeout."""
         try:
             return self._wait(future, where)
         except KafkaException as error:

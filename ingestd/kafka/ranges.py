@@ -42,7 +42,7 @@ class TopicIdentity(NamedTuple):
         return bool(self.cluster_id and other.cluster_id and self.cluster_id != other.cluster_id)
 
     def merged(self, newer: TopicIdentity) -> TopicIdentity:
-        """Return the ids of `newer`, in which each unknown id is replaced by that of `self`."""
+        """Return the ids of `newer`, with unknown ones taken from `self`."""
         return TopicIdentity(newer.cluster_id or self.cluster_id, newer.topic_id or self.topic_id)
 
     def __str__(self) -> str:

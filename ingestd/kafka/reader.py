@@ -73,8 +73,8 @@ def read(
     topic of the same name would fetch nothing, so it is replaced. `topics` does not prove which topic the records came
     from; `Planner.confirm` does.
 
-    Raises RangeLost when Kafka no longer has a range, InvalidTopic without permission to read, LoginFailed, or
-    BrokerUnavailable when no record arrives for `limits.silence_seconds`.
+    Raises RangeLost when Kafka no longer has a range, InvalidTopic without permission to read, LoginFailed when the
+    login is refused, and BrokerUnavailable when no record arrives for `limits.silence_seconds`.
     """
     limits = limits or ReadLimits()
     consumer = _consumer(settings, topics or {})

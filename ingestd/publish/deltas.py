@@ -167,7 +167,7 @@ def announce(metastore: Metastore, txn: Transaction, table: Table, write_id: int
     """Report the files to a metastore that has an event log; otherwise do nothing. The call may be repeated.
 
     The COMMIT_TXN event does not name files, so rows that are not announced would never reach a replica. Raises
-    MetastoreUnavailable, InvalidTable.
+    MetastoreUnavailable or InvalidTable.
     """
     if not keeps_event_log(metastore):
         return

@@ -45,7 +45,7 @@ def commit(metastore: Metastore, txn: Transaction, request: CommitRequest) -> No
     """Commit `txn`. If the answer is lost, query the outcome, and repeat the commit while the transaction is open.
 
     Repeating the call is safe: HMS accepts the repeated commit of a committed transaction and rejects the commit of an
-    aborted one (TxnHandler.commitTxn). Raises TransactionAborted, CommitOutcomeUnknown.
+    aborted one (TxnHandler.commitTxn). Raises TransactionAborted or CommitOutcomeUnknown.
     """
     try:
         transactions.commit(metastore, txn, request.key_value)
@@ -66,7 +66,7 @@ class _Resolution:
         self._deadline = Deadline.after(request.resolve_seconds)
 
     def resolve(self, cause: IngestdError) -> None:
-        """Return once the transaction has committed. Raises TransactionAborted, CommitOutcomeUnknown."""
+        """Return once the transaction has committed. Raises TransactionAborted or CommitOutcomeUnknown."""
         refusal = self._commit_again(cause)
         # HMS also reports "no such transaction" for some transactions that have committed.
         if refusal is not None and not self._has_committed_after_all():

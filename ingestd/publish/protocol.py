@@ -45,7 +45,7 @@ class Files(Protocol):
     def place(self, table: Table, write_id: int, partitions: Mapping[str, PartitionInfo]) -> Placement:
         """Place the files in `partitions`, their registered partitions by name; the commit makes the rows visible.
 
-        Raises StorageUnavailable, InvalidTable, TransactionAborted.
+        Raises StorageUnavailable, InvalidTable or TransactionAborted.
         """
         ...
 

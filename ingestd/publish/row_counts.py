@@ -53,7 +53,7 @@ class RowCounts:
         """Add the increments of a transaction, by partition name (or WHOLE_TABLE); the block commits it.
 
         `batch` is the range of write ids of its transaction batch, if the transactions of the batch share files. Waits
-        for the lease for at most 5 s. Raises TransactionAborted if `stop` is set, or MetastoreUnavailable; the caller
+        for the lease for at most 5 s. Raises MetastoreUnavailable, or TransactionAborted if `stop` is set; the caller
         must then abort the transaction.
         """
         self._repair.begin(table, batch)

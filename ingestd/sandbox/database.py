@@ -14,7 +14,7 @@ _SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """JDBC settings for the metastore and for another process (HiveServer2). `script` names Hive's schema file."""
+    """JDBC settings of the database. HiveServer2 uses the `other_process` ones; `script` is Hive's schema file."""
 
     url: str
     other_process_url: str

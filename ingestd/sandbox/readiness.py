@@ -33,7 +33,10 @@ class Started:
         self._wait(lambda: PROBES[self.name](self.port), "answer")
 
     def wait_until_it_works(self) -> None:
-        """Wait until its background threads run as well. Raises the errors of `wait_until_it_answers`."""
+        """Wait until the service answers and its background threads are running.
+
+        Raises the errors of `wait_until_it_answers`.
+        """
         self.wait_until_it_answers()
         self._wait(lambda: all(mark in self._output() for mark in COMPLETE[self.name]), "start its background threads")
 

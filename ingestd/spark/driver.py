@@ -53,7 +53,7 @@ class Driver:
     def kill(self, reason: str) -> EngineLost:
         """Kill the JVM and its child processes with SIGKILL, and return the error to raise.
 
-        The error contains the reason of the first call.
+        The error contains the reason passed to the first call.
         """
         with self._guard:
             self._reason = self._reason or reason

@@ -106,7 +106,7 @@ class Engine:
                 raise self._translated(error, job) from error
 
     def cancel(self, group: str) -> None:
-        """Cancel the running jobs of a group; their `run` raises JobFailed. Returns immediately."""
+        """Cancel the running jobs of a group, for which `run` then raises JobFailed. Returns immediately."""
         with self._guard:
             for job in self._jobs:
                 job.is_cancelled |= job.group == group

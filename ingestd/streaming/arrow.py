@@ -204,7 +204,7 @@ def _fit(array: pa.Array, wanted: _Wanted) -> pa.Array:
             return wanted.nulls(len(array))
         convert = _CONVERSIONS[wanted.kind.kind].get(_family(array.type))
         if convert is None:
-            raise SerializationError(f"{source} cannot become {wanted.kind}", where=wanted.where, hint=CAST)
+            raise SerializationError(f"{source} cannot be converted to {wanted.kind}", where=wanted.where, hint=CAST)
         return convert(array, wanted)
     except _UNFIT as error:
         raise wanted.refuse(source, error) from error
@@ -344,7 +344,7 @@ def _map(array: pa.Array, wanted: _Wanted) -> pa.Array:
         array = array.view(pa.list_(pa.struct(pair)))
     pairs = array.flatten()
     if not of.is_struct(pairs.type) or [field.name.lower() for field in pairs.type] != ["key", "value"]:
-        raise SerializationError(f"{kind} cannot become {wanted.kind}", where=wanted.where, hint=CAST)
+        raise SerializationError(f"{kind} cannot be converted to {wanted.kind}", where=wanted.where, hint=CAST)
     keys, values = pairs.flatten()
     keys = _fit(keys, wanted.inside(0, "[].key"))
     if keys.null_count:

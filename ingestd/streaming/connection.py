@@ -100,8 +100,8 @@ class HiveStreamingConnection:
 
         Changes to the table since the last transaction, such as new columns or a new location, take effect.
 
-        Raises ConnectionError, TransactionError; TableChanged when records that fitted the table no longer fit it;
-        InvalidTransactionState when a transaction is open.
+        Raises ConnectionError or TransactionError, TableChanged when records that fitted the table no longer fit it,
+        and InvalidTransactionState when a transaction is open.
         """
         self._check()
         if self.current_transaction_state is TxnState.OPEN:
@@ -120,8 +120,8 @@ class HiveStreamingConnection:
     def fetch_batch(self) -> None:
         """Open the next batch of transactions now, unless the current one has unused transactions.
 
-        This is optional, because `begin_transaction` does it when needed. Raises ConnectionError, TransactionError;
-        InvalidTransactionState when the last transaction of the current batch is open.
+        This is optional, because `begin_transaction` does it when needed. Raises ConnectionError or
+        TransactionError, and InvalidTransactionState when the last transaction of the current batch is open.
         """
         self._check()
         self._lifecycle.next_batch()
@@ -154,7 +154,7 @@ class HiveStreamingConnection:
         commit. The parameter must exist, and its name must start with `_meta`.
 
         Raises SerializationError when buffered records are bad: commit again to continue without them, or abort.
-        Raises TransactionError when the transaction was aborted, CommitOutcomeUnknown when its outcome is not known.
+        Raises TransactionError when the transaction was aborted, and CommitOutcomeUnknown when its outcome is unknown.
         """
         self._check()
         self._lifecycle.open_batch()
@@ -226,7 +226,7 @@ class HiveStreamingConnection:
 
         `values` contains one str per partition column, by name or in the order of the columns. Each is converted to
         Hive's normal form (for an int, `007` becomes `7`).
-        Raises InvalidConnection for values that do not fit, PartitionCreationFailed.
+        Raises PartitionCreationFailed, or InvalidConnection for values that do not fit.
         """
         self._check()
         return self._session.create_partition(values)
@@ -261,7 +261,7 @@ class HiveStreamingConnection:
         """Report the files written in the joined transaction `txn_id` to the metastore's event log, if there is one.
 
         Call it before the owner commits. In other transactions the commit reports the files.
-        Raises InvalidTransactionState before `commit_transaction`, TransactionError.
+        Raises TransactionError, or InvalidTransactionState before `commit_transaction`.
         """
         self._check()
         check_whole("txn_id", txn_id, 1, kind=StreamingException)
@@ -339,7 +339,7 @@ class HiveStreamingConnection:
 
     @property
     def current_txn_id(self) -> int | None:
-        """Id of the open transaction; None if there is none, and for a joined transaction."""
+        """Id of the open transaction; None if no transaction is open, or if it is joined."""
         return self._lifecycle.current_txn_id
 
     @property

@@ -75,10 +75,10 @@ class SerializationError(StreamingException, errors.RecordError):
     """Some records cannot become rows. The transaction continues without them.
 
     `rejects` contains one `Reject` per record. `row` is the number of the record in the transaction. `index` is its
-    position in the list or stream of the call, or None for a record of an earlier call. Both count from 0. `record` is
-    the whole record, for dead letters; it is not copied. For a stream, only the first 64 MiB of rejected records are
-    kept, and `record` is None for the others; `head` always contains the first bytes. Arrow data has no rejects: the
-    message names the first row that does not fit, and its column.
+    position in the list or stream that was passed to the call, or None for a record of an earlier call. Both count
+    from 0. `record` is the whole record, for dead letters; it is not copied. For a stream, only the first 64 MiB of
+    rejected records are kept, and `record` is None for the others; `head` always contains the first bytes. Arrow data
+    has no rejects: the message names the first row that does not fit, and its column.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", rejects: Sequence[Reject] = ()) -> None:

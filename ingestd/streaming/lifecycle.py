@@ -58,7 +58,7 @@ class Lifecycle:
 
     @property
     def current_txn_id(self) -> int | None:
-        """Id of the open transaction; None if there is none, and for a joined transaction."""
+        """Id of the open transaction; None if no transaction is open, or if it is joined."""
         return self.batch.current.id if isinstance(self.batch, TransactionBatch) and self.batch.current else None
 
     def open_batch(self) -> AnyBatch:

@@ -84,7 +84,7 @@ class RecordBuffer:
             raise SerializationError.of(rejects)
 
     def _decode_new(self, records: Sequence[bytes], start: int, sink: Sink) -> list[Reject]:
-        """Decode unchecked records. `start` is the index of the first one in the list or stream of the call."""
+        """Decode unchecked records. `start` is the index of the first one in the caller's list or stream."""
         first = self._decoded
         rejects = [replace(reject, index=start + reject.row - first) for reject in self._decode(records, sink)]
         self._stats.records_written += len(records) - len(rejects)

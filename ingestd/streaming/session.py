@@ -84,7 +84,7 @@ class Session:
     def create_partition(self, values: PartitionValues) -> PartitionInfo:
         """Create a partition if it does not exist, and return it.
 
-        Raises InvalidConnection for values that do not fit, MetastoreUnavailable.
+        Raises MetastoreUnavailable, or InvalidConnection for values that do not fit.
         """
         if not self.table.partition_columns:
             raise StreamingException("the table is not partitioned", where=f"table {self.table.name}")
@@ -97,7 +97,7 @@ class Session:
     def refresh_table(self) -> TableChange:
         """Re-read the table with one metastore call. Rows written afterwards follow its current definition.
 
-        Raises MetastoreUnavailable; TableChanged when records that fitted the old definition do not fit the new one.
+        Raises MetastoreUnavailable, or TableChanged when records that fitted the old definition do not fit the new one.
         """
         try:
             now = load_acid_table(self.metastore, self.table.name)
@@ -135,7 +135,7 @@ class Session:
 def open_session(options: ConnectionOptions, configuration: Configuration, uri: str) -> Session:
     """Connect to the metastore and check the table.
 
-    Raises ConfigError, MetastoreUnavailable, LoginFailed, InvalidTable, InvalidConnection.
+    Raises ConfigError, MetastoreUnavailable, LoginFailed, InvalidTable or InvalidConnection.
     """
     metastore = Metastore(
         uri,
@@ -219,14 +219,14 @@ def _from_thrift(metastore: Metastore, raw: Any) -> Table:
 def check_storage(table: Table, options: ConnectionOptions) -> None:
     """Check that the table's storage supports the options.
 
-    Raises InvalidConnection for a batch size over 1 if open files cannot be read there, InvalidTable if files cannot be
-    written there.
+    Raises InvalidConnection for a batch size over 1 if open files cannot be read there, and InvalidTable if files
+    cannot be written there.
     """
     scheme = table.location.partition(":")[0].lower()
     if options.transaction_batch_size > 1 and scheme in _BLOB_STORES:
         raise InvalidConnection(
             f"transaction_batch_size {options.transaction_batch_size} requires files that can be read while they are"
-            f" written, which {scheme}: does not support",
+            f" being written, which {scheme}: does not support",
             where=f"table {table.name}",
             hint="use transaction_batch_size=1",
         )

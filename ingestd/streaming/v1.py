@@ -107,7 +107,7 @@ class HiveEndPoint:
 
         With `create_partitions`, a missing partition is created; concurrent clients all succeed. `configuration` and
         `security` are as in `ConnectionOptions`. Raises ConnectionError, InvalidConnection, InvalidTable,
-        InvalidPartition, PartitionCreationFailed.
+        InvalidPartition or PartitionCreationFailed.
         """
         check_flag("create_partitions", create_partitions)
         # Validate the options before the first network call.
@@ -170,7 +170,7 @@ class StreamingConnection:
         """Open `count` transactions that share their files. The batch belongs to the first thread that uses it.
 
         Raises TransactionBatchUnAvailable when the transactions cannot be opened, and the errors of
-        `HiveStreamingConnection`: ConnectionError, InvalidConnection, InvalidTable.
+        `HiveStreamingConnection`: ConnectionError, InvalidConnection and InvalidTable.
         """
         self._owner.check_process()
         if self._closed:
@@ -239,7 +239,7 @@ class TransactionBatch:
         self._connection.write(data)
 
     def commit(self) -> None:
-        """Commit the open transaction. Raises TransactionError, SerializationError."""
+        """Commit the open transaction. Raises TransactionError or SerializationError."""
         self._connection.commit_transaction()
 
     def abort(self) -> None:

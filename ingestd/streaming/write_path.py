@@ -49,7 +49,10 @@ class WritePath:
             self._buffer.begin()
 
     def refresh_table(self) -> TableChange:
-        """Re-read the table and, if it has changed, create a new decoder. Raises TableChanged, MetastoreUnavailable."""
+        """Re-read the table and, if it has changed, create a new decoder.
+
+        Raises TableChanged or MetastoreUnavailable.
+        """
         session = self._session
         before = session.table, session.shape
         change = session.refresh_table()

@@ -35,7 +35,7 @@ def delta(root: Path, write_id: int, rows: int, statement: int = 0) -> None:
 
 
 def events(path: Path, write_ids: list[int], operation: int = 0) -> None:
-    """Write a bucket file with one event per write id, as compaction and DELETE do."""
+    """Write a bucket file with one event for each item of `write_ids`. Compaction and DELETE write such files."""
     path.parent.mkdir(exist_ok=True)
     with path.open("wb") as file, pyorc.Writer(file, EVENT) as writer:
         for row_id, write_id in enumerate(write_ids):

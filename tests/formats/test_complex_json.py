@@ -71,7 +71,7 @@ def test_parse_when_type_is_not_supported_then_raises_invalid_table(text: str, r
 
 
 def one(type_text: str, text: str) -> Any:
-    """Decode one JSON text in a column of this type; return its value, or the reason of the reject."""
+    """Decode one JSON text in a column of this type; return its value or the reject reason."""
     decoded = JsonDecoder([Column("c", HiveType.parse(type_text))]).decode([b'{"c":' + text.encode() + b"}"])
     if decoded.rejects:
         assert [reject.column for reject in decoded.rejects] == ["c"]

@@ -97,7 +97,7 @@ def test_directory_when_its_range_contains_an_uncounted_valid_write_id_then_it_i
 
 
 def test_shared_delta_when_its_batch_also_wrote_elsewhere_then_only_the_last_commit_here_must_be_counted() -> None:
-    """Ids 1 to 3 of batch 1-1000 have committed; 1 wrote here, 2 and 3 elsewhere."""
+    """The batch has write ids 1 to 1000. Of these, 1 to 3 have committed: 1 wrote here, 2 and 3 elsewhere."""
     snapshot = ValidWriteIds("t", 1000, frozenset(range(4, 1001)))
     content = _content("delta_0000001_0001000_0000")
     counted = CountedIds(1000, ((2, 1000),))

@@ -18,7 +18,7 @@ def compact(stack: Stack, table: str, kind: str, partition: str = "") -> None:
 def request_compaction(stack: Stack, table: str, kind: str, partition: str = "") -> Callable[[], None]:
     """Request one compaction of `db.table`. Return a function that waits until readers see the result.
 
-    Hive polls for requests, so compactions that are requested together end sooner than one after the other.
+    Hive polls for requests, so compactions that are requested together finish sooner than those requested one by one.
     """
     part = f" PARTITION ({partition})" if partition else ""
     before = len(_done(stack, table))

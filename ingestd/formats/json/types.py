@@ -231,7 +231,10 @@ class StringType(PrimitiveType):
 
 
 class SizedStringType(StringType):
-    """Types varchar and char: as string, but at most `length` characters; char first drops trailing spaces."""
+    """Types varchar and char: accept the same values as string, with at most `length` characters.
+
+    Trailing spaces of a char are removed first.
+    """
 
     def value(self, value: object) -> str:
         text = text_of(value)
@@ -281,7 +284,7 @@ def text_of(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value as reject reasons quote it, in at most 40 characters."""
+    """Return the text that represents a value in reject reasons, at most 40 characters long."""
     text = _dump(value) if not isinstance(value, str) else repr(str(value))
     return text if len(text) <= 40 else text[:37] + "..."
 

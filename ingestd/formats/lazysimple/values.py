@@ -78,10 +78,11 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def reader(kind: HiveType, syntax: FieldSyntax, level: int = 1) -> Read:
-    """Return a function that converts the bytes of a field, which is not the NULL text, to a `row_batches.Value`.
+    """Return a function that converts the bytes of a field to a `row_batches.Value`.
 
-    The function raises NotUtf8, and InvalidField if `syntax.bad_values` is "reject". `level` is the number of
-    separators that the enclosing values use. Raises ConfigError if the type has more levels than there are separators.
+    The caller must handle the NULL text itself. The function raises NotUtf8 for text that is not UTF-8. It raises
+    InvalidField for other invalid fields if `syntax.bad_values` is "reject". `level` is the number of separators that
+    the enclosing values use. Raises ConfigError if the type has more levels than there are separators.
     """
     if kind.is_complex:
         return _complex(kind, syntax, level)
@@ -125,7 +126,7 @@ def _primitive(kind: HiveType, syntax: FieldSyntax) -> Read:
 
 
 def _shown(data: bytes) -> str:
-    """Return a field as reject reasons quote it, in at most 40 characters."""
+    """Return the text that represents a field in reject reasons, at most 40 characters long."""
     text = repr(data.decode(errors="backslashreplace"))
     return text if len(text) <= 40 else text[:37] + "..."
 
@@ -177,7 +178,7 @@ def _float(data: bytes) -> float | None:
 
 
 def _decimal(kind: HiveType) -> Read:
-    """Return a reader of decimals (FastHiveDecimalImpl): rounds half up, first to 38 digits, then to the scale."""
+    """Return a reader of decimals (FastHiveDecimalImpl). It rounds half up, first to 38 digits, then to the scale."""
     limit = Decimal(10) ** (kind.precision - kind.scale)
     zero = Decimal((0, (0,), -kind.scale))  # Arrow has no negative zero
 
