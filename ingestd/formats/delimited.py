@@ -114,7 +114,10 @@ class DelimitedFormat:
 
 
 def _byte(name: str, text: str) -> int:
-    """Return the byte of a delimiter, written as its code or its character (LazyUtils.getByte). Raises ConfigError."""
+    """Return the byte of a delimiter, written as its code or its character (LazyUtils.getByte).
+
+    Raises ConfigError unless it is one ASCII character.
+    """
     if not isinstance(text, str):
         raise ConfigError(f"{name} must be text, not {type(text).__name__}", hint="write one character, such as ','")
     code = int(text) if _CODE.fullmatch(text) else ord(text) if len(text) == 1 else -1

@@ -121,7 +121,7 @@ class Metastore:
 
     @property
     def user(self) -> str:
-        """The user name that the metastore sees: that of the login, else the one sent with `set_ugi`."""
+        """The user name that the metastore sees: the login's or, without a login, the name sent with `set_ugi`."""
         if self._owner is None and isinstance(self.security.login, Kerberos) and not self.security.user:
             self._owner = ticket_owner()
         return self.security.user or self._owner or getpass.getuser()
@@ -236,7 +236,7 @@ class UnknownCall(MetastoreRefusal):
 
 
 def addresses(uris: str) -> Sequence[tuple[str, int]]:
-    """Return the host and port of each address in `metastore.uri`. Raises ConfigError."""
+    """Return the host and port of each address in `metastore.uri`. Raises ConfigError for an invalid address."""
     given = [uri.strip() for uri in uris.split(",") if uri.strip()] or [""]
     found = [(uri, _address(uri)) for uri in given]
     for uri, address in found:

@@ -31,7 +31,7 @@ class ControlTable:
     id: int
 
     def key_value(self, value: str) -> KeyValue:
-        """Return the parameter update with which a commit stores `value`.
+        """Return the parameter update that stores `value` during a commit.
 
         `value` must be ASCII, because MySQL stores parameters as latin1.
         """

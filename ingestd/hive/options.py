@@ -15,10 +15,12 @@ from ingestd.keys import Seconds
 
 @dataclass(frozen=True, slots=True)
 class MetastoreOptions:
-    """The addresses of the metastore, and the login. Raises ConfigError.
+    """The addresses of the metastore, and the login.
 
     `uri` is `thrift://host:port`; several addresses of one metastore are separated by commas. `timeout` is the time
     limit of one call. At most one of `kerberos` and `plain` may be set. `tls` encrypts the connection.
+
+    Raises ConfigError for an invalid address, or if both `kerberos` and `plain` are set.
     """
 
     uri: str

@@ -37,7 +37,7 @@ _CANNOT_COMPARE = 'update "TABLE_PARAMS" set'
 
 @dataclass(frozen=True, slots=True)
 class Parameters:
-    """The parameters and location of a partition, or of an unpartitioned table, whose name is then WHOLE_TABLE."""
+    """The parameters and location of a partition. For an unpartitioned table, `name` is WHOLE_TABLE."""
 
     name: str
     location: str
@@ -51,8 +51,8 @@ Change = Callable[[Parameters], dict[str, str]]
 class WriterView:
     """The write id under which parameters are written, and the snapshot that the writer had read.
 
-    From both, HMS detects that the statistics of an ANALYZE do not include the writer's rows, and removes their flag
-    (ObjectStore.alterTable, isCurrentStatsValidForTheQuery).
+    HMS uses both to detect that the statistics of an ANALYZE do not include the writer's rows. It then removes the
+    flag COLUMN_STATS_ACCURATE (ObjectStore.alterTable, isCurrentStatsValidForTheQuery).
     """
 
     write_id: int

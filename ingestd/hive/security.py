@@ -54,7 +54,9 @@ class Kerberos:
 
     `principal` is that of the metastore, such as `hive/_HOST@REALM`. With `keytab`, each connect obtains a ticket for
     `user` from the keytab if the last ticket has expired. Without `keytab`, the caller's ticket cache is used, for
-    `user` if given. The strongest of `protection` that the metastore offers is used. Raises ConfigError.
+    `user` if given. The strongest of `protection` that the metastore offers is used.
+
+    Raises ConfigError for an invalid principal, a keytab without `user`, or an empty `protection`.
     """
 
     principal: str
@@ -97,7 +99,8 @@ class Kerberos:
 class Plain:
     """A login with user name and password (SASL PLAIN), which Hive 4 checks with LDAP or its own authenticator.
 
-    Without TLS the password is sent in clear text. Raises ConfigError.
+    Without TLS the password is sent in clear text. Raises ConfigError if the user name or the password is empty or
+    contains a NUL character.
     """
 
     username: str
@@ -128,7 +131,7 @@ class Security:
     """Login and encryption of a metastore connection; by default neither, as in the metastore's own defaults.
 
     `unsecured_user` is the user name that is sent to a metastore without login (`set_ugi`), which does not verify it.
-    The default is the user of the process. Raises ConfigError.
+    The default is the user of the process. Raises ConfigError if both a login and `unsecured_user` are set.
     """
 
     login: Kerberos | Plain | None = None

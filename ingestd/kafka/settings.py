@@ -80,8 +80,8 @@ def client_faults(settings: Mapping[str, object], section: Callable[[str], str])
     """Yield the fault that librdkafka finds when it creates a client, if any.
 
     Examples are properties that contradict each other, certificates that cannot be read, and unknown SASL mechanisms.
-    Creates a consumer without brokers, which does not connect, and closes it. Call this function if `setting_faults`
-    found no fault; `section` has the same meaning there.
+    Creates a consumer without brokers, which does not connect, and closes it. Call this function only after
+    `setting_faults` has found no fault. `section` has the same meaning as in `setting_faults`.
     """
     try:
         Consumer({key: value for key, value in reader_settings(settings).items() if key != _SERVERS}).close()

@@ -276,7 +276,7 @@ class RowCountRepair:
             self._state.survey_due = None
 
     def _repair(self, table: Table, names: Sequence[str]) -> None:
-        """Recount partitions in portions, between which commits can acquire the lease."""
+        """Recount partitions a few at a time, and pause in between so that commits can acquire the lease."""
         while names and not self._halt.is_set():
             done = self._recount(table, names)
             if done.corrected:

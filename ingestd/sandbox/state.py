@@ -54,7 +54,7 @@ class Layout:
         return self.root / "run" / service
 
     def log(self, name: str) -> Path:
-        """Return the log file of a service or preparation step. That of the previous start has the suffix `.1`."""
+        """Return the log file of a service or preparation step. The log of the previous start has the suffix `.1`."""
         return self.root / "logs" / f"{name}.log"
 
 

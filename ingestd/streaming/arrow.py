@@ -153,7 +153,7 @@ class _Wanted:
 
     def refuse(self, source: pa.DataType, reason: object) -> SerializationError:
         """Return the error for a value of type `source` that does not fit."""
-        return SerializationError(f"a value of {source} does not fit: {reason}", where=self.where)
+        return SerializationError(f"a value of type {source} does not fit: {reason}", where=self.where)
 
 
 def _fit_or_name_row(array: pa.Array, wanted: _Wanted, first: int) -> pa.Array:

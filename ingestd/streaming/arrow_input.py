@@ -89,7 +89,7 @@ def _name_object(frame: Any) -> None:
         value = values.iloc[end - 1]
         raise SerializationError(
             f"DataFrame cannot be converted to an Arrow table: {type(value).__name__} {str(value)[:40]!r} has no Arrow"
-            " type, or a different one from the preceding rows",
+            " type, or its type differs from the type of the preceding rows",
             where=place_of(str(name), end - 1),
             hint=CAST,
         )

@@ -1,7 +1,7 @@
-"""The connection of Hive Streaming V2, with which a program begins, writes and commits transactions.
+"""The Hive Streaming V2 connection. A program uses it to begin, write and commit transactions.
 
-Invariant: a connection belongs to one thread. Its public methods raise StreamingException. Every error except a bad
-record or an invalid call ends the open transaction and its batch (state table in `lifecycle.py`).
+Invariant: a connection belongs to one thread. Its public methods raise StreamingException. Every error except
+RecordError or an invalid call ends the open transaction and its batch (state table in `lifecycle.py`).
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ class HiveStreamingConnection:
 
     @property
     def username(self) -> str:
-        """The user name at the metastore: that of the login or, without a login, the one sent to the metastore."""
+        """The user name that the metastore sees: the login's or, without a login, the name sent with `set_ugi`."""
         return self._session.metastore.user
 
     @property

@@ -134,7 +134,7 @@ def streaming_error(error: IngestdError, context: Sequence[Translation] = ()) ->
 
 @contextmanager
 def streaming_errors(context: Sequence[Translation] = ()) -> Iterator[None]:
-    """Translate errors of the layers below, as a decorator of a public method or around a block."""
+    """Convert errors of the layers below to StreamingException. Use it as a decorator or in a `with` statement."""
     try:
         yield
     except StreamingException:

@@ -33,7 +33,7 @@ class Heartbeat:
     """Sends a heartbeat for each transaction every `interval_seconds`, then calls the method `after_beat`.
 
     The thread also ends when the object of `after_beat` is garbage collected: a caller that is interrupted while it
-    creates the batch has no reference with which to stop the thread.
+    creates the batch has no reference to the thread and cannot stop it.
     """
 
     def __init__(

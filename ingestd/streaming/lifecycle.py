@@ -9,9 +9,9 @@
 | PREPARED_FOR_COMMIT: the owner commits it | refused | refused | refused | unchanged | unchanged |
 
 "refused" means that InvalidTransactionState is raised and nothing changes. A failure is any error in begin, write or
-commit except a bad record (RecordError). It also aborts the unused transactions of the batch, and the next begin opens
-a new batch. Outside OPEN only begin can fail; if it cannot even open a batch, the state does not change. A joined
-transaction can begin only once.
+commit except RecordError. It also aborts the unused transactions of the batch, and the next begin opens a new batch.
+Outside OPEN only begin can fail; if it cannot even open a batch, the state does not change. A joined transaction can
+begin only once.
 
 Invariant: at most one transaction of a connection is open.
 """
@@ -126,9 +126,10 @@ class Lifecycle:
             batch.abort()
 
     def abort_after_error(self, abort: Callable[[], None]) -> None:
-        """Call `abort` if a transaction is open; a failure is only logged: the caller is about to raise another error.
+        """Call `abort` if a transaction is open. If that fails, only log it, as the caller raises another error.
 
-        `abort` is the connection's, which a forked child is refused: the transaction belongs to its parent.
+        `abort` is the public method of the connection. In a forked child it raises an error and aborts nothing, because
+        the transaction belongs to the parent process.
         """
         if self.state is TxnState.OPEN:
             try:
@@ -138,7 +139,7 @@ class Lifecycle:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Call `fail` for an error in the block, unless it is a bad record (RecordError)."""
+        """Call `fail` for an error in the block, unless it is a RecordError."""
         try:
             yield
         except RecordError:

@@ -45,7 +45,7 @@ class RecordBuffer:
         self._decoded = 0
 
     def add(self, record: bytes) -> bool:
-        """Buffer one record, and return whether the buffer is full. Raises SerializationError for a bad record."""
+        """Buffer one record, and return whether the buffer is full. Raises SerializationError if it is a reject."""
         reject = self._check(record)
         if reject is not None:
             number = self._decoded + len(self._waiting) + len(self._rejected_at)

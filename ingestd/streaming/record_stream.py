@@ -69,7 +69,7 @@ def _read(stream: BinaryIO, size: int) -> bytes:
     try:
         chunk = stream.read(size)
     except TypeError as error:
-        raise StreamingException(f"a stream must have read(size): {error}", where="write") from error
+        raise StreamingException(f"a stream must have a method read(size): {error}", where="write") from error
     if not isinstance(chunk, bytes):
         raise StreamingException(f"a stream must return bytes, not {type(chunk).__name__}", where="write")
     return chunk

@@ -356,7 +356,7 @@ class _Reordered:
         return DecodeResult([self._reorder(batch) for batch in decoded.batches], decoded.rejects, decoded.skipped)
 
     def check(self, value: bytes) -> Reject | None:
-        """Return the reject of a bad record, or None for a good one, without decoding it."""
+        """Return the reject that `decode` would return for this record; None if the record becomes a row."""
         return self._decoder.check(value)
 
     def _reorder(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -62,7 +62,7 @@ def _claims(stack: Stack) -> list[Claim]:
 
 
 def _leave_waiting(stack: Stack) -> None:
-    """Request the owner's lock like a process of another machine that then dies."""
+    """Request the owner's lock and never release it, as if a process on another machine had died while waiting."""
     agent = f"ingestd/ingestd/{stack.name[-40:]}/elsewhere:1:1-abcdef"
     request = ttypes.LockRequest(
         component=[leases.lease_component(_lease(stack))], user="nobody", hostname="elsewhere", agentInfo=agent

@@ -61,7 +61,7 @@ STATIC = {
 
 
 class _Partitions:
-    """Tables of different cases, which one daemon loads."""
+    """The tables of all cases. One daemon loads them together."""
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack

@@ -1,4 +1,4 @@
-"""A running daemon: when it commits, how it stops, and how it handles bad records and full disks."""
+"""A running daemon: when it commits, how it stops, and how it handles rejects and full disks."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_bad_record_when_read_then_only_its_mapping_stops_and_continues_after_th
         for part in (f"{bad['topics'][0]}[0] offset 70", "column qty", "'many' is not a number", '{"id": 70'):
             assert part in stops[0]["error"]
         assert "Traceback" not in daemon.text()
-        # The commit before the bad record is preserved, and no row of the bad record's transaction is visible.
+        # The commit before the reject is preserved, and no row of the reject's transaction is visible.
         assert stack.ids(bad["topics"][0]) == list(range(50))
         assert stack.ids(good["topics"][0]) == list(range(500))
         assert open_transactions(stack.metastore, f"ingestd/ingestd/{bad['name']}/") == []

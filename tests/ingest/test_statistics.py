@@ -1,4 +1,4 @@
-"""HiveServer2 answers correctly from statistics after commits of ingestd, even with concurrent writers."""
+"""HiveServer2 answers correctly from statistics after ingestd commits, even with concurrent writers."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ CASES = PLAIN + ODD
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """Return a value for which NaN equals NaN and -0.0 differs from 0.0. A float is compared in single precision."""
+    """Convert a value so that NaN equals NaN and -0.0 differs from 0.0. Floats are rounded to single precision."""
     if value is None or name not in {"single", "dbl"}:
         return value
     return repr(np.float32(value)) if name == "single" else repr(float(value))

@@ -1,4 +1,4 @@
-"""If the answer to a commit is lost, the outcome is queried, and the commit is repeated where it is necessary."""
+"""If the answer to a commit is lost, the outcome is queried, and the commit is repeated if necessary."""
 
 from __future__ import annotations
 

@@ -254,7 +254,7 @@ def test_records_when_of_any_bytes_type_then_accepted_and_other_types_rejected(s
                 connection.write(data)
         connection.commit_transaction()
         connection.begin_transaction()
-        with pytest.raises(StreamingException, match=r"a stream must have read\(size\)"):
+        with pytest.raises(StreamingException, match=r"a stream must have a method read\(size\)"):
             connection.write(Unread())
 
     sees(stack, [1, 2, 3, 4, 5])

@@ -104,7 +104,7 @@ class KafkaBroker:
 
 @contextmanager
 def kafka_broker(folder: Path) -> Iterator[KafkaBroker]:
-    """Run a broker that ends with the `with` block."""
+    """Run a broker and stop it at the end of the `with` block."""
     broker = KafkaBroker(folder)
     try:
         yield broker.start()

@@ -130,7 +130,7 @@ class Realm:
 
 @contextmanager
 def realm(folder: Path) -> Iterator[Realm]:
-    """Run a realm that this process uses. Its KDC ends with the `with` block.
+    """Run a realm that this process uses. Its KDC stops at the end of the `with` block.
 
     Its principals are `hive/localhost` for the metastore, `ingestd`, and `brief`, whose tickets expire after
     SHORT_SECONDS. Without the programs of a KDC the test is skipped or fails (`_require`).

@@ -142,7 +142,7 @@ class Process:
 
 @contextmanager
 def metastore(home: Home, name: str, properties: Mapping[str, str], jvm: tuple[str, ...] = ()) -> Iterator[Process]:
-    """Run a metastore that ends with the `with` block."""
+    """Run a metastore and stop it at the end of the `with` block."""
     made = Process(home, name, properties, jvm)
     try:
         yield made.start().wait()

@@ -22,7 +22,7 @@ _IMAGE = "postgres:16-alpine"
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Yield the URL of an empty database. The server ends with the `with` block."""
+    """Yield the URL of an empty database. The server stops at the end of the `with` block."""
     if _has_docker():
         with DockerContainer(_IMAGE).with_env("POSTGRES_PASSWORD", "hive").with_exposed_ports(5432) as container:
             host, port = container.get_container_host_ip(), container.get_exposed_port(5432)

@@ -182,7 +182,7 @@ def _method(piece: bytes) -> str:
 
 @contextmanager
 def proxy(uri: str) -> Iterator[Proxy]:
-    """Run a proxy that ends with the `with` block."""
+    """Run a proxy and stop it at the end of the `with` block."""
     made = Proxy(uri)
     try:
         yield made

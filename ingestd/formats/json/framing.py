@@ -48,15 +48,16 @@ def has_constant(text: bytes) -> bool:
 
 
 def has_tiny_number(text: bytes) -> bool:
-    """Return whether a number may have more than 38 digits after the point, written out or because of its exponent.
+    """Return whether a number may have more than 38 decimal places, either written out or due to its exponent.
 
-    For such numbers Arrow reads past the end of its table of powers of ten, and may read 1e-39 as 0 of decimal(10,0).
+    For such numbers Arrow reads past the end of its table of powers of ten. For example, it may convert 1e-39 to 0 in a
+    decimal(10,0) column.
     """
     return any(hint.search(text) for hint in _TINY_HINTS) and _TINY.search(text) is not None
 
 
 def has_large_number(text: bytes, scale: int) -> bool:
-    """Return whether a number may need more than 38 digits if it has `scale` digits after the point.
+    """Return whether a number may need more than 38 digits if it has `scale` decimal places.
 
     Arrow truncates such numbers to the lowest 128 bits without an error (seen in Arrow 26).
     """

@@ -51,7 +51,7 @@ class InvalidValue(ValueError):
 
 
 class Number(str):
-    """The text of a JSON number, which preserves its digits and its spelling."""
+    """The text of a JSON number, exactly as it was written."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ class Number(str):
 class PrimitiveType(ABC):
     """Converts JSON values to one primitive type.
 
-    `value` defines the conversion. `column` and `is_plain` are faster and cover only the common spellings. Their
+    `value` defines the conversion. `column` and `is_plain` are faster and cover only the common notations. Their
     results agree with `value`.
     """
 
@@ -105,7 +105,7 @@ class IntegerType(PrimitiveType):
         return type(value) is int and -self._limit <= value < self._limit
 
     def _whole(self, text: str) -> int:
-        """Parse a whole number that is written with a point or an exponent."""
+        """Parse a whole number that is written with a decimal point or an exponent."""
         try:
             number = Decimal(text)
         except InvalidOperation:
@@ -318,7 +318,7 @@ def _number_text(value: object, kind: HiveType) -> str:
 def _parse_numbers(array: pa.Array, target: pa.DataType, pattern: str) -> pa.Array:
     """Convert a column that may have been read as text to numbers.
 
-    The pattern excludes spellings that Arrow's cast accepts but JSON does not: hexadecimal, `nan`, `inf`.
+    The pattern excludes notations that Arrow's cast accepts but JSON does not: hexadecimal, `nan`, `inf`.
     """
     if not pa.types.is_string(array.type):
         return array

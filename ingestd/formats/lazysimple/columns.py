@@ -1,7 +1,7 @@
-"""Decodes whole columns of text fields: Arrow converts the common spellings, and the rest is decoded field by field.
+"""Decodes whole columns of text fields: Arrow converts the common notations, and the rest is decoded field by field.
 
 Invariant: every value equals the result of the column's `values.reader` for the same field. Arrow converts only
-spellings that it reads as Hive does.
+notations that it reads as Hive does.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from ingestd.schema import INTEGER_BITS, Column, HiveType
 
 
 @dataclass(frozen=True, slots=True)
-class CommonSpelling:
-    """The spellings of a type that Arrow reads as Hive does.
+class CommonNotation:
+    """The notations of a type that Arrow reads as Hive does.
 
-    If all bytes of a column are in `characters`, `cast` converts the whole column; it raises pa.ArrowInvalid or
-    ValueError if a field has another spelling. In other columns, `cast` converts only the fields that match `pattern`.
+    If all bytes of a column are in `characters`, `cast` converts the whole column. It raises pa.ArrowInvalid or
+    ValueError if a field has a different notation. In other columns, `cast` converts only fields that match `pattern`.
     """
 
     characters: bytes
@@ -92,8 +92,8 @@ class FieldConverter:
         return batch_of(self._columns, converted), rejects
 
     def _column(self, kind: HiveType, array: pa.Array, read: Read) -> tuple[pa.Array, dict[int, str]]:
-        """Convert one column; also return the reasons for which fields make their records rejects, by row."""
-        common = _common_spelling(kind)
+        """Convert one column. Return it and, by row, the reason why a field makes its record a reject."""
+        common = _common_notation(kind)
         has_escapes = self._escape is not None and kind.kind in TEXT_KINDS and self._escape in _bytes_of(array)
         if common is None or has_escapes:
             return _fill(kind, _nulls(kind, array), array, read)
@@ -132,8 +132,8 @@ def _nulls(kind: HiveType, array: pa.Array) -> pa.Array:
     return pa.nulls(len(array), kind.arrow)
 
 
-def _cast(kind: HiveType, array: pa.Array, common: CommonSpelling) -> pa.Array | None:
-    """Return the column as Arrow converts it; None if a field has another spelling."""
+def _cast(kind: HiveType, array: pa.Array, common: CommonNotation) -> pa.Array | None:
+    """Return the column as Arrow converts it; None if Arrow does not read the notation of every field."""
     try:
         return common.cast(kind, array)
     except ValueError:  # pa.ArrowInvalid is one
@@ -141,9 +141,10 @@ def _cast(kind: HiveType, array: pa.Array, common: CommonSpelling) -> pa.Array |
 
 
 def _fill(kind: HiveType, converted: pa.Array, array: pa.Array, read: Read) -> tuple[pa.Array, dict[int, str]]:
-    """Convert the fields that are missing in `converted` one by one; return the whole column and the rejects by row.
+    """Convert the fields that are NULL in `converted` one by one.
 
-    Raises NotColumnar if the column needs both timestamp units.
+    Returns the whole column and, by row, the reason for each reject. Raises NotColumnar if neither timestamp
+    unit fits all values.
     """
     missing = np.flatnonzero(pc.and_(converted.is_null(), array.is_valid()).to_numpy(zero_copy_only=False))
     if not len(missing):
@@ -190,14 +191,14 @@ def _in_micros(array: pa.Array) -> pa.Array:
         raise NotColumnar from None
 
 
-def _common_spelling(kind: HiveType) -> CommonSpelling | None:
-    """Return the common spellings of a type; None for binary and complex types, which Arrow does not convert."""
+def _common_notation(kind: HiveType) -> CommonNotation | None:
+    """Return the common notations of a type; None for binary and complex types, which Arrow does not convert."""
     if kind.kind in INTEGER_BITS:
         digits = {"tinyint": 2, "smallint": 4, "int": 9, "bigint": 18}[kind.kind]
-        return CommonSpelling(b"-0123456789", f"^-?[0-9]{{1,{digits}}}$", _number)
+        return CommonNotation(b"-0123456789", f"^-?[0-9]{{1,{digits}}}$", _number)
     if kind.kind == "decimal":
-        return CommonSpelling(b"-.0123456789", _decimal_pattern(kind), _decimal)
-    return _COMMON_SPELLINGS.get(kind.kind)
+        return CommonNotation(b"-.0123456789", _decimal_pattern(kind), _decimal)
+    return _COMMON_NOTATIONS.get(kind.kind)
 
 
 def _number(kind: HiveType, array: pa.Array) -> pa.Array:
@@ -263,16 +264,16 @@ def _timestamp(_: HiveType, array: pa.Array) -> pa.Array:
     return pc.cast(texts, pa.timestamp("ns" if near else "us"))
 
 
-_FLOATING = CommonSpelling(b"+-.0123456789Ee", r"^-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?$", _number)
-_COMMON_SPELLINGS = {
-    "boolean": CommonSpelling(b"truefalsTRUEFALS", "^(?i:true|false)$", _boolean),
+_FLOATING = CommonNotation(b"+-.0123456789Ee", r"^-?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?$", _number)
+_COMMON_NOTATIONS = {
+    "boolean": CommonNotation(b"truefalsTRUEFALS", "^(?i:true|false)$", _boolean),
     "float": _FLOATING,
     "double": _FLOATING,
-    "string": CommonSpelling(b"", "", _text),
-    "varchar": CommonSpelling(b"", "", _text),
-    "char": CommonSpelling(b"", "", _text),
-    "date": CommonSpelling(b"-0123456789", "^[0-9]{4}-[0-9]{2}-[0-9]{2}$", _date),
-    "timestamp": CommonSpelling(
+    "string": CommonNotation(b"", "", _text),
+    "varchar": CommonNotation(b"", "", _text),
+    "char": CommonNotation(b"", "", _text),
+    "date": CommonNotation(b"-0123456789", "^[0-9]{4}-[0-9]{2}-[0-9]{2}$", _date),
+    "timestamp": CommonNotation(
         b"-:. T0123456789",
         r"^(?:1[789]|2[01])[0-9]{2}-[0-9]{2}-[0-9]{2}[ T](?:[0-9]{2}:){2}[0-9]{2}(?:\.[0-9]{1,9})?$",
         _timestamp,

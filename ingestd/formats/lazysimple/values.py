@@ -194,7 +194,7 @@ def _decimal(kind: HiveType) -> Read:
 
 
 def _digits(data: bytes) -> Decimal:
-    """Parse a number and round it to at most 38 digits before the point and 38 after it."""
+    """Parse a number and round it to at most 38 digits before the decimal point and 38 after it."""
     match = _DECIMAL.fullmatch(data)
     if not match:
         raise InvalidField(f"{_shown(data)} is not a decimal number")
