@@ -1,50 +1,39 @@
-"""Every error that ingestd raises. The class decides the reaction; an unknown error means stop.
+"""Every error that ingestd raises. The class says whether another attempt may succeed; an unknown error means stop.
 
-    IngestdError                       STOP    exit 1
-    ├ ConfigError                      STOP    exit 78
-    │  └ ConfigFaults                          several at once, each with file and line
-    ├ RecordError                      STOP    exit 65  a record does not fit the table's columns
-    ├ Unavailable                      RETRY   exit 69
-    │  ├ MetastoreUnavailable                  (Hive Streaming: ConnectionError)
+    IngestdError                              exit 1
+    ├ ConfigError                             exit 78
+    │  └ ConfigFaults                                  several at once, each with file and line
+    ├ RecordError                             exit 65  a record does not fit the table's columns
+    ├ Unavailable                  retriable  exit 69
+    │  ├ MetastoreUnavailable                          (Hive Streaming: ConnectionError)
     │  ├ BrokerUnavailable
-    │  └ StorageUnavailable                    (Hive Streaming: StreamingIOFailure)
-    ├ LoginFailed                      STOP    exit 77
-    ├ InvalidTable                     STOP    exit 65  missing, not ACID, not ORC, or the columns do not fit
+    │  └ StorageUnavailable                            (Hive Streaming: StreamingIOFailure)
+    ├ LoginFailed                             exit 77
+    ├ InvalidTable                            exit 65  missing, not ACID, not ORC, or the columns do not fit
     │  └ TableMissing
-    ├ TooManyPartitions                STOP    exit 65  above the limit for one transaction
-    ├ InvalidTopic                     STOP    exit 65  missing, or no permission to read it
-    ├ OffsetsLost                      STOP    exit 65  Kafka no longer has the committed position
-    ├ TransactionError                 REWIND  exit 1   nothing of the transaction is visible
+    ├ TooManyPartitions                       exit 65  above the limit for one transaction
+    ├ InvalidTopic                            exit 65  missing, or no permission to read it
+    ├ OffsetsLost                             exit 65  Kafka no longer has the committed position
+    ├ TransactionError             retriable  exit 1   nothing of the transaction is visible
     │  ├ TransactionAborted
-    │  ├ TableChanged                          the table changed between plan and commit
-    │  ├ RangeLost                             Kafka lost a planned range; the next plan applies on_offset_loss
-    │  └ CommitOutcomeUnknown                  the stored offsets decide what is read next
-    ├ OwnershipLost                    REWIND  exit 1   another daemon owns the mapping
-    └ SandboxError                     STOP    exit 69
+    │  ├ TableChanged                                  the table changed between plan and commit
+    │  ├ RangeLost                                     Kafka lost a planned range; the next plan applies on_offset_loss
+    │  └ CommitOutcomeUnknown                          the stored offsets decide what is read next
+    ├ OwnershipLost                retriable  exit 1   another daemon owns the mapping
+    └ SandboxError                            exit 69
+
+`retry.call` repeats a call after a retriable error; a mapping then continues from the offsets that Hive has stored. Any
+other error ends the mapping, and the other mappings continue.
 
 Each package translates the exceptions of its foreign library once. Packages add classes of their own, such as
-`JobFailed` in spark/; tests/test_retry.py lists the reaction and the exit code of every class.
+`JobFailed` in spark/; tests/test_retry.py lists every class with its exit code.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from enum import Enum
 from typing import ClassVar
-
-
-class Reaction(Enum):
-    """What `retry.call` and the supervisor do with an error.
-
-    STOP    raise it immediately: the mapping ends, the other mappings continue.
-    RETRY   call again after a backoff: the same call may succeed.
-    REWIND  call again after a backoff, from the offsets that Hive has stored: the transaction is lost.
-    """
-
-    STOP = "stop"
-    RETRY = "retry"
-    REWIND = "rewind"
 
 
 class IngestdError(Exception):
@@ -54,7 +43,8 @@ class IngestdError(Exception):
     `hint` says how to fix it; it may be empty.
     """
 
-    reaction: ClassVar[Reaction] = Reaction.STOP
+    is_retriable: ClassVar[bool] = False
+    """Whether another attempt may succeed without a change by a person."""
     exit_code: ClassVar[int] = 1
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
@@ -62,11 +52,6 @@ class IngestdError(Exception):
         self.what = what
         self.where = where
         self.hint = hint
-
-    @property
-    def is_retriable(self) -> bool:
-        """Whether another attempt may succeed without a change by a person."""
-        return self.reaction is not Reaction.STOP
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
@@ -111,7 +96,7 @@ class RecordError(IngestdError):
 class Unavailable(IngestdError):
     """A service does not answer at the moment."""
 
-    reaction = Reaction.RETRY
+    is_retriable = True
     exit_code = 69
 
 
@@ -167,7 +152,7 @@ class OffsetsLost(IngestdError):
 class TransactionError(IngestdError):
     """The Hive transaction failed; none of its rows is visible."""
 
-    reaction = Reaction.REWIND
+    is_retriable = True
 
 
 class TransactionAborted(TransactionError):
@@ -192,7 +177,7 @@ class CommitOutcomeUnknown(TransactionError):
 class OwnershipLost(IngestdError):
     """Another daemon owns this mapping; no row of this transaction is visible."""
 
-    reaction = Reaction.REWIND
+    is_retriable = True
 
 
 class SandboxError(IngestdError):

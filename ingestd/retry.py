@@ -1,6 +1,6 @@
-"""Retries: exponential backoff, jittered and capped, driven by the reaction of the error's class.
+"""Retries: exponential backoff, jittered and capped, after errors whose class is retriable.
 
-Invariant: an error whose reaction is STOP is re-raised immediately and unchanged.
+Invariant: an error that is not retriable is re-raised immediately and unchanged.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def call(
 ) -> T:
     """Call `function` until it succeeds, waiting after each retriable error, and return its result.
 
-    `on_wait(error, seconds)` is called before each wait. Raises an error whose reaction is STOP immediately, and the
+    `on_wait(error, seconds)` is called before each wait. Raises an error that is not retriable immediately, and the
     last error once `stop` is set.
     """
 

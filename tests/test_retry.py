@@ -1,4 +1,4 @@
-"""Reactions of the error classes, the waits between attempts, and the length of log messages."""
+"""Retriable error classes, the waits between attempts, and the length of log messages."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ import pytest
 import ingestd
 from ingestd import errors, retry
 from ingestd.daemon.log import shortened
-from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable, Reaction, TableChanged
+from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable, TableChanged
 from ingestd.streaming import StreamingException
 
-# Class: reaction and exit code. Errors of the streaming API are listed in docs/streaming.md, which has a test as well.
+# Class: whether it is retriable, and exit code. The errors of the streaming API are in docs/streaming.md and its test.
 TABLE = {
-    "errors.IngestdError": ("STOP", 1),
-    "errors.ConfigError": ("STOP", 78),
-    "errors.ConfigFaults": ("STOP", 78),
-    "errors.RecordError": ("STOP", 65),
-    "errors.Unavailable": ("RETRY", 69),
-    "errors.MetastoreUnavailable": ("RETRY", 69),
-    "errors.BrokerUnavailable": ("RETRY", 69),
-    "errors.StorageUnavailable": ("RETRY", 69),
-    "errors.LoginFailed": ("STOP", 77),
-    "errors.InvalidTable": ("STOP", 65),
-    "errors.TableMissing": ("STOP", 65),
-    "errors.TooManyPartitions": ("STOP", 65),
-    "errors.InvalidTopic": ("STOP", 65),
-    "errors.OffsetsLost": ("STOP", 65),
-    "errors.TransactionError": ("REWIND", 1),
-    "errors.TransactionAborted": ("REWIND", 1),
-    "errors.TableChanged": ("REWIND", 1),
-    "errors.RangeLost": ("REWIND", 1),
-    "errors.CommitOutcomeUnknown": ("REWIND", 1),
-    "errors.OwnershipLost": ("REWIND", 1),
-    "errors.SandboxError": ("STOP", 69),
-    "hive.client.MetastoreRefusal": ("STOP", 65),
-    "hive.client.UnknownCall": ("STOP", 65),
-    "hive.transactions.LockTimeout": ("RETRY", 69),
-    "spark.errors.JobFailed": ("STOP", 70),
-    "spark.errors.WorkerLost": ("REWIND", 70),
-    "spark.errors.JobTimeout": ("REWIND", 70),
-    "spark.errors.EngineLost": ("STOP", 70),
-    "daemon.supervisor.UnexpectedError": ("STOP", 70),
-    "daemon.supervisor.StillRunning": ("STOP", 69),
+    "errors.IngestdError": (False, 1),
+    "errors.ConfigError": (False, 78),
+    "errors.ConfigFaults": (False, 78),
+    "errors.RecordError": (False, 65),
+    "errors.Unavailable": (True, 69),
+    "errors.MetastoreUnavailable": (True, 69),
+    "errors.BrokerUnavailable": (True, 69),
+    "errors.StorageUnavailable": (True, 69),
+    "errors.LoginFailed": (False, 77),
+    "errors.InvalidTable": (False, 65),
+    "errors.TableMissing": (False, 65),
+    "errors.TooManyPartitions": (False, 65),
+    "errors.InvalidTopic": (False, 65),
+    "errors.OffsetsLost": (False, 65),
+    "errors.TransactionError": (True, 1),
+    "errors.TransactionAborted": (True, 1),
+    "errors.TableChanged": (True, 1),
+    "errors.RangeLost": (True, 1),
+    "errors.CommitOutcomeUnknown": (True, 1),
+    "errors.OwnershipLost": (True, 1),
+    "errors.SandboxError": (False, 69),
+    "hive.client.MetastoreRefusal": (False, 65),
+    "hive.client.UnknownCall": (False, 65),
+    "hive.transactions.LockTimeout": (True, 69),
+    "spark.errors.JobFailed": (False, 70),
+    "spark.errors.WorkerLost": (True, 70),
+    "spark.errors.JobTimeout": (True, 70),
+    "spark.errors.EngineLost": (False, 70),
+    "daemon.supervisor.UnexpectedError": (False, 70),
+    "daemon.supervisor.StillRunning": (False, 69),
 }
 
 
@@ -66,7 +66,7 @@ def _classes(kind: type[IngestdError] = IngestdError) -> Iterator[type[IngestdEr
 
 def test_error_classes_when_compared_with_the_table_then_each_has_a_row() -> None:
     found = {
-        f"{kind.__module__}.{kind.__qualname__}".removeprefix("ingestd."): (kind.reaction.name, kind.exit_code)
+        f"{kind.__module__}.{kind.__qualname__}".removeprefix("ingestd."): (kind.is_retriable, kind.exit_code)
         for kind in _classes()
         if kind.__module__.startswith("ingestd.") and not issubclass(kind, StreamingException)
     }
@@ -75,20 +75,19 @@ def test_error_classes_when_compared_with_the_table_then_each_has_a_row() -> Non
 
 def test_error_classes_when_compared_with_the_docstring_then_the_tree_is_complete() -> None:
     assert errors.__doc__
-    tree = dict(re.findall(r"^ {4}[│├└ ]*([A-Z]\w+)(?: +(STOP|RETRY|REWIND)\b)?", errors.__doc__, re.MULTILINE))
-    own = {name.removeprefix("errors."): row[0] for name, row in TABLE.items() if name.startswith("errors.")}
-    assert tree.keys() == own.keys()
-    assert {name: reaction for name, reaction in tree.items() if reaction} == {
-        name: own[name] for name, reaction in tree.items() if reaction
-    }
+    tree = dict(re.findall(r"^ {4}[│├└ ]*([A-Z]\w+)(?: +(retriable)\b)?", errors.__doc__, re.MULTILINE))
+    own = {name.removeprefix("errors.") for name in TABLE if name.startswith("errors.")}
+    assert tree.keys() == own
+    retriable = {name for name in own if vars(getattr(errors, name)).get("is_retriable")}  # not inherited
+    assert {name for name, mark in tree.items() if mark} == retriable
 
 
-@pytest.mark.parametrize("reaction", list(Reaction))
-def test_call_when_the_error_has_a_reaction_then_only_stop_is_raised_immediately(reaction: Reaction) -> None:
+@pytest.mark.parametrize("is_retriable", [True, False])
+def test_call_when_it_fails_then_only_a_retriable_error_is_retried(*, is_retriable: bool) -> None:
     class Failure(IngestdError):
         pass
 
-    Failure.reaction = reaction
+    Failure.is_retriable = is_retriable
     attempts, waits = 0, []
 
     def fail_twice() -> int:
@@ -104,13 +103,13 @@ def test_call_when_the_error_has_a_reaction_then_only_stop_is_raised_immediately
             fail_twice, stop=threading.Event(), on_wait=lambda error, _: waits.append(error.what), backoff=backoff
         )
 
-    if reaction is Reaction.STOP:
+    if is_retriable:
+        assert attempt() == 3
+        assert waits == ["not yet", "not yet"]
+    else:
         with pytest.raises(Failure):
             attempt()
         assert (attempts, waits) == (1, [])
-    else:
-        assert attempt() == 3
-        assert waits == ["not yet", "not yet"]
 
 
 def test_call_when_stop_is_set_then_the_last_error_is_raised() -> None:

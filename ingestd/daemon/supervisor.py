@@ -23,7 +23,7 @@ from ingestd.spark.errors import EngineLost
 
 
 class UnexpectedError(IngestdError):
-    """A defect of ingestd. The mapping stops, because it is unknown which reaction would be safe."""
+    """A defect of ingestd. The mapping stops, because it is unknown whether a retry would be safe."""
 
     exit_code = 70
 

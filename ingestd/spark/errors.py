@@ -10,7 +10,7 @@ import re
 
 from py4j.protocol import Py4JError, Py4JJavaError
 
-from ingestd.errors import IngestdError, Reaction
+from ingestd.errors import IngestdError
 
 # The exceptions that a call through py4j raises if the JVM has ended or its connection breaks.
 GATEWAY_ERRORS = (Py4JError, OSError, EOFError, RuntimeError)
@@ -38,13 +38,13 @@ class JobFailed(IngestdError):
 class WorkerLost(JobFailed):
     """A task of the job ran out of memory, or its process ended, for example through the OOM killer."""
 
-    reaction = Reaction.REWIND
+    is_retriable = True
 
 
 class JobTimeout(JobFailed):
     """The job exceeded `EngineLimits.job_seconds` and was cancelled."""
 
-    reaction = Reaction.REWIND
+    is_retriable = True
 
 
 class EngineLost(IngestdError):

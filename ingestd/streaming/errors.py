@@ -1,4 +1,4 @@
-"""The exceptions of Hive Streaming, each with the reaction that `retry.py` follows.
+"""The exceptions of Hive Streaming, and which of them are retriable.
 
 Invariant: the public methods raise `StreamingException` for everything outside the caller's own Python. They translate
 errors of the layers below (`streaming_errors`); inner modules let those pass.
@@ -27,7 +27,7 @@ class ConnectionError(StreamingException, errors.MetastoreUnavailable):  # noqa:
 class InvalidConnection(ConnectionError):
     """The options do not fit the table or the security settings, or the login was refused. Do not retry."""
 
-    reaction = errors.Reaction.STOP
+    is_retriable = False
 
 
 class InvalidTable(StreamingException, errors.InvalidTable):
@@ -48,23 +48,23 @@ class TransactionError(StreamingException, errors.TransactionError):
 class InvalidTransactionState(TransactionError):
     """The state of the transaction does not allow the call, which is an error in the program. Do not retry."""
 
-    reaction = errors.Reaction.STOP
+    is_retriable = False
 
 
 class TableChanged(TransactionError, errors.TableChanged):
     """The table was changed so that this connection can no longer write it. Open a new connection."""
 
-    reaction = errors.Reaction.STOP
+    is_retriable = False
 
 
 class CommitOutcomeUnknown(TransactionError, errors.CommitOutcomeUnknown):
     """The answer to a commit was lost and its outcome could not be queried. Check for the rows before you continue.
 
     The daemon checks by itself. A program that wrote the records again without a check might duplicate them, so the
-    reaction is STOP.
+    error is not retriable.
     """
 
-    reaction = errors.Reaction.STOP
+    is_retriable = False
 
 
 class StreamingIOFailure(StreamingException, errors.StorageUnavailable):

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from ingestd.errors import Reaction
 from ingestd.formats.decoder import Decoder, DecodeResult, Reject
 from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.hive.client import Metastore
@@ -79,7 +78,7 @@ class InvalidPartition(StreamingException):
 class TransactionBatchUnAvailable(StreamingException):
     """A batch of transactions could not be opened. Retry with backoff."""
 
-    reaction = Reaction.RETRY
+    is_retriable = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from ingestd.acid.writer_pool import (
     StagingFiles,
     WriterPool,
 )
-from ingestd.errors import InvalidTable, Reaction, StorageUnavailable
+from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.schema import Column, HiveType
 
 COLUMNS = [Column("n", HiveType.parse("bigint")), Column("t", HiveType.parse("timestamp"))]
@@ -260,7 +260,7 @@ def test_add_when_staging_directory_is_missing_then_storage_unavailable(tmp_path
     _, pool = staging_pool(tmp_path / "gone", NO_MEMORY)
     with pytest.raises(StorageUnavailable, match=r"f00001\.orc") as caught:
         pool.add((), 0, batch(0, 1, stamp))
-    assert caught.value.reaction is Reaction.RETRY
+    assert caught.value.is_retriable
     pool.abort()
 
 

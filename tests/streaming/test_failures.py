@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from hive_metastore import ttypes
 
-from ingestd.errors import Reaction
 from ingestd.hive import transactions
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.storage.local import local_path
@@ -93,7 +92,7 @@ def test_batch_when_the_metastore_aborted_its_transaction_then_a_later_write_fai
 
         error = eventually("a heartbeat that finds the transaction aborted", refused, 20)
         assert "aborted the transaction" in error.what
-        assert error.reaction is Reaction.REWIND
+        assert error.is_retriable
         assert connection.current_transaction_state is TxnState.ABORTED
         assert open_agents(stack, connection.agent_info) == []
         with connection.transaction():
@@ -139,7 +138,7 @@ def test_disk_when_full_then_io_failure_and_the_open_transactions_are_aborted(st
         connection.begin_transaction()
         with pytest.raises(StreamingIOFailure) as caught:
             write_and_commit(connection, many)
-        assert caught.value.reaction is Reaction.RETRY
+        assert caught.value.is_retriable
         assert connection.current_transaction_state is TxnState.ABORTED
         assert open_agents(stack, f"{stack.name}-full") == []
         sees(stack, [1])
@@ -339,7 +338,7 @@ def test_v1_batch_when_the_metastore_does_not_answer_then_batch_unavailable(stac
             between.lose_answer("open_txns")
             with pytest.raises(v1.TransactionBatchUnAvailable) as caught:
                 connection.fetch_transaction_batch(2, writer)
-            assert caught.value.reaction is Reaction.RETRY
+            assert caught.value.is_retriable
             batch = connection.fetch_transaction_batch(2, writer)
 
             def work() -> None:

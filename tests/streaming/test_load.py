@@ -16,7 +16,6 @@ PROCESSES, CONNECTIONS = 4, 4
 
 CLIENTS = """
 import json, random, sys, threading, time
-from ingestd.errors import Reaction
 from ingestd.streaming import HiveStreamingConnection, StreamingException, StrictDelimitedInputWriter
 
 uri, table, process, connections, seconds = sys.argv[1:]
@@ -33,7 +32,7 @@ def attempt(connection, ids, give_up):
             return True
         connection.commit_transaction()
     except StreamingException as error:
-        if error.reaction not in (Reaction.RETRY, Reaction.REWIND):
+        if not error.is_retriable:
             raise
         return False
     committed.extend(ids)
@@ -48,7 +47,7 @@ def connected(name, size):
                 table=table, metastore_uri=uri, record_writer=writer, transaction_batch_size=size, agent_info=name
             )
         except StreamingException as error:
-            if error.reaction is not Reaction.RETRY:
+            if not error.is_retriable:
                 raise
             time.sleep(0.5)
 

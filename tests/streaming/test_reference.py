@@ -13,7 +13,6 @@ import msgpack
 import pytest
 
 import ingestd.streaming
-from ingestd.errors import Reaction
 from ingestd.formats import delimited, regex
 from ingestd.formats.json import decoder
 from ingestd.streaming import ConnectionOptions, HiveStreamingConnection, SerializationError, arrow, v1
@@ -147,12 +146,12 @@ def test_reference_then_lists_every_option() -> None:
     assert [name for name in ConnectionOptions.__dataclass_fields__ if f"`{name}`" not in PAGE] == []
 
 
-def test_error_table_then_has_a_row_per_class_that_agrees_with_its_reaction() -> None:
+def test_error_table_then_has_a_row_per_class_that_says_whether_it_is_retriable() -> None:
     table = {name: row[2] for row in rows_of("Errors and what to do") for name in re.findall(r"`([\w.]+)`", row[0])}
     classes = [kind for kind in vars(ingestd.streaming).values() if is_error(kind)]
     assert {kind.__name__ for kind in classes} == {name for name in table if not name.startswith("v1.")}
     for kind in classes:
-        assert table[kind.__name__].startswith("yes") == (kind.reaction is not Reaction.STOP), kind
+        assert table[kind.__name__].startswith("yes") == kind.is_retriable, kind
 
 
 def is_error(kind: object) -> bool:
