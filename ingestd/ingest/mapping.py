@@ -27,7 +27,7 @@ from ingestd.ingest.staging_area import StagingArea
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import Offsets
-from ingestd.spark.engine import Engine
+from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.errors import JobFailed, JobTimeout, WorkerLost
 
 # The mapping stops after this many stages in a row have lost a worker or timed out.
@@ -65,7 +65,8 @@ class MappingLoop:
         ownership = Ownership(metastore, options, on_lost=partial(events.lease_lost, options.name))
         planner = Planner(Broker(options.kafka), options)
         staging = StagingArea(metastore, options.name)
-        self._services = Services(options, metastore, engine, signals, observe, ownership, planner, staging)
+        jobs = JobGroup(options.name)
+        self._services = Services(options, metastore, engine, jobs, signals, observe, ownership, planner, staging)
         self._recovery = Recovery(self._services)
         self._mirror = OffsetMirror(options.kafka, options.consumer_group)
         self._drain = drain
@@ -88,7 +89,7 @@ class MappingLoop:
 
     def cancel(self) -> None:
         """Cancel the running stages, which then fail with JobFailed. Returns immediately."""
-        self._services.engine.cancel(self.options.name)
+        self._services.engine.cancel(self._services.jobs)
 
     def _attempt(self) -> None:
         """Become the owner, recover the mapping, then run its pipeline until it ends or fails."""

@@ -153,7 +153,7 @@ class Pipeline:
 
     def _run_tasks(self, pending: PendingTransaction) -> list[StageResult]:
         try:
-            answers = self._services.engine.run(self._options.name, stage.run, self._tasks(pending))
+            answers = self._services.engine.run(self._services.jobs, stage.run, self._tasks(pending))
         except JobFailed as error:
             if self._services.signals.abort.is_set():
                 raise TransactionAborted("aborted during shutdown", where=f"mapping {self._options.name}") from error

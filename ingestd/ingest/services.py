@@ -16,7 +16,7 @@ from ingestd.ingest.plan import Planner
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.staging_area import StagingArea
 from ingestd.ingest.steps import Observe
-from ingestd.spark.engine import Engine
+from ingestd.spark.engine import Engine, JobGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,7 @@ class Services:
     options: MappingOptions
     metastore: Metastore
     engine: Engine
+    jobs: JobGroup
     signals: Signals
     observe: Observe
     ownership: Ownership

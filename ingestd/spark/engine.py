@@ -7,9 +7,10 @@ call blocks forever: a JVM that ends or hangs is killed (see `driver`), and a jo
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ingestd.clock import pause
@@ -35,11 +36,22 @@ class EngineLimits:
     stop_seconds: float = 10.0
 
 
+@dataclass(frozen=True, slots=True)
+class JobGroup:
+    """Jobs that share the cores fairly with other groups and are cancelled together; groups may have equal names."""
+
+    name: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.id}"
+
+
 @dataclass(slots=True, eq=False)  # two jobs of a group may have equal fields
 class _Job:
     """A running job, its age in seconds, and whether it must be cancelled."""
 
-    group: str
+    group: JobGroup
     age: float = 0.0
     is_overdue: bool = False
     is_cancelled: bool = False
@@ -91,21 +103,21 @@ class Engine:
         """Raise EngineLost if the JVM has ended or has been found to hang."""
         self._driver.check()
 
-    def run(self, group: str, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
-        """Apply `function` to each item, one task per item; `group` names the job for fair sharing and `cancel`.
+    def run(self, group: JobGroup, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+        """Apply `function` to each item, one task per item.
 
         Raises WorkerLost, JobTimeout, JobFailed, or EngineLost if the JVM has ended.
         """
         with self._job(group) as job:
             self.check()
             try:
-                self._context.setLocalProperty("spark.scheduler.pool", group)
-                self._context.setJobGroup(group, f"ingestd {group}", interruptOnCancel=False)
+                self._context.setLocalProperty("spark.scheduler.pool", str(group))
+                self._context.setJobGroup(str(group), f"ingestd {group.name}", interruptOnCancel=False)
                 return self._context.parallelize(items, len(items)).map(function).collect()
             except GATEWAY_ERRORS as error:
                 raise self._translated(error, job) from error
 
-    def cancel(self, group: str) -> None:
+    def cancel(self, group: JobGroup) -> None:
         """Cancel the running jobs of a group, for which `run` then raises JobFailed. Returns immediately."""
         with self._guard:
             for job in self._jobs:
@@ -122,7 +134,7 @@ class Engine:
         self._scratch.remove()
 
     @contextmanager
-    def _job(self, group: str) -> Iterator[_Job]:
+    def _job(self, group: JobGroup) -> Iterator[_Job]:
         job = _Job(group)
         with self._guard:
             self._jobs.append(job)
@@ -140,9 +152,9 @@ class Engine:
         with suppress(*GATEWAY_ERRORS, AttributeError):  # the JVM has ended; the driver's supervision reports it
             while not pause(_CHECK_SECONDS, self._stopped):
                 for group in self._groups_to_cancel():
-                    self._context.cancelJobGroup(group)
+                    self._context.cancelJobGroup(str(group))
 
-    def _groups_to_cancel(self) -> set[str]:
+    def _groups_to_cancel(self) -> set[JobGroup]:
         """Add a tick to the age of each job, and return the groups that are overdue or cancelled."""
         with self._guard:
             for job in self._jobs:
@@ -154,7 +166,7 @@ class Engine:
             return {job.group for job in self._jobs if job.is_cancelled or job.is_overdue}
 
     def _translated(self, error: Exception, job: _Job) -> IngestdError:
-        where = f"spark job of {job.group}"
+        where = f"spark job of {job.group.name}"
         text = job_message(error)
         if text is None:
             return self._driver.kill(self._driver.exit_reason() or first_line(error))
