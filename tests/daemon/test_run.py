@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +13,10 @@ from ingestd.daemon.run import run_mappings
 from ingestd.errors import TransactionAborted
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS
-from ingestd.spark.engine import Engine
+from ingestd.spark.engine import Engine, JobGroup
+from ingestd.spark.errors import JobFailed
 from tests.support.daemon import shared_engine
-from tests.support.stack import Stack
+from tests.support.stack import Stack, eventually
 
 
 @pytest.fixture
@@ -71,3 +73,24 @@ def test_stop_when_it_is_set_before_the_start_then_nothing_is_ingested(stack: St
     signals.stop.set()
     assert run_mappings(_document(stack, "one"), engine, signals, drain=True) == []
     assert stack.ids(f"{stack.name}_one") == []
+
+
+def test_cancel_when_two_groups_have_the_same_name_then_only_jobs_of_its_own_group_end(
+    engine: Engine, tmp_path: Path
+) -> None:
+    def wait_for_end(started: str) -> str:
+        Path(started).touch()
+        eventually("the end of the test", Path(started).with_name("end").exists)
+        return started
+
+    groups = {str(tmp_path / case): JobGroup("orders") for case in ("cancelled", "other")}
+    with ThreadPoolExecutor(2) as threads:
+        cancelled, other = (threads.submit(engine.run, group, wait_for_end, [case]) for case, group in groups.items())
+        try:
+            eventually("both tasks running", lambda: all(Path(case).exists() for case in groups))
+            engine.cancel(groups[str(tmp_path / "cancelled")])
+            with pytest.raises(JobFailed, match="cancelled"):
+                cancelled.result(60)
+        finally:
+            (tmp_path / "end").touch()
+        assert other.result(60) == [str(tmp_path / "other")]
