@@ -34,7 +34,6 @@ from ingestd.streaming.errors import (
     CREATING_PARTITION,
     IN_TRANSACTION,
     InvalidTransactionState,
-    SerializationError,
     StreamingException,
     TransactionError,
     streaming_error,
@@ -181,20 +180,16 @@ class HiveStreamingConnection:
         self.begin_transaction()
         try:
             yield self
-        except BaseException:
-            self._lifecycle.abort_after_error(self.abort_transaction)
-            raise
-        if self._lifecycle.failure:
-            raise TransactionError(
-                f"the transaction failed earlier and none of its rows is visible: {self._lifecycle.failure}",
-                hint="let the error propagate out of the block, or begin a new transaction and write its records again",
-            )
-        if self.current_transaction_state is not TxnState.OPEN:
-            return  # committed or aborted by the block
-        try:
-            self.commit_transaction()
-        except SerializationError:
-            self._lifecycle.abort_after_error(self.abort_transaction)
+            if self._lifecycle.failure:
+                raise TransactionError(
+                    f"the transaction failed earlier and none of its rows is visible: {self._lifecycle.failure}",
+                    hint="let the error leave the block, or begin a new transaction and write its records again",
+                )
+            if self.current_transaction_state is TxnState.OPEN:  # otherwise committed or aborted by the block
+                self.commit_transaction()
+        except BaseException as error:
+            if self.current_transaction_state is TxnState.OPEN:
+                close_after(error, self.abort_transaction)
             raise
 
     def hand_over(self) -> None:

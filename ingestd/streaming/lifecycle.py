@@ -18,11 +18,10 @@ Invariant: at most one transaction of a connection is open.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ingestd.errors import IngestdError, RecordError
+from ingestd.errors import RecordError
 from ingestd.hive.tables import read_table
 from ingestd.hive.transactions import KeyValue
 from ingestd.streaming.arguments import check_text
@@ -31,7 +30,6 @@ from ingestd.streaming.errors import InvalidTransactionState, StreamingException
 from ingestd.streaming.joined import JoinedTransaction
 from ingestd.streaming.session import Session, TableChange
 
-_log = logging.getLogger(__name__)
 AnyBatch = TransactionBatch | JoinedTransaction
 
 
@@ -124,18 +122,6 @@ class Lifecycle:
         batch = self.open_batch()
         with self.guard():
             batch.abort()
-
-    def abort_after_error(self, abort: Callable[[], None]) -> None:
-        """Call `abort` if a transaction is open. If that fails, only log it, as the caller raises another error.
-
-        `abort` is the public method of the connection. In a forked child it raises an error and aborts nothing, because
-        the transaction belongs to the parent process.
-        """
-        if self.state is TxnState.OPEN:
-            try:
-                abort()
-            except IngestdError as error:
-                _log.warning("the transaction could not be aborted and is left to time out: %s", error)
 
     @contextmanager
     def guard(self) -> Iterator[None]:

@@ -76,4 +76,4 @@ def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
     except StreamingException as failure:
         if error is None:
             raise
-        _log.warning("could not close a connection or batch after another error: %s", failure)
+        _log.warning("could not clean up after another error; open transactions are left to time out: %s", failure)
