@@ -46,18 +46,11 @@ class PyArrowWriter:
         self._bucket = bucket
         self._rows = 0
         self._file = OrcSink(path)
-        self._orc = orc.ORCWriter(
-            pa.PythonFile(self._file, "w"),
-            compression="uncompressed" if encoding.compression == "none" else encoding.compression,
-            compression_block_size=encoding.block_bytes,
-            compression_strategy=encoding.strategy,
-            stripe_size=encoding.stripe_bytes,
-            batch_size=_BATCH_ROWS,
-            row_index_stride=encoding.index_stride or _ONE_ENTRY,
-            dictionary_key_size_threshold=DICTIONARY_THRESHOLD if encoding.dictionaries else 0.0,
-            bloom_filter_columns=encoding.bloom_ids(columns) or None,
-            bloom_filter_fpp=encoding.bloom_fpp,
-        )
+        try:
+            self._orc = _orc_writer(self._file, columns, encoding)
+        except BaseException:
+            remove_file(path, self._file.close)
+            raise
 
     def write(self, batch: pa.RecordBatch) -> None:
         """See `AcidWriter`; `rows_for_pyorc` must return None for the batch."""
@@ -99,3 +92,18 @@ class PyArrowWriter:
             ],
             names=["operation", "originalTransaction", "bucket", "rowId", "currentTransaction", "row"],
         )
+
+
+def _orc_writer(sink: OrcSink, columns: Sequence[Column], encoding: Encoding) -> orc.ORCWriter:
+    return orc.ORCWriter(
+        pa.PythonFile(sink, "w"),
+        compression="uncompressed" if encoding.compression == "none" else encoding.compression,
+        compression_block_size=encoding.block_bytes,
+        compression_strategy=encoding.strategy,
+        stripe_size=encoding.stripe_bytes,
+        batch_size=_BATCH_ROWS,
+        row_index_stride=encoding.index_stride or _ONE_ENTRY,
+        dictionary_key_size_threshold=DICTIONARY_THRESHOLD if encoding.dictionaries else 0.0,
+        bloom_filter_columns=encoding.bloom_ids(columns) or None,
+        bloom_filter_fpp=encoding.bloom_fpp,
+    )

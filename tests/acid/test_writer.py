@@ -182,3 +182,12 @@ def test_write_when_column_names_have_special_characters_then_they_are_kept(
     writer.close()
     row = rows_by_pyarrow(tmp_path / "f.orc")[0]["row"]
     assert row == {column.name: place for place, column in enumerate(columns)}
+
+
+@pytest.mark.parametrize("writer_type", WRITERS)
+def test_writer_when_the_library_refuses_the_encoding_then_the_file_is_removed(
+    tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter]
+) -> None:
+    with pytest.raises(ValueError, match=r"(?i)false positive"):
+        writer_type(tmp_path / "f.orc", COLUMNS, 1, 1 << 29, encoding=Encoding(bloom_fpp=7.0))
+    assert list(tmp_path.iterdir()) == []
