@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -357,7 +356,7 @@ class HiveStreamingConnection:
     @property
     def stats(self) -> ConnectionStats:
         """A snapshot of the connection's counters."""
-        return replace(self._session.stats, metastore_calls=self._session.metastore.calls)
+        return self._session.stats.snapshot(self._session.metastore.calls)
 
     # --- internals
 

@@ -17,7 +17,7 @@ from ingestd.formats.decoder import Decoder, DecodeResult, Reject, total_bytes
 from ingestd.schema import Column
 from ingestd.streaming.errors import SerializationError, StreamingException
 from ingestd.streaming.record_stream import split
-from ingestd.streaming.stats import ConnectionStats
+from ingestd.streaming.stats import Counters
 
 Sink = Callable[[pa.RecordBatch], None]
 Check = Callable[[bytes], "Reject | None"]
@@ -29,7 +29,7 @@ _REJECT_BYTES = 64 << 20  # limit of the rejected records of a stream that one S
 class RecordBuffer:
     """Accepts single records, lists, and streams, which `pattern` splits. Passes decoded batches to a `Sink`."""
 
-    def __init__(self, decoder: Decoder, check: Check, pattern: re.Pattern[bytes], stats: ConnectionStats) -> None:
+    def __init__(self, decoder: Decoder, check: Check, pattern: re.Pattern[bytes], stats: Counters) -> None:
         self._decoder = decoder
         self._check = check
         self._pattern = pattern

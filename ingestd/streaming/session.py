@@ -31,7 +31,7 @@ from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.errors import InvalidConnection, StreamingException, TableChanged
 from ingestd.streaming.heartbeat import transaction_timeout
 from ingestd.streaming.options import ConnectionOptions
-from ingestd.streaming.stats import ConnectionStats
+from ingestd.streaming.stats import Counters
 from ingestd.streaming.writers import RecordWriter
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Session:
     shape: Shape
     static: tuple[str, ...]
     agent: str
-    stats: ConnectionStats
+    stats: Counters
     counts: RowCounts
     timeout_seconds: float
 
@@ -161,7 +161,7 @@ def _session(metastore: Metastore, options: ConnectionOptions) -> Session:
         shape=_shape(table, optimized=options.streaming_optimizations),
         static=_static(table, options),
         agent=options.agent(metastore.user),
-        stats=ConnectionStats(),
+        stats=Counters(),
         counts=RowCounts(metastore, table.name, f"streaming.{uuid.uuid4().hex[:12]}", _RowCountLog(table.name)),
         timeout_seconds=transaction_timeout(metastore),
     )

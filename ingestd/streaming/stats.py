@@ -6,10 +6,10 @@ commits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class ConnectionStats:
     """Counters of one connection (org.apache.hive.streaming.ConnectionStats).
 
@@ -17,11 +17,28 @@ class ConnectionStats:
     call, by a failure or by `close`. A commit whose outcome is unknown counts as neither committed nor aborted.
     """
 
+    records_written: int
+    records_size: int
+    committed_transactions: int
+    aborted_transactions: int
+    auto_flushes: int
+    created_partitions: int
+    total_partitions: int
+    metastore_calls: int
+
+
+@dataclass(slots=True)
+class Counters:
+    """The counters of `ConnectionStats` that the connection itself increments."""
+
     records_written: int = 0
     records_size: int = 0
     committed_transactions: int = 0
     aborted_transactions: int = 0
     auto_flushes: int = 0
-    metastore_calls: int = 0
     created_partitions: int = 0
     total_partitions: int = 0
+
+    def snapshot(self, metastore_calls: int) -> ConnectionStats:
+        """Return the counters as they are now."""
+        return ConnectionStats(**asdict(self), metastore_calls=metastore_calls)
