@@ -81,10 +81,10 @@ class Plan:
         jvm += ["-XX:+UseSerialGC", f"-Dderby.stream.error.file={self.layout.log(f'{service}-derby')}"]
         jvm += [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _HIVE_OPENS]
         jvm.append("--add-opens=java.sql/java.sql=ALL-UNNAMED")
+        # C2 compilation costs more than it saves in services that live for minutes and do little.
+        jvm.append("-XX:TieredStopAtLevel=1")
         if service == HIVESERVER2:
             return self.java_command(service, jvm)
-        # C2 compilation costs more than it saves: the metastore executes little code, and rarely.
-        jvm.append("-XX:TieredStopAtLevel=1")
         if self.database.is_derby:
             derby = {"startNetworkServer": "true", "host": "127.0.0.1", "portNumber": self.ports[port_names.DERBY]}
             jvm += [f"-Dderby.drda.{key}={value}" for key, value in derby.items()]
