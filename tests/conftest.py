@@ -13,7 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ingestd.java import cache_folder
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
+from ingestd.sandbox.state import locked
+from ingestd.spark.prepare import prepare
 from tests.support.daemon import stop_engine
 from tests.support.postgres import postgres
 from tests.support.stack import Stack
@@ -25,6 +28,7 @@ _MOST_WORKERS = 4
 _MEMORY_PER_WORKER = 5 << 30
 # Program names that a unit test may not start.
 _SERVICE_PROGRAMS = ("java", "postgres", "krb5kdc")
+_PREPARE_SECONDS = 300.0
 _run_folder = pytest.StashKey[Path]()
 _running_unit_test = ""
 
@@ -90,10 +94,12 @@ def _shared_options(folder: Path) -> SandboxOptions:
 
 @pytest.fixture(scope="session")
 def processes() -> Iterator[None]:
-    """Stop the Spark session after the run.
+    """Write the archive of Spark's classes before the run, and stop the Spark session after it.
 
     Every test or fixture that uses services requests this fixture. A test without it is marked `unit`.
     """
+    with locked(cache_folder() / "spark.lock", "the archive of Spark's classes", _PREPARE_SECONDS):
+        prepare()  # many daemons follow, each of which starts with half the CPU time
     yield
     stop_engine()
 

@@ -14,6 +14,7 @@ from ingestd import __version__
 from ingestd.cli.check import check
 from ingestd.cli.demo import demo
 from ingestd.cli.output import protect_stderr
+from ingestd.cli.prepare import prepare
 from ingestd.cli.run import run
 from ingestd.cli.sandbox import sandbox
 from ingestd.errors import ConfigFaults, IngestdError
@@ -25,7 +26,7 @@ def cli() -> None:
     """Move Kafka records into Apache Hive ACID tables, exactly once."""
 
 
-for command in (run, check, demo, sandbox):
+for command in (run, check, prepare, demo, sandbox):
     cli.add_command(command)
 
 

@@ -11,10 +11,12 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ingestd.clock import pause
 from ingestd.errors import IngestdError
+from ingestd.java import find_java
+from ingestd.spark.archive import archive_options
 from ingestd.spark.driver import Driver
 from ingestd.spark.errors import GATEWAY_ERRORS, EngineLost, JobFailed, JobTimeout, first_line, job_error, job_message
 from ingestd.spark.launch import launch, spark_properties
@@ -60,7 +62,8 @@ class _Job:
 class Engine:
     """A running Spark session. `master` is a Spark master URL such as `local[*]`; `conf` overrides ingestd's defaults.
 
-    Raises EngineLost if Spark does not start, or if `cancelled` is set before it has started.
+    Raises EngineLost if Spark does not start, or if `cancelled` is set before it has started; ConfigError if no Java is
+    found.
     """
 
     def __init__(
@@ -79,8 +82,10 @@ class Engine:
         except OSError as error:
             raise EngineLost(f"cannot create a temporary directory: {error}", hint="check TMPDIR") from error
         try:
-            properties = spark_properties(master, conf, self._scratch.path)
-            self._context = launch(properties, self._scratch.path, cancelled or threading.Event(), conf.values())
+            java = find_java()
+            properties = spark_properties(master, conf, self._scratch.path, archive_options(java))
+            cancelled = cancelled or threading.Event()
+            self._context = launch(java, properties, self._scratch.path, cancelled, conf.values())
         except BaseException:
             self._scratch.remove()
             raise
@@ -116,6 +121,12 @@ class Engine:
                 return self._context.parallelize(items, len(items)).map(function).collect()
             except GATEWAY_ERRORS as error:
                 raise self._translated(error, job) from error
+
+    def java_command(self) -> tuple[str, list[str]]:
+        """Return the class path of the JVM and its options."""
+        machine: Any = self._context._jvm
+        runtime = machine.java.lang.management.ManagementFactory.getRuntimeMXBean()
+        return str(runtime.getClassPath()), [str(option) for option in runtime.getInputArguments()]
 
     def cancel(self, group: JobGroup) -> None:
         """Cancel the running jobs of a group, for which `run` then raises JobFailed. Returns immediately."""

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,22 +26,22 @@ from pyspark.java_gateway import launch_gateway
 
 from ingestd.clock import pause
 from ingestd.errors import masked
-from ingestd.java import find_java
 from ingestd.spark.errors import EngineLost
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _CHECK_SECONDS = 0.1
 _MAX_MESSAGE = 300
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# The driver only schedules tasks; C2 compilation and a parallel collector never pay off.
+DEFAULT_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _DEFAULTS = {
     "spark.app.name": "ingestd",
     "spark.scheduler.mode": "FAIR",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "512m",
-    # The driver only schedules tasks; C2 compilation and a parallel collector never pay off.
-    _JAVA_OPTIONS: "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    JAVA_OPTIONS: DEFAULT_JAVA_OPTIONS,
     "spark.python.worker.reuse": "true",
     # A speculative copy of a task would double the load, and its files would be discarded.
     "spark.speculation": "false",
@@ -50,30 +50,36 @@ _DEFAULTS = {
 _LOCAL_DEFAULTS = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 
-def spark_properties(master: str, conf: Mapping[str, str], scratch: Path) -> dict[str, str]:
+def spark_properties(
+    master: str, conf: Mapping[str, str], scratch: Path, jvm_options: Sequence[str] = ()
+) -> dict[str, str]:
     """Return all properties of a session: ingestd's defaults for this master, overridden by `conf`.
 
-    `scratch` is the directory for temporary files of Spark and of the JVM.
+    `scratch` is the directory for temporary files of Spark and of the JVM. `jvm_options` precede those of `conf`.
     """
     defaults = _DEFAULTS | (_LOCAL_DEFAULTS if master.startswith("local") else {})
     properties = {"spark.master": master, "spark.local.dir": str(scratch)} | defaults | dict(conf)
-    properties[_JAVA_OPTIONS] = f'"-Djava.io.tmpdir={scratch}" {properties[_JAVA_OPTIONS]}'
+    own = (f"-Djava.io.tmpdir={scratch}", *jvm_options)
+    properties[JAVA_OPTIONS] = " ".join((*(f'"{option}"' for option in own), properties[JAVA_OPTIONS]))
     return properties
 
 
 def launch(
-    properties: Mapping[str, str], scratch: Path, cancelled: threading.Event, secrets: Iterable[str] = ()
+    java: Path,
+    properties: Mapping[str, str],
+    scratch: Path,
+    cancelled: threading.Event,
+    secrets: Iterable[str] = (),
 ) -> SparkContext:
-    """Start Spark with these properties. Setting `cancelled` interrupts the start.
+    """Start Spark with these properties and the Java home `java`. Setting `cancelled` interrupts the start.
 
-    Raises EngineLost, whose message contains none of the `secrets`, or ConfigError if no Java is found. Neither leaves
-    a process behind.
+    Raises EngineLost, whose message contains none of the `secrets`, and leaves no process behind.
     """
     is_main = threading.current_thread() is threading.main_thread()
     interrupt = signal.getsignal(signal.SIGINT)
     try:
         with _killed_on_failure(cancelled):
-            context = _start(properties, scratch)
+            context = _start(java, properties, scratch)
     except (RuntimeError, OSError, EOFError) as error:
         message = masked(" ".join(str(error).split()), secrets)[:_MAX_MESSAGE]
         master = properties["spark.master"]
@@ -91,10 +97,10 @@ def launch(
     return context
 
 
-def _start(properties: Mapping[str, str], scratch: Path) -> SparkContext:
+def _start(java: Path, properties: Mapping[str, str], scratch: Path) -> SparkContext:
     # PySpark prints this warning at each start, between lines of JSON; ingestd does not use pandas.
     warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    os.environ["JAVA_HOME"] = str(find_java())
+    os.environ["JAVA_HOME"] = str(java)
     # Spark would start its Python workers as `python3` from PATH, which lacks ingestd and its dependencies.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # Errors are raised through py4j; Spark's own log would only repeat them.

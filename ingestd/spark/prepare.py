@@ -1,0 +1,36 @@
+"""Prepares this machine for Spark: writes the archive of Spark's classes, which halves the CPU time of later starts."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from ingestd.java import find_java
+from ingestd.spark.archive import archive_options, archive_path, write_archive
+from ingestd.spark.engine import Engine, JobGroup
+from ingestd.spark.launch import DEFAULT_JAVA_OPTIONS, JAVA_OPTIONS
+
+_KEPT_OPTIONS = ("--add-", "-XX:")
+
+
+def prepare() -> Path:
+    """Write the class archive unless a usable one exists, and return its path.
+
+    Starts Spark, runs a job to learn which classes are needed, and stops it. Takes about 20 seconds of one core. Raises
+    ArchiveFailed, EngineLost, or ConfigError if no Java is found.
+    """
+    java = find_java()
+    if archive_options(java):
+        return archive_path(java)
+    with tempfile.TemporaryDirectory(prefix="ingestd-prepare-") as folder:
+        classes = Path(folder) / "classes.lst"
+        recording = f'{DEFAULT_JAVA_OPTIONS} "-XX:DumpLoadedClassList={classes}"'
+        engine = Engine(f"local[{os.cpu_count()}]", {JAVA_OPTIONS: recording})
+        try:
+            engine.run(JobGroup("prepare"), str, range(2))
+            class_path, options = engine.java_command()
+        finally:
+            engine.stop()
+        kept = [one for one in options if one.startswith(_KEPT_OPTIONS) and str(classes) not in one]
+        return write_archive(java, classes, class_path, kept)
