@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -16,7 +17,6 @@ import pytest
 from ingestd.java import cache_folder
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.state import locked
-from ingestd.spark.prepare import prepare
 from tests.support.daemon import stop_engine
 from tests.support.postgres import postgres
 from tests.support.stack import Stack
@@ -99,7 +99,8 @@ def processes() -> Iterator[None]:
     Every test or fixture that uses services requests this fixture. A test without it is marked `unit`.
     """
     with locked(cache_folder() / "spark.lock", "the archive of Spark's classes", _PREPARE_SECONDS):
-        prepare()  # many daemons follow, each of which starts with half the CPU time
+        # Many daemons follow, each of which starts with half the CPU time.
+        subprocess.run([sys.executable, "-m", "ingestd", "prepare"], check=True)
     yield
     stop_engine()
 
