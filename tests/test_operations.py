@@ -14,7 +14,7 @@ SOURCES = [ROOT / "ingestd" / "ingest" / "events.py", *sorted((ROOT / "ingestd" 
 # (level, required fields, optional fields)
 Event = tuple[str, frozenset[str], frozenset[str]]
 LEVELS = {"debug", "info", "warning", "error"}
-OF_THE_MESSAGE = "that of the message"
+OF_THE_MESSAGE = "the level of the message"
 
 
 def _documented() -> dict[str, Event]:
