@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from ingestd.clock import Deadline, pause
+from ingestd.errors import SandboxError
 from ingestd.hive.client import Metastore
 from ingestd.sandbox import Addresses
 from ingestd.sandbox.hiveserver2 import Session
@@ -94,6 +95,15 @@ class Stack:
 
         A thread uses one session until a statement fails.
         """
+        while True:
+            try:
+                return self._sql(statement)
+            except SandboxError as error:  # noqa: PERF203 - the loop is there to repeat the statement
+                # HiveServer2 lists a table's directory with `ls`, which fails if a staging file disappears meanwhile.
+                if "cannot access" not in str(error) or ".ingestd-staging" not in str(error):
+                    raise
+
+    def _sql(self, statement: str) -> list[Row]:
         assert self.addresses.hiveserver2
         thread = threading.get_ident()
         if thread not in self._sessions:
