@@ -2,9 +2,9 @@
 
 It is Java's class data sharing: without the archive, the JVM parses and verifies 8,000 classes at each start.
 
-Invariant: an archive has its name only once it is complete, and the name changes with the Java installation and with
-Spark. The JVM ignores an archive that does not fit its class path. Because an archive contains
-code, it is used only if no other user can have written it.
+Invariant: an archive gets its name only when it is complete and on disk. The name depends on the Java installation and
+on Spark, and the JVM ignores an archive that does not match its class path. Because an archive contains code, it is
+used only if no other user can have written it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def archive_path(java: Path) -> Path:
 
 
 def archive_options(java: Path) -> list[str]:
-    """Return the JVM options that use the archive; none if there is no archive or another user can have written it."""
+    """Return the JVM options that use the archive: none without an archive, or if another user can have written it."""
     path = archive_path(java)
     if not (_is_private(path) and _is_private(path.parent)):
         return []
@@ -65,6 +65,8 @@ def write_archive(java: Path, class_list: Path, class_path: str, options: Sequen
             if run.returncode or not fresh.exists():
                 lines = (run.stderr or run.stdout).strip().splitlines() or [f"exit code {run.returncode}"]
                 raise ArchiveFailed(f"Java could not write the class archive: {lines[-1]}", where=str(path))
+            with fresh.open("rb") as file:
+                os.fsync(file.fileno())  # the JVM trusts the content: it verifies no checksum
             fresh.rename(path)
     except subprocess.TimeoutExpired as error:
         raise ArchiveFailed(f"Java did not write the class archive within {_DUMP_SECONDS:.0f} s") from error
