@@ -37,7 +37,7 @@ from ingestd.publish.deltas import DeltaFiles, Placement, StagedFiles
 from ingestd.publish.protocol import Files
 from ingestd.publish.row_count_parameters import Increment
 from ingestd.publish.staging import Staging
-from ingestd.storage.local import Location, discard_tree, local_path
+from ingestd.storage.local import Location, local_path
 
 _log = logging.getLogger(__name__)
 Partition = tuple[str, ...]
@@ -332,11 +332,12 @@ class _BatchFiles:
             self._remove_unused_delta(file)
 
     def _remove_unused_delta(self, file: _BatchFile) -> None:
-        """Remove the delta of a closed file if it contains no rows of any transaction. Never raises."""
+        """Remove the delta of a closed file if it contains no bucket file; never raises."""
         delta = local_path(file.location) / batch_delta_name(*self._write_ids, file.statement)
         with suppress(OSError):
             if os.listdir(delta) == [ORC_ACID_VERSION_FILE]:
-                discard_tree(delta)
+                (delta / ORC_ACID_VERSION_FILE).unlink()
+                delta.rmdir()
 
     def _flush(self, key: FileKey, file: _BatchFile) -> None:
         size = file.appendable.flush(self._write_id)
