@@ -32,6 +32,18 @@ _state_dir = click.option(
 )
 
 
+def _heap_option(service: str, *, least: int, default: int) -> Callable[[Any], Any]:
+    """Return the option for the Java heap of a service in MiB."""
+    name = service.removeprefix("the ").lower()
+    return click.option(
+        f"--{name}-heap-mb",
+        type=click.IntRange(least),
+        default=default,
+        show_default=True,
+        help=f"Java heap of {service} in MiB.",
+    )
+
+
 @click.group()
 def sandbox() -> None:
     """Run a real Kafka and Hive 4 on this machine."""
@@ -44,23 +56,9 @@ def sandbox() -> None:
 @click.option("--kafka-port", type=click.IntRange(1, 65535), help="Port of Kafka.  [default: a free port]")
 @click.option("--metastore-port", type=click.IntRange(1, 65535), help="Port of the metastore.  [default: a free port]")
 @click.option("--hiveserver2-port", type=click.IntRange(1, 65535), help="Port of HiveServer2.  [default: a free port]")
-@click.option(
-    "--kafka-heap-mb", type=click.IntRange(128), default=512, show_default=True, help="Java heap of Kafka in MiB."
-)
-@click.option(
-    "--metastore-heap-mb",
-    type=click.IntRange(128),
-    default=512,
-    show_default=True,
-    help="Java heap of the metastore in MiB.",
-)
-@click.option(
-    "--hiveserver2-heap-mb",
-    type=click.IntRange(384),
-    default=1024,
-    show_default=True,
-    help="Java heap of HiveServer2 in MiB.",
-)
+@_heap_option("Kafka", least=128, default=512)
+@_heap_option("the metastore", least=128, default=512)
+@_heap_option("HiveServer2", least=384, default=1024)
 @click.option(
     "--txn-timeout-seconds",
     type=click.IntRange(1),
