@@ -1,4 +1,4 @@
-"""Every error that ingestd raises. The class says whether another attempt may succeed; an unknown error means stop.
+"""Every error that ingestd raises. The class says whether a retry may succeed.
 
     IngestdError                              exit 1
     ├ ConfigError                             exit 78
@@ -14,7 +14,7 @@
     ├ TooManyPartitions                       exit 65  above the limit for one transaction
     ├ InvalidTopic                            exit 65  missing, or no permission to read it
     ├ OffsetsLost                             exit 65  Kafka no longer has the committed position
-    ├ TransactionError             retriable  exit 1   nothing of the transaction is visible
+    ├ TransactionError             retriable  exit 1   no row of the transaction is visible
     │  ├ TransactionAborted
     │  ├ TableChanged                                  the table changed between plan and commit
     │  ├ RangeLost                                     Kafka lost a planned range; the next plan applies on_offset_loss
@@ -44,7 +44,7 @@ class IngestdError(Exception):
     """
 
     is_retriable: ClassVar[bool] = False
-    """Whether another attempt may succeed without a change by a person."""
+    """Whether a retry may succeed without human intervention."""
     exit_code: ClassVar[int] = 1
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:

@@ -31,7 +31,7 @@ class Backoff(wait_base):
         self._failures: Counter[type[BaseException] | None] = Counter()
 
     def reset(self) -> None:
-        """Restart with the shortest wait; to be called after a success."""
+        """Restart with the shortest wait. Call this method after a success."""
         self._failures.clear()
 
     def seconds(self, error: BaseException | None = None) -> float:

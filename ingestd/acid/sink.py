@@ -42,7 +42,7 @@ class OrcSink:
         return self._file.closed
 
     def close(self) -> None:
-        """Close the file; `check` raises an error that occurs."""
+        """Close the file. If that fails, `check` raises the error."""
         try:
             self._file.close()
         except BaseException as error:  # noqa: BLE001 - as in `write`

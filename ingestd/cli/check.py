@@ -1,4 +1,4 @@
-"""`ingestd check`: validates a configuration before it runs."""
+"""`ingestd check`: validates a configuration without running it."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ mappings:
 
 @click.command()
 @click.option("--records", type=click.IntRange(1), default=1_000_000, show_default=True, help="Number of records.")
-@click.option("--keep", is_flag=True, help="Keep the sandbox running and its files in place.")
+@click.option("--keep", is_flag=True, help="Keep the sandbox running and keep its files.")
 def demo(records: int, keep: bool) -> None:
     """Run a demonstration: move a million records from a real Kafka into a real Hive table, exactly once."""
     client()  # fails, before any service starts, if the client for the queries is not installed
@@ -139,7 +139,7 @@ class _Demo:
             )
         seconds, working = monotonic() - began, sum(c["seconds"] for c in commits)
         self._console.print(
-            f"  {records:,} records in {seconds:.1f} s, with the start of Spark ({records / seconds:,.0f} per second)"
+            f"  {records:,} records in {seconds:.1f} s, including Spark startup ({records / seconds:,.0f} per second)"
         )
         self._console.print(f"  [dim]Commits: {len(commits)}. Sum of their transaction times: {working:.1f} s[/]")
 
@@ -175,7 +175,7 @@ class _Demo:
     def _point_onward(self, addresses: Addresses) -> None:
         self._say("Next steps")
         self._console.print("  ingestd run --help      run the daemon (the README contains a first configuration)")
-        self._console.print("  ingestd check --help    validate a configuration before it runs")
+        self._console.print("  ingestd check --help    validate a configuration before you run it")
         self._console.print("  ingestd sandbox --help  start this Kafka and Hive for your own experiments")
         self._console.print(f"  [dim]This run used Kafka at {addresses.kafka} and {addresses.metastore}.[/]")
 

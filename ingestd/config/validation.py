@@ -51,13 +51,13 @@ def validate(options: type[T], settings: Settings) -> T:
 
 
 def config_faults(found: list[ConfigError], settings: Settings) -> ConfigFaults:
-    """Return an error with the distinct faults, located and sorted by file and line."""
+    """Return an error that contains each fault once, with its file and line, in the order of the files and lines."""
     located = {str(fault): fault for fault in map(settings.located, found)}
     return ConfigFaults(sorted(located.values(), key=settings.line_order))
 
 
 def keys(options: type, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the name of every key, such as `mappings.commit.rows` and `rows`, sections included."""
+    """Yield the path and the name of every key, such as `mappings.commit.rows` and `rows`, including sections."""
     for name, hint in _key_types(options).items():
         yield f"{path}{name}", name
         section = _section(hint)

@@ -115,7 +115,7 @@ class Reject:
 class DecodeResult:
     """The result of `Decoder.decode`.
 
-    The rows have the order of the values, across all `batches`; `rejects` are ordered by row. `skipped` is the number
+    The rows of all `batches` are in the order of the values; `rejects` are ordered by row. `skipped` is the number
     of tombstones that were skipped. All timestamp columns of one batch have the same unit, ns or us.
     """
 

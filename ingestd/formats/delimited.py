@@ -8,14 +8,14 @@ A record consists of the table's columns, followed by its partition columns. Quo
 |---|---|---|---|
 | the record | fields between delimiters; surplus fields are dropped | missing fields | `bad_counts="reject"` |
 | a field | its bytes; escapes count only if `escape` is set, and are resolved in text only | the NULL text `\N` | |
-| tinyint … bigint | sign, digits, a fraction, truncated: +5, 007, 5.7, .5 | out of range; all else: " 5", 1e3 | |
+| tinyint … bigint | sign, digits, fraction (truncated): +5, 007, 5.7, .5 | out of range; all else: " 5", 1e3 | |
 | float, double | Java's text: 1., .5, 5d, 1e400 (infinite), NaN; trimmed | all else: inf | 0x1p3: NULL |
-| decimal(p,s) | digits, fraction, exponent of two digits; half up, first to 38 digits | too large; all else | |
+| decimal(p,s) | digits, fraction, exponent of two digits; rounded half up, first to 38 digits | too large; all else | |
 | boolean | true, false, ignoring case | all else: 1, 0, t, "true " | no extended literals |
 | string | any text, even empty | | invalid UTF-8 is a reject |
 | varchar(n), char(n) | text, truncated to n characters; char drops trailing spaces | | invalid UTF-8 is a reject |
 | binary | base64, padded or not, if valid, else the bytes: `abcd` is base64 | | Hive 3 accepts line ends in base64 |
-| date | y-M-d, 8+ bytes, trimmed; then text not starting with a digit | all else | years not 0001 … 9999: NULL |
+| date | y-M-d, 8+ bytes, trimmed; no digit may follow, other text is ignored | all else | years not 0001 … 9999: NULL |
 | timestamp | y-M-d H:m:s[.f], yyyy-MM-ddTHH:mm[:ss[.f]]; trimmed | all else: a date, a zone | years; see below |
 | array | elements between collection delimiters; an empty field is the empty array | | |
 | map | entries, keys and values; the first of equal keys wins | an entry without key delimiter: its value | |

@@ -121,7 +121,7 @@ class Metastore:
 
     @property
     def user(self) -> str:
-        """The user name that the metastore sees: the login's or, without a login, the name sent with `set_ugi`."""
+        """The user name that the metastore sees: that of the login or, without one, the name sent with `set_ugi`."""
         if self._owner is None and isinstance(self.security.login, Kerberos) and not self.security.user:
             self._owner = ticket_owner()
         return self.security.user or self._owner or getpass.getuser()

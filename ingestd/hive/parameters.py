@@ -143,8 +143,8 @@ _first_reads: dict[str, tuple[str, float]] = {}
 def _seconds_to_settle(table: Table, changed_at: str) -> float:
     """Return the seconds until the second of the last DDL has passed; 0 if it has.
 
-    The second has passed according to the clocks, or when this process first read that time more than a second ago.
-    The latter limits the delay of commits if the metastore's clock is ahead.
+    The second has passed if the clocks say so, or if this process first read that time more than a second ago. The
+    second rule limits the delay of commits if the metastore's clock is ahead.
     """
     name = str(table.name)
     if _first_reads.get(name, ("", 0.0))[0] != changed_at:

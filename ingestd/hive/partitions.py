@@ -85,7 +85,7 @@ class PartitionInfo:
 def ensure_partitions(
     metastore: Metastore, table: Table, values: Mapping[str, Sequence[str]]
 ) -> dict[str, PartitionInfo]:
-    """Return the partitions that the keys of `values` name, by name, after creating those that do not exist.
+    """Create the partitions in `values` that do not exist, and return all of them by name.
 
     `values` maps each name to its partition values, one per partition column. Several clients may safely create the
     same partition. Raises MetastoreRefusal if the metastore cannot create a partition.

@@ -89,7 +89,10 @@ class Kerberos:
             )
 
     def principal_at(self, host: str) -> str:
-        """Return the metastore's principal, with `host` in lower case for `_HOST` (SecurityUtil.getServerPrincipal)."""
+        """Return the metastore's principal (SecurityUtil.getServerPrincipal).
+
+        `_HOST` is replaced by `host` in lower case.
+        """
         service, _, rest = self.principal.partition("/")
         name, at, realm = rest.partition("@")
         return f"{service}/{host.lower() if name == _HOST else name}{at}{realm}"

@@ -142,7 +142,7 @@ def lock(
 def lock_against_overwrites(
     metastore: Metastore, txn: Transaction, tables: Sequence[WriteLock], *, wait: Wait, lease: TableName | None = None
 ) -> bool:
-    """Lock like `lock`; return True if no TRUNCATE of the tables can begin before `txn` has ended.
+    """Lock the tables as `lock` does; return True if no TRUNCATE of the tables can begin before `txn` has ended.
 
     TRUNCATE requests EXCL_WRITE, which waits for a SHARED_WRITE but not for the SHARED_READ of an INSERT. UPDATE,
     DELETE and MERGE wait for SHARED_WRITE too, so call this function only immediately before the commit. If one of

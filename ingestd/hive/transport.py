@@ -245,11 +245,12 @@ def _check_length(length: int, limit: int) -> None:
 
 
 def diagnose(host: str, port: int, security: Security, timeout_seconds: float) -> ConfigError | None:
-    """Return the mismatch between the security settings of client and metastore; None if there is none or no answer.
+    """Return the mismatch between the security settings of client and metastore.
 
-    Call this after a failed connect. With different settings, client and metastore misread each other's first bytes,
-    and both wait or close the connection without an error. This function sends a Thrift call and a SASL login, without
-    and with TLS, and examines the first byte of the response (verified with Hive 4.0.1 on Java 17).
+    Returns None if there is no mismatch or no answer. Call this after a failed connect. With different settings, client
+    and metastore misread each other's first bytes, and both wait or close the connection without an error. This
+    function sends a Thrift call and a SASL login, without and with TLS, and examines the first byte of the response
+    (verified with Hive 4.0.1 on Java 17).
     """
     first_byte = _probe(host, port, None, timeout_seconds)
     where = f"metastore {host}:{port}"

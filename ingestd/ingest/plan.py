@@ -172,7 +172,9 @@ class Planner:
             self._policy(draft, str(partition), gap)
             draft.offsets[partition] = end
         else:
-            policy = self._policy(draft, str(partition), f"{gap}: the topic was recreated, or the partition truncated")
+            policy = self._policy(
+                draft, str(partition), f"{gap}: the topic was recreated, or the partition was truncated"
+            )
             draft.offsets[partition] = self._broker.earliest([partition])[partition] if policy == "earliest" else end
 
     def _skip_expired(self, draft: _Draft, goal: Offsets) -> None:

@@ -119,7 +119,7 @@ def check_partition_count(count: int, limit: int) -> None:
 
 
 def _raise_first_reject(batch: Batch, decoded: DecodeResult) -> None:
-    """Raise RecordError if a batch has rejects, for the first one. Dead letters are not implemented yet."""
+    """Raise RecordError for the first reject of a batch, if there is one. Dead letters are not implemented yet."""
     if not decoded.rejects:
         return
     reject: Reject = decoded.rejects[0]

@@ -35,7 +35,7 @@ def static_values(table: Table, options: MappingOptions) -> tuple[str, ...]:
     where = f"mapping {options.name}, table {table.name}"
     if given and set(given) != set(keys):
         raise InvalidTable(
-            f"the key partition names {sorted(given)}, but the table is partitioned by {keys}",
+            f"`partition` names the columns {sorted(given)}, but the table is partitioned by {keys}",
             where=where,
             hint="set a value for every partition column, or for none",
         )

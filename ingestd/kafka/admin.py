@@ -88,7 +88,7 @@ class Broker:
         return self._offsets(partitions, OffsetSpec.latest())
 
     def at_time(self, partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-        """Return, for each partition, the first offset with a timestamp of at least `timestamp_ms`; else the end.
+        """Return, for each partition, the first offset with a timestamp of at least `timestamp_ms`, or its end.
 
         `timestamp_ms` is in milliseconds of Unix time.
         """

@@ -38,7 +38,10 @@ class _Pooled:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of one topic. `values[i]` is from `partitions[i]` at `offsets[i]`; `size` is the bytes in all values."""
+    """Records of one topic. `values[i]` is from `partitions[i]` at `offsets[i]`.
+
+    `size` is the number of bytes of all values.
+    """
 
     topic: str
     values: list[bytes | None]
@@ -74,7 +77,7 @@ def read(
     from; `Planner.confirm` does.
 
     Raises RangeLost when Kafka no longer has a range, InvalidTopic without permission to read, LoginFailed when the
-    login is refused, and BrokerUnavailable when no record arrives for `limits.silence_seconds`.
+    login is rejected, and BrokerUnavailable when no record arrives for `limits.silence_seconds`.
     """
     limits = limits or ReadLimits()
     consumer = _consumer(settings, topics or {})

@@ -121,7 +121,7 @@ def _rejected(key: str, value: str) -> str:
 
 
 def _explained(text: str) -> str:
-    """Rephrase librdkafka's reason for rejecting a property without the value; return '' if it names no property."""
+    """Rephrase librdkafka's reason for rejecting a property, omitting the value; return '' if no property is named."""
     quoted = re.search(r'"([^"]+)"(?: value \S+ is (outside allowed range \S+))?[^"]*$', text)
     if not quoted:
         return ""

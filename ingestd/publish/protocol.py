@@ -175,7 +175,7 @@ class _TablePublisher:
         deltas.announce(self._metastore, self._txn, write.table, write.write_id, self._placement.deltas)
 
     def counted(self, stop: threading.Event) -> AbstractContextManager[None]:
-        """Return a context manager that adds the rows to numRows; its block commits them."""
+        """Return a context manager that adds the rows to numRows. The caller commits inside its block."""
         write = self._write
         increments = {name: more for name, more in self._placement.increments.items() if more.rows}
         return write.counts.counted(write.table, self._txn, write.write_id, increments, stop, write.batch)

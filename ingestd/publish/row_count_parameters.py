@@ -126,7 +126,7 @@ def incremented(
         is_known = True
     else:
         _subtract_aborted(parameters, snapshot)
-        # Only a writer that could not acquire the counting lease can have a mark in flight now.
+        # Only a writer that could not acquire the counting lease can still have a mark in flight.
         is_known = not _has_marks_in_flight(parameters, snapshot)
         is_known = is_known and _accounts_for(parameters, content, snapshot, known)
         _drop_committed_marks(parameters, snapshot)
@@ -144,10 +144,11 @@ def doubtful(parameters: Mapping[str, str]) -> dict[str, str]:
 
 
 def recounted(before: Mapping[str, str], rows: int, snapshot: ValidWriteIds, own: int) -> dict[str, str]:
-    """Return the parameters for `rows`, the number that `snapshot` sees; the flag is dropped if numRows was different.
+    """Return the parameters after a recount that found `rows`, the number of rows that `snapshot` sees.
 
-    The marks are removed, because neither the number nor its set of write ids includes transactions in flight. `own` is
-    the write id of the recount, which writes no rows.
+    The flag COLUMN_STATS_ACCURATE is removed if numRows had another value. The marks are removed, because neither the
+    number nor its set of write ids includes transactions in flight. `own` is the write id of the recount, which writes
+    no rows.
     """
     parameters = dict(before)
     if parameters.get(_ROWS) != str(rows):
@@ -168,7 +169,7 @@ def _marks(parameters: Mapping[str, str]) -> list[Mark]:
 
 
 def _accounts_for(parameters: Mapping[str, str], content: Content, snapshot: ValidWriteIds, known: Known) -> bool:
-    """Return what `is_right` returns if the directory is not empty and no mark belongs to an aborted write id."""
+    """Return whether numRows is right, given that the directory has rows and no mark belongs to an aborted write id."""
     if parameters.get(ROWS_WRITTEN) != parameters.get(_ROWS):
         return False
     counted = CountedIds.parse(parameters.get(_COUNTED))

@@ -289,9 +289,9 @@ class RowCountRepair:
     def _recount(self, table: Table, names: Sequence[str]) -> _Recount:
         """Recount the partitions in `names` that are wrong.
 
-        Rows are counted from the footers of the ORC files. Commits of other writers wait
-        meanwhile, so the recount ends after 2 s, but not before it has counted one partition. Raises LockTimeout if the
-        table or the lease stays locked for too long.
+        Rows are counted from the footers of the ORC files. Commits of other writers wait meanwhile, so the recount ends
+        after 2 s, but not before it has counted one partition. Raises LockTimeout if the table or the lease stays
+        locked for too long.
         """
         txn = transactions.begin(self._metastore, f"ingestd/counting/{self._writer}")
         lease = counting_lease(table)

@@ -50,7 +50,7 @@ class RowCounts:
         stop: threading.Event,
         batch: WriteIdRange | None = None,
     ) -> Iterator[None]:
-        """Add the increments of a transaction, by partition name (or WHOLE_TABLE); the block commits it.
+        """Add the increments of a transaction, by partition name (or WHOLE_TABLE). The caller commits inside the block.
 
         `batch` is the range of write ids of its transaction batch, if the transactions of the batch share files. Waits
         for the lease for at most 5 s. Raises MetastoreUnavailable, or TransactionAborted if `stop` is set; the caller

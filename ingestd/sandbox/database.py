@@ -14,7 +14,7 @@ _SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """JDBC settings of the database. HiveServer2 uses the `other_process` ones; `script` is Hive's schema file."""
+    """JDBC settings of the database. HiveServer2 uses the fields `other_process_…`; `script` is Hive's schema file."""
 
     url: str
     other_process_url: str
@@ -47,7 +47,7 @@ def derby(data: Path, port: int) -> Database:
 
 
 def postgres(address: str) -> Database:
-    """Return the settings for a PostgreSQL URL, with or without the prefix `jdbc:`. Raises SandboxError for others."""
+    """Return the settings for a PostgreSQL URL, with or without `jdbc:`. Raises SandboxError for any other text."""
     parts = urlsplit(address.removeprefix("jdbc:"))
     if parts.scheme not in ("postgresql", "postgres") or not parts.hostname or not parts.path.strip("/"):
         raise SandboxError(

@@ -143,7 +143,7 @@ class Sandbox:
         return state
 
     def _settle(self, state: State, starting: list[str]) -> State:
-        """Choose the ports and the database of this start. Return the new state after saving it."""
+        """Choose the ports and the database of this start, save the new state and return it."""
         asked = self.options.metastore_db
         if asked and state.schema_ready and asked != state.metastore_db:
             raise SandboxError(

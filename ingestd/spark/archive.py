@@ -1,10 +1,10 @@
-"""An archive of the classes that Spark's driver loads, from which its JVM starts with half the CPU time.
+"""An archive of the classes that Spark's driver loads, which halves the CPU time that its JVM needs to start.
 
-It is Java's class data sharing: without the archive, the JVM parses and verifies 8,000 classes at each start.
+The archive uses Java's class data sharing. Without it, the JVM parses and verifies 8,000 classes at each start.
 
 Invariant: an archive gets its name only when it is complete and on disk. The name depends on the Java installation and
 on Spark, and the JVM ignores an archive that does not match its class path. Because an archive contains code, it is
-used only if no other user can have written it.
+used only if no other user could have written it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def archive_path(java: Path) -> Path:
 
 
 def archive_options(java: Path) -> list[str]:
-    """Return the JVM options that use the archive: none without an archive, or if another user can have written it."""
+    """Return the JVM options for using the archive, or [] if it is missing or another user could have written it."""
     path = archive_path(java)
     if not (_is_private(path) and _is_private(path.parent)):
         return []

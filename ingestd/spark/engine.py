@@ -177,7 +177,7 @@ class Engine:
             return {job.group for job in self._jobs if job.is_cancelled or job.is_overdue}
 
     def _translated(self, error: Exception, job: _Job) -> IngestdError:
-        where = f"spark job of {job.group.name}"
+        where = f"Spark job of {job.group.name}"
         text = job_message(error)
         if text is None:
             return self._driver.kill(self._driver.exit_reason() or first_line(error))

@@ -83,7 +83,7 @@ def _places(names: Sequence[str], known: Sequence[str], whose: str, noun: str, w
         raise SerializationError(f"{whose} has no {noun} {', '.join(unknown)}", where=where)
     if len(places) < len(names):
         twice = [name for place, name in enumerate(names) if places[name.lower()] != place]
-        raise SerializationError(f"{noun} {', '.join(twice)} is duplicated (names ignore case)", where=where)
+        raise SerializationError(f"{noun} {', '.join(twice)} is duplicated (names are case-insensitive)", where=where)
     return places
 
 

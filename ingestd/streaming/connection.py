@@ -65,7 +65,7 @@ class HiveStreamingConnection:
     def __init__(self, options: ConnectionOptions) -> None:
         """Connect to the metastore and check the table.
 
-        Raises InvalidConnection for wrong options or a refused login, ConnectionError when no metastore answers, and
+        Raises InvalidConnection for invalid options or a rejected login, ConnectionError when no metastore answers, and
         InvalidTable for a table that is missing or cannot be written.
         """
         self.options = options
@@ -151,7 +151,7 @@ class HiveStreamingConnection:
         and reported as written even if they received no rows. `key` and `value` set a table parameter in the same
         commit. The parameter must exist, and its name must start with `_meta`.
 
-        Raises SerializationError when buffered records are bad: commit again to continue without them, or abort.
+        Raises SerializationError when buffered records are rejected. Commit again to continue without them, or abort.
         Raises TransactionError when the transaction was aborted, and CommitOutcomeUnknown when its outcome is unknown.
         """
         self._check()
@@ -182,7 +182,7 @@ class HiveStreamingConnection:
             if self._lifecycle.failure:
                 raise TransactionError(
                     f"the transaction failed earlier and none of its rows is visible: {self._lifecycle.failure}",
-                    hint="let the error leave the block, or begin a new transaction and write its records again",
+                    hint="do not catch errors inside the block, or begin a new transaction and write its records again",
                 )
             if self.current_transaction_state is TxnState.OPEN:  # otherwise committed or aborted by the block
                 self.commit_transaction()
@@ -278,7 +278,7 @@ class HiveStreamingConnection:
 
     @property
     def username(self) -> str:
-        """The user name that the metastore sees: the login's or, without a login, the name sent with `set_ugi`."""
+        """The user name that the metastore sees: that of the login or, without one, the name sent with `set_ugi`."""
         return self._session.metastore.user
 
     @property

@@ -84,7 +84,7 @@ class TransactionOutput:
     """Writes each transaction to its own deltas, which are staged in a hidden directory and published by a rename."""
 
     def __init__(self, shape: Shape, staging: Staging, *, statement: int | None = None) -> None:
-        """`statement` is the statement id of all files. None: the files of each partition and bucket are numbered."""
+        """`statement` is the statement id of all files, or None to number the files of each partition and bucket."""
         self._shape = shape
         self._staging = staging
         self._statement = statement

@@ -1,7 +1,7 @@
 """The exceptions of Hive Streaming, and which of them are retriable.
 
-Invariant: the public methods raise `StreamingException` for everything outside the caller's own Python. They translate
-errors of the layers below (`streaming_errors`); inner modules let those pass.
+Invariant: every failure of a public method raises `StreamingException`, except an exception of the caller's own code.
+Only public methods translate the errors of the layers below (`streaming_errors`); inner modules do not catch them.
 Source of the names and of their conditions: org.apache.hive.streaming (see docs/streaming.md).
 """
 
@@ -25,7 +25,7 @@ class ConnectionError(StreamingException, errors.MetastoreUnavailable):  # noqa:
 
 
 class InvalidConnection(ConnectionError):
-    """The options do not fit the table or the security settings, or the login was refused. Do not retry."""
+    """The options do not fit the table or the security settings, or the login was rejected. Do not retry."""
 
     is_retriable = False
 

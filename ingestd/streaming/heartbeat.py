@@ -63,7 +63,7 @@ class Heartbeat:
             )
 
     def remove(self, txn_id: int) -> None:
-        """Stop sending heartbeats for a transaction. Returns when none is in flight."""
+        """Stop sending heartbeats for a transaction, and wait for one that is in flight."""
         with self._guard:
             self._alive.discard(txn_id)
 

@@ -89,7 +89,7 @@ class ConnectionOptions:
     """The metastore's Thrift table, as read by the owner of the joined transaction; requires `write_id`."""
 
     statement_id: int = -1
-    """Statement id of the files of a joined transaction, 0 to 4095. -1: 0."""
+    """Statement id of the files of a joined transaction, 0 to 4095. The default, -1, means 0."""
 
     lock_seconds: float = 120.0
     """Time limit for acquiring a lock."""

@@ -31,7 +31,7 @@ _this = _Process()
 
 
 class Owner:
-    """The process and thread that created this object. `release` passes it on to the next thread that calls `check`."""
+    """The process and thread that created this object; after `release`, the next thread that calls `check`."""
 
     def __init__(self) -> None:
         self._process = _this.id

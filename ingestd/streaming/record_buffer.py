@@ -58,7 +58,7 @@ class RecordBuffer:
         return len(self._waiting) >= _BLOCK_RECORDS or self._bytes >= _BLOCK_BYTES
 
     def write_list(self, records: Sequence[bytes], sink: Sink) -> None:
-        """Decode a list of records. Good records are kept. Raises SerializationError, which lists all bad ones."""
+        """Decode a list of records. Raises SerializationError with all rejects; the other records are kept."""
         rejects = self._decode_waiting(sink)
         for start in range(0, len(records), _BLOCK_RECORDS):
             rejects += self._decode_new(records[start : start + _BLOCK_RECORDS], start, sink)
@@ -78,7 +78,7 @@ class RecordBuffer:
             raise SerializationError.of(rejects)
 
     def drain(self, sink: Sink) -> None:
-        """Decode the buffered records. Raises SerializationError, which lists all bad ones."""
+        """Decode the buffered records. Raises SerializationError with all rejects."""
         rejects = self._decode_waiting(sink)
         if rejects:
             raise SerializationError.of(rejects)

@@ -47,7 +47,7 @@ class RecordWriter(ABC):
         """
 
     def checker(self, columns: Sequence[Column]) -> Callable[[bytes], Reject | None]:
-        """Return a function that checks a single record, so that `write` can reject a bad one before it is buffered.
+        """Return a function that checks a single record, so that `write` can reject it before it is buffered.
 
         The function returns the reject that `decode` would return for this record alone, or None. It is the decoder's
         own `check(value: bytes) -> Reject | None` if there is one. Otherwise it decodes a batch of one record, which

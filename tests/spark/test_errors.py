@@ -30,10 +30,10 @@ TRACE = 'org.apache.spark.api.python.PythonException: Traceback (most recent cal
 def test_job_error_when_given_a_message_then_returns_class_and_cause(
     text: str, kind: type[JobFailed], what: str
 ) -> None:
-    error = job_error(text, "spark job of orders")
+    error = job_error(text, "Spark job of orders")
     assert type(error) is kind
     assert error.what == what
-    assert error.where == "spark job of orders"
+    assert error.where == "Spark job of orders"
 
 
 def test_innermost_when_the_message_is_long_then_truncates_it() -> None:

@@ -48,7 +48,7 @@ class ArrowReader:
         self._compile_names()
 
     def read(self, values: Sequence[bytes]) -> pa.RecordBatch:
-        """Decode all values into one batch. Raises NotColumnar, always so for tables with complex columns."""
+        """Decode all values into one batch. Raises NotColumnar if that fails, and always for complex columns."""
         if self._has_complex:
             raise NotColumnar
         text = frame(values)
@@ -66,7 +66,7 @@ class ArrowReader:
                 continue
             return self._convert(table, text, len(values))
         if self._other_fields == _IGNORE:
-            self._other_fields = before  # it did not help: the records are bad, not their other fields
+            self._other_fields = before  # it did not help: the records are invalid, not their other fields
         raise NotColumnar
 
     def _parse(self, text: bytes) -> pa.Table:

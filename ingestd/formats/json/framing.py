@@ -69,9 +69,9 @@ def has_large_number(text: bytes, scale: int) -> bool:
 
 
 def _has_digits(text: bytes, count: int) -> bool:
-    """Return whether there are `count` digits in a row.
+    """Return whether the text contains `count` consecutive digits.
 
-    Tests every (count / 2)th byte first, because `count` digits in a row include two adjacent ones of these bytes.
+    Tests every (count / 2)th byte first, because `count` consecutive digits include two adjacent tested bytes.
     """
     if count <= 1:
         return True

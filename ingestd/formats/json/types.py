@@ -1,4 +1,6 @@
-"""Converts JSON values to primitive types. The class of a type defines its rule, and shortcuts that agree with it.
+"""Converts JSON values to primitive types.
+
+Each type has a class, which defines its rule and contains faster paths that return the same result.
 
 Numbers, booleans, strings and bytes are here; dates and timestamps are in `times`; arrays, maps and structs are in
 `nested`.
@@ -35,7 +37,7 @@ _WIDE = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[InvalidOperation]
 
 
 class InvalidValue(ValueError):
-    """A value does not fit its column. The text is the reason, which the path precedes in a complex value."""
+    """A value does not fit its column. The text is the reason, preceded by the path inside a complex value."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(reason, path)

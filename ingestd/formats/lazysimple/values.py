@@ -298,7 +298,7 @@ def _complex(kind: HiveType, syntax: FieldSyntax, level: int) -> Read:
     used = 2 if kind.kind == "map" else 1
     if level + used > len(syntax.separators):
         raise ConfigError(
-            f"type {kind} is nested deeper than delimited text allows, which has {len(syntax.separators)} separators",
+            f"type {kind} is nested too deeply for delimited text, which has only {len(syntax.separators)} separators",
             hint="use a JSON writer for this table",
         )
     children = [_nullable(reader(child, syntax, level + used), syntax.null) for child in kind.children]
