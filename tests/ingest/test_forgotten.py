@@ -20,7 +20,7 @@ from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
 from ingestd.streaming import TransactionError
 from tests.streaming.support import connect, rows
-from tests.support.daemon import DaemonProcess, Hold
+from tests.support.daemon import Hold
 from tests.support.metastore import Home, Process, metastore
 from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table, visible_ids
@@ -60,6 +60,12 @@ def _deltas(stack: Stack) -> list[str]:
     return sorted(one.name for one in place.glob("**/delta_*"))
 
 
+def _open(stack: Stack) -> int:
+    """Return the id of the only open transaction of the mapping."""
+    (txn_id,) = transactions.open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/")
+    return txn_id
+
+
 def _is_forgotten(stack: Stack, txn_id: int) -> bool:
     """Return whether the metastore has removed the transaction. It never removes the newest one, so begin another."""
     other = transactions.begin(stack.metastore, "tests")
@@ -67,25 +73,34 @@ def _is_forgotten(stack: Stack, txn_id: int) -> bool:
     return txn_id not in stack.metastore.call("get_open_txns").open_txns
 
 
-def _held(stack: Stack, step: str) -> tuple[DaemonProcess, Path, int]:
-    """Start a daemon that is blocked after `step` of its first transaction with rows.
+def test_daemon_when_its_transaction_is_forgotten_before_publishing_then_every_id_is_stored_once(stack: Stack) -> None:
+    stack.topic(1)
+    make_table(stack.metastore, _name(stack), partitioned=True)
+    stack.produce({"id": number, "note": "", "day": "a"} for number in range(30))
+    hold = Hold("registered", times=2)
+    daemon = stack.start(stack.config(), "--until-caught-up", hold=hold)
+    hold.wait()
+    # As if the process had been frozen for longer than `hive.txn.timeout`.
+    txn_id = _open(stack)
+    transactions.abort(stack.metastore, txn_id)
+    eventually("the transaction to be forgotten", lambda: _is_forgotten(stack, txn_id), 120)
+    hold.release()
 
-    Return the daemon, the file whose creation unblocks it, and the transaction id.
-    """
-    gate = stack.directory / "gate"
-    daemon = stack.start_process(
-        stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}@2=hold:{gate}"
-    )
-    eventually(f"the daemon to be blocked after {step}", lambda: os.path.exists(f"{gate}.held"))
-    (txn_id,) = transactions.open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/")
-    return daemon, gate, txn_id
+    assert daemon.wait() == 0, daemon.text()[-2000:]
+    assert visible_ids(stack.metastore, _name(stack)) == list(range(30))
+    assert len(_deltas(stack)) == 1
 
 
+@pytest.mark.soak
 def test_daemon_when_frozen_until_its_transaction_is_forgotten_then_every_id_is_stored_once(stack: Stack) -> None:
     stack.topic(1)
     make_table(stack.metastore, _name(stack), partitioned=True)
     stack.produce({"id": number, "note": "", "day": "a"} for number in range(30))
-    daemon, gate, txn_id = _held(stack, "registered")
+    gate = stack.directory / "gate"
+    failpoint = f"registered@2=hold:{gate}"
+    daemon = stack.start_process(stack.config(), "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=failpoint)
+    eventually("the daemon to be blocked", lambda: os.path.exists(f"{gate}.held"))
+    txn_id = _open(stack)
     os.kill(daemon.process.pid, signal.SIGSTOP)
     eventually("the transaction to time out and be forgotten", lambda: _is_forgotten(stack, txn_id), 120)
     gate.touch()
@@ -103,7 +118,7 @@ def test_daemon_when_its_transaction_is_aborted_after_publishing_then_removes_th
     hold = Hold("counted", times=2)
     daemon = stack.start(stack.config(), "--until-caught-up", hold=hold)
     hold.wait()
-    (txn_id,) = transactions.open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/")
+    txn_id = _open(stack)
     (placed,) = _deltas(stack)
     table = local_path(load_acid_table(stack.metastore, _name(stack)).location)
     transactions.abort(stack.metastore, txn_id)
