@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -24,39 +25,68 @@ def _staged(place: Path) -> list[str]:
     return [one.name for one in (place / ".ingestd-staging").glob("*")]
 
 
-@pytest.mark.parametrize("partitioned", [False, True], ids=["table", "partition"])
-def test_table_directory_when_not_mounted_then_waits_and_does_not_create_it(stack: Stack, partitioned: bool) -> None:
-    stack.topic(1)
-    stack.table("id int", partitioned="dt string" if partitioned else "")
-    place = _place(stack)
-    unmounted = place.with_name(f"{place.name}.unmounted")
-    hold = Hold("staged")
-    daemon = stack.start(stack.config(), hold=hold)
-    eventually("the mapping to be owned", lambda: daemon.events("owner"))
+class _Unmounted:
+    """A table whose directory disappears, as when a file system is not mounted, and a daemon that writes to it."""
 
-    stack.produce({"id": number, "dt": "a"} for number in range(10))
-    hold.wait()
-    place.rename(unmounted)  # between stage and publish
-    hold.release()
-    waits = eventually("two attempts", lambda: daemon.events("waiting")[1:], 30)
-    assert {one["reason"] for one in waits} == {"StorageUnavailable"}
-    assert f"{place}: the directory does not exist" in waits[0]["error"]
-    assert "mounted" in waits[0]["error"]
-    assert not place.exists()
-    unmounted.rename(place)
-    eventually("the rows", lambda: stack.count() == 10)
+    def __init__(self, stack: Stack, case: str, partitioned: str) -> None:
+        self._stack = stack
+        self.name = f"{stack.name}_{case}"
+        stack.topic(1, self.name)
+        stack.table("id int", partitioned, f"default.{self.name}")
+        self.place = local_path(load_acid_table(stack.metastore, TableName("default", self.name)).location)
+        self._away = self.place.with_name(f"{self.place.name}.unmounted")
+        self.hold = Hold("staged")
+        mapping = {"name": self.name[-40:], "topics": [self.name], "table": f"default.{self.name}"}
+        self.daemon = stack.start(stack.config(mapping), hold=self.hold)
 
-    tries = len(daemon.events("waiting"))
-    place.rename(unmounted)  # between two transactions
-    stack.produce({"id": number, "dt": "b"} for number in range(10, 20))
-    eventually("an attempt", lambda: len(daemon.events("waiting")) > tries, 30)
-    assert not place.exists()
-    unmounted.rename(place)
-    eventually("all rows", lambda: stack.count() == 20)
-    assert stack.ids() == list(range(20))
-    daemon.terminate()
-    assert daemon.wait(60) == 0
-    assert _staged(place) == []
+    def produce(self, ids: range, dt: str) -> None:
+        self._stack.produce(({"id": number, "dt": dt} for number in ids), self.name)
+
+    def unmount(self) -> None:
+        self.place.rename(self._away)
+
+    def mount(self) -> None:
+        assert not self.place.exists()
+        self._away.rename(self.place)
+
+    def has_rows(self, rows: int) -> bool:
+        return bool(sum(event["rows"] for event in self.daemon.events("committed")) == rows)
+
+    def has_waited(self, times: int) -> bool:
+        return len(self.daemon.events("waiting")) >= times
+
+
+def test_table_directory_when_not_mounted_then_waits_and_does_not_create_it(stack: Stack) -> None:
+    cases = [_Unmounted(stack, "t", ""), _Unmounted(stack, "p", "dt string")]
+    for case in cases:
+        eventually("the mapping to be owned", partial(case.daemon.events, "owner"))
+        case.produce(range(10), "a")
+    for case in cases:
+        case.hold.wait()
+        case.unmount()  # between stage and publish
+        case.hold.release()
+    for case in cases:
+        eventually("two attempts", partial(case.has_waited, 2), 30)
+        waits = case.daemon.events("waiting")
+        assert {one["reason"] for one in waits} == {"StorageUnavailable"}
+        assert f"{case.place}: the directory does not exist" in waits[0]["error"]
+        assert "mounted" in waits[0]["error"]
+        case.mount()
+    tries = {}
+    for case in cases:
+        eventually("the rows", partial(case.has_rows, 10))
+        tries[case.name] = len(case.daemon.events("waiting"))
+        case.unmount()  # between two transactions
+        case.produce(range(10, 20), "b")
+    for case in cases:
+        eventually("an attempt", partial(case.has_waited, tries[case.name] + 1), 30)
+        case.mount()
+    for case in cases:
+        eventually("all rows", partial(case.has_rows, 20))
+        assert stack.ids(case.name) == list(range(20))
+        case.daemon.terminate()
+        assert case.daemon.wait(60) == 0
+        assert _staged(case.place) == []
 
 
 @pytest.fixture
