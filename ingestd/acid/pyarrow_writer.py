@@ -61,7 +61,7 @@ class PyArrowWriter:
 
     def close(self) -> FileSize:
         """See `AcidWriter`; a file without rows is also a complete ORC file."""
-        if not self._rows:  # without a batch pyarrow knows no schema and writes no footer
+        if not self._rows:  # without a batch pyarrow has no schema and writes no footer
             self._orc.write(pa.Table.from_batches([self._events(pa.RecordBatch.from_pylist([], schema=self._schema))]))
         # An exception from a signal handler inside this call would terminate the process.
         run_uninterrupted(self._orc.close)

@@ -75,7 +75,7 @@ class Addresses:
 
 @dataclass(frozen=True, slots=True)
 class ServiceState:
-    """The state of one service. `answers` tells whether it answered a request. `memory_mb` is its resident memory."""
+    """The state of one service. `answers` is True if it answered a request. `memory_mb` is its resident memory."""
 
     name: str
     address: str

@@ -60,8 +60,8 @@ class TableChanged(TransactionError, errors.TableChanged):
 class CommitOutcomeUnknown(TransactionError, errors.CommitOutcomeUnknown):
     """The answer to a commit was lost and its outcome could not be queried. Check for the rows before you continue.
 
-    The daemon checks by itself. A program that wrote the records again without a check might duplicate them, so the
-    error is not retriable.
+    The daemon performs this check itself. A program that wrote the records again without a check might duplicate them,
+    so the error is not retriable.
     """
 
     is_retriable = False

@@ -261,7 +261,7 @@ def test_format_when_options_are_invalid_then_raises_config_error(options: dict[
 
 
 def test_decoder_when_type_is_nested_too_deeply_then_raises_config_error() -> None:
-    with pytest.raises(ConfigError, match="nested deeper"):
+    with pytest.raises(ConfigError, match="nested too deeply"):
         DelimitedDecoder(columns_of("array<" * 8 + "int" + ">" * 8), HIVE)
 
 
