@@ -105,10 +105,6 @@ class Process:
         eventually(f"the metastore of {self.log} to listen", self._listens, 60)
         return self
 
-    def start_if_stopped(self) -> Process:
-        """Start the metastore unless it is running."""
-        return self if self._process else self.start()
-
     def stop(self) -> None:
         """Stop the metastore if it is running."""
         process, self._process = self._process, None
