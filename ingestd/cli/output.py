@@ -12,14 +12,15 @@ import sys
 
 # A pipe that polls as writable has room for at least this many bytes.
 _CHUNK = select.PIPE_BUF
-_STUCK_MS = 5_000
 _STDERR = 2
 
 
 class _LossyFile(io.FileIO):
-    """A file whose writes never fail: it waits 5 s for a stuck reader, then drops output until the reader continues."""
+    """A file whose writes never fail: it waits for a stuck reader, then drops output until the reader continues."""
 
-    _wait_ms = _STUCK_MS
+    def __init__(self, descriptor: int, stuck_ms: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._stuck_ms = self._wait_ms = stuck_ms
 
     def write(self, data: object) -> int:
         """Write or drop bytes and return their number (see `io.RawIOBase`). Dropped bytes count as written."""
@@ -28,7 +29,7 @@ class _LossyFile(io.FileIO):
         ready.register(self.fileno(), select.POLLOUT)
         try:
             is_ready = bool(ready.poll(self._wait_ms))
-            self._wait_ms = _STUCK_MS if is_ready else 0
+            self._wait_ms = self._stuck_ms if is_ready else 0
             if is_ready:
                 return super().write(view[:_CHUNK]) or len(view)
         except OSError:
@@ -36,12 +37,15 @@ class _LossyFile(io.FileIO):
         return len(view)
 
 
-def protect_stderr() -> None:
-    """Replace `sys.stderr` by a stream whose writes never fail. Open closed standard descriptors as /dev/null."""
+def protect_stderr(*, stuck_seconds: float = 5.0) -> None:
+    """Replace `sys.stderr` by a stream whose writes never fail. Open closed standard descriptors as /dev/null.
+
+    A write waits at most `stuck_seconds` for a reader that does not read.
+    """
     free = os.open(os.devnull, os.O_RDWR)
     while free <= _STDERR:  # otherwise a socket could get descriptor 2 and receive the log
         free = os.open(os.devnull, os.O_RDWR)
     os.close(free)
     if sys.stderr is sys.__stderr__:
-        buffer = io.BufferedWriter(_LossyFile(_STDERR, "w", closefd=False))
+        buffer = io.BufferedWriter(_LossyFile(_STDERR, round(stuck_seconds * 1000)))
         sys.stderr = io.TextIOWrapper(buffer, "utf-8", "backslashreplace", line_buffering=True)

@@ -280,7 +280,7 @@ def test_stderr_when_it_cannot_be_written_then_the_exit_code_is_unchanged(redire
 _WRITES = """
 import sys
 from ingestd.cli.output import protect_stderr
-protect_stderr()
+protect_stderr(stuck_seconds=float(sys.argv[1]))
 for letter in "abcd":
     print(letter * 100_000, file=sys.stderr)
 """
@@ -288,7 +288,7 @@ for letter in "abcd":
 
 def test_stderr_when_its_reader_is_stuck_then_drops_output_and_otherwise_writes_all() -> None:
     command = [sys.executable, "-c", _WRITES]
-    with subprocess.Popen(command, stderr=subprocess.PIPE) as stuck:
+    with subprocess.Popen([*command, "0.1"], stderr=subprocess.PIPE) as stuck:
         assert stuck.wait(30) == 0  # the pipe is full after 64 KiB
-    result = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    result = subprocess.run([*command, "5"], capture_output=True, text=True, check=True).stderr
     assert result.split() == [letter * 100_000 for letter in "abcd"]
