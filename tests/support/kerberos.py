@@ -18,7 +18,7 @@ from tests.support.metastore import free_port
 from tests.support.stack import eventually
 
 NAME = "INGESTD.TEST"
-SHORT_SECONDS = 12
+SHORT_SECONDS = 6
 # Debian installs the servers in folders that are only in root's PATH.
 _PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
 _PACKAGES = {
@@ -95,7 +95,7 @@ class Realm:
             self._kdc = None
 
     def add(self, principal: str, *options: str) -> None:
-        """Create a principal, such as `hive/localhost`, with a random key. `-maxlife 12s` limits its tickets."""
+        """Create a principal, such as `hive/localhost`, with a random key. `-maxlife 6s` limits its tickets."""
         self.run("kadmin.local", "-q", f"addprinc -randkey {' '.join(options)} {principal}")
 
     def keytab(self, name: str, *principals: str, new_key: bool = False) -> Path:
