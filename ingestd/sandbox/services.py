@@ -76,13 +76,13 @@ class Plan:
     def command(self, service: str) -> list[str]:
         """Return the command line that runs `service`."""
         jvm = [f"-Xmx{self.options.heap_mb(service)}m", f"-Djava.io.tmpdir={self.layout.work(service)}"]
+        # C2 compilation costs more than it saves in services that live for minutes and do little.
+        jvm += ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         if service == KAFKA:
             return self.java_command(service, jvm, str(self.layout.conf(KAFKA) / "server.properties"))
-        jvm += ["-XX:+UseSerialGC", f"-Dderby.stream.error.file={self.layout.log(f'{service}-derby')}"]
+        jvm.append(f"-Dderby.stream.error.file={self.layout.log(f'{service}-derby')}")
         jvm += [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _HIVE_OPENS]
         jvm.append("--add-opens=java.sql/java.sql=ALL-UNNAMED")
-        # C2 compilation costs more than it saves in services that live for minutes and do little.
-        jvm.append("-XX:TieredStopAtLevel=1")
         if service == HIVESERVER2:
             return self.java_command(service, jvm)
         if self.database.is_derby:

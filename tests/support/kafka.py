@@ -53,10 +53,9 @@ class KafkaBroker:
         work = self._plan.layout.work(KAFKA)
         work.mkdir(parents=True, exist_ok=True)
         self._log.parent.mkdir(exist_ok=True)
-        program, *arguments = self._plan.command(KAFKA)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [program, "-XX:TieredStopAtLevel=1", *arguments],
+                self._plan.command(KAFKA),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -91,8 +91,7 @@ class Process:
         # Hadoop's login only reads this file.
         (conf / "core-site.xml").write_text(f"<configuration>{properties}</configuration>")
         program, *arguments = self._plan.command(METASTORE)
-        # The process is short-lived, so C2 compilation would cost more than it saves.
-        command = [program, "-XX:TieredStopAtLevel=1", *self._jvm, *arguments]
+        command = [program, *self._jvm, *arguments]
         self.log.parent.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
