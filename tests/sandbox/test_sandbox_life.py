@@ -8,14 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any, NamedTuple
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from ingestd.clock import monotonic
 from ingestd.sandbox import HIVESERVER2, KAFKA, METASTORE, Sandbox, SandboxOptions, process
-from ingestd.sandbox.hiveserver2 import query
+from ingestd.sandbox.hiveserver2 import Session, query
 from ingestd.sandbox.state import Child, State, load, save
 
 from .conftest import COMMAND, NO_NETWORK, Cli, wait_for
@@ -24,18 +26,43 @@ from .conftest import COMMAND, NO_NETWORK, Cli, wait_for
 READY_SECONDS = 40.0
 
 
-def test_sandbox_when_stopped_and_started_without_network_then_data_and_addresses_are_the_same(cli: Cli) -> None:
-    first = cli.run("up", "--hiveserver2", "--json")
-    assert first.returncode == 0, first.stderr
-    addresses = json.loads(first.stdout)
+class Box(NamedTuple):
+    """A running sandbox."""
+
+    cli: Cli
+    addresses: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def boxes(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Box, Box]]:
+    """Yield two running sandboxes that were started at once, the first with HiveServer2. Tests leave both running."""
+    clis = [Cli(tmp_path_factory.mktemp("box") / "state") for _ in range(2)]
+    try:
+        started = [clis[0].start("up", "--hiveserver2", "--json"), clis[1].start("up", "--json")]
+        answers = [up.communicate(timeout=120) for up in started]
+        assert [up.returncode for up in started] == [0, 0], answers
+        first, second = (Box(cli, json.loads(answer[0])) for cli, answer in zip(clis, answers, strict=True))
+        yield first, second
+    finally:
+        for cli in clis:
+            cli.run("down")
+    assert not [process for cli in clis for process in cli.processes()]
+
+
+def test_sandbox_when_stopped_and_started_without_network_then_data_and_addresses_are_the_same(
+    boxes: tuple[Box, Box],
+) -> None:
+    (cli, addresses), (other, _) = boxes
     assert set(addresses) == {"kafka", "metastore", "hiveserver2", "warehouse", "state_dir"}
     admin = AdminClient({"bootstrap.servers": addresses["kafka"]})
     admin.create_topics([NewTopic("kept", 3)])["kept"].result(30)
-    query(addresses["hiveserver2"], "create table kept(i int) stored as orc tblproperties('transactional'='true')")
-    query(addresses["hiveserver2"], "insert into kept values (7)")
+    with closing(Session(addresses["hiveserver2"])) as session:
+        session.query("create table kept(i int) stored as orc tblproperties('transactional'='true')")
+        session.query("insert into kept values (7)")
 
     assert "stopped hiveserver2, metastore, kafka" in cli.run("down").stdout
     assert not cli.processes()
+    assert len(other.processes()) == 2
 
     began = monotonic()
     second = cli.run("up", "--hiveserver2", "--json", **NO_NETWORK)
@@ -46,21 +73,12 @@ def test_sandbox_when_stopped_and_started_without_network_then_data_and_addresse
 
 
 def test_two_state_folders_when_started_at_once_then_are_independent_and_services_restart(
-    cli: Cli, tmp_path: Path
+    boxes: tuple[Box, Box],
 ) -> None:
-    other = Cli(tmp_path / "other")
-    try:
-        started = [box.start("up", "--json") for box in (cli, other)]
-        texts = [up.communicate(timeout=120)[0] for up in started]
-        mine, theirs = (json.loads(text) for text in texts)
-        assert not set(mine.values()) & set(theirs.values()) - {None}
-        assert len({_cluster_id(up["kafka"]) for up in (mine, theirs)}) == 2
-        assert "stopped metastore, kafka" in cli.run("down").stdout
-        assert len(other.processes()) == 2
-        _break_and_restart(Sandbox(SandboxOptions(other.state_dir)))
-    finally:
-        other.run("down")
-    assert not other.processes()
+    (_, mine), (other, theirs) = boxes
+    assert not set(mine.values()) & set(theirs.values()) - {None}
+    assert len({_cluster_id(up["kafka"]) for up in (mine, theirs)}) == 2
+    _break_and_restart(Sandbox(SandboxOptions(other.state_dir)))
 
 
 def _cluster_id(kafka: str) -> str:
@@ -83,13 +101,11 @@ def _break_and_restart(box: Sandbox) -> None:
     assert "AcidHouseKeeperService" in box.log_path(METASTORE).read_text()
 
 
-def test_status_and_logs_when_up_then_show_each_service(cli: Cli) -> None:
-    assert all(state["state"] == "stopped" for state in json.loads(cli.run("status", "--json").stdout))
-    assert cli.run("down").stdout == "nothing was running\n"
-    assert not cli.state_dir.exists()
-    cli.run("up")
+def test_status_and_logs_when_up_then_show_each_service(boxes: tuple[Box, Box]) -> None:
+    cli = boxes[1].cli
     states = {state["name"]: state for state in json.loads(cli.run("status", "--json").stdout)}
     assert states["kafka"]["state"] == states["metastore"]["state"] == "running"
+    assert states["hiveserver2"]["state"] == "stopped"
     assert states["kafka"]["memory_mb"] > 50
     assert "\x1b" not in cli.run("status").stdout
     assert "AcidHouseKeeperService" in cli.run("logs", "metastore", "-n", "500").stdout
@@ -97,9 +113,15 @@ def test_status_and_logs_when_up_then_show_each_service(cli: Cli) -> None:
     assert {line.partition(":")[0] for line in cli.run("logs").stdout.splitlines()} == {"kafka", "metastore"}
 
 
+def test_status_and_down_when_never_started_then_create_no_state_folder(cli: Cli) -> None:
+    assert all(state["state"] == "stopped" for state in json.loads(cli.run("status", "--json").stdout))
+    assert cli.run("down").stdout == "nothing was running\n"
+    assert not cli.state_dir.exists()
+
+
 @pytest.mark.parametrize(
     ("number", "step"),
-    [(signal.SIGKILL, "preparing metastore"), (signal.SIGKILL, "waiting for metastore"), (signal.SIGTERM, "waiting")],
+    [(signal.SIGKILL, "preparing metastore"), (signal.SIGKILL, "waiting"), (signal.SIGTERM, "waiting")],
 )
 def test_up_when_it_is_killed_then_leaves_no_process(cli: Cli, number: signal.Signals, step: str) -> None:
     with cli.start("up") as up:
