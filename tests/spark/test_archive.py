@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ingestd.java import find_java
 from ingestd.spark.archive import archive_options, archive_path
+from tests.support.daemon import shared_engine
 
-# Starts Spark, runs a job, and prints the archives that the JVM has mapped.
+# Starts Spark and stops it when its input ends.
 _START = """
-from pathlib import Path
-import psutil
-from ingestd.spark.engine import Engine, JobGroup
+import sys
+from ingestd.spark.engine import Engine
 
 engine = Engine("local[1]", {})
-assert engine.run(JobGroup("test"), str, [1]) == ["1"]
-[machine] = [one for one in psutil.Process().children() if "java" in one.name()]
-lines = Path(f"/proc/{machine.pid}/maps").read_text().splitlines()
-print(sorted({line.split()[-1] for line in lines if line.endswith(".jsa") and "classes-" in line}))
+print("started", flush=True)
+sys.stdin.read()
 engine.stop()
 """
 
 
-def _mapped() -> str:
-    run = subprocess.run([sys.executable, "-c", _START], capture_output=True, text=True, timeout=300, check=False)
-    assert run.returncode == 0, run.stderr
-    return run.stdout.strip()
+def _mapped(pid: int) -> list[str]:
+    """Return the class archives that the JVM of the process's Spark session has mapped."""
+    children = psutil.Process(pid).children()
+    [machine] = [one.pid for one in children if any(word.startswith("org.apache.spark") for word in one.cmdline())]
+    lines = Path(f"/proc/{machine}/maps").read_text().splitlines()
+    return sorted({line.split()[-1] for line in lines if line.endswith(".jsa") and "classes-" in line})
 
 
 def test_archive_when_prepared_then_the_driver_maps_it(processes: None) -> None:
     """The fixture has run `ingestd prepare`."""
-    assert _mapped() == str([str(archive_path(find_java()))])
+    shared_engine()
+    assert _mapped(os.getpid()) == [str(archive_path(find_java()))]
 
 
 def test_archive_when_it_is_damaged_then_spark_starts_without_it(
@@ -45,7 +48,12 @@ def test_archive_when_it_is_damaged_then_spark_starts_without_it(
     path.parent.mkdir()
     path.write_bytes(b"damaged" * 1000)
     assert archive_options(find_java())
-    assert _mapped() == "[]"
+    with subprocess.Popen([sys.executable, "-c", _START], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as run:
+        assert run.stdout
+        assert run.stdout.readline() == b"started\n"
+        assert _mapped(run.pid) == []
+        run.communicate(timeout=60)
+    assert run.returncode == 0
 
 
 def test_archive_when_another_user_can_write_it_then_is_not_used(
