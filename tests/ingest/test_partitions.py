@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -30,7 +30,7 @@ def _literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-# The rows that Hive inserts into a twin table: the type of the partition column, JSON values and HiveQL literals.
+# The columns of a partitioned table, and of its twin into which Hive inserts: type, JSON values and HiveQL literals.
 TWINS: dict[str, tuple[str, list[tuple[Any, str]]]] = {
     "text": ("string", [*((text, _literal(text)) for text in STRINGS), NULL]),
     "day": ("date", [*((d, f"'{d}'") for d in ("0001-01-01", "1582-10-15", "2026-11-21")), NULL]),
@@ -43,20 +43,20 @@ TWINS: dict[str, tuple[str, list[tuple[Any, str]]]] = {
 }
 
 
-# Static values in notations that users may write: type, value, a literal for WHERE, and Hive's partition name.
+# Static values in notations that users may write: type, value, literal for WHERE, and value in the partition name.
 STATIC = {
-    "tiny": ("tinyint", "007", "7", "p=7"),
-    "int": ("int", "+5", "5", "p=5"),
-    "big": ("bigint", "009223372036854775807", "9223372036854775807", "p=9223372036854775807"),
-    "dec": ("decimal(10,2)", "001.50", "1.50", "p=1.5"),
-    "bool": ("boolean", "TRUE", "true", "p=true"),
-    "day": ("date", "2026-1-5", "'2026-01-05'", "p=2026-01-05"),
-    "time": ("timestamp", "2026-01-05T10:00:00.50", "'2026-01-05 10:00:00.5'", "p=2026-01-05 10%3A00%3A00.5"),
-    "char": ("char(5)", "ab", "'ab'", "p=ab   "),
-    "varchar": ("varchar(5)", "ab", "'ab'", "p=ab"),
-    "double": ("double", "1.50", "1.5", "p=1.5"),
-    "float": ("float", "10000000000", "10000000000.0", "p=1.0E10"),
-    "str": ("string", "007", "'007'", "p=007"),
+    "tiny": ("tinyint", "007", "7", "7"),
+    "int": ("int", "+5", "5", "5"),
+    "big": ("bigint", "009223372036854775807", "9223372036854775807", "9223372036854775807"),
+    "dec": ("decimal(10,2)", "001.50", "1.50", "1.5"),
+    "bool": ("boolean", "TRUE", "true", "true"),
+    "day": ("date", "2026-1-5", "'2026-01-05'", "2026-01-05"),
+    "time": ("timestamp", "2026-01-05T10:00:00.50", "'2026-01-05 10:00:00.5'", "2026-01-05 10%3A00%3A00.5"),
+    "char": ("char(5)", "ab", "'ab'", "ab   "),
+    "varchar": ("varchar(5)", "ab", "'ab'", "ab"),
+    "double": ("double", "1.50", "1.5", "1.5"),
+    "float": ("float", "10000000000", "10000000000.0", "1.0E10"),
+    "str": ("string", "007", "'007'", "007"),
 }
 
 
@@ -93,6 +93,33 @@ class _Partitions:
         return sorted(self.stack.sql(f"SELECT * FROM {name}"), key=lambda row: row[0])
 
 
+def _columns(cases: Mapping[str, tuple[Any, ...]]) -> str:
+    """Return the partition columns `p_CASE` of TWINS or STATIC."""
+    return ", ".join(f"p_{case} {kind}" for case, (kind, *_) in cases.items())
+
+
+def _twin_records() -> list[dict[str, Any]]:
+    """Return records with all values of TWINS. In the last record the fields are missing, which is the same as NULL."""
+    count = max(len(values) for _, values in TWINS.values())
+    records = [
+        {"id": n, "note": "n"} | {f"p_{case}": values[n % len(values)][0] for case, (_, values) in TWINS.items()}
+        for n in range(count)
+    ]
+    return [*records, {"id": count, "note": "n"}]
+
+
+def _twin_rows() -> str:
+    """Return the rows of `_twin_records` as the VALUES of an INSERT."""
+    rows = []
+    for record in _twin_records():
+        texts = (
+            f"cast({values[record['id'] % len(values)][1] if f'p_{case}' in record else 'NULL'} AS {kind})"
+            for case, (kind, values) in TWINS.items()
+        )
+        rows.append(f"({record['id']}, 'n', {', '.join(texts)})")
+    return ", ".join(rows)
+
+
 def _records(values: Sequence[Any], column: str) -> list[dict[str, Any]]:
     return [{"id": n, "note": "n", column: value} for n, value in enumerate(values)]
 
@@ -103,11 +130,7 @@ def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> It
     stack = Stack(addresses, "part", directory)
     try:
         cases = _Partitions(stack)
-        for case, (kind, values) in TWINS.items():
-            # In one record the field is missing, which is the same as NULL.
-            cases.add(
-                case, f"p {kind}", [*_records([given for given, _ in values], "p"), {"id": len(values), "note": "n"}]
-            )
+        cases.add("twin", _columns(TWINS), _twin_records())
         two = [{"id": n, "dt": f"2026-11-{n % 3 + 1:02d}", "region": "DE/é" if n % 2 else None} for n in range(60)]
         cases.add("two", "dt date, region string", two)
         static = {"dt": "2026-11-21", "Region": "a/ü b"}
@@ -116,8 +139,8 @@ def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> It
         )
         cases.add("none", "p string", _records(range(3), "q"), partition={"p": ""})
         cases.add("wide", "dt string", [{"id": n, "dt": DAYS[n % 60]} for n in range(600)], commit={"interval": "1s"})
-        for case, (kind, text, _, _) in STATIC.items():
-            cases.add(f"s_{case}", f"p {kind}", _records(range(3), "q"), partition={"p": text})
+        texts = {f"p_{case}": text for case, (_, text, _, _) in STATIC.items()}
+        cases.add("notation", _columns(STATIC), _records(range(3), "q"), partition=texts)
         place = cases.add("place", "p string", [{"id": n, "p": "far" if n % 2 else "hive"} for n in range(10)])
         stack.sql(f"ALTER TABLE {place} ADD PARTITION (p='far')")
         (directory / "elsewhere").mkdir()  # ingestd never creates a location
@@ -130,25 +153,19 @@ def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> It
         stack.close()
 
 
-@pytest.mark.parametrize("case", list(TWINS))
-def test_values_when_dynamic_then_partitions_are_named_as_hive_names_them(loaded: _Partitions, case: str) -> None:
-    kind, values = TWINS[case]
-    name, twin = (
-        loaded.name(case),
-        loaded.stack.table("id int, note string", f"p {kind}", f"default.{loaded.name(case)}_t"),
-    )
-    rows = ", ".join(
-        f"({n}, 'n', cast({text} AS {kind}))" for n, text in enumerate([*(literal for _, literal in values), "NULL"])
-    )
-    loaded.stack.sql(f"INSERT INTO {twin} PARTITION (p) VALUES {rows}")
+def test_values_when_dynamic_then_partitions_are_named_as_hive_names_them(loaded: _Partitions) -> None:
+    name = loaded.name("twin")
+    twin = loaded.stack.table("id int, note string", _columns(TWINS), f"default.{name}_t")
+    columns = ", ".join(f"p_{case}" for case in TWINS)
+    loaded.stack.sql(f"INSERT INTO {twin} PARTITION ({columns}) VALUES {_twin_rows()}")
     assert loaded.shown(name) == loaded.shown(twin)
     assert loaded.rows(name) == loaded.rows(twin)
 
 
 def test_directories_when_values_need_escaping_then_named_as_hive_names_them(loaded: _Partitions) -> None:
-    name = loaded.name("text")
+    name = loaded.name("twin")
     root = Path(unquote(loaded.stack.addresses.warehouse.removeprefix("file://"))) / name
-    assert {path.name for path in root.iterdir() if not path.name.startswith(".")} == loaded.shown(name)
+    assert {str(path.parent.relative_to(root)) for path in root.rglob("delta_*")} == loaded.shown(name)
 
 
 def test_partition_column_when_filtered_by_null_then_the_metastore_answers(loaded: _Partitions) -> None:
@@ -180,18 +197,21 @@ def test_static_value_when_empty_then_is_the_default_partition(loaded: _Partitio
     assert loaded.rows(loaded.name("none")) == [(n, "n", DEFAULT) for n in range(3)]
 
 
-@pytest.mark.parametrize("case", list(STATIC))
-def test_static_value_when_not_in_hives_notation_then_hive_reads_overwrites_and_drops_the_partition(
-    loaded: _Partitions, case: str
+def test_static_values_when_not_in_hives_notation_then_hive_reads_overwrites_and_drops_the_partition(
+    loaded: _Partitions,
 ) -> None:
-    _, text, literal, wanted = STATIC[case]
-    name = loaded.name(f"s_{case}")
+    name = loaded.name("notation")
+    wanted = "/".join(f"p_{case}={shown}" for case, (_, _, _, shown) in STATIC.items())
+    literals = [f"p_{case} = {literal}" for case, (_, _, literal, _) in STATIC.items()]
     assert loaded.shown(name) == {wanted}
-    assert sorted(row[0] for row in loaded.stack.sql(f"SELECT id FROM {name} WHERE p = {literal}")) == [0, 1, 2]
-    loaded.stack.sql(f"INSERT OVERWRITE TABLE {name} PARTITION (p='{text}') VALUES (100, 'theirs')")
+    for literal in literals:
+        found = loaded.stack.sql(f"SELECT id FROM {name} WHERE {literal}")
+        assert sorted(row[0] for row in found) == [0, 1, 2], literal
+    texts = ", ".join(f"p_{case} = '{text}'" for case, (_, text, _, _) in STATIC.items())
+    loaded.stack.sql(f"INSERT OVERWRITE TABLE {name} PARTITION ({texts}) VALUES (100, 'theirs')")
     assert loaded.shown(name) == {wanted}
     assert loaded.stack.ids(name) == [100]
-    loaded.stack.sql(f"ALTER TABLE {name} DROP PARTITION (p={literal})")
+    loaded.stack.sql(f"ALTER TABLE {name} DROP PARTITION ({', '.join(literals)})")
     assert loaded.shown(name) == set()
 
 
