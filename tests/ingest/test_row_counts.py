@@ -13,7 +13,7 @@ from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import Wait
 from ingestd.hive.write_ids import read_snapshot
 from tests.streaming.support import connect, rows
-from tests.support.compaction import compact
+from tests.support.compaction import request_compaction
 from tests.support.counters import end_analyze, number, read_parameters, write_parameters
 from tests.support.daemon import Daemon
 from tests.support.stack import Stack, eventually
@@ -21,29 +21,59 @@ from tests.support.stack import Stack, eventually
 PARTITIONED = pytest.mark.parametrize("partition", ["", "dt=a"], ids=["table", "partition"])
 
 
-def _rows(daemon: Daemon) -> int:
-    assert daemon.is_running, daemon.text()
-    return sum(int(event["rows"]) for event in daemon.events("committed"))
+class _Tables:
+    """An unpartitioned and a partitioned table, and the configuration of a daemon that writes one topic to both."""
 
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        # The partition of each table, or "" for the table itself.
+        self.partitions = {f"{stack.name}_{'p' if partition else 'u'}": partition for partition in ("", "dt=a")}
+        stack.topic(1)
+        for name, partition in self.partitions.items():
+            stack.table("id bigint", "dt string" if partition else "", f"default.{name}")
+        self.config = stack.config(
+            *(
+                {"name": name[-40:], "table": f"default.{name}", "commit": {"interval": "300ms"}}
+                for name in self.partitions
+            )
+        )
 
-def _commit(stack: Stack, daemon: Daemon, ids: range) -> None:
-    before = _rows(daemon)
-    stack.produce({"id": one, "dt": "a"} for one in ids)
-    eventually("the commit of the daemon", lambda: _rows(daemon) == before + len(ids))
+    def rows(self, daemon: Daemon) -> int:
+        assert daemon.is_running, daemon.text()
+        return sum(int(event["rows"]) for event in daemon.events("committed"))
 
+    def commit(self, daemon: Daemon, ids: range) -> None:
+        """Commit a row per id to each table."""
+        wanted = self.rows(daemon) + len(ids) * len(self.partitions)
+        self.stack.produce({"id": one, "dt": "a"} for one in ids)
+        eventually("the commits of the daemon", lambda: self.rows(daemon) == wanted)
 
-def _make(stack: Stack, partition: str) -> None:
-    stack.topic(1)
-    stack.table("id bigint", "dt string" if partition else "")
+    def parameters(self) -> dict[str, dict[str, str]]:
+        return {name: read_parameters(self.stack, partition, name) for name, partition in self.partitions.items()}
+
+    def numbers(self) -> list[int]:
+        return [number(self.stack, partition, name) for name, partition in self.partitions.items()]
+
+    def revert(self, parameters: dict[str, dict[str, str]]) -> None:
+        """Write back these older parameters."""
+        for name, partition in self.partitions.items():
+            write_parameters(self.stack, parameters[name], partition, name)
+            assert number(self.stack, partition, name) == int(parameters[name]["numRows"])
 
 
 @pytest.fixture
-def lease(stack: Stack) -> Iterator[threading.Event]:
-    """Hold the counting lease of the test's table in an idle client, and yield an event that releases it."""
+def tables(stack: Stack) -> _Tables:
+    return _Tables(stack)
+
+
+@pytest.fixture
+def leases(stack: Stack, tables: _Tables) -> Iterator[threading.Event]:
+    """Hold the counting leases of the test's tables in an idle client, and yield an event that releases them."""
     free = threading.Event()
     txn = transactions.begin(stack.metastore, stack.name)
-    lease = TableName("default", f"{stack.name}#ingestd.counting")
-    transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(5), threading.Event()))
+    for name in tables.partitions:
+        lease = TableName("default", f"{name}#ingestd.counting")
+        transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(5), threading.Event()))
 
     def release() -> None:
         free.wait(300)
@@ -57,40 +87,51 @@ def lease(stack: Stack) -> Iterator[threading.Event]:
     thread.join()
 
 
-@PARTITIONED
 def test_analyze_when_it_writes_old_parameters_back_then_repaired_without_another_commit(
-    stack: Stack, partition: str
+    stack: Stack, tables: _Tables
 ) -> None:
-    _make(stack, partition)
-    config = stack.config({"commit": {"interval": "300ms"}})
-    daemon = stack.start(config)
-    _commit(stack, daemon, range(10))
-    eventually("the first count", lambda: read_parameters(stack, partition).get("ingestd.counted"))
-    old = read_parameters(stack, partition)
-    _commit(stack, daemon, range(10, 30))
-    write_parameters(stack, old, partition)
-    assert number(stack, partition) == 10
-    eventually("the repair while the daemon runs", lambda: number(stack, partition) == 30)
-    eventually("the log line of the repair", lambda: daemon.events("row_counts_repaired"))
-    assert daemon.events("row_counts_repaired")[-1]["partitions"] == [partition]
+    daemon = stack.start(tables.config)
+    tables.commit(daemon, range(10))
+    eventually("the first counts", lambda: all("ingestd.counted" in found for found in tables.parameters().values()))
+    old = tables.parameters()
+    tables.commit(daemon, range(10, 30))
+    tables.revert(old)
+    eventually("the repair while the daemon runs", lambda: tables.numbers() == [30, 30])
+    repaired = eventually("the log lines", lambda: len(found := _repaired(daemon)) == len(tables.partitions) and found)
+    assert repaired == {name[-40:]: [partition] for name, partition in tables.partitions.items()}
     daemon.terminate()
     assert daemon.wait() == 0
 
-    write_parameters(stack, old, partition)
-    daemon = stack.start(config)
-    eventually("the repair after a restart", lambda: number(stack, partition) == 30)
+    tables.revert(old)
+    daemon = stack.start(tables.config)
+    eventually("the repair after a restart", lambda: tables.numbers() == [30, 30])
     daemon.terminate()
     assert daemon.wait() == 0
 
-    write_parameters(stack, old, partition)
-    compact(stack, f"default.{stack.name}", "major", "dt='a'" if partition else "")
+    tables.revert(old)
+    waits = [
+        request_compaction(stack, f"default.{name}", "major", "dt='a'" if partition else "")
+        for name, partition in tables.partitions.items()
+    ]
+    for wait in waits:
+        wait()
     # The compaction runs ANALYZE after it has succeeded.
-    eventually("COLUMN_STATS_ACCURATE to be set", lambda: "COLUMN_STATS_ACCURATE" in read_parameters(stack, partition))
-    assert stack.count() == 10  # no daemon has repaired it yet, and HiveServer2 caches this answer
-    stack.drain(config)
-    assert number(stack, partition) == 30
-    assert stack.count() == 30
-    assert len(stack.ids()) == 30
+    eventually(
+        "COLUMN_STATS_ACCURATE to be set",
+        lambda: all("COLUMN_STATS_ACCURATE" in found for found in tables.parameters().values()),
+    )
+    # No daemon has repaired the counts yet, and HiveServer2 caches these answers.
+    assert [stack.count("", name) for name in tables.partitions] == [10, 10]
+    stack.drain(tables.config)
+    assert tables.numbers() == [30, 30]
+    for name in tables.partitions:
+        assert stack.count("", name) == 30
+        assert len(stack.ids(name)) == 30
+
+
+def _repaired(daemon: Daemon) -> dict[str, list[str]]:
+    """Return the partitions of each mapping's last repair."""
+    return {event["mapping"]: event["partitions"] for event in daemon.events("row_counts_repaired")}
 
 
 @PARTITIONED
@@ -160,24 +201,24 @@ def test_partition_when_recreated_with_old_parameters_then_counts_its_rows(stack
     assert stack.count("WHERE dt = 'a'") == 5
 
 
-@pytest.mark.parametrize("partition", ["", "dt=a"], ids=["table", "partition"])
 def test_counting_lease_when_held_by_an_idle_client_then_commits_continue_and_count_is_repaired(
-    stack: Stack, lease: threading.Event, partition: str
+    stack: Stack, leases: threading.Event, tables: _Tables
 ) -> None:
-    _make(stack, partition)
-    daemon = stack.start(stack.config({"commit": {"interval": "300ms"}}))
+    daemon = stack.start(tables.config)
     for turn in range(3):
-        _commit(stack, daemon, range(turn * 10, turn * 10 + 10))
-        assert stack.count() == turn * 10 + 10
-    first, *others = [event["ms"]["counted"] for event in daemon.events("committed") if event["rows"]]
-    assert first < 15_000  # a wait of 5 s and the time of the commit on a busy machine
-    assert max(others) < 5_000
-    assert daemon.events("row_counts_delayed")
-    lease.set()
-    eventually("the count", lambda: number(stack, partition) == 30)
+        tables.commit(daemon, range(turn * 10, turn * 10 + 10))
+        assert [stack.count("", name) for name in tables.partitions] == [turn * 10 + 10] * 2
+    for name in tables.partitions:
+        commits = [event for event in daemon.events("committed") if event["mapping"] == name[-40:] and event["rows"]]
+        first, *others = [event["ms"]["counted"] for event in commits]
+        assert first < 15_000  # a wait of 5 s and the time of the commit on a busy machine
+        assert max(others) < 5_000
+    assert {event["mapping"] for event in daemon.events("row_counts_delayed")} == {n[-40:] for n in tables.partitions}
+    leases.set()
+    eventually("the counts", lambda: tables.numbers() == [30, 30])
     daemon.terminate()
     assert daemon.wait() == 0
-    assert read_parameters(stack, partition)["ingestd.rows"] == "30"
+    assert [found["ingestd.rows"] for found in tables.parameters().values()] == ["30", "30"]
 
 
 def test_last_ddl_time_when_in_the_future_then_commits_do_not_wait_for_it(stack: Stack) -> None:

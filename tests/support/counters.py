@@ -39,22 +39,22 @@ def end_analyze(stack: Stack, parameters: dict[str, str], snapshot: ValidWriteId
     found = read_partitions(stack.metastore, table, [partition])[0] if partition else table.raw
     found.parameters = parameters | {"COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}
     found.writeId = write_id
-    _write(stack, found, partition, state)
+    _write(stack, name, found, partition, state)
     transactions.commit(stack.metastore, txn)
 
 
-def write_parameters(stack: Stack, parameters: dict[str, str], partition: str = "") -> None:
+def write_parameters(stack: Stack, parameters: dict[str, str], partition: str = "", table: str = "") -> None:
     """Write back parameters that were read earlier, as ANALYZE does. Hive then removes COLUMN_STATS_ACCURATE."""
-    name = TableName("default", stack.name)
+    name = TableName("default", table or stack.name)
     kept = {key: value for key, value in parameters.items() if key != "COLUMN_STATS_ACCURATE"}
-    table = load_acid_table(stack.metastore, name)
-    found = read_partitions(stack.metastore, table, [partition])[0] if partition else table.raw
+    acid = load_acid_table(stack.metastore, name)
+    found = read_partitions(stack.metastore, acid, [partition])[0] if partition else acid.raw
     found.parameters = kept
-    _write(stack, found, partition, {})
+    _write(stack, name, found, partition, {})
 
 
-def _write(stack: Stack, found: Any, partition: str, state: dict[str, Any]) -> None:
-    context = {"dbName": "default", "tableName": stack.name, "environmentContext": _CONTEXT} | state
+def _write(stack: Stack, name: TableName, found: Any, partition: str, state: dict[str, Any]) -> None:
+    context = {"dbName": name.database, "tableName": name.table, "environmentContext": _CONTEXT} | state
     if partition:
         changed = ttypes.AlterPartitionsRequest(partitions=[found], **context)
         stack.metastore.call("alter_partitions_req", changed)
