@@ -83,4 +83,5 @@ def install_signals() -> Signals:
 
 def _start_engine(document: Document, cancelled: threading.Event) -> Engine:
     spark = document.spark
-    return Engine(spark.master, spark.properties, EngineLimits(job_seconds=spark.stage_timeout), cancelled)
+    limits = EngineLimits(job_seconds=spark.stage_timeout, silence_seconds=spark.answer_timeout)
+    return Engine(spark.master, spark.properties, limits, cancelled)

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 from ingestd.clock import Deadline
 from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
 from ingestd.kafka.ranges import Offsets, TopicIdentity, TopicPartition
-from ingestd.kafka.settings import QUIET, create_client, is_missing, translate_error
+from ingestd.kafka.settings import QUIET, create_client, is_missing, time_limit, translate_error
 
 T = TypeVar("T")
 
@@ -39,14 +39,14 @@ class Topic:
 class Broker:
     """A client for requests to one Kafka cluster; safe for use from several threads.
 
-    `timeout_seconds` bounds each request. Every method raises BrokerUnavailable, InvalidTopic or LoginFailed; the
-    constructor raises ConfigError.
+    `timeout_seconds` bounds each request, as does a lower `socket.timeout.ms`. Every method raises BrokerUnavailable,
+    InvalidTopic or LoginFailed; the constructor raises ConfigError.
     """
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_seconds: float = 15.0) -> None:
         self._settings = {k: v for k, v in settings.items() if k.startswith(_SHARED_PROPERTIES)} | QUIET
         self.where = f"broker {settings['bootstrap.servers']}"
-        self.timeout_seconds = timeout_seconds
+        self.timeout_seconds = time_limit(settings, timeout_seconds)
         # To librdkafka an admin client is a producer, whose metadata requests let the broker create topics.
         self._admin = create_client(AdminClient, self._settings | {"allow.auto.create.topics": False})
         self._seen: set[str] = set()

@@ -7,7 +7,7 @@ a record at or beyond its last offset arrives, or when the partition ends at or 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ingestd.clock import Deadline
 from ingestd.errors import BrokerUnavailable
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity
-from ingestd.kafka.settings import create_client, reader_settings, translate_error
+from ingestd.kafka.settings import create_client, reader_settings, time_limit, translate_error
 
 _POLL_RECORDS = 20_000
 # `consume` waits until it has the requested number of messages; this limits the wait at a gap at the end of a range.
@@ -77,9 +77,11 @@ def read(
     from; `Planner.confirm` does.
 
     Raises RangeLost when Kafka no longer has a range, InvalidTopic without permission to read, LoginFailed when the
-    login is rejected, and BrokerUnavailable when no record arrives for `limits.silence_seconds`.
+    login is rejected, and BrokerUnavailable when no record arrives for `limits.silence_seconds`, or for
+    `socket.timeout.ms` if that is shorter.
     """
     limits = limits or ReadLimits()
+    limits = replace(limits, silence_seconds=time_limit(settings, limits.silence_seconds))
     consumer = _consumer(settings, topics or {})
     try:
         for topic in sorted({r.topic for r in ranges}):

@@ -130,6 +130,11 @@ def _explained(text: str) -> str:
     return "librdkafka does not accept this value" + (f": {quoted[2]}" if quoted[2] else "")
 
 
+def time_limit(settings: Mapping[str, object], seconds: float) -> float:
+    """Return the limit of a wait for the broker: `seconds`, or `socket.timeout.ms` if the user has set a lower one."""
+    return min(seconds, float(str(settings.get("socket.timeout.ms", "inf"))) / 1000)
+
+
 def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
     """Return the settings of a consumer of offset ranges. The user can override only those that affect the speed."""
     return {

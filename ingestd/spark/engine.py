@@ -34,7 +34,7 @@ class EngineLimits:
     """Time limits in seconds: for a job, for an answer of the JVM, and for an orderly stop of Spark."""
 
     job_seconds: float = SparkOptions().stage_timeout
-    silence_seconds: float = 30.0
+    silence_seconds: float = SparkOptions().answer_timeout
     stop_seconds: float = 10.0
 
 

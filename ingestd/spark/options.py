@@ -16,10 +16,14 @@ _MASTER = matching(
 
 @dataclass(frozen=True, slots=True)
 class SparkOptions:
-    """`master` is a Spark master URL, `stage_timeout` limits a job in seconds, and `conf` contains Spark properties."""
+    """`master` is a Spark master URL, and `conf` contains Spark properties.
+
+    `stage_timeout` limits a job, and `answer_timeout` an answer of the driver's JVM, in seconds.
+    """
 
     master: Annotated[str, _MASTER] = "local[*]"
     stage_timeout: Seconds = 900.0
+    answer_timeout: Seconds = 30.0
     conf: Mapping[str, Setting] = field(default_factory=dict, repr=False)
 
     @property

@@ -49,7 +49,11 @@ def _fault(mapping: dict[str, Any] | None = None, **sections: Any) -> str:
             "defaults.commit.intervall: unknown key, did you mean interval",
         ),
         ({}, {"sparkk": {}}, "sparkk: unknown key, did you mean spark?"),
-        ({}, {"spark": {"zzz": 1}}, "spark.zzz: unknown key, the known keys are master, stage_timeout, conf"),
+        (
+            {},
+            {"spark": {"zzz": 1}},
+            "spark.zzz: unknown key, the known keys are master, stage_timeout, answer_timeout, conf",
+        ),
         ({"start": {"timestmp": "2026-11-01"}}, {}, "mappings[0].start"),
     ],
 )

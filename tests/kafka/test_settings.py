@@ -15,6 +15,7 @@ from ingestd.kafka.settings import (
     is_missing,
     reader_settings,
     setting_faults,
+    time_limit,
     translate_error,
 )
 
@@ -117,6 +118,12 @@ def test_reader_settings_when_the_user_sets_fixed_properties_then_overrides_them
 
 def test_reader_settings_when_the_user_tunes_the_fetch_then_uses_the_value() -> None:
     assert reader_settings(SERVERS | {"fetch.wait.max.ms": 7})["fetch.wait.max.ms"] == 7
+
+
+@pytest.mark.parametrize(("value", "seconds"), [(3000, 3.0), ("500", 0.5), (60000, 15.0)])
+def test_time_limit_when_the_socket_timeout_is_lower_then_uses_it(value: object, seconds: float) -> None:
+    assert time_limit(SERVERS, 15.0) == 15.0
+    assert time_limit(SERVERS | {"socket.timeout.ms": value}, 15.0) == seconds
 
 
 @pytest.mark.parametrize(
