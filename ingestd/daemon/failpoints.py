@@ -1,4 +1,4 @@
-"""Failpoints for tests: an observer that kills the daemon, blocks it or aborts a transaction after a chosen step.
+"""Failpoints for tests: observers that kill the daemon, block it or abort a transaction after a chosen step.
 
 Invariant: a daemon in production has no failpoint. INGESTD_FAILPOINT is refused unless INGESTD_TESTING=1 is also set.
 """
@@ -20,13 +20,22 @@ _FORM = re.compile(rf"({'|'.join(STEPS)})(?:@(\d+))?=(kill|abort|hold:.+)")
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Observe:
-    """Return the observer that INGESTD_FAILPOINT defines. Raises ConfigError outside tests or for an invalid value."""
+    """Return the observer that INGESTD_FAILPOINT defines, which is one failpoint or several separated by commas.
+
+    Raises ConfigError outside tests or for an invalid value.
+    """
     text = environment.get("INGESTD_FAILPOINT")
     if text is None:
         return ignore
     if environment.get("INGESTD_TESTING") != "1":
         raise ConfigError("failpoints are for tests only", where="INGESTD_FAILPOINT", hint="unset the variable")
-    return Failpoint(text)
+    failpoints = [Failpoint(part) for part in text.split(",")]
+
+    def observe(step: str) -> None:
+        for failpoint in failpoints:
+            failpoint(step)
+
+    return observe
 
 
 class Failpoint:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -36,6 +39,22 @@ def test_failpoint_when_it_has_a_count_then_acts_at_that_completion_only() -> No
     with pytest.raises(TransactionAborted, match="staged: aborted by a failpoint"):
         failpoint("staged")
     failpoint("staged")
+
+
+def test_failpoints_when_several_then_each_acts(tmp_path: Path) -> None:
+    environment = {"INGESTD_TESTING": "1", "INGESTD_FAILPOINT": f"opened=hold:{tmp_path},staged=abort,locked=abort"}
+    observe = from_environment(environment)
+    observe("opened")  # the file exists
+    for step in ("staged", "locked"):
+        with pytest.raises(TransactionAborted, match=step):
+            observe(step)
+    assert Path(f"{tmp_path}.held").exists()
+
+
+def test_failpoint_when_its_action_is_kill_then_the_process_ends_at_once() -> None:
+    program = "from ingestd.daemon.failpoints import Failpoint; Failpoint('opened=kill')('opened'); print('alive')"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, b"")
 
 
 def test_failpoint_when_its_action_is_hold_then_blocks_until_the_file_exists(tmp_path: Path) -> None:

@@ -1,39 +1,83 @@
-"""After SIGKILL at each step and at random moments, the table contains every id exactly once."""
+"""After SIGKILL at each step and at random moments, each table contains every id exactly once."""
 
 from __future__ import annotations
 
 import random
 from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from ingestd.clock import pause
 from ingestd.hive.transactions import open_transactions
 from ingestd.ingest.steps import STEPS
 from tests.support.stack import Stack, eventually
 
-RECORDS = 3_000
+RECORDS = 1_600
 
 
 def _orders(first: int, last: int) -> list[dict[str, object]]:
     return [{"id": i, "note": f"note {i}", "dt": f"2026-11-{i % 3 + 1:02d}"} for i in range(first, last)]
 
 
-def _prepare(stack: Stack) -> None:
+def _prepare(stack: Stack, tables: int, **commit: Any) -> tuple[Path, list[str]]:
+    """Create a topic and tables that each contain all of its records. Return the configuration and the table names."""
     stack.topic(4)
-    stack.produce(_orders(0, RECORDS))
-    stack.table("id bigint, note string", "dt string")
+    names = [f"{stack.name}_{number}" for number in range(tables)]
+    for name in names:
+        stack.table("id bigint, note string", "dt string", f"default.{name}")
+    mappings = ({"name": name[-40:], "table": f"default.{name}", "commit": commit} for name in names)
+    return stack.config(*mappings), names
 
 
-def _assert_exactly_once(stack: Stack, records: int) -> None:
-    assert stack.ids() == list(range(records))
-    assert stack.count() == records
-    assert stack.count("WHERE dt = '2026-11-02'") == sum(i % 3 == 1 for i in range(records))
+def _open(stack: Stack) -> list[int]:
+    return open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}_")
 
 
-def test_kill_after_each_step_when_restarted_each_time_then_every_id_is_stored_once(stack: Stack) -> None:
+def _assert_no_id_twice(stack: Stack, tables: list[str], when: str) -> None:
+    for table in tables:
+        visible = stack.ids(table)
+        assert visible == sorted(set(visible)), f"{table} {when}"
+
+
+def _assert_exactly_once(stack: Stack, tables: list[str], records: int) -> None:
+    for table in tables:
+        assert stack.ids(table) == list(range(records))
+        assert stack.count(name=table) == records
+    assert _open(stack) == []
+
+
+def test_kill_after_each_step_when_restarted_then_every_id_is_stored_once_and_no_lock_remains(stack: Stack) -> None:
+    """Kill a process in which a transaction waits after each step.
+
+    There are as many mappings as steps, and each has one transaction, so each mapping waits after another step.
+    """
+    config, tables = _prepare(stack, len(STEPS), rows=100, interval="1s")
+    stack.drain(config)  # stores the start positions, so that the next transactions contain records
+    stack.produce(_orders(0, 100))
+    gates = {step: stack.directory / step for step in STEPS}
+    failpoints = ",".join(f"{step}=hold:{gate}" for step, gate in gates.items())
+    killed = stack.start_process(config, INGESTD_TESTING="1", INGESTD_FAILPOINT=failpoints)
+    for step, gate in gates.items():
+        eventually(f"a transaction to wait after {step}", Path(f"{gate}.held").exists)
+    killed.kill()
+    assert killed.wait() == -9, killed.text()
+    left = _open(stack)
+    assert len(left) == STEPS.index("committed") - STEPS.index("opened")
+    visible = sorted(map(stack.ids, tables))
+    assert visible == [*[[]] * (len(STEPS) - 2), *[list(range(100))] * 2]  # the steps `committed` and `mirrored`
+    # The locks and leases of the killed process would block this daemon for `hive.txn.timeout`, which is longer.
+    daemon = stack.drain(config)
+    assert sorted(txn for event in daemon.events("owner") for txn in event["aborted_transactions"]) == sorted(left)
+    _assert_exactly_once(stack, tables, 100)
+
+
+@pytest.mark.soak
+def test_kill_after_each_step_in_turn_when_restarted_each_time_then_every_id_is_stored_once(stack: Stack) -> None:
     """Each daemon recovers from the previous kill and is itself killed in its second transaction, one step later."""
-    _prepare(stack)
-    config = stack.config({"commit": {"rows": 1000, "interval": "1s"}})
-    produced = RECORDS
+    config, tables = _prepare(stack, 1, rows=500, interval="1s")
+    produced = stack.produce(_orders(0, RECORDS))
     for step in STEPS:
         killed = stack.start_process(
             config, "--until-caught-up", INGESTD_TESTING="1", INGESTD_FAILPOINT=f"{step}@2=kill"
@@ -41,30 +85,29 @@ def test_kill_after_each_step_when_restarted_each_time_then_every_id_is_stored_o
         assert killed.wait() == -9, f"after {step}:\n{killed.text()}"
         killed.kill()
         assert len(killed.events("owner")) == 1, f"before {step}"
-        visible = stack.ids()
-        assert visible == sorted(set(visible)), f"after {step}"
-        stack.produce(_orders(produced, produced + 1_000))
-        produced += 1_000
+        _assert_no_id_twice(stack, tables, f"after {step}")
+        produced += stack.produce(_orders(produced, produced + 500))
     daemon = stack.drain(config)
-    _assert_exactly_once(stack, produced)
-    assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/") == []
     assert len(daemon.events("owner")) == 1
+    _assert_exactly_once(stack, tables, produced)
 
 
-def test_kill_at_random_moments_when_restarted_each_time_then_every_id_is_stored_once(stack: Stack) -> None:
-    _prepare(stack)
-    config = stack.config({"commit": {"rows": 400, "interval": "200ms"}})
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.soak)])
+def test_kill_at_random_moments_when_restarted_each_time_then_every_id_is_stored_once(stack: Stack, kills: int) -> None:
+    """Each kill finds two mappings at different steps."""
+    config, tables = _prepare(stack, 2, rows=400, interval="200ms")
+    produced = stack.produce(_orders(0, RECORDS))
     chance = random.Random(7)
-    produced = RECORDS
-    for _ in range(4):
+    for _ in range(kills):
         daemon = stack.start_process(config)
-        eventually("the mapping to be owned", partial(daemon.events, "owner"))
-        stack.produce(_orders(produced, produced + 1_500))
-        produced += 1_500
-        pause(chance.uniform(0.1, 2.5))
+        eventually("a mapping to be owned", partial(daemon.events, "owner"))
+        produced += stack.produce(_orders(produced, produced + 800))
+        pause(chance.uniform(0.1, 1.5))
         daemon.kill()
+        _assert_no_id_twice(stack, tables, "after the kill")
     stack.drain(config)
-    _assert_exactly_once(stack, produced)
+    _assert_exactly_once(stack, tables, produced)
+    assert stack.count("WHERE dt = '2026-11-02'", tables[0]) == sum(i % 3 == 1 for i in range(produced))
 
 
 def test_failpoint_when_not_testing_then_is_refused(stack: Stack) -> None:
