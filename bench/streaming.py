@@ -40,7 +40,10 @@ _METASTORE_WARM_UP = 30  # transactions, because the rival's metastore has run a
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case to measure. `write` writes one transaction, and `rival` names the rate of `--rival` to compare with."""
+    """One case to measure.
+
+    `write` writes one transaction. `rival` is the key of the rate in the output of `--rival`.
+    """
 
     name: str
     writer: Any

@@ -73,7 +73,7 @@ def static_partition_value(column: Column, text: str) -> str:
         raise InvalidTable(
             f"the directory name of the partition has more than {NAME_BYTES} bytes",
             where=f"partition column {column.name}",
-            hint="use a shorter value; char values are padded to the length of their column, varchar values are not",
+            hint="use a shorter value; char values, unlike varchar values, are padded to the length of their column",
         )
     return value
 

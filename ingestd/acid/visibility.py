@@ -95,7 +95,7 @@ def visible_directories(
 def _base_is_valid(base: Base, valid: ValidWriteIds) -> bool:
     """Return whether a reader may use a base (AcidUtils.isValidBase).
 
-    For a compacted base, the transactions of all write ids up to its own must have ended. For a base of INSERT
+    For a compacted base, the transactions of all write ids up to its own must have ended. For a base written by INSERT
     OVERWRITE, only its own write id must be valid.
     """
     if base.write_id == -(2**63):  # the first compaction of a table that was converted to ACID

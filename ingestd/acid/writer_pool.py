@@ -46,7 +46,7 @@ class PoolLimits:
 
     At most `open_files` files are open (None: no limit), and at most `pending_bytes` bytes of rows are buffered. The
     rows of a partition and bucket are written once they reach `write_bytes` bytes, unless that would require closing
-    another file (None: they are buffered until the memory is needed).
+    another file. If `write_bytes` is None, they are written only when `pending_bytes` is exceeded or at a flush.
     """
 
     open_files: int | None = 16

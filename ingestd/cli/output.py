@@ -38,7 +38,7 @@ class _LossyFile(io.FileIO):
 
 
 def protect_stderr(*, stuck_seconds: float = 5.0) -> None:
-    """Replace `sys.stderr` by a stream whose writes never fail. Open closed standard descriptors as /dev/null.
+    """Replace `sys.stderr` with a stream whose writes never fail. Open closed standard descriptors as /dev/null.
 
     A write waits at most `stuck_seconds` for a reader that does not read.
     """

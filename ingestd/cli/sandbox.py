@@ -40,7 +40,7 @@ def _heap_option(service: str, *, least: int, default: int) -> Callable[[Any], A
         type=click.IntRange(least),
         default=default,
         show_default=True,
-        help=f"Java heap of {service} in MiB.",
+        help=f"Maximum Java heap of {service} in MiB.",
     )
 
 
@@ -52,10 +52,10 @@ def sandbox() -> None:
 @sandbox.command()
 @_state_dir
 @click.option("--hiveserver2", is_flag=True, help="Also start HiveServer2, for SQL queries.")
-@click.option("--metastore-db", metavar="URL", help="PostgreSQL database of the metastore.  [default: embedded Derby]")
-@click.option("--kafka-port", type=click.IntRange(1, 65535), help="Port of Kafka.  [default: a free port]")
-@click.option("--metastore-port", type=click.IntRange(1, 65535), help="Port of the metastore.  [default: a free port]")
-@click.option("--hiveserver2-port", type=click.IntRange(1, 65535), help="Port of HiveServer2.  [default: a free port]")
+@click.option("--metastore-db", metavar="URL", help="PostgreSQL database for the metastore.  [default: embedded Derby]")
+@click.option("--kafka-port", type=click.IntRange(1, 65535), help="Port for Kafka.  [default: a free port]")
+@click.option("--metastore-port", type=click.IntRange(1, 65535), help="Port for the metastore.  [default: a free port]")
+@click.option("--hiveserver2-port", type=click.IntRange(1, 65535), help="Port for HiveServer2.  [default: a free port]")
 @_heap_option("Kafka", least=128, default=512)
 @_heap_option("the metastore", least=128, default=512)
 @_heap_option("HiveServer2", least=384, default=1024)

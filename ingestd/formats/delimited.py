@@ -116,15 +116,15 @@ class DelimitedFormat:
 def _byte(name: str, text: str) -> int:
     """Return the byte of a delimiter, written as its code or its character (LazyUtils.getByte).
 
-    Raises ConfigError unless it is one ASCII character.
+    Raises ConfigError unless it is a single ASCII character.
     """
     if not isinstance(text, str):
         raise ConfigError(f"{name} must be text, not {type(text).__name__}", hint="write one character, such as ','")
     code = int(text) if _CODE.fullmatch(text) else ord(text) if len(text) == 1 else -1
     if 0 <= code < 128:
         return code
-    hint = "write one ASCII character, or its decimal code, such as 44"
-    raise ConfigError(f"{name} {text!r} is not one ASCII character", hint=hint)
+    hint = "write a single ASCII character, or its decimal code, such as 44"
+    raise ConfigError(f"{name} {text!r} is not a single ASCII character", hint=hint)
 
 
 def _check_unambiguous(columns: Sequence[Column], syntax: FieldSyntax) -> None:
@@ -260,7 +260,7 @@ class DelimitedDecoder(RecordDecoder):
         if len(fields) == self._width:
             return fields
         if self._rejects_counts:
-            raise RejectError("", f"the number of fields is {len(fields)}, but the table has {self._width} columns")
+            raise RejectError("", f"the number of fields is {len(fields)}, but the number of columns is {self._width}")
         return [*fields[: self._width], *self._nulls[len(fields) :]]
 
     def _without_null_text(self, fields: pa.Array) -> pa.Array:

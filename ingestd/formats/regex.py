@@ -1,4 +1,4 @@
-r"""Decodes records into Arrow batches by a regular expression, as Hive's RegexSerDe (StrictRegexWriter) does.
+r"""Decodes records into Arrow batches with a regular expression, as Hive's RegexSerDe (StrictRegexWriter) does.
 
 Invariant: the result depends on each record alone, never on how records are batched.
 
@@ -10,10 +10,10 @@ primitive types.
 | the pattern | Python's `re`, the whole record, `.` matches line ends, \d \w \s: ASCII | Java's, otherwise the same |
 | a record that does not match | a reject; with `unmatched="null"` a row of NULLs | a row of NULLs |
 | a record that is not UTF-8 | a reject | invalid bytes become U+FFFD |
-| a group that did not participate | NULL | NULL, but false for boolean |
+| a group that did not participate in the match | NULL | NULL, but false for boolean |
 | the value of a group | read as in `delimited`, but there is no NULL text | Java's valueOf: no fractions, false for 1 |
 | an invalid value | NULL; with `bad_values="reject"` a reject | NULL |
-| the number of groups differs from that of the columns | ConfigError | an error at the first record |
+| the number of groups differs from the number of columns | ConfigError | an error at the first record |
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _compiled(pattern: str, columns: int, *, ignore_case: bool) -> re.Pattern[st
         raise ConfigError(f"{pattern!r} is not a valid Python regular expression: {error}") from None
     if compiled.groups != columns:
         raise ConfigError(
-            f"the regular expression has {compiled.groups} groups, but the table has {columns} columns",
+            f"the number of groups is {compiled.groups}, but the number of columns is {columns}",
             hint="write one group for each column, partition columns last, and (?:…) for groups that are not columns",
         )
     return compiled

@@ -46,6 +46,6 @@ def produce(servers: str, topic: str, values: Iterable[bytes], on_progress: Call
             on_progress(_PROGRESS_RECORDS)
     left = producer.flush(60)
     if left:
-        raise BrokerUnavailable(f"{left} records were not acknowledged", where=f"topic {topic}")
+        raise BrokerUnavailable(f"{left} of {count} records were not acknowledged", where=f"topic {topic}")
     on_progress(count % _PROGRESS_RECORDS)
     return count

@@ -69,7 +69,7 @@ def setting_faults(settings: Mapping[str, object], section: Callable[[str], str]
             f"{_SERVERS} is missing", where=section(_SERVERS), hint='write kafka: {bootstrap.servers: "host:9092"}'
         )
     for key in sorted(REFUSED.keys() & settings.keys()):
-        yield ConfigError(f"{key} may not be set: {REFUSED[key]}", where=f"{section(key)}.{key}", hint="remove it")
+        yield ConfigError(f"{key} cannot be set: {REFUSED[key]}", where=f"{section(key)}.{key}", hint="remove it")
     for key in settings.keys() - REFUSED.keys() - {_SERVERS}:
         if text := _rejected(key, str(settings[key])):
             what = _explained(text) or masked(text, [settings[key]])

@@ -70,7 +70,7 @@ class Staging:
         return f"{_COPY}{self.owner}-{delta}"
 
     def explain(self, error: StorageUnavailable) -> IngestdError:
-        """Return the cause of an error of the staged files: TransactionAborted if they were removed, else `error`.
+        """Return what to raise when the staged files are inaccessible: TransactionAborted if removed, else `error`.
 
         Raises StorageUnavailable if the table's directory is missing.
         """

@@ -71,7 +71,7 @@ class Driver:
         return f"it was killed by signal {-code}" if code < 0 else f"it ended with exit code {code}"
 
     def stop(self, seconds: float) -> None:
-        """Stop Spark, kill processes that have not ended within `seconds`, and end the supervision. Never raises."""
+        """Stop Spark, kill processes that have not ended within `seconds`, and stop supervising them. Never raises."""
         if not self._reason:
             self._stopped.set()
             stopping = threading.Thread(target=self._stop_context, name="spark-stop", daemon=True)

@@ -124,4 +124,4 @@ def _is_kept(value: Any, kind: pa.DataType) -> bool:
 def _check_polars(frame: Any) -> None:
     for name, kind in frame.schema.items():
         if kind == sys.modules["polars"].Object:  # polars exports their memory addresses as binary
-            raise SerializationError("Python objects are not Arrow data", where=place_of(name), hint=CAST)
+            raise SerializationError("a polars Object column has no Arrow equivalent", where=place_of(name), hint=CAST)

@@ -181,8 +181,8 @@ class HiveStreamingConnection:
             yield self
             if self._lifecycle.failure:
                 raise TransactionError(
-                    f"the transaction failed earlier and none of its rows is visible: {self._lifecycle.failure}",
-                    hint="do not catch errors inside the block, or begin a new transaction and write its records again",
+                    f"none of the rows is visible, because the transaction failed earlier: {self._lifecycle.failure}",
+                    hint="let errors leave the block, or begin a new transaction and write its records again",
                 )
             if self.current_transaction_state is TxnState.OPEN:  # otherwise committed or aborted by the block
                 self.commit_transaction()

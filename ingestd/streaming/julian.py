@@ -1,9 +1,9 @@
-"""Rejects dates before 1582-10-15 in transaction batches.
+"""Rejects dates and timestamps before 1582-10-15 in transaction batches.
 
-The intermediate footers of a file that is still being written do not name a calendar, and Hive then reads days before
-1582-10-15 as Julian dates. The final footer names one, so Hive reads the file of a single transaction correctly.
+The intermediate footers of a file that is still being written do not name a calendar, and Hive then reads values
+before 1582-10-15 as Julian dates. The final footer names one, so Hive reads the file of a single transaction correctly.
 
-Invariant: no such day is written to a shared file.
+Invariant: no such value is written to a shared file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 from ingestd.formats.decoder import Decoder, DecodeResult, Reject
 
-REASON = "days before 1582-10-15 require transaction_batch_size=1"
+REASON = "dates and timestamps before 1582-10-15 require transaction_batch_size=1"
 _FIRST_DAY = (date(1582, 10, 15) - date(1970, 1, 1)).days
 _PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 
 def old_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
-    """Return a mask of the rows that contain a day before 1582-10-15 at any depth, or None if no row does."""
+    """Return a mask of the rows with a date or timestamp before 1582-10-15 at any depth, or None if there are none."""
     found = [array for array in batch.columns if _is_old(array)]
     if not found:
         return None
@@ -36,7 +36,7 @@ def old_rows(batch: pa.RecordBatch) -> npt.NDArray[np.bool_] | None:
 
 
 def _is_old(array: pa.Array) -> bool:
-    """Return whether any value is a day before 1582-10-15."""
+    """Return whether any value is a date or timestamp before 1582-10-15."""
     kind = array.type
     if pa.types.is_struct(kind):
         return any(_is_old(child) for child in array.flatten())

@@ -260,7 +260,7 @@ def _shape(table: Table, *, optimized: bool) -> Shape:
 
 
 def _optimized(encoding: Encoding) -> Encoding:
-    """Omit indexes, and replace zlib by zstd, which is much faster. (Java: no compression in 3.1, zlib in 4.x.)"""
+    """Omit indexes, and replace zlib with zstd, which is much faster. (Java: no compression in 3.1, zlib in 4.x.)"""
     compression = "zstd" if encoding.compression == "zlib" else encoding.compression
     return replace(encoding, index_stride=0, bloom_columns=(), compression=compression)
 

@@ -320,7 +320,9 @@ def get_field_reordering(field_names: Sequence[str | None], columns: Sequence[st
     _check_names("field_names", field_names)
     _check_names("columns", columns)
     if len(field_names) > len(columns):
-        raise InvalidColumn(f"{len(field_names)} fields are named, but the table has {len(columns)} columns")
+        raise InvalidColumn(
+            f"the number of field names is {len(field_names)}, but the number of columns is {len(columns)}"
+        )
     places = {name.lower(): place for place, name in enumerate(columns)}
     unknown = [name for name in field_names if name and name.lower() not in places]
     if unknown:

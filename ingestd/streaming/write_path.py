@@ -64,9 +64,9 @@ class WritePath:
                 if not isinstance(error, IngestdError):
                     raise
                 raise TableChanged(
-                    f"the table changed so that the record writer no longer fits it: {error.what}",
+                    f"the record writer no longer matches the changed table: {error.what}",
                     where=f"table {session.table.name}",
-                    hint="close this connection and open a new one with a writer that fits",
+                    hint="close this connection and open a new one with a writer that matches the table",
                 ) from error
         return change
 

@@ -102,7 +102,7 @@ def test_check_when_mappings_are_in_a_directory_then_counts_them(run: Run, tmp_p
     [
         ({"commmit": {}}, {}, "mappings[0].commmit: unknown key, did you mean commit?"),
         ({"commit": {"interval": "soon"}}, {}, "mappings[0].commit.interval"),
-        ({}, {"kafka": {"bootstrap.servers": NOWHERE, "group.id": "mine"}}, "kafka.group.id: group.id may not be set"),
+        ({}, {"kafka": {"bootstrap.servers": NOWHERE, "group.id": "mine"}}, "kafka.group.id: group.id cannot be set"),
         ({}, {"kafka": {"bootstrap.servers": NOWHERE, "sasl.foo": 1}}, "sasl.foo"),
         ({}, {"kafka": {"bootstrap.servers": NOWHERE, "fetch.wait.max.ms": "long"}}, "fetch.wait.max.ms"),
         (

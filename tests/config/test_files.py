@@ -143,7 +143,7 @@ def test_faults_when_in_several_files_then_each_has_its_file_and_line(tmp_path: 
         load([base, over], folder)
     assert [line.split(" → ")[0] for line in str(caught.value).splitlines()] == [
         f"{base}:5: kafka.sasl.foo: librdkafka has no such property",
-        f"{over}:2: kafka.group.id: group.id may not be set: {REFUSED['group.id']}",
+        f"{over}:2: kafka.group.id: group.id cannot be set: {REFUSED['group.id']}",
         f"{first}:5: mappings[0].kafka.fetch.wait.max.ms: librdkafka does not accept this value",
         f"{second}:1: mappings[1].name: another mapping is named a",
     ]

@@ -157,8 +157,8 @@ def rows(decoded: DecodeResult) -> list[tuple[object, ...]]:
 def test_decode_when_bad_counts_are_rejected_then_reason_contains_the_count() -> None:
     decoded = DelimitedDecoder(columns_of("int", "int"), STRICT).decode([b"1", b"1\x012", b"1\x012\x013", b"x\x01y"])
     assert [(reject.row, reject.column, reject.reason) for reject in decoded.rejects] == [
-        (0, "", "the number of fields is 1, but the table has 2 columns"),
-        (2, "", "the number of fields is 3, but the table has 2 columns"),
+        (0, "", "the number of fields is 1, but the number of columns is 2"),
+        (2, "", "the number of fields is 3, but the number of columns is 2"),
         (3, "c0", "'x' is not a number, but the type is int"),
     ]
     assert rows(decoded) == [(1, 2)]

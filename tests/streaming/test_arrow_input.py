@@ -48,7 +48,7 @@ FRAMES: list[tuple[str, Callable[[], Any], str]] = [
     ("int", lambda: pd.DataFrame({"c": [2**70]}, dtype=object), "cannot be converted to an Arrow table"),
     ("int", lambda: pd.DataFrame([[1, 2]], columns=["c", "c"]), "Duplicate column"),
     ("int", lambda: pd.DataFrame({"c": pd.period_range("2020", periods=1)}), "period"),
-    ("binary", lambda: pl.DataFrame({"c": pl.Series([object()], dtype=pl.Object)}), "Python objects"),
+    ("binary", lambda: pl.DataFrame({"c": pl.Series([object()], dtype=pl.Object)}), "a polars Object column"),
     ("bigint", lambda: pl.DataFrame({"c": pl.Series([1], dtype=pl.Int128)}), "cannot be converted to an Arrow table"),
     ("int", lambda: pl.Series([1]), "cannot be converted to an Arrow table"),
     ("int", lambda: pl.LazyFrame({"c": [1]}), "cannot write LazyFrame"),

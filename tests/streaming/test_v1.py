@@ -103,7 +103,10 @@ UNMATCHED: dict[str, Any] = {"unmatched": "drop"}
 @pytest.mark.parametrize(
     ("make", "what"),
     [
-        (lambda: StrictDelimitedInputWriter(field_delimiter=";;"), "field_delimiter ';;' is not one ASCII character"),
+        (
+            lambda: StrictDelimitedInputWriter(field_delimiter=";;"),
+            "field_delimiter ';;' is not a single ASCII character",
+        ),
         (lambda: StrictDelimitedInputWriter(**WRONG), "bad_values cannot be 'drop'"),
         (
             lambda: StrictDelimitedInputWriter(line_delimiter_pattern="("),
@@ -115,11 +118,11 @@ UNMATCHED: dict[str, Any] = {"unmatched": "drop"}
             "not a valid Python regular expression",
         ),
         (lambda: StrictDelimitedInputWriter().decoder(DEEP), "array<array<"),
-        (lambda: v1.DelimitedInputWriter(["id"], ";;"), "field_delimiter ';;' is not one ASCII character"),
-        (lambda: v1.DelimitedInputWriter(["id"], escape="ab"), "escape 'ab' is not one ASCII character"),
+        (lambda: v1.DelimitedInputWriter(["id"], ";;"), "field_delimiter ';;' is not a single ASCII character"),
+        (lambda: v1.DelimitedInputWriter(["id"], escape="ab"), "escape 'ab' is not a single ASCII character"),
         (lambda: v1.DelimitedInputWriter(["deep"]).decoder(DEEP), "array<array<"),
         (lambda: v1.StrictRegexWriter("(").decoder(NOTES), r"'\(' is not a valid Python regular expression"),
-        (lambda: v1.StrictRegexWriter("(a)").checker(NOTES), "has 1 groups, but the table has 2 columns"),
+        (lambda: v1.StrictRegexWriter("(a)").checker(NOTES), "groups is 1, but the number of columns is 2"),
         (lambda: v1.StrictRegexWriter("(a)(b)", **UNMATCHED).decoder(NOTES), "unmatched cannot be 'drop'"),
     ],
 )

@@ -62,7 +62,7 @@ def test_block_when_it_ends_its_transaction_then_left_as_is_and_an_earlier_failu
             connection.commit_transaction()
             connection.begin_transaction()
             connection.write(rows(20))
-        with pytest.raises(TransactionError, match="none of its rows is visible"):
+        with pytest.raises(TransactionError, match="none of the rows is visible"):
             swallow(stack, connection)
         with pytest.raises(TransactionError, match="closed while the transaction was open"):
             write_and_close(connection)

@@ -114,7 +114,7 @@ class Hold:
 
 
 class DaemonThread:
-    """The mappings of one configuration in threads of this process, with the Spark session that all tests share.
+    """Runs the mappings of one configuration in threads of this process, on the Spark session that all tests share.
 
     It does all that `ingestd run` does between reading the configuration and exiting.
     """

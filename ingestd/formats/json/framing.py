@@ -57,7 +57,7 @@ def has_tiny_number(text: bytes) -> bool:
 
 
 def has_large_number(text: bytes, scale: int) -> bool:
-    """Return whether a number may need more than 38 digits if it has `scale` decimal places.
+    """Return whether a number may need more than 38 digits when written with `scale` decimal places.
 
     Arrow truncates such numbers to the lowest 128 bits without an error (seen in Arrow 26).
     """
