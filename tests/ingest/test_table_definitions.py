@@ -47,7 +47,7 @@ def _files(stack: Stack, name: str) -> list[Path]:
 
 
 def _sees_rows(stack: Stack, name: str) -> None:
-    for value in (0, 7, 12_345, ROWS - 1):
+    for value in (0, 12_345):
         literals = (f"id = {value}", f"word = 'word {value}'", f"v = 'v{value}'", f"big = {value * 10**12}L")
         for where in (*literals, f"id IN ({value}, -1)", f"word IN ('word {value}', 'none')"):
             assert stack.sql(f"SELECT id FROM {name} WHERE {where}") == [(value,)], where
