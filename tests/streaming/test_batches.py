@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import signal
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +23,7 @@ from ingestd.streaming import (
     TxnState,
 )
 from tests.streaming.support import client, connect, rows, sees
-from tests.support.compaction import compact
+from tests.support.compaction import compact, request_compaction
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 from tests.support.truncate import Truncation
@@ -32,59 +31,64 @@ from tests.support.truncate import Truncation
 BUCKETED = "CLUSTERED BY (id) INTO 2 BUCKETS "
 
 
-def make_table(stack: Stack, clustered: str = "", partitioned: str = "") -> None:
+def make_table(stack: Stack, clustered: str = "", partitioned: str = "", name: str = "") -> None:
     stack.sql(
-        f"CREATE TABLE {stack.name} (id int, note string) {partitioned} {clustered} STORED AS ORC "
+        f"CREATE TABLE {name or stack.name} (id int, note string) {partitioned} {clustered} STORED AS ORC "
         "TBLPROPERTIES ('transactional'='true', 'no_auto_compaction'='true')"
     )
 
 
-def table_path(stack: Stack) -> Path:
-    warehouse = local_path(stack.addresses.warehouse)
-    return warehouse / stack.name
-
-
-def files_of(stack: Stack) -> list[str]:
-    root = table_path(stack)
+def files_of(stack: Stack, name: str = "") -> list[str]:
+    root = local_path(stack.addresses.warehouse) / (name or stack.name)
     return sorted(str(file.relative_to(root)) for file in root.rglob("delta_*/*") if not file.name.startswith("_"))
 
 
-@pytest.mark.parametrize("clustered", ["", BUCKETED], ids=["plain", "bucketed"])
-def test_batch_when_transactions_commit_and_abort_then_only_committed_rows_are_visible(
-    stack: Stack, clustered: str
-) -> None:
-    make_table(stack, clustered)
-    seen: list[int] = []
+def test_batch_when_transactions_commit_and_abort_then_only_committed_rows_are_visible(stack: Stack) -> None:
+    tables = {f"{stack.name}_plain": "", f"{stack.name}_bucketed": BUCKETED}
+    for name, clustered in tables.items():
+        make_table(stack, clustered, name=name)
+        _commit_and_abort(stack, name)
+        with connect(stack, table=name) as connection, connection.transaction():
+            connection.write(rows(100))
+    seen = [*range(10), *range(20, 40), *range(100, 110)]
+    _compact(stack, tables, "minor")
+    for name in tables:
+        sees(stack, seen, name=name, by_job=True)
+        stack.sql(f"DELETE FROM {name} WHERE id = 3")
+        stack.sql(f"UPDATE {name} SET note = 'changed' WHERE id = 25")
+    seen.remove(3)
+    for name in tables:
+        sees(stack, seen, name=name, by_job=True)
+    _compact(stack, tables, "major")
+    for name in tables:
+        sees(stack, seen, name=name, by_job=True)
+        assert stack.sql(f"SELECT note FROM {name} WHERE id = 25") == [("changed",)]
 
-    with connect(stack, transaction_batch_size=5) as connection:
+
+def _commit_and_abort(stack: Stack, name: str) -> None:
+    """Run five transactions of one batch, two of which are aborted."""
+    seen: list[int] = []
+    with connect(stack, table=name, transaction_batch_size=5) as connection:
         for turn, outcome in enumerate("cacca"):
             connection.begin_transaction()
             connection.write(rows(turn * 10))
-            sees(stack, seen)
+            sees(stack, seen, name=name, by_job=turn == 2)
             if outcome == "c":
                 connection.commit_transaction()
                 seen += range(turn * 10, turn * 10 + 10)
             else:
                 connection.abort_transaction()
-            sees(stack, seen)
+            sees(stack, seen, name=name)
 
-    deltas = {name.split("/")[0] for name in files_of(stack)}
+    deltas = {file.split("/")[0] for file in files_of(stack, name)}
     assert len(deltas) == 1
-    assert not [name for name in files_of(stack) if name.endswith("_flush_length")]
-    sees(stack, seen)
-    connect_more = connect(stack)
-    with connect_more, connect_more.transaction():
-        connect_more.write(rows(100))
-    seen += range(100, 110)
-    compact(stack, f"default.{stack.name}", "minor")
-    sees(stack, seen)
-    stack.sql(f"DELETE FROM {stack.name} WHERE id = 3")
-    stack.sql(f"UPDATE {stack.name} SET note = 'changed' WHERE id = 25")
-    seen.remove(3)
-    sees(stack, seen)
-    compact(stack, f"default.{stack.name}", "major")
-    sees(stack, seen)
-    assert stack.sql(f"SELECT note FROM {stack.name} WHERE id = 25") == [("changed",)]
+    assert not [file for file in files_of(stack, name) if file.endswith("_flush_length")]
+    sees(stack, seen, name=name, by_job=True)
+
+
+def _compact(stack: Stack, tables: Iterable[str], kind: str) -> None:
+    for wait in [request_compaction(stack, f"default.{name}", kind) for name in tables]:
+        wait()
 
 
 def test_batch_when_the_table_is_overwritten_before_the_commit_then_transaction_error(stack: Stack) -> None:
@@ -160,7 +164,7 @@ def test_batch_when_rows_of_an_aborted_transaction_are_in_its_file_then_not_coun
             connection.write(rows(turn * 10))
             connection.commit_transaction() if outcome == "c" else connection.abort_transaction()
 
-    sees(stack, [*range(10), *range(20, 30)])
+    sees(stack, [*range(10), *range(20, 30)], by_job=True)
 
 
 def test_batch_when_used_up_then_the_next_one_is_opened(stack: Stack) -> None:
@@ -189,7 +193,7 @@ def test_batch_when_later_transactions_add_partitions_then_each_appears_with_its
         sees(stack, list(range(10)))
         with connection.transaction():
             connection.write(rows(20, day=["b"] * 5 + ["c"] * 5))
-        sees(stack, [*range(10), *range(20, 30)])
+        sees(stack, [*range(10), *range(20, 30)], by_job=True)
 
     sees(stack, list(range(20, 25)), "WHERE day = 'b'")
     sees(stack, list(range(25, 30)), "WHERE day = 'c'")
@@ -230,7 +234,7 @@ def test_client_when_killed_while_committing_in_a_batch_then_only_earlier_commit
             process.stdin.write("commit\n")
             process.stdin.flush()
             eventually("the lock of the commit", lambda: between.calls["lock"] > locks, 20)
-            sees(stack, list(range(20)))
+            sees(stack, list(range(20)), by_job=True)
         finally:
             process.send_signal(signal.SIGKILL)
             process.communicate(timeout=30)
@@ -242,7 +246,7 @@ def test_client_when_killed_while_committing_in_a_batch_then_only_earlier_commit
     for txn in ids[2:]:  # as the metastore does after a timeout
         transactions.abort(stack.metastore, txn)
     compact(stack, f"default.{stack.name}", "major")
-    sees(stack, [*range(20), *range(100, 110)])
+    sees(stack, [*range(20), *range(100, 110)], by_job=True)
 
 
 def test_batch_when_older_than_batch_seconds_then_closed_in_the_background(stack: Stack) -> None:
@@ -289,7 +293,7 @@ def test_many_partitions_when_above_the_limit_of_open_files_then_all_rows_are_st
             with connection.transaction():
                 connection.write(rows(turn * 70, 70, day=days))
 
-    sees(stack, list(range(140)))
+    sees(stack, list(range(140)), by_job=True)
 
 
 def state(connection: HiveStreamingConnection) -> TxnState:

@@ -180,7 +180,7 @@ def test_bucket_when_its_partition_is_recreated_within_a_batch_then_no_row_is_lo
                 connection.write(rows(10 * turn, 8, day=["a"] * 8))
         assert connection.stats.aborted_transactions == 0
 
-    sees(stack, [*range(10, 18), *range(20, 28)])
+    sees(stack, [*range(10, 18), *range(20, 28)], by_job=True)
 
 
 def test_joined_transaction_when_its_table_object_is_outdated_then_table_changed(stack: Stack) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import getpass
 import logging
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,6 @@ def server(kdc: Realm, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pro
 @pytest.fixture(scope="module")
 def keytab(kdc: Realm) -> Path:
     return kdc.keytab("brief", "brief")
-
-
-@pytest.fixture
-def near(server: Process) -> Iterator[Proxy]:
-    with proxy(server.uri) as made:
-        yield made
 
 
 def _site(folder: Path, **properties: str) -> Path:
@@ -118,45 +113,66 @@ def test_user_then_sets_the_identity_in_every_login_mode() -> None:
 # --- Kerberos
 
 
-@pytest.mark.parametrize(
-    ("protection", "given", "is_readable"),
-    [(Protection.AUTH, "authentication", True), (Protection.CONFIDENTIALITY, "privacy", False)],
-    ids=["auth", "auth-conf"],
-)
 def test_keytab_when_its_tickets_expire_while_writing_then_every_commit_succeeds(
-    near: Proxy, keytab: Path, tmp_path: Path, protection: Protection, given: str, *, is_readable: bool
+    server: Process, keytab: Path, tmp_path: Path
 ) -> None:
-    site = _site(
-        tmp_path,
-        hive__metastore__uris=near.uri,
-        hive__metastore__sasl__enabled="true",
-        hive__metastore__kerberos__principal=SERVER,
-        hive__metastore__kerberos__keytab__file=str(keytab),
-        hadoop__rpc__protection=given,
-    )
-    configuration = Configuration.of(site)
-    security = Security.from_hive_conf(configuration, user=f"brief@{NAME}")
-    assert security.login == Kerberos(SERVER, f"brief@{NAME}", keytab, frozenset({protection}))
-    name = TableName("default", f"streamed_{protection.name.lower()}")
-    over, count = monotonic() + SHORT_SECONDS + 3, 0
+    over = monotonic() + SHORT_SECONDS + 3
+    with ExitStack() as ends:
+        readable = ends.enter_context(_writer(server, keytab, tmp_path, Protection.AUTH, "authentication"))
+        secret = ends.enter_context(_writer(server, keytab, tmp_path, Protection.CONFIDENTIALITY, "privacy"))
+        while monotonic() < over or readable.count < 3:
+            readable.write()
+            secret.write()
+        for writer in (readable, secret):
+            assert writer.connection.stats.committed_transactions == writer.count
+            assert visible_ids(writer.client, writer.name) == list(range(writer.count * 20))
+    assert b"open_txns" in readable.near.sent
+    assert b"open_txns" not in secret.near.sent
 
-    with closing(Metastore(near.uri, security=security)) as client:
-        make_table(client, name, partitioned=True)
-        with _connect(None, name.table, configuration=site, security=security, heartbeat_seconds=0.5) as connection:
-            assert connection.username == "brief"
-            while monotonic() < over or count < 3:
-                with connection.transaction():
-                    assert _open_user(client, connection.current_txn_id) == "brief"
-                    connection.write(rows(count * 20, day=["a", "b"] * 5))
-                    # Reconnecting logs in again; after the expiry that requires new tickets.
-                    connects = near.accepted
-                    near.cut()
-                    eventually("the heartbeat to reconnect", lambda: near.accepted > connects)  # noqa: B023
-                    connection.write(rows(count * 20 + 10, day=["b", "c"] * 5))
-                count += 1
-            assert connection.stats.committed_transactions == count
-        assert visible_ids(client, name) == list(range(count * 20))
-    assert (b"open_txns" in near.sent) is is_readable
+
+@dataclass
+class _Writer:
+    """A connection of the principal `brief`, whose transactions each require a new login."""
+
+    name: TableName
+    near: Proxy
+    client: Metastore
+    connection: HiveStreamingConnection
+    count: int = 0
+
+    def write(self) -> None:
+        """Commit one transaction that logs in again. After the expiry a login requires new tickets."""
+        first = self.count * 20
+        with self.connection.transaction():
+            assert _open_user(self.client, self.connection.current_txn_id) == "brief"
+            self.connection.write(rows(first, day=["a", "b"] * 5))
+            connects = self.near.accepted
+            self.near.cut()
+            eventually("the heartbeat to reconnect", lambda: self.near.accepted > connects)
+            self.connection.write(rows(first + 10, day=["b", "c"] * 5))
+        self.count += 1
+
+
+@contextmanager
+def _writer(server: Process, keytab: Path, folder: Path, protection: Protection, given: str) -> Iterator[_Writer]:
+    with proxy(server.uri) as near:
+        site = _site(
+            folder,
+            hive__metastore__uris=near.uri,
+            hive__metastore__sasl__enabled="true",
+            hive__metastore__kerberos__principal=SERVER,
+            hive__metastore__kerberos__keytab__file=str(keytab),
+            hadoop__rpc__protection=given,
+        )
+        security = Security.from_hive_conf(Configuration.of(site), user=f"brief@{NAME}")
+        assert security.login == Kerberos(SERVER, f"brief@{NAME}", keytab, frozenset({protection}))
+        name = TableName("default", f"streamed_{protection.name.lower()}")
+        with closing(Metastore(near.uri, security=security)) as client:
+            make_table(client, name, partitioned=True)
+            options: dict[str, Any] = {"configuration": site, "security": security, "heartbeat_seconds": 0.2}
+            with _connect(None, name.table, **options) as connection:
+                assert connection.username == "brief"
+                yield _Writer(name, near, client, connection)
 
 
 def test_ticket_cache_of_the_caller_then_used_for_the_login_and_the_user_name(
@@ -242,9 +258,7 @@ def test_password_over_tls_when_cut_while_idle_then_reconnects(
 # --- no login
 
 
-def test_user_when_there_is_no_login_then_sent_to_the_metastore(
-    stack: Stack, home: Home, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_user_when_there_is_no_login_then_sent_to_the_metastore(stack: Stack, caplog: pytest.LogCaptureFixture) -> None:
     stack.table("id int, note string")
     told = Security.from_hive_conf({}, user="etl")
     with connect(stack) as connection:
@@ -261,10 +275,12 @@ def test_user_when_there_is_no_login_then_sent_to_the_metastore(
     assert not caplog.records
 
     # Objects that the metastore creates belong to that user.
-    with metastore(home, "open", {}) as server, closing(Metastore(server.uri, security=told)) as client:
-        client.call("create_database", ttypes.Database(name="told", parameters={}))
-        assert client.call("get_database", "told").ownerName == "etl"
-        make_table(client, TableName("default", "told"))
-        with _connect(server.uri, "told", security=told) as connection, connection.transaction():
+    with closing(Metastore(stack.addresses.metastore, security=told)) as client:
+        client.call("create_database", ttypes.Database(name=stack.name, parameters={}))
+        assert client.call("get_database", stack.name).ownerName == "etl"
+        client.call("drop_database", stack.name, True, False)
+        name = TableName("default", f"{stack.name}_told")
+        assert make_table(client, name).owner == "etl"
+        with connect(stack, table=name.table, security=told) as connection, connection.transaction():
             connection.write(rows(0))
-        assert visible_ids(client, TableName("default", "told")) == list(range(10))
+    sees(stack, range(10), name=name.table)
