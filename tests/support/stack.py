@@ -22,6 +22,8 @@ from ingestd.sandbox.hiveserver2 import Session
 from tests.support.daemon import SPARK_MASTER, Daemon, DaemonProcess, DaemonThread, Hold
 
 Row = tuple[Any, ...]
+# Sessions that no test uses, by the address of HiveServer2. A new session would start Tez again for its first job.
+_idle_sessions: dict[str, list[Session]] = {}
 
 
 def eventually(what: str, check: Callable[[], Any], seconds: float = 60.0) -> Any:
@@ -107,7 +109,10 @@ class Stack:
         assert self.addresses.hiveserver2
         thread = threading.get_ident()
         if thread not in self._sessions:
-            self._sessions[thread] = Session(self.addresses.hiveserver2)
+            try:
+                self._sessions[thread] = _idle_sessions[self.addresses.hiveserver2].pop()
+            except LookupError:
+                self._sessions[thread] = Session(self.addresses.hiveserver2)
         try:
             return self._sessions[thread].query(statement)[1]
         except BaseException:
@@ -171,9 +176,13 @@ class Stack:
         return daemon
 
     def close(self) -> None:
-        """Stop the daemons and close the connections of the test."""
+        """Stop the daemons, close the connection to the metastore, and leave the sessions to the next test."""
         for daemon in self._daemons:
             daemon.kill()
-        for session in self._sessions.values():
-            session.close()
+        others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+        for thread, session in self._sessions.items():
+            if thread in others:  # it may be running a statement
+                session.close()
+            else:
+                _idle_sessions.setdefault(self.addresses.hiveserver2 or "", []).append(session)
         self.metastore.close()
