@@ -168,32 +168,32 @@ def test_heartbeat_interval_then_is_half_of_the_metastores_transaction_timeout(p
 # --- files
 
 
-@pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize(("table", "compression"), [("ZLIB", _ZSTD), ("", _ZSTD), ("SNAPPY", _SNAPPY), ("NONE", _NONE)])
-def test_files_when_optimized_then_have_light_compression_and_no_dictionaries_or_indexes(
-    stack: Stack, table: str, compression: int, size: int
-) -> None:
-    stack.table("id int, note string", **({"orc.compress": table} if table else {}))
-    file = _written(stack, size=size)
-    found = _Orc(file)
-    assert found.compression == compression
-    # DIRECT and DIRECT_V2 encode integers and strings without dictionaries.
-    assert set(found.encodings) <= {_DIRECT, _DIRECT_V2}
-    assert found.index_entries <= 1
-    assert stack.sql(f"SELECT count(*), count(DISTINCT note) FROM {stack.name} WHERE id >= 0") == [(30_000, 5)]
+def test_files_when_optimized_then_have_light_compression_and_no_dictionaries_or_indexes(stack: Stack) -> None:
+    cases = {"ZLIB": _ZSTD, "": _ZSTD, "SNAPPY": _SNAPPY, "NONE": _NONE}
+    names = [f"{stack.name}_{number}" for number in range(len(cases))]
+    for name, (table, compression) in zip(names, cases.items(), strict=True):
+        stack.table("id int, note string", name=name, **({"orc.compress": table} if table else {}))
+        for size in (1, 2):
+            found = _Orc(_written(stack, table=name, transaction_batch_size=size))
+            assert found.compression == compression, (table, size)
+            # DIRECT and DIRECT_V2 encode integers and strings without dictionaries.
+            assert set(found.encodings) <= {_DIRECT, _DIRECT_V2}, (table, size)
+            assert found.index_entries <= 1, (table, size)
+    each = (f"SELECT '{name}', count(*), count(DISTINCT note) FROM {name} WHERE id >= 0" for name in names)
+    assert sorted(stack.sql(" UNION ALL ".join(each))) == [(name, 60_000, 5) for name in names]
 
 
 def test_files_when_not_optimized_then_have_the_tables_compression_dictionaries_and_indexes(stack: Stack) -> None:
     stack.table("id int, note string", **{"orc.compress": "ZLIB"})
-    found = _Orc(_written(stack, size=1, streaming_optimizations=False))
+    found = _Orc(_written(stack, streaming_optimizations=False))
     assert found.compression == orc_proto.ZLIB
     assert set(found.encodings) - {_DIRECT, _DIRECT_V2}
     assert found.index_entries == 3
 
 
-def _written(stack: Stack, size: int, **options: Any) -> Path:
+def _written(stack: Stack, **options: Any) -> Path:
     """Write a file of 30,000 rows and return its path."""
-    with connect(stack, transaction_batch_size=size, **options) as connection:
+    with connect(stack, **options) as connection:
         connection.begin_transaction()
         connection.write(pa.table({"id": range(30_000), "note": [f"value {n % 5}" for n in range(30_000)]}))
         ids = sorted(connection.txn_to_write_ids.values())

@@ -233,7 +233,7 @@ def test_optimizations_when_disabled_then_files_differ_and_rows_are_the_same(sta
     for optimized in (True, False):
         with connect(stack, streaming_optimizations=optimized) as connection:
             connection.begin_transaction()
-            connection.write(pa.table({"id": range(200_000), "note": [f"value {n % 50}" for n in range(200_000)]}))
+            connection.write(pa.table({"id": range(20_000), "note": [f"value {n % 50}" for n in range(20_000)]}))
             write_id = connection.current_write_id
             assert write_id
             place = connection.delta_file_location([], 0, write_id, write_id)
@@ -241,4 +241,4 @@ def test_optimizations_when_disabled_then_files_differ_and_rows_are_the_same(sta
         sizes.append(place.stat().st_size)
 
     assert sizes[0] != sizes[1]
-    assert stack.sql(f"SELECT count(*), count(DISTINCT note) FROM {stack.name} WHERE id >= 0") == [(400_000, 50)]
+    assert stack.sql(f"SELECT count(*), count(DISTINCT note) FROM {stack.name} WHERE id >= 0") == [(40_000, 50)]

@@ -163,9 +163,9 @@ def test_v1_connection_when_closed_then_no_batch_can_be_fetched(stack: Stack) ->
 @pytest.mark.parametrize(
     "options",
     [
-        {"metastore_timeout_seconds": 1},
-        {"configuration": {"hive.metastore.client.socket.timeout": "1000ms"}},
-        {"metastore_timeout_seconds": 1, "configuration": {"metastore.client.socket.timeout": "2m"}},
+        {"metastore_timeout_seconds": 0.2},
+        {"configuration": {"hive.metastore.client.socket.timeout": "200ms"}},
+        {"metastore_timeout_seconds": 0.2, "configuration": {"metastore.client.socket.timeout": "2m"}},
     ],
     ids=["option", "configuration", "option overrides configuration"],
 )
