@@ -15,7 +15,7 @@ import psutil
 from ingestd.hive import leases
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import open_transactions
-from tests.support.daemon import DaemonProcess
+from tests.support.daemon import Daemon, DaemonProcess
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 
@@ -70,7 +70,7 @@ def _has_task(frozen: psutil.Process) -> bool:
     return any(f"socket:[{line[9]}]" in sockets and line[4].rpartition(":")[2] != "00000000" for line in lines)
 
 
-def _committed(daemon: DaemonProcess, mapping: str, rows: int) -> None:
+def _committed(daemon: Daemon, mapping: str, rows: int) -> None:
     def done() -> bool:
         return bool(rows <= sum(e["rows"] for e in daemon.events("committed") if e["mapping"] == mapping))
 
@@ -92,7 +92,7 @@ def _assert_nothing_left(stack: Stack, family: list[psutil.Process]) -> None:
 
 def test_jvm_when_killed_then_leases_are_released_and_exit_is_70(stack: Stack) -> None:
     idle, watched = _mapping(stack, "i"), _mapping(stack, "w")
-    owner = stack.start_process(stack.config(watched))
+    owner = stack.start(stack.config(watched))
     eventually("the first daemon to become owner", lambda: owner.events("owner"))
     daemon = _start(stack, stack.config(idle, watched))
     eventually("one owner and one standby", lambda: daemon.events("owner") and daemon.events("standby"))
@@ -107,54 +107,42 @@ def test_jvm_when_killed_then_leases_are_released_and_exit_is_70(stack: Stack) -
     assert [e["mapping"] for e in daemon.events("owner")] == [idle["name"]]
     assert "signal 9" in daemon.events("engine_lost")[0]["error"]
     assert "Traceback" not in daemon.text()
-    # Now kill the JVM during a stage, while its workers are frozen. The daemon must end by itself.
-    stack.produce(_ids(0, 10), watched["topics"][0])
-    _committed(owner, watched["name"], 10)
-    _freeze_workers(owner)
-    family = _family(owner)
-    stack.produce(_ids(10, 20), watched["topics"][0])
-    eventually("a transaction", lambda: _has_open(stack, watched["name"]))
-    _jvm(owner).kill()
-    assert owner.wait(30) == 70, owner.text()[-3000:]
-    assert _holders(stack, watched["name"]) == []
-    assert not _has_open(stack, watched["name"])
-    eventually("no process to be left", lambda: not [p for p in family if p.is_running()], 10)
-    stack.drain(stack.config(idle, watched))
-    assert stack.ids(watched["topics"][0]) == list(range(20))
 
 
-def test_jvm_when_frozen_then_another_daemon_takes_over_and_exit_is_70(stack: Stack) -> None:
-    stack.topic(1)
-    stack.table("id bigint")
-    stack.produce(_ids(0, 10))
-    config = stack.config()
-    frozen = _start(stack, config)
-    _committed(frozen, stack.name[-40:], 10)
-    other = stack.start_process(config)
+def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends_it_and_exit_is_70(
+    stack: Stack,
+) -> None:
+    watched, alone = _mapping(stack, "w"), _mapping(stack, "a")
+    spark = {"master": "local[2]", "answer_timeout": "10s"}
+    frozen = _start(stack, stack.config(watched, spark=spark))
+    ended = _start(stack, stack.config(alone))
+    for daemon, mapping in ((frozen, watched), (ended, alone)):
+        stack.produce(_ids(0, 10), mapping["topics"][0])
+        _committed(daemon, mapping["name"], 10)
+    other = stack.start(stack.config(watched))
     eventually("the other daemon to become standby", lambda: other.events("standby"))
-    family = _family(frozen)
-    _jvm(frozen).suspend()
-    stack.produce(_ids(10, 20))
+    families = _family(frozen) + _family(ended)
+    for daemon, mapping in ((frozen, watched), (ended, alone)):
+        _jvm(daemon).suspend()
+        stack.produce(_ids(10, 20), mapping["topics"][0])
+    # Two signals end the second daemon long before its JVM is considered lost.
+    eventually("a transaction", lambda: _has_open(stack, alone["name"]))
+    ended.terminate()
+    eventually("the first signal to be handled", lambda: signal.SIGTERM not in _pending(ended))
+    ended.terminate()
+    assert ended.wait(25) == 70, ended.text()[-3000:]
+    assert _holders(stack, alone["name"]) == []
+    assert not _has_open(stack, alone["name"])
+    # The first daemon ends by itself.
     eventually("the other daemon to take over", lambda: other.events("owner"), 60)
     assert frozen.wait(30) == 70, frozen.text()[-3000:]
-    assert "has not answered" in frozen.events("engine_lost")[0]["error"]
+    assert "has not answered for 10 s" in frozen.events("engine_lost")[0]["error"]
     assert "Traceback" not in frozen.text()
-    _assert_nothing_left(stack, family)
-    _committed(other, stack.name[-40:], 10)
-    # Two signals end the daemon long before the JVM is considered lost.
-    family = _family(other)
-    _jvm(other).suspend()
-    stack.produce(_ids(20, 30))
-    eventually("a transaction", lambda: _has_open(stack, stack.name[-40:]))
-    other.terminate()
-    eventually("the first signal to be handled", lambda: signal.SIGTERM not in _pending(other))
-    other.terminate()
-    assert other.wait(25) == 70, other.text()[-3000:]
-    assert _holders(stack, stack.name[-40:]) == []
-    assert not _has_open(stack, stack.name[-40:])
-    eventually("no process to be left", lambda: not [p for p in family if p.is_running()], 10)
-    stack.drain()
-    assert stack.ids() == list(range(30))
+    _assert_nothing_left(stack, families)
+    _committed(other, watched["name"], 10)
+    stack.drain(stack.config(alone))
+    for mapping in (watched, alone):
+        assert stack.ids(mapping["topics"][0]) == list(range(20))
 
 
 def _pending(daemon: DaemonProcess) -> set[int]:
@@ -240,20 +228,21 @@ def test_temporary_folder_when_its_process_was_killed_then_the_next_one_removes_
 def test_worker_when_killed_then_its_stage_is_repeated_and_when_killed_each_time_then_mapping_stops(
     stack: Stack,
 ) -> None:
-    stack.topic(1)
-    stack.table("id bigint")
-    stack.produce(_ids(0, 10))
-    daemon = stack.start_process(stack.config())
-    _committed(daemon, stack.name[-40:], 10)
+    stops, lasts = _mapping(stack, "s"), _mapping(stack, "l")
+    stack.produce(_ids(0, 10), stops["topics"][0])
+    config = stack.config(stops, lasts)
+    daemon = _start(stack, config)
+    eventually("both mappings to be owned", lambda: len(daemon.events("owner")) == 2)
+    _committed(daemon, stops["name"], 10)
     workers = _freeze_workers(daemon)
-    stack.produce(_ids(10, 20))
+    stack.produce(_ids(10, 20), stops["topics"][0])
     eventually("a task", lambda: any(map(_has_task, workers)))
     for worker in workers:
         worker.kill()
-    _committed(daemon, stack.name[-40:], 20)
+    _committed(daemon, stops["name"], 20)
     assert [e["reason"] for e in daemon.events("waiting")] == ["WorkerLost"]
     workers = _freeze_workers(daemon)
-    stack.produce(_ids(20, 30))
+    stack.produce(_ids(20, 30), stops["topics"][0])
 
     def has_stopped() -> bool:
         for worker in _workers(daemon):
@@ -261,24 +250,40 @@ def test_worker_when_killed_then_its_stage_is_repeated_and_when_killed_each_time
         return bool(daemon.events("failed"))
 
     eventually("the mapping to stop", has_stopped)
-    assert daemon.wait(30) == 70
     error = daemon.events("failed")[0]["error"]
     assert "5 times in a row" in error
     assert "memory" in error
     assert "org.apache" not in daemon.text()
-    assert not _has_open(stack, stack.name[-40:])
-    stack.drain()
-    assert stack.ids() == list(range(30))
+    assert not _has_open(stack, stops["name"])
+    _assert_stops_without_jvm(stack, daemon, lasts)
+    stack.drain(config)
+    assert stack.ids(stops["topics"][0]) == list(range(30))
+    assert stack.ids(lasts["topics"][0]) == list(range(20))
+
+
+def _assert_stops_without_jvm(stack: Stack, daemon: DaemonProcess, mapping: dict[str, Any]) -> None:
+    """Kill the JVM during a stage, while its workers are frozen. The daemon must end by itself."""
+    stack.produce(_ids(0, 10), mapping["topics"][0])
+    _committed(daemon, mapping["name"], 10)
+    _freeze_workers(daemon)
+    family = _family(daemon)
+    stack.produce(_ids(10, 20), mapping["topics"][0])
+    eventually("a transaction", lambda: _has_open(stack, mapping["name"]))
+    _jvm(daemon).kill()
+    assert daemon.wait(30) == 70, daemon.text()[-3000:]
+    assert _holders(stack, mapping["name"]) == []
+    assert not _has_open(stack, mapping["name"])
+    _assert_nothing_left(stack, family)
 
 
 def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_over(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id bigint")
     stack.produce(_ids(0, 10))
-    config = stack.config(spark={"master": "local[2]", "stage_timeout": "20s"})
-    daemon = _start(stack, config)
+    daemon = _start(stack, stack.config(spark={"master": "local[2]", "stage_timeout": "8s"}))
     _committed(daemon, stack.name[-40:], 10)
-    other = stack.start_process(config)
+    before = len(daemon.events("waiting"))
+    other = stack.start(stack.config())
     eventually("the other daemon to become standby", lambda: other.events("standby"))
     family = _family(daemon)
     _freeze_workers(daemon)
@@ -286,15 +291,13 @@ def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_ove
     eventually("the other daemon to take over", lambda: other.events("owner"), 45)
     _committed(other, stack.name[-40:], 10)
     # The daemon releases the lease first, and logs the reason after a pause in which another daemon can take over.
-    eventually("the reason to be logged", lambda: daemon.events("waiting"))
-    assert [e["reason"] for e in daemon.events("waiting")] == ["JobTimeout"]
-    daemon.terminate()
+    waits = eventually("the reason to be logged", lambda: daemon.events("waiting")[before:])
+    assert [e["reason"] for e in waits] == ["JobTimeout"]
+    # SIGINT has the same effect as SIGTERM, because Spark's own handler is not used.
+    jvm = _jvm(daemon)
+    os.kill(daemon.process.pid, signal.SIGINT)
+    jvm.terminate()  # as when a service manager sends the signal to all processes
     assert daemon.wait(60) == 0, daemon.text()[-3000:]
+    assert daemon.events("stopped")
     _assert_nothing_left(stack, family)
     assert stack.ids() == list(range(20))
-    # SIGINT has the same effect as SIGTERM, because Spark's own handler is not used.
-    jvm = _jvm(other)
-    os.kill(other.process.pid, signal.SIGINT)
-    jvm.terminate()  # as when a service manager sends the signal to all processes
-    assert other.wait(60) == 0, other.text()[-3000:]
-    assert other.events("stopped")
