@@ -75,7 +75,7 @@ print(json.dumps({"committed": committed, "problems": problems}))
 """
 
 
-@pytest.mark.parametrize("seconds", [20, pytest.param(120, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seconds", [10, pytest.param(120, marks=pytest.mark.soak)])
 def test_sixteen_connections_when_they_write_concurrently_then_each_committed_row_is_stored_once(
     on_postgres: Stack, seconds: int
 ) -> None:
