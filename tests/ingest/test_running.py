@@ -16,7 +16,7 @@ import pytest
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import open_transactions
 from ingestd.storage.local import local_path
-from tests.support.daemon import Daemon
+from tests.support.daemon import Daemon, Hold
 from tests.support.stack import Stack, eventually
 
 KIB = "x" * 1_000
@@ -94,18 +94,18 @@ def test_bad_record_when_read_then_only_its_mapping_stops_and_continues_after_th
     assert stack.sql(f"SELECT qty FROM {bad['table']} WHERE id IN (69, 70, 71)") == [("69",), ("many",), ("71",)]
 
 
-def test_sigterm_when_a_transaction_is_open_then_it_is_committed_and_exit_is_0(stack: Stack) -> None:
+def test_stop_when_a_transaction_is_open_then_it_is_committed_and_exit_is_0(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id bigint")
-    gate = stack.directory / "gate"
     # The first transaction stores the start position, and the second contains the records.
-    daemon = stack.start_process(stack.config(), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"opened@2=hold:{gate}")
+    hold = Hold("opened", times=2)
+    daemon = stack.start(stack.config(), hold=hold)
     eventually("the mapping to be owned", lambda: daemon.events("owner"))
     stack.produce({"id": n} for n in range(100))
-    eventually("the stage to be blocked", lambda: os.path.exists(f"{gate}.held"))
+    hold.wait()
     daemon.terminate()
     stack.produce({"id": n} for n in range(100, 110))
-    gate.touch()
+    hold.release()
     assert daemon.wait(60) == 0, daemon.text()
     assert daemon.events("stopped")
     held = [n for n in stack.ids() if n < 100]
