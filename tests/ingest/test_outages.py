@@ -5,28 +5,30 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
 
 from ingestd.clock import monotonic
-from ingestd.errors import BrokerUnavailable, SandboxError
+from ingestd.errors import BrokerUnavailable
+from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import open_transactions
 from ingestd.kafka.admin import Broker
 from ingestd.sandbox import Sandbox, SandboxOptions
-from tests.support.daemon import Daemon, DaemonProcess, Hold
+from tests.support.daemon import Daemon, Hold
 from tests.support.stack import Stack, eventually
+from tests.support.tables import make_table, visible_ids
 
-RECORDS = 800
+# The rows of a transaction.
+ROWS = 100
 
 
 @pytest.fixture(scope="module")
 def own(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """Yield a separate sandbox, because these tests pause and kill its services."""
-    options = SandboxOptions(tmp_path_factory.mktemp("own-sandbox"), hiveserver2=True)
-    box = Sandbox(replace(options, kafka_heap_mb=256, metastore_heap_mb=384, hiveserver2_heap_mb=768))
+    options = SandboxOptions(tmp_path_factory.mktemp("own-sandbox"), kafka_heap_mb=256, metastore_heap_mb=384)
+    box = Sandbox(options)
     try:
         box.up()
         yield box
@@ -44,23 +46,24 @@ def stack(own: Sandbox, request: pytest.FixtureRequest, tmp_path_factory: pytest
 
 
 def _config(stack: Stack) -> Path:
-    """Write a configuration with commits of 100 rows and a metastore timeout of 3 s."""
+    """Write a configuration with commits of `ROWS` rows and timeouts of 3 s."""
     return stack.config(
-        {"commit": {"rows": 100, "interval": "300ms"}},
+        {"commit": {"rows": ROWS, "interval": "300ms"}},
         metastore={"uri": stack.addresses.metastore, "timeout": "3s"},
+        kafka={"bootstrap.servers": stack.addresses.kafka, "socket.timeout.ms": 3000},
     )
 
 
-def _commits(daemon: Daemon) -> int:
-    return sum(e["rows"] > 0 for e in daemon.events("committed"))
+def _name(stack: Stack) -> TableName:
+    return TableName("default", stack.name)
 
 
-def _rows(stack: Stack) -> int:
-    """Return the row count, or -1 while HiveServer2 has not recovered from an outage of its metastore."""
-    try:
-        return stack.count()
-    except SandboxError:
-        return -1
+def _ids(stack: Stack) -> list[int]:
+    return visible_ids(stack.metastore, _name(stack))
+
+
+def _rows(daemon: Daemon) -> int:
+    return sum(e["rows"] for e in daemon.events("committed"))
 
 
 def _produce(stack: Stack, ids: range) -> None:
@@ -71,57 +74,70 @@ def _produce(stack: Stack, ids: range) -> None:
     assert producer.flush(60) == 0
 
 
-def _prepare(stack: Stack) -> DaemonProcess:
-    """Produce all records and return a daemon that has committed some of them."""
+class _Ingestion:
+    """A daemon that commits records while services fail. `produced` is the number of records so far."""
+
+    def __init__(self, stack: Stack, daemon: Daemon) -> None:
+        self._stack = stack
+        self.daemon = daemon
+        self.produced = 0
+        self._waits = 0
+
+    def proceed(self) -> None:
+        """Produce records for several commits, and wait for the first of them."""
+        _produce(self._stack, range(self.produced, self.produced + 8 * ROWS))
+        self.produced += 8 * ROWS
+        before = _rows(self.daemon)
+        eventually("a commit", lambda: _rows(self.daemon) > before)
+        self._waits = len(self.daemon.events("waiting"))
+
+    def assert_waits(self, reason: str) -> None:
+        """Check that the daemon waits, for this reason, before it has committed all records."""
+        told = eventually("the outage to be logged", lambda: self.daemon.events("waiting")[self._waits :])
+        assert told[0]["reason"] == reason
+        assert _rows(self.daemon) < self.produced, "the outage began after the last commit"
+
+    def assert_every_id_once(self) -> None:
+        """Produce more records, stop the daemon, and check that the table contains every id exactly once."""
+        self.proceed()
+        eventually("all rows", lambda: _rows(self.daemon) == self.produced, 90)
+        self.daemon.terminate()
+        assert self.daemon.wait(60) == 0, self.daemon.text()[-3000:]
+        assert _ids(self._stack) == list(range(self.produced))
+        assert open_transactions(self._stack.metastore, f"ingestd/ingestd/{self._stack.name}/") == []
+        assert "Traceback" not in self.daemon.text()
+        # Nearly every line is an event, so messages of librdkafka and Thrift do not flood the log.
+        assert len(self.daemon.text().splitlines()) < len(self.daemon.events()) + 10
+
+
+def test_services_when_paused_killed_and_restarted_then_every_id_arrives_once(stack: Stack, own: Sandbox) -> None:
     stack.topic(2)
-    _produce(stack, range(RECORDS))
-    stack.table("id bigint")
-    daemon = stack.start_process(_config(stack))
-    _more_commits(daemon)
-    return daemon
-
-
-def _more_commits(daemon: Daemon) -> None:
-    wanted = _commits(daemon) + 2
-    eventually("two more commits", lambda: _commits(daemon) >= wanted)
-
-
-def _assert_waits(daemon: Daemon, reason: str, waits: int) -> None:
-    told = eventually("the outage to be logged", lambda: daemon.events("waiting")[waits:], 60)
-    assert told[0]["reason"] == reason
-    assert _commits(daemon) < RECORDS // 100, "the outage began after the last commit"
-
-
-def _assert_every_id_once(stack: Stack, daemon: Daemon) -> None:
-    """Produce more records, and check that the table contains every id exactly once after the daemon has stopped."""
-    _produce(stack, range(RECORDS, RECORDS + 100))
-    eventually("all rows", lambda: _rows(stack) == RECORDS + 100, 90)
-    daemon.terminate()
-    assert daemon.wait(60) == 0, daemon.text()[-3000:]
-    assert stack.ids() == list(range(RECORDS + 100))
-    assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/") == []
-    assert "Traceback" not in daemon.text()
-    # Nearly every line is an event, so messages of librdkafka and Thrift do not flood the log.
-    assert len(daemon.text().splitlines()) < len(daemon.events()) + 10
-
-
-def test_broker_when_paused_and_restarted_then_every_id_arrives_once(stack: Stack, own: Sandbox) -> None:
-    daemon = _prepare(stack)
-    own.pause_service("kafka")
+    make_table(stack.metastore, _name(stack))
+    ingestion = _Ingestion(stack, stack.start_process(_config(stack)))
+    for service, reason in (("kafka", "BrokerUnavailable"), ("metastore", "MetastoreUnavailable")):
+        ingestion.proceed()
+        own.pause_service(service)
+        try:
+            ingestion.assert_waits(reason)
+        finally:
+            own.resume_service(service)
+    ingestion.proceed()
+    own.stop_service("metastore", kill=True)
     try:
-        _assert_waits(daemon, "BrokerUnavailable", 0)
+        ingestion.assert_waits("MetastoreUnavailable")
     finally:
-        own.resume_service("kafka")
-    _more_commits(daemon)
+        own.start_service("metastore")
+    ingestion.proceed()
     own.stop_service("kafka")
     own.start_service("kafka")
-    _assert_every_id_once(stack, daemon)
+    ingestion.assert_every_id_once()
 
 
 def test_offsets_when_the_broker_does_not_answer_then_broker_unavailable_is_raised(stack: Stack, own: Sandbox) -> None:
     stack.topic(1)
-    broker = Broker({"bootstrap.servers": stack.addresses.kafka}, timeout_seconds=2)
-    partitions = eventually("the topic", lambda: broker.partitions([stack.name]))
+    servers = {"bootstrap.servers": stack.addresses.kafka}
+    partitions = Broker(servers).partitions([stack.name])
+    broker = Broker(servers, timeout_seconds=0.5)
     own.pause_service("kafka")
     try:
         # librdkafka returns -1001 without an error here. Used as an offset, it would restart from the beginning.
@@ -132,32 +148,17 @@ def test_offsets_when_the_broker_does_not_answer_then_broker_unavailable_is_rais
         own.resume_service("kafka")
 
 
-def test_metastore_when_paused_and_killed_then_every_id_arrives_once(stack: Stack, own: Sandbox) -> None:
-    daemon = _prepare(stack)
-    own.pause_service("metastore")
-    try:
-        _assert_waits(daemon, "MetastoreUnavailable", 0)
-    finally:
-        own.resume_service("metastore")
-    _more_commits(daemon)
-    waits = len(daemon.events("waiting"))
-    own.stop_service("metastore", kill=True)
-    try:
-        _assert_waits(daemon, "MetastoreUnavailable", waits)
-    finally:
-        own.start_service("metastore")
-    _assert_every_id_once(stack, daemon)
-
-
 def test_metastore_when_it_does_not_answer_a_commit_then_logged_and_every_id_arrives_once(
     stack: Stack, own: Sandbox
 ) -> None:
     stack.topic(2)
-    stack.table("id bigint")
+    make_table(stack.metastore, _name(stack))
     hold = Hold("counted", times=2)
     daemon = stack.start(_config(stack), hold=hold)
     eventually("the mapping to be owned", lambda: daemon.events("owner"))
-    _produce(stack, range(RECORDS))
+    ingestion = _Ingestion(stack, daemon)
+    _produce(stack, range(ROWS))
+    ingestion.produced = ROWS
     hold.wait()
     own.pause_service("metastore")
     try:
@@ -168,25 +169,26 @@ def test_metastore_when_it_does_not_answer_a_commit_then_logged_and_every_id_arr
     told = daemon.events("waiting")
     assert {event["reason"] for event in told} == {"MetastoreUnavailable"}
     assert "commit_txn" in told[0]["error"]
-    _assert_every_id_once(stack, daemon)
+    ingestion.assert_every_id_once()
 
 
 def test_second_sigterm_when_the_stage_hangs_then_aborts_at_once_and_no_transaction_is_open(
     stack: Stack, own: Sandbox
 ) -> None:
     stack.topic(1)
-    stack.table("id bigint")
-    gate = stack.directory / "gate"
-    daemon = stack.start_process(_config(stack), INGESTD_TESTING="1", INGESTD_FAILPOINT=f"opened@2=hold:{gate}")
+    make_table(stack.metastore, _name(stack))
+    hold = Hold("opened", times=2)
+    # Without a socket timeout, so that the stage waits for longer than this test.
+    daemon = stack.start(stack.config(), hold=hold)
     eventually("the mapping to be owned", lambda: daemon.events("owner"))
     stack.produce({"id": n} for n in range(50))
-    eventually("the transaction", lambda: os.path.exists(f"{gate}.held"))
+    hold.wait()
     own.pause_service("kafka")
     try:
         # The stage now waits for a broker that does not answer.
-        gate.touch()
+        hold.release()
         daemon.terminate()
-        eventually("the first signal to be handled", lambda: _is_reading(stack), 20)
+        eventually("the stage to read", lambda: _is_reading(stack), 20)
         daemon.terminate()
         began = monotonic()
         code = daemon.wait(60)
@@ -195,9 +197,9 @@ def test_second_sigterm_when_the_stage_hangs_then_aborts_at_once_and_no_transact
         own.resume_service("kafka")
     assert code == 0, daemon.text()[-3000:]
     assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/") == []
-    assert stack.count() == 0
+    assert _ids(stack) == []
     stack.drain()
-    assert stack.ids() == list(range(50))
+    assert _ids(stack) == list(range(50))
 
 
 def _is_reading(stack: Stack) -> bool:
