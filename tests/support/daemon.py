@@ -86,26 +86,34 @@ class DaemonProcess:
 
 
 class Hold:
-    """An observer that blocks a mapping after the given number of completions of `step`, until `release` is called."""
+    """An observer that blocks a mapping after the given number of completions of `step`, until `release` is called.
 
-    def __init__(self, step: str, times: int = 1) -> None:
+    With `mappings`, it blocks that many mappings of the daemon, each after its first completion of `step`.
+    """
+
+    def __init__(self, step: str, times: int = 1, mappings: int = 1) -> None:
         assert step in STEPS
+        assert times == 1 or mappings == 1
         self._step = step
-        self._left = times
+        self._left = times + mappings - 1
+        self._mappings = mappings
         self._guard = threading.Lock()
         self._reached, self._released = threading.Event(), threading.Event()
 
     def __call__(self, step: str) -> None:
         """Observe a completed step (`ingestd.ingest.steps.Observe`)."""
+        if step != self._step:
+            return
         with self._guard:
-            self._left -= step == self._step
-            is_chosen = step == self._step and self._left == 0
+            is_chosen = 0 < self._left <= self._mappings
+            self._left -= 1
+            if self._left == 0:
+                self._reached.set()
         if is_chosen:
-            self._reached.set()
             self._released.wait()
 
     def wait(self, seconds: float = 60.0) -> None:
-        """Wait until the mapping is blocked."""
+        """Wait until all these mappings are blocked."""
         assert self._reached.wait(seconds), f"the step {self._step} was not reached within {seconds:.0f} s"
 
     def release(self) -> None:
