@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Collection
 
 from hive_metastore import ttypes
 
 from ingestd.errors import SandboxError
+from ingestd.hive.transactions import open_transactions
 from tests.support.stack import Stack, eventually
 
 
@@ -30,6 +32,10 @@ def request_compaction(stack: Stack, table: str, kind: str, partition: str = "")
 
     def wait() -> None:
         eventually(f"the {kind} compaction of {table}", lambda: len(_done(stack, table)) > before, 120)
+        # Its state changes before its transaction commits. Hive reads the files of a simple SELECT after the query's
+        # transaction has ended, so a query that starts in between can find neither the new base nor the old deltas.
+        running = _transactions_of_hive(stack)
+        eventually("the commit of the compaction", lambda: not running & _transactions_of_hive(stack), 60)
 
     return wait
 
@@ -49,6 +55,11 @@ def compaction_states(stack: Stack, tables: Collection[str]) -> list[str]:
     """Return the states of all compactions of `tables` (without database). Faster than SHOW COMPACTIONS."""
     answer = stack.metastore.call("show_compact", ttypes.ShowCompactRequest())
     return [one.state for one in answer.compacts if one.tablename in tables]
+
+
+def _transactions_of_hive(stack: Stack) -> set[int]:
+    """Return the ids of the open transactions of HiveServer2 and of compactions."""
+    return set(open_transactions(stack.metastore, socket.gethostname()))
 
 
 def _done(stack: Stack, table: str) -> list[str]:
