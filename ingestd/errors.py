@@ -1,4 +1,4 @@
-"""Every error that ingestd raises. The class says whether a retry may succeed.
+"""Every error that ingestd raises. The class says whether a retry may succeed; other exceptions are not retried.
 
     IngestdError                              exit 1
     ├ ConfigError                             exit 78

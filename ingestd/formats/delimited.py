@@ -15,7 +15,7 @@ A record consists of the table's columns, followed by its partition columns. Quo
 | string | any text, even empty | | invalid UTF-8 is a reject |
 | varchar(n), char(n) | text, truncated to n characters; char drops trailing spaces | | invalid UTF-8 is a reject |
 | binary | base64, padded or not, if valid, else the bytes: `abcd` is base64 | | Hive 3 accepts line ends in base64 |
-| date | y-M-d, 8+ bytes, trimmed; no digit may follow, other text is ignored | all else | years not 0001 … 9999: NULL |
+| date | y-M-d, 8+ bytes, trimmed; no digit may follow; other text is ignored | all else | years not 0001 … 9999: NULL |
 | timestamp | y-M-d H:m:s[.f], yyyy-MM-ddTHH:mm[:ss[.f]]; trimmed | all else: a date, a zone | years; see below |
 | array | elements between collection delimiters; an empty field is the empty array | | |
 | map | entries, keys and values; the first of equal keys wins | an entry without key delimiter: its value | |

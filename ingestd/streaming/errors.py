@@ -1,7 +1,7 @@
 """The exceptions of Hive Streaming, and which of them are retriable.
 
 Invariant: every failure of a public method raises `StreamingException`, except an exception of the caller's own code.
-Only public methods translate the errors of the layers below (`streaming_errors`); inner modules do not catch them.
+They translate the errors of the layers below (`streaming_errors`).
 Source of the names and of their conditions: org.apache.hive.streaming (see docs/streaming.md).
 """
 
