@@ -43,6 +43,7 @@ TABLE = {
     "hive.client.MetastoreRefusal": (False, 65),
     "hive.client.UnknownCall": (False, 65),
     "hive.transactions.LockTimeout": (True, 69),
+    "ingest.control.RequestFailed": (False, 69),
     "spark.archive.ArchiveFailed": (False, 1),
     "spark.errors.JobFailed": (False, 70),
     "spark.errors.WorkerLost": (True, 70),

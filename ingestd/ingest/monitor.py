@@ -1,0 +1,219 @@
+"""What a mapping reports about itself while it runs: state, positions, totals, and its last commits.
+
+Invariant: a monitor only remembers. No decision of a mapping depends on it, and no method blocks: values in memory are
+replaced under a lock that is held for microseconds. `snapshot` returns values that belong to the same moment.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from ingestd.clock import monotonic, now
+from ingestd.errors import IngestdError
+from ingestd.ingest.options import MappingOptions
+from ingestd.kafka.ranges import Offsets
+
+State = Literal["starting", "standby", "recovering", "running", "waiting", "paused", "failed", "stopped"]
+# How many commits, and how many ranges and partitions of each, a monitor remembers.
+_MAX_COMMITS = 100
+MAX_NAMES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """The error that a mapping waits for or that ended it.
+
+    `reason` is the class of the error and `at` the Unix time when it was first seen in a row. `again_in` is the wait in
+    seconds before the next retry; None if there is no retry.
+    """
+
+    reason: str
+    what: str
+    where: str
+    hint: str
+    at: float
+    again_in: float | None
+
+    @classmethod
+    def of(cls, error: IngestdError, again_in: float | None = None) -> Problem:
+        """Return the problem that `error` describes."""
+        return cls(type(error).__name__, error.what, error.where, error.hint, now(), again_in)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecord:
+    """One committed transaction.
+
+    `at` is the Unix time of the commit. `steps` maps each step (`steps.py`) to its milliseconds. `ranges` and
+    `partitions` contain at most MAX_NAMES names, and the counts all of them. `oldest` is the Kafka timestamp of the
+    oldest record in seconds since 1970; None if the transaction has no records.
+    """
+
+    txn: int
+    write_id: int
+    at: float
+    rows: int
+    records: int
+    skipped: int
+    bytes: int
+    files: int
+    ranges: tuple[str, ...]
+    range_count: int
+    offsets: int
+    partitions: tuple[str, ...]
+    partition_count: int
+    steps: Mapping[str, int]
+    oldest: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counters since the process started. `retries` counts the waits by the class of the error."""
+
+    records: int = 0
+    rows: int = 0
+    bytes: int = 0
+    commits: int = 0
+    aborts: int = 0
+    rejects: int = 0
+    takeovers: int = 0
+    row_count_repairs: int = 0
+    retries: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What is known about a mapping at one moment.
+
+    `since` is the Unix time of the last change of `state`. `owner` names the daemon that holds or requests the lease.
+    `position` contains the committed next offsets, and `ends` the last stable offsets when Kafka was last asked, at
+    `polled_at`. `oldest` is the Kafka timestamp, in seconds since 1970, of the oldest record that is not committed;
+    None if there is none or if it is not known yet. `metastore_at` is the Unix time of the last answer of the
+    metastore. `open_transactions` counts the transactions that are opened and not yet committed.
+    """
+
+    name: str
+    table: str
+    topics: tuple[str, ...]
+    state: State
+    since: float
+    owner: str = ""
+    problem: Problem | None = None
+    position: Offsets = field(default_factory=dict)
+    ends: Offsets = field(default_factory=dict)
+    polled_at: float | None = None
+    metastore_at: float | None = None
+    oldest: float | None = None
+    open_transactions: int = 0
+    totals: Totals = field(default_factory=Totals)
+    commits: tuple[CommitRecord, ...] = ()
+
+    @property
+    def lag(self) -> int:
+        """The number of offsets between the committed position and the last stable offsets."""
+        return sum(max(0, end - self.position.get(partition, end)) for partition, end in self.ends.items())
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """The age in seconds of the oldest record that is not committed; 0 without lag, None if it is not known."""
+        if not self.lag:
+            return 0.0
+        return None if self.oldest is None else max(0.0, now() - self.oldest)
+
+
+class Monitor:
+    """Collects what one mapping reports. Safe for use from any thread."""
+
+    def __init__(self, options: MappingOptions) -> None:
+        self._lock = threading.Lock()
+        self._now = Snapshot(options.name, str(options.table), options.topics, "starting", now())
+        self._retries: Counter[str] = Counter()
+        self._commits: deque[CommitRecord] = deque(maxlen=_MAX_COMMITS)
+        self._progress_at = monotonic()
+
+    def snapshot(self) -> Snapshot:
+        """Return the current values. The last commit is the last one of `commits`."""
+        with self._lock:
+            totals = replace(self._now.totals, retries=dict(self._retries))
+            return replace(self._now, totals=totals, commits=tuple(self._commits))
+
+    @property
+    def seconds_without_progress(self) -> float:
+        """Seconds since the mapping last completed a step, polled Kafka, or began a wait that it will end itself."""
+        with self._lock:
+            return monotonic() - self._progress_at
+
+    def progressed(self) -> None:
+        """Note that the commit loop of the mapping is not stuck."""
+        with self._lock:
+            self._progress_at = monotonic()
+
+    def entered(self, state: State, *, owner: str | None = None) -> None:
+        """Note the state of the mapping and, if it is known, the daemon that owns it."""
+        with self._lock:
+            self._progress_at = monotonic()
+            since = self._now.since if state == self._now.state else now()
+            problem = self._now.problem if state in ("waiting", "failed") else None
+            owner = self._now.owner if owner is None else owner
+            self._now = replace(self._now, state=state, since=since, owner=owner, problem=problem)
+
+    def failed(self, error: IngestdError, again_in: float | None = None) -> None:
+        """Note an error. With `again_in`, the mapping retries after so many seconds; otherwise the error ended it."""
+        problem = Problem.of(error, again_in)
+        with self._lock:
+            known = self._now.problem
+            if known is not None and known.reason == problem.reason:
+                problem = replace(problem, at=known.at)
+            self._now = replace(self._now, problem=problem)
+            if again_in is not None:
+                self._retries[problem.reason] += 1
+        self.entered("failed" if again_in is None else "waiting")
+
+    def polled(self, position: Offsets, ends: Offsets, oldest: float | None) -> None:
+        """Note the committed position, the last stable offsets, and the timestamp of the oldest uncommitted record."""
+        with self._lock:
+            self._progress_at = monotonic()
+            self._now = replace(self._now, position=dict(position), ends=dict(ends), oldest=oldest, polled_at=now())
+
+    def heard_metastore(self) -> None:
+        """Note that the metastore answered."""
+        with self._lock:
+            self._now = replace(self._now, metastore_at=now())
+
+    def opened(self, open_transactions: int) -> None:
+        """Note how many transactions are open."""
+        with self._lock:
+            self._progress_at = monotonic()
+            self._now = replace(self._now, open_transactions=open_transactions)
+
+    def committed(self, commit: CommitRecord, position: Offsets) -> None:
+        """Note a commit and the position that it stored."""
+        with self._lock:
+            self._progress_at = monotonic()
+            self._commits.append(commit)
+            old = self._now.totals
+            totals = replace(
+                old,
+                records=old.records + commit.records,
+                rows=old.rows + commit.rows,
+                bytes=old.bytes + commit.bytes,
+                commits=old.commits + 1,
+            )
+            self._now = replace(self._now, totals=totals, position=dict(position))
+
+    def counted(self, *, aborts: int = 0, rejects: int = 0, takeovers: int = 0, row_count_repairs: int = 0) -> None:
+        """Add to the counters."""
+        with self._lock:
+            old = self._now.totals
+            totals = replace(
+                old,
+                aborts=old.aborts + aborts,
+                rejects=old.rejects + rejects,
+                takeovers=old.takeovers + takeovers,
+                row_count_repairs=old.row_count_repairs + row_count_repairs,
+            )
+            self._now = replace(self._now, totals=totals)
