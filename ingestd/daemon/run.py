@@ -55,15 +55,19 @@ def run_mappings(
 
     Returns the errors that ended mappings (see `Supervisor.run`). Raises ConfigError.
     """
+    metastore = document.metastore.connect()
     supervisor = Supervisor(
-        document.metastore.connect(),
+        metastore,
         engine,
         signals,
         drain=drain,
         shutdown_seconds=document.shutdown.timeout,
         observe=observe,
     )
-    return supervisor.run(document.mappings)
+    try:
+        return supervisor.run(document.mappings)
+    finally:
+        metastore.close()
 
 
 def install_signals() -> Signals:

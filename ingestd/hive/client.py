@@ -1,9 +1,10 @@
-"""The metastore client, which has a connection per thread, fails over between addresses and translates Thrift errors.
+"""The metastore client, which borrows a connection for each call, fails over and translates Thrift errors.
 
 Invariant: a call that may have reached a metastore is sent again only if it is in `REPEATABLE`. For every other call a
 broken connection raises MetastoreUnavailable, and the caller must find out whether the call took effect. A call that
 was answered, even with an error, is never sent again. After a broken connection the next address of the list is tried
 first. Every connect logs in again. An address that rejects the login is treated like one that is unavailable.
+Transactions and locks belong to their ids, not to a connection, so any connection can continue them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import getpass
 import re
 import socket
-import threading
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 from hive_metastore import ThriftHiveMetastore, ttypes
 from hmsclient.hmsclient import HMSClient
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
+from thrift.protocol.TProtocol import TProtocolException
 from thrift.Thrift import TApplicationException, TException
 from thrift.transport.TTransport import TTransportException
 
@@ -31,10 +32,13 @@ from ingestd.errors import (
     Unavailable,
 )
 from ingestd.hive.kerberos import ticket_owner
+from ingestd.hive.pool import Pool, Slot
 from ingestd.hive.security import Kerberos, Security
 from ingestd.hive.transport import ADDRESS_HINT, create_transport, diagnose
 
 _DEFAULT_PORT = 9083
+# The default of `metastore.connections`. A metastore starts a thread for each connection.
+CONNECTIONS = 16
 # Partition names per call. A metastore on Derby overflows its stack at 380 to 600 names; one on PostgreSQL accepts
 # thousands, but larger calls are hardly faster.
 PARTITIONS_PER_CALL = 200
@@ -94,19 +98,26 @@ class _Connection(ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
         return bool(self._oprot.trans.isOpen())
 
     def __del__(self) -> None:
-        """Close the socket if the thread to which the connection belongs ends without calling `close`."""
+        """Close the socket if its client is garbage collected without a call of `Metastore.close`."""
         self.close()
 
 
 class Metastore:
     """A client of one metastore service that may have several addresses; safe for use from any thread.
 
-    `uris` is a comma-separated list of `thrift://host:port`. `timeout_seconds` bounds each call to one address.
-    `security` specifies the login and the encryption of each connection. The constructor does not connect. Raises
-    ConfigError for an invalid address.
+    `uris` is a comma-separated list of `thrift://host:port`. `timeout_seconds` bounds each call to one address, and the
+    wait for one of the `connections` that the client opens at most. `security` specifies the login and the encryption
+    of each connection. The constructor does not connect. Raises ConfigError for an invalid address.
     """
 
-    def __init__(self, uris: str, *, timeout_seconds: float = 60.0, security: Security | None = None) -> None:
+    def __init__(
+        self,
+        uris: str,
+        *,
+        timeout_seconds: float = 60.0,
+        security: Security | None = None,
+        connections: int = CONNECTIONS,
+    ) -> None:
         self.addresses = addresses(uris)
         self.timeout_seconds = timeout_seconds
         self.security = security or Security()
@@ -116,7 +127,7 @@ class Metastore:
         self.calls = 0
         self.host = socket.gethostname()[:128]
         self._owner: str | None = None
-        self._local = threading.local()
+        self._pool: Pool[_Connection] = Pool(connections)
         self._preferred = 0  # index of the address to try first
 
     @property
@@ -127,9 +138,9 @@ class Metastore:
         return self.security.user or self._owner or getpass.getuser()
 
     @property
-    def connected_address(self) -> tuple[str, int] | None:
-        """The host and port of this thread's connection; None if there is none."""
-        return self.addresses[self._local.index] if getattr(self._local, "connection", None) else None
+    def preferred_address(self) -> tuple[str, int]:
+        """The host and port of the address to which the next connection is opened, if it accepts."""
+        return self.addresses[self._preferred]
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a metastore method and return its Thrift value. Only hive/ and publish/ use Thrift values.
@@ -141,48 +152,57 @@ class Metastore:
         address rejects the connection permanently; TransactionAborted when the transaction has ended; InvalidTable when
         an object is missing; MetastoreRefusal for every other declared exception and for permanent failures.
         """
-        repeatable = _is_repeatable(method, arguments)
-        connection = self._connection(verified=not repeatable)
+        with self._pool.borrowed(self.timeout_seconds) as slot:
+            if slot is None:
+                raise MetastoreUnavailable(
+                    f"{method}: all {self._pool.size} connections were in use for {self.timeout_seconds:.0f} s",
+                    where=_where(*self.preferred_address),
+                    hint="check whether the metastore is overloaded, or raise metastore.connections",
+                )
+            is_repeatable = _is_repeatable(method, arguments)
+            if not is_repeatable and slot.connection is not None and self.security.tls is not None:
+                # A closed TLS connection is detected only by reading from it, so send a harmless call first.
+                self._send(slot, "getName", (), is_repeatable=True)
+            return self._send(slot, method, arguments, is_repeatable=is_repeatable)
+
+    def close(self) -> None:
+        """Close all connections; those in use when their calls have ended. The next call reconnects."""
+        self._pool.close()
+
+    def _send(self, slot: Slot[_Connection], method: str, arguments: Sequence[Any], *, is_repeatable: bool) -> Any:
+        """Send a call over the connection of the slot, or a new one, and repeat it if that is safe."""
         failures = 0
         while True:
+            connection = self._connection(slot)
             self.calls += 1
             try:
                 return getattr(connection, method)(*arguments)
             except (TTransportException, OSError, EOFError) as error:
-                where = _where(*self.addresses[self._local.index])
-                self._fail_over()
+                where = _where(*self.addresses[slot.address])
+                self._fail_over(slot)
                 failures += 1
-                if not repeatable or failures + _is_timeout(error) > len(self.addresses):
+                if not is_repeatable or failures + _is_timeout(error) > len(self.addresses):
                     raise MetastoreUnavailable(f"{method}: {_message(error)}", where=where) from error
             except TException as error:
-                raise _translated(method, error, _where(*self.addresses[self._local.index])) from error
+                if isinstance(error, TProtocolException):
+                    slot.close()  # part of the answer is unread
+                raise _translated(method, error, _where(*self.addresses[slot.address])) from error
             except BaseException:
-                self.close()  # Ctrl-C or a raising signal handler: the next call would read the answer to this call
+                # An answer that cannot be decoded, Ctrl-C, or a raising signal handler: the next call over this
+                # connection would read the rest of this answer.
+                slot.close()
                 raise
-            connection = self._connect()
 
-    def close(self) -> None:
-        """Close this thread's connection; the next call reconnects."""
-        connection = getattr(self._local, "connection", None)
-        self._local.connection = None
-        if connection is not None:
-            connection.close()
+    def _connection(self, slot: Slot[_Connection]) -> _Connection:
+        """Return the slot's connection, or a new one if there is none or the peer has closed it while it was idle."""
+        if slot.connection is not None and self.security.tls is None and not slot.connection.is_open():
+            self._fail_over(slot)
+        if slot.connection is None:
+            self._connect(slot)
+        assert slot.connection is not None
+        return slot.connection
 
-    def _connection(self, *, verified: bool) -> _Connection:
-        """Return this thread's connection; if `verified`, one that was not closed while it was idle."""
-        connection: _Connection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            return self._connect()
-        if self.security.tls is None and not connection.is_open():
-            self._fail_over()
-            return self._connect()
-        if verified and self.security.tls is not None:
-            # A closed TLS connection is detected only by reading from it, so send a harmless call first.
-            self.call("getName")
-            return self._connection(verified=False)
-        return connection
-
-    def _connect(self) -> _Connection:
+    def _connect(self, slot: Slot[_Connection]) -> None:
         """Connect and log in to the first address that accepts, starting with the last one that did.
 
         A rejection is permanent only if every address rejects, because an unavailable address may accept later.
@@ -191,13 +211,12 @@ class Metastore:
         for step in range(len(self.addresses)):
             index = (self._preferred + step) % len(self.addresses)
             try:
-                connection = self._open(*self.addresses[index])
+                slot.connection = self._open(*self.addresses[index])
             except IngestdError as error:
                 failures.append(error)
                 continue
-            self._local.index = self._preferred = index
-            self._local.connection = connection
-            return connection
+            slot.address = self._preferred = index
+            return
         is_permanent = all(not isinstance(failure, Unavailable) for failure in failures)
         if is_permanent or len(failures) == 1:
             raise failures[0]
@@ -218,11 +237,15 @@ class Metastore:
             raise diagnose(host, port, self.security, self.timeout_seconds) or unavailable from error
         return connection
 
-    def _fail_over(self) -> None:
-        """Close this thread's broken connection and prefer the next address, unless another thread has done so."""
-        if self._preferred == self._local.index:
-            self._preferred = (self._local.index + 1) % len(self.addresses)
-        self.close()
+    def _fail_over(self, slot: Slot[_Connection]) -> None:
+        """Close a broken connection and the idle ones to its address, which is tried last from now on.
+
+        If another thread has already done so, the preferred address stays as it is.
+        """
+        slot.close()
+        self._pool.close_idle(slot.address)
+        if self._preferred == slot.address:
+            self._preferred = (slot.address + 1) % len(self.addresses)
 
 
 class MetastoreRefusal(IngestdError):

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ingestd.errors import ConfigError
-from ingestd.hive.client import Metastore, addresses
+from ingestd.hive.client import CONNECTIONS, Metastore, addresses
 from ingestd.hive.security import Kerberos, Plain, Security, Tls
-from ingestd.keys import Seconds
+from ingestd.keys import Count, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +18,15 @@ class MetastoreOptions:
     """The addresses of the metastore, and the login.
 
     `uri` is `thrift://host:port`; several addresses of one metastore are separated by commas. `timeout` is the time
-    limit of one call. At most one of `kerberos` and `plain` may be set. `tls` encrypts the connection.
+    limit of one call, and `connections` the maximum number of connections, which all mappings share. At most one of
+    `kerberos` and `plain` may be set. `tls` encrypts the connections.
 
     Raises ConfigError for an invalid address, or if both `kerberos` and `plain` are set.
     """
 
     uri: str
     timeout: Seconds = 60.0
+    connections: Count = CONNECTIONS
     kerberos: Kerberos | None = None
     plain: Plain | None = None
     tls: Tls | None = None
@@ -43,4 +45,4 @@ class MetastoreOptions:
 
     def connect(self) -> Metastore:
         """Return a client that connects at its first call."""
-        return Metastore(self.uri, timeout_seconds=self.timeout, security=self.security)
+        return Metastore(self.uri, timeout_seconds=self.timeout, security=self.security, connections=self.connections)

@@ -174,7 +174,7 @@ class MappingLoop:
         self._has_warned = True
 
     def _close(self) -> None:
-        """Abort open transactions, release the lease and close all clients.
+        """Abort open transactions, release the lease and close the Kafka client.
 
         If the metastore is unavailable, the transactions and the lease remain until they time out.
         """
@@ -187,4 +187,3 @@ class MappingLoop:
             events.left_open(self.options.name, error)
         self._recovery.close()
         self._mirror.close()
-        self._services.metastore.close()

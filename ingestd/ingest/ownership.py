@@ -161,7 +161,7 @@ class Ownership:
         threading.Thread(target=self._send_heartbeats, args=arguments, name="heartbeat", daemon=True).start()
 
     def _send_heartbeats(self, lock_id: int, ended: threading.Event) -> None:
-        """Send heartbeats for the lease and, less often, for open transactions. The thread has its own connection."""
+        """Send heartbeats for the lease and, less often, for open transactions."""
         count = 0
         while not pause(_HEARTBEAT_SECONDS, ended):
             count += 1
@@ -177,7 +177,6 @@ class Ownership:
                 self._lost.set()
                 self._on_lost(error)
                 break
-        self._metastore.close()
 
     def _send_transaction_heartbeats(self) -> None:
         with self._guard:

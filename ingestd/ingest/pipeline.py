@@ -83,10 +83,7 @@ class Pipeline:
         name = self._options.name
         try:
             with ThreadPoolExecutor(2, f"stage-{name}") as stages, ThreadPoolExecutor(1, f"commit-{name}") as commits:
-                try:
-                    self._feed(stages, commits, until)
-                finally:
-                    commits.submit(self._services.metastore.close)  # closes the connection of the commit thread
+                self._feed(stages, commits, until)
         finally:
             self._services.staging.discard()
 

@@ -181,12 +181,11 @@ class RowCountRepair:
         self._changed.notify_all()
 
     def _run(self) -> None:
-        """Run the scheduled checks until none remain, then close the thread's connection to the metastore."""
+        """Run the scheduled checks until none remain."""
         try:
             while (due := self._next_due()) is not None and self._work(due):
                 pass
         finally:
-            self._metastore.close()
             with self._changed:
                 if self._state.thread is threading.current_thread():
                     self._state.thread = None

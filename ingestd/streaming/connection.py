@@ -194,7 +194,6 @@ class HiveStreamingConnection:
     def hand_over(self) -> None:
         """Release the connection from this thread. It then belongs to the next thread that uses it."""
         self._check()
-        self._session.metastore.close()
         self._owner.release()
 
     def close(self) -> None:

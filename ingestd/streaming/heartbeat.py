@@ -82,7 +82,6 @@ class Heartbeat:
             if after_beat := self._after_beat():
                 after_beat()
                 del after_beat  # a strong reference here would keep its object alive
-        self._metastore.close()
 
     def _beat(self) -> bool:
         """Send one heartbeat per transaction. Returns False if no metastore answered.

@@ -46,9 +46,8 @@ def _client(pair: list[Process], timeout_seconds: float = 20.0) -> Metastore:
 
 
 def _port(metastore: Metastore) -> int:
-    """Return the port of this thread's connection."""
-    assert metastore.connected_address
-    return metastore.connected_address[1]
+    """Return the port that the next call uses."""
+    return metastore.preferred_address[1]
 
 
 def _open_transaction(metastore: Metastore) -> int:
