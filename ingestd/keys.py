@@ -1,7 +1,7 @@
 """Types of configuration keys, for options that a user sets in YAML.
 
-An options dataclass defines each key once: its name, its type, its default and, as metadata of the type, how its value
-is read and checked. `ingestd.config` interprets the metadata; all other code sees ordinary types.
+An options dataclass defines each key once: its name, its type, its default and, as metadata of the type, what it means
+and how its value is read and checked. `ingestd.config` interprets the metadata; all other code sees ordinary types.
 
 Invariant: functions in `Reads` and `Check` return a usable value or raise ValueError with a message that starts with
 "must" and never contains the value.
@@ -10,7 +10,7 @@ Invariant: functions in `Reads` and `Check` return a usable value or raise Value
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
@@ -20,26 +20,44 @@ T = TypeVar("T")
 # Metadata of a dataclass field that is derived and cannot be set in YAML.
 NOT_A_KEY = MappingProxyType({"key": False})
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?"
+_SIZE = r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)"
+_WHOLE = r"\s*[+-]?\d+\s*"
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 @dataclass(frozen=True, slots=True)
+class Doc:
+    """Says what a key means, for editors (`ingestd config schema`). Every key has one."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Reads:
-    """Converts the YAML value of a key with `read`; the annotated type is the type of the result."""
+    """Converts the YAML value of a key with `read`; the annotated type is the type of the result.
+
+    `schema` is the JSON Schema of the YAML values. It may accept more values than `read`, but not fewer.
+    """
 
     read: Callable[[object], object]
+    schema: Mapping[str, object]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Check:
-    """Checks a value of the annotated type; `check` returns the value, possibly in normal form."""
+    """Checks a value of the annotated type; `check` returns the value, possibly in normal form.
+
+    `schema` contains the keywords of JSON Schema that express the check.
+    """
 
     check: Callable[[Any], object]
+    schema: Mapping[str, object]
 
 
 def seconds(value: object) -> float:
     """Parse a duration such as `500ms`, `30s`, `5m` or `1h`; a number without a unit is seconds. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", str(value).strip())
+    match = re.fullmatch(_DURATION, str(value).strip())
     if not match:
         raise ValueError("must be a duration such as 500ms, 30s or 5m")
     return _positive(float(match[1]) * _SECONDS[match[2] or "s"])
@@ -47,7 +65,7 @@ def seconds(value: object) -> float:
 
 def size(value: object) -> int:
     """Parse a size such as `64KiB` or `1GB` into bytes; a number without a unit is bytes. Raises ValueError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", str(value).strip())
+    match = re.fullmatch(_SIZE, str(value).strip())
     if not match or match[2].upper() not in _BYTES:
         raise ValueError("must be a size such as 64KiB, 256MiB or 1GB")
     return _positive(int(float(match[1]) * _BYTES[match[2].upper()]))
@@ -58,7 +76,7 @@ def count(value: object) -> int:
 
     Text is accepted, because the values of environment variables are text.
     """
-    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d+\s*", value):
+    if isinstance(value, str) and re.fullmatch(_WHOLE, value):
         return _positive(int(value))
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
         raise ValueError("must be a whole number")
@@ -77,14 +95,19 @@ def matching(pattern: str, sentence: str) -> Check:
 
     For any other text the check raises ValueError(sentence).
     """
-    compiled = re.compile(pattern, re.ASCII)
+    compiled = re.compile(pattern, re.ASCII | re.DOTALL)
 
     def check(text: str) -> str:
         if not compiled.fullmatch(text):
             raise ValueError(sentence)
         return text
 
-    return Check(check)
+    return Check(check, {"pattern": f"^(?:{pattern})$"})
+
+
+def _number_schema(pattern: str) -> dict[str, object]:
+    """Return the JSON Schema of a number greater than 0, or of a text that matches `pattern`."""
+    return {"type": ["number", "string"], "exclusiveMinimum": 0, "pattern": f"^\\s*(?:{pattern})\\s*$"}
 
 
 def _positive(value: T) -> T:
@@ -99,9 +122,9 @@ def _not_empty(values: Sequence[object]) -> Sequence[object]:
     return values
 
 
-Seconds = Annotated[float, Reads(seconds)]
-Bytes = Annotated[int, Reads(size)]
-Count = Annotated[int, Reads(count)]
+Seconds = Annotated[float, Reads(seconds, _number_schema(_DURATION))]
+Bytes = Annotated[int, Reads(size, _number_schema(_SIZE))]
+Count = Annotated[int, Reads(count, _number_schema(_WHOLE))]
 # The value of a property that is passed on to librdkafka or Spark.
-Setting = Annotated[str | int | float | bool, Reads(scalar)]
-NOT_EMPTY = Check(_not_empty)
+Setting = Annotated[str | int | float | bool, Reads(scalar, {"type": ["string", "number", "boolean"]})]
+NOT_EMPTY = Check(_not_empty, {"minItems": 1})

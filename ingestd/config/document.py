@@ -16,7 +16,7 @@ from ingestd.errors import ConfigError
 from ingestd.hive.options import MetastoreOptions
 from ingestd.ingest.options import CommitOptions, ControlOptions, MappingOptions
 from ingestd.kafka.settings import client_faults, setting_faults
-from ingestd.keys import NOT_EMPTY, Seconds, Setting
+from ingestd.keys import NOT_EMPTY, Doc, Seconds, Setting
 from ingestd.spark.options import SparkOptions
 
 # Yields the faults of Kafka settings. The second argument returns the configuration section of a key.
@@ -27,27 +27,33 @@ FaultFinder = Callable[[Mapping[str, object], Callable[[str], str]], Iterator[Co
 class ShutdownOptions:
     """`timeout` is how long open transactions may take to finish after a SIGTERM, before they are aborted."""
 
-    timeout: Seconds = 30.0
+    timeout: Annotated[Seconds, Doc("Time from the first SIGTERM to the abort of open transactions.")] = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultOptions:
     """Default values for keys that a mapping does not set."""
 
-    commit: CommitOptions = field(default_factory=CommitOptions)
+    commit: Annotated[CommitOptions, Doc("A transaction ends at the first of these limits.")] = field(
+        default_factory=CommitOptions
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     """A complete configuration. `kafka` contains the librdkafka properties that apply to all mappings."""
 
-    metastore: MetastoreOptions
-    kafka: Mapping[str, Setting] = field(repr=False)
-    mappings: Annotated[tuple[MappingOptions, ...], NOT_EMPTY]
-    spark: SparkOptions = field(default_factory=SparkOptions)
-    control: ControlOptions = field(default_factory=ControlOptions)
-    shutdown: ShutdownOptions = field(default_factory=ShutdownOptions)
-    defaults: DefaultOptions = field(default_factory=DefaultOptions)
+    metastore: Annotated[MetastoreOptions, Doc("The Hive Metastore and the login.")]
+    kafka: Annotated[
+        Mapping[str, Setting], Doc("librdkafka properties of all mappings; bootstrap.servers is required.")
+    ] = field(repr=False)
+    mappings: Annotated[tuple[MappingOptions, ...], NOT_EMPTY, Doc("Each mapping moves topics into one table.")]
+    spark: Annotated[SparkOptions, Doc("The Spark session.")] = field(default_factory=SparkOptions)
+    control: Annotated[ControlOptions, Doc("Where the state is stored.")] = field(default_factory=ControlOptions)
+    shutdown: Annotated[ShutdownOptions, Doc("How the daemon stops.")] = field(default_factory=ShutdownOptions)
+    defaults: Annotated[DefaultOptions, Doc("Values for mappings that do not set them.")] = field(
+        default_factory=DefaultOptions
+    )
 
 
 def load(files: Sequence[Path], directory: Path | None = None) -> Document:

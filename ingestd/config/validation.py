@@ -1,7 +1,7 @@
 """Validates configuration values against options dataclasses and writes the error messages.
 
 Each key is defined once, as a field of a plain dataclass in the package that uses it, with a type of `ingestd.keys`.
-This module derives pydantic models from those dataclasses.
+This module derives pydantic models from those dataclasses, and from them the JSON Schema of a file.
 
 Invariant: no key is ignored. An unknown key is refused, and the error contains its path and the nearest known name. A
 value that may be secret never appears in an error: a value of `kafka`, `spark.conf` or `metastore.plain` of any type, a
@@ -12,18 +12,27 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from datetime import date
-from functools import partial
+from functools import cache, partial
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, PlainValidator, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    PlainValidator,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+)
+from pydantic import Field as KeyField
 
 from ingestd.config.files import Settings
 from ingestd.errors import ConfigError, ConfigFaults
-from ingestd.keys import NOT_A_KEY, Check, Reads
+from ingestd.keys import NOT_A_KEY, Check, Doc, Reads
 
 T = TypeVar("T")
 
@@ -44,10 +53,21 @@ _SENTENCES = {
 def validate(options: type[T], settings: Settings) -> T:
     """Return the options that the files define. Raises ConfigFaults with the file, line and path of every fault."""
     try:
-        return _construct(options, _model(options).model_validate(settings.values))
+        return _construct(options, model(options).model_validate(settings.values))  # type: ignore[arg-type]
     except ValidationError as error:
         found = [_fault(fault, options, settings) for fault in error.errors()]
     raise config_faults(found, settings)
+
+
+@cache
+def model(options: type) -> type[BaseModel]:
+    """Return a pydantic model that checks the keys of an options dataclass.
+
+    `validate` constructs the options from the keys that are set. The model contains the defaults for its JSON Schema.
+    """
+    defaults = {field.name: _default(field) for field in fields(options)}
+    keys_of_model = {name: (_pydantic_type(hint), defaults[name]) for name, hint in key_types(options).items()}
+    return create_model(options.__name__, __base__=_Keys, **keys_of_model)  # type: ignore[call-overload,no-any-return]
 
 
 def config_faults(found: list[ConfigError], settings: Settings) -> ConfigFaults:
@@ -56,34 +76,38 @@ def config_faults(found: list[ConfigError], settings: Settings) -> ConfigFaults:
     return ConfigFaults(sorted(located.values(), key=settings.line_order))
 
 
+def may_be_secret(path: str) -> bool:
+    """Return whether the value of a key, such as `mappings[0].kafka.client.id`, may be a secret."""
+    return bool(_SECRET.match(path))
+
+
 def keys(options: type, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path and the name of every key, such as `mappings.commit.rows` and `rows`, including sections."""
-    for name, hint in _key_types(options).items():
+    for name, hint in key_types(options).items():
         yield f"{path}{name}", name
-        section = _section(hint)
-        if section is not None:
-            yield from keys(section, f"{path}{name}.")
+        part = section(hint)
+        if part is not None:
+            yield from keys(part, f"{path}{name}.")
 
 
 class _Keys(BaseModel):
     model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
 
 
-def _model(options: type) -> type[BaseModel]:
-    """Return a pydantic model that checks the keys of an options dataclass. `_construct` fills in the defaults."""
-    defaults = {field.name: ... if _is_required(field) else None for field in fields(options)}
-    keys_of_model = {name: (_pydantic_type(hint), defaults[name]) for name, hint in _key_types(options).items()}
-    return create_model(options.__name__, __base__=_Keys, **keys_of_model)  # type: ignore[call-overload,no-any-return]
-
-
-def _key_types(options: type) -> dict[str, Any]:
+def key_types(options: type) -> dict[str, Any]:
     """Return the annotated type of each key by name."""
     hints = get_type_hints(options, include_extras=True)
     return {field.name: hints[field.name] for field in fields(options) if field.metadata != NOT_A_KEY}
 
 
-def _is_required(field: Field[Any]) -> bool:
-    return field.default is MISSING and field.default_factory is MISSING
+def _default(field: Field[Any]) -> Any:
+    """Return the default for pydantic. Its JSON Schema contains only defaults that a user could write."""
+    if field.default_factory is not MISSING:
+        return KeyField(default_factory=field.default_factory)
+    if field.default is MISSING:
+        return ...
+    is_writable = isinstance(field.default, (str, int, float)) and field.default != ""
+    return field.default if is_writable else KeyField(default_factory=lambda: field.default)
 
 
 def _construct(options: type[T], model: BaseModel) -> T:
@@ -105,12 +129,13 @@ class _Fault(ValueError):
 def _pydantic_type(hint: Any) -> Any:
     """Return the type for pydantic: options become models, and metadata of `ingestd.keys` becomes validators."""
     if _is_options(hint):
-        return Annotated[_model(hint), AfterValidator(partial(_construct, hint))]
+        return Annotated[model(hint), AfterValidator(partial(_construct, hint))]
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         result = _pydantic_type(arguments[0]) if not _reads(hint) else Any
         for mark in hint.__metadata__:
-            result = Annotated[result, _validator(mark)]
+            for part in _marks_of_pydantic(mark):
+                result = Annotated[result, part]
         return result
     if origin in (Union, UnionType):
         return Union[tuple(map(_pydantic_type, arguments))]  # noqa: UP007 - the members are computed
@@ -119,21 +144,35 @@ def _pydantic_type(hint: Any) -> Any:
     return hint
 
 
-def _validator(mark: Reads | Check) -> PlainValidator | AfterValidator:
-    return PlainValidator(mark.read) if isinstance(mark, Reads) else AfterValidator(mark.check)
+def _marks_of_pydantic(mark: Doc | Reads | Check) -> tuple[Any, ...]:
+    if isinstance(mark, Doc):
+        return (KeyField(description=mark.text),)
+    if isinstance(mark, Reads):
+        return PlainValidator(mark.read), WithJsonSchema(dict(mark.schema))
+    return AfterValidator(mark.check), _Keywords(mark.schema)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Keywords:
+    """Adds keywords to the JSON Schema of a value; pydantic calls the method."""
+
+    schema: Mapping[str, object]
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], Any]) -> Any:
+        return {**handler(core_schema), **self.schema}
 
 
 def _reads(hint: Any) -> bool:
     return any(isinstance(mark, Reads) for mark in getattr(hint, "__metadata__", ()))
 
 
-def _section(hint: Any) -> type | None:
+def section(hint: Any) -> type | None:
     """Return the options dataclass of a key that is a section or a list of sections; None for other keys."""
     if _is_options(hint):
         return hint  # type: ignore[no-any-return]
     if _reads(hint):
         return None
-    return next(filter(None, map(_section, get_args(hint))), None)
+    return next(filter(None, map(section, get_args(hint))), None)
 
 
 def _is_options(hint: Any) -> bool:
@@ -156,7 +195,7 @@ def _fault(fault: Any, options: type, settings: Settings) -> ConfigError:
     elif error is not None:
         what = str(error)
     single = isinstance(given, (str, int, float, date))
-    if fault["type"] != "missing" and single and not _SECRET.match(path) and path not in settings.references:
+    if fault["type"] != "missing" and single and not may_be_secret(path) and path not in settings.references:
         what = f"{what}, not {given if isinstance(given, date) else repr(given)}"
     return ConfigError(what, where=path)
 
@@ -170,7 +209,7 @@ def _unknown(options: type, location: tuple[str | int, ...]) -> str:
     """Return the message about an unknown key. It contains the most similar known key, or else all known keys."""
     at = options
     for part in location[:-1]:
-        at = (_section(_key_types(at)[part]) if isinstance(part, str) else None) or at
-    known = list(_key_types(at))
+        at = (section(key_types(at)[part]) if isinstance(part, str) else None) or at
+    known = list(key_types(at))
     close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
     return "unknown key, " + (f"did you mean {close[0]}?" if close else f"the known keys are {', '.join(known)}")

@@ -6,11 +6,12 @@ Invariant: options that can be constructed can be used to connect.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from ingestd.errors import ConfigError
 from ingestd.hive.client import CONNECTIONS, Metastore, addresses
 from ingestd.hive.security import Kerberos, Plain, Security, Tls
-from ingestd.keys import Count, Seconds
+from ingestd.keys import Count, Doc, Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,12 @@ class MetastoreOptions:
     Raises ConfigError for an invalid address, or if both `kerberos` and `plain` are set.
     """
 
-    uri: str
-    timeout: Seconds = 60.0
-    connections: Count = CONNECTIONS
-    kerberos: Kerberos | None = None
-    plain: Plain | None = None
-    tls: Tls | None = None
+    uri: Annotated[str, Doc("Addresses of one metastore, thrift://host:port, separated by commas and tried in order.")]
+    timeout: Annotated[Seconds, Doc("Time limit of one call.")] = 60.0
+    connections: Annotated[Count, Doc("The most connections, which all mappings share.")] = CONNECTIONS
+    kerberos: Annotated[Kerberos | None, Doc("Kerberos login; requires the extra `kerberos`.")] = None
+    plain: Annotated[Plain | None, Doc("Login with user name and password over SASL (LDAP).")] = None
+    tls: Annotated[Tls | None, Doc("Encrypts the connection; {} uses the defaults.")] = None
 
     def __post_init__(self) -> None:
         addresses(self.uri)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated
 
 from ingestd.errors import ConfigError
-from ingestd.keys import Reads
+from ingestd.keys import Doc, Reads
 
 _log = logging.getLogger(__name__)
 _HOST = "_HOST"
@@ -38,6 +38,7 @@ class Protection(Enum):
 
 
 ALL_PROTECTIONS = frozenset(Protection)
+_LABELS = {"enum": [protection.label for protection in Protection]}
 
 
 def _protection(label: object) -> Protection:
@@ -59,10 +60,13 @@ class Kerberos:
     Raises ConfigError for an invalid principal, a keytab without `user`, or an empty `protection`.
     """
 
-    principal: str
-    user: str | None = None
-    keytab: Path | None = None
-    protection: frozenset[Annotated[Protection, Reads(_protection)]] = ALL_PROTECTIONS
+    principal: Annotated[str, Doc("The metastore's principal, such as hive/_HOST@REALM; _HOST means its host name.")]
+    user: Annotated[str | None, Doc("The principal to log in as; required with `keytab`.")] = None
+    keytab: Annotated[Path | None, Doc("Read for each connection; without it, the ticket cache is used.")] = None
+    protection: Annotated[
+        frozenset[Annotated[Protection, Reads(_protection, _LABELS)]],
+        Doc("Allowed levels of protection; the strongest that the metastore offers is used."),
+    ] = ALL_PROTECTIONS
 
     def __post_init__(self) -> None:
         _require(self.principal, str, "metastore.kerberos.principal")
@@ -106,8 +110,8 @@ class Plain:
     contains a NUL character.
     """
 
-    username: str
-    password: str = field(repr=False)
+    username: Annotated[str, Doc("The user name.")]
+    password: Annotated[str, Doc("The password; write a reference such as ${FILE:/path}.")] = field(repr=False)
 
     def __post_init__(self) -> None:
         for key, value in (("username", self.username), ("password", self.password)):
@@ -121,8 +125,8 @@ class Plain:
 class Tls:
     """TLS settings. `ca_file` contains the trusted CA certificates in PEM format; None means those of the system."""
 
-    ca_file: Path | None = None
-    verify_hostname: bool = True
+    ca_file: Annotated[Path | None, Doc("Trusted CA certificates (PEM); by default those of the system.")] = None
+    verify_hostname: Annotated[bool, Doc("Whether the certificate must contain the host name of the metastore.")] = True
 
     def __post_init__(self) -> None:
         _require(self.ca_file, (str, Path, type(None)), "metastore.tls.ca_file")

@@ -12,7 +12,7 @@ from datetime import date, datetime, timezone
 from typing import Annotated, Literal
 
 from ingestd.hive.tables import TableName
-from ingestd.keys import NOT_A_KEY, NOT_EMPTY, Bytes, Check, Count, Reads, Seconds, Setting, matching
+from ingestd.keys import NOT_A_KEY, NOT_EMPTY, Bytes, Check, Count, Doc, Reads, Seconds, Setting, matching
 
 OnLoss = Literal["stop", "earliest", "latest"]
 Tombstones = Literal["stop", "skip"]
@@ -25,6 +25,20 @@ _STATE_NAME = matching(
 _TOPIC = matching(
     r"(?!\.{1,2}$)[\w.-]{1,249}", "must be the name of one topic: 1 to 249 letters, digits, '.', '_' or '-'"
 )
+# JSON Schema of the YAML values that `_table`, `_partition_value` and `_start` accept.
+_TABLE = {"type": "string", "pattern": r"^\w+(\.\w+)?$"}
+_PARTITION_VALUE = {"type": ["string", "number", "boolean"]}
+_START = {
+    "anyOf": [
+        {"enum": ["earliest", "latest"]},
+        {
+            "type": "object",
+            "properties": {"timestamp": {"type": ["string", "number"]}},
+            "required": ["timestamp"],
+            "additionalProperties": False,
+        },
+    ]
+}
 # Larger numbers are milliseconds since 1970, not seconds. In seconds, they would be after the year 2600.
 _LARGEST_SECONDS = 2e10
 
@@ -83,10 +97,10 @@ class CommitOptions:
     A transaction that would write more than `partitions` partitions, new or existing, stops its mapping.
     """
 
-    rows: Count = 1_000_000
-    bytes: Bytes = 256 * 1024 * 1024
-    interval: Seconds = 30.0
-    partitions: Count = 3_000
+    rows: Annotated[Count, Doc("The most records of one transaction.")] = 1_000_000
+    bytes: Annotated[Bytes, Doc("The most bytes of record values of one transaction.")] = 256 * 1024 * 1024
+    interval: Annotated[Seconds, Doc("Time from the begin of a transaction to that of the next one.")] = 30.0
+    partitions: Annotated[Count, Doc("A transaction that would write more partitions stops its mapping.")] = 3_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +115,17 @@ class StartOptions:
 class FormatOptions:
     """How records are decoded. `tombstones` says whether a record without a value stops the mapping or is skipped."""
 
-    type: Literal["json"] = "json"
-    tombstones: Tombstones = "stop"
+    type: Annotated[Literal["json"], Doc("The encoding of record values.")] = "json"
+    tombstones: Annotated[Tombstones, Doc("Whether a record without a value stops the mapping or is skipped.")] = "stop"
 
 
 @dataclass(frozen=True, slots=True)
 class ControlOptions:
     """`database` is the Hive database that stores the state of all mappings."""
 
-    database: Annotated[str, _STATE_NAME] = _CONTROL_DATABASE
+    database: Annotated[str, _STATE_NAME, Doc("The Hive database that stores the state of each mapping.")] = (
+        _CONTROL_DATABASE
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,16 +137,33 @@ class MappingOptions:
     `control_database` is the value of `ControlOptions.database`.
     """
 
-    name: Annotated[str, _STATE_NAME]
-    topics: Annotated[tuple[Annotated[str, _TOPIC], ...], NOT_EMPTY, Check(_distinct)]
-    table: Annotated[TableName, Reads(_table)]
-    format: FormatOptions = field(default_factory=FormatOptions)
-    partition: Mapping[str, Annotated[str, Reads(_partition_value)]] = field(default_factory=dict)
-    commit: CommitOptions = field(default_factory=CommitOptions)
-    start: Annotated[StartOptions, Reads(_start)] = field(default_factory=StartOptions)
-    on_offset_loss: OnLoss = "stop"
-    group: Annotated[str, matching("(?s).+", "must not be empty")] = ""
-    kafka: Mapping[str, Setting] = field(default_factory=dict, repr=False)
+    name: Annotated[str, _STATE_NAME, Doc("The state is stored under this name; never rename a mapping.")]
+    topics: Annotated[
+        tuple[Annotated[str, _TOPIC], ...], NOT_EMPTY, Check(_distinct, {}), Doc("The topics whose records are moved.")
+    ]
+    table: Annotated[TableName, Reads(_table, _TABLE), Doc("The table, as database.table.")]
+    format: Annotated[FormatOptions, Doc("How record values are decoded.")] = field(default_factory=FormatOptions)
+    partition: Annotated[
+        Mapping[str, Annotated[str, Reads(_partition_value, _PARTITION_VALUE)]],
+        Doc("Static values of all partition columns; without it, the values come from the records."),
+    ] = field(default_factory=dict)
+    commit: Annotated[CommitOptions, Doc("A transaction ends at the first of these limits.")] = field(
+        default_factory=CommitOptions
+    )
+    start: Annotated[
+        StartOptions,
+        Reads(_start, _START),
+        Doc("Where the first run starts: earliest, latest or {timestamp: 2026-11-01T00:00:00Z}."),
+    ] = field(default_factory=StartOptions)
+    on_offset_loss: Annotated[OnLoss, Doc("What happens if Kafka no longer has the committed position.")] = "stop"
+    group: Annotated[
+        str,
+        matching(".+", "must not be empty"),
+        Doc("The consumer group that committed offsets are mirrored to; by default ingestd-NAME."),
+    ] = ""
+    kafka: Annotated[Mapping[str, Setting], Doc("librdkafka properties of this mapping.")] = field(
+        default_factory=dict, repr=False
+    )
     control_database: str = field(default=_CONTROL_DATABASE, metadata=NOT_A_KEY)
 
     @property

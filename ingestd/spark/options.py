@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ingestd.keys import Seconds, Setting, matching
+from ingestd.keys import Doc, Seconds, Setting, matching
 
 _MASTER = matching(
     r"local(\[(\d+|\*)(,\d+)?\]|-cluster\[[\d, ]+\])?|yarn|(spark|k8s|mesos)://\S+",
@@ -21,10 +21,10 @@ class SparkOptions:
     `stage_timeout` limits a job, and `answer_timeout` an answer of the driver's JVM, in seconds.
     """
 
-    master: Annotated[str, _MASTER] = "local[*]"
-    stage_timeout: Seconds = 900.0
-    answer_timeout: Seconds = 30.0
-    conf: Mapping[str, Setting] = field(default_factory=dict, repr=False)
+    master: Annotated[str, _MASTER, Doc("The Spark master URL: local[*], local[4], spark://HOST:7077.")] = "local[*]"
+    stage_timeout: Annotated[Seconds, Doc("A Spark job that takes longer is cancelled.")] = 900.0
+    answer_timeout: Annotated[Seconds, Doc("Spark's driver JVM is killed if it does not answer for longer.")] = 30.0
+    conf: Annotated[Mapping[str, Setting], Doc("Spark properties.")] = field(default_factory=dict, repr=False)
 
     @property
     def properties(self) -> dict[str, str]:
