@@ -12,7 +12,10 @@ import click
 
 from ingestd import __version__
 from ingestd.cli.check import check
+from ingestd.cli.completion import completion
+from ingestd.cli.config import config
 from ingestd.cli.demo import demo
+from ingestd.cli.man import man
 from ingestd.cli.output import protect_stderr
 from ingestd.cli.prepare import prepare
 from ingestd.cli.run import run
@@ -26,7 +29,7 @@ def cli() -> None:
     """Move Kafka records into Apache Hive ACID tables, exactly once."""
 
 
-for command in (run, check, prepare, demo, sandbox):
+for command in (run, check, config, prepare, demo, sandbox, completion, man):
     cli.add_command(command)
 
 

@@ -33,12 +33,13 @@ _PLAIN_TAGS = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:seq")
 class Settings:
     """The merged content of the files. The path of a key has the form `mappings[0].commit.rows`.
 
-    `places` maps each path to "FILE:LINE". `references` contains the paths of values that contained a reference.
+    `places` maps each path to "FILE:LINE". `references` maps the path of each value that contained references to them,
+    such as "ENV:NAME" or "FILE:/path".
     """
 
     values: Mapping[str, Any] = field(repr=False)
     places: Mapping[str, str] = field(default_factory=dict)
-    references: frozenset[str] = frozenset()
+    references: Mapping[str, str] = field(default_factory=dict)
 
     def located(self, fault: ConfigError) -> ConfigError:
         """Return the fault with the file and line of its key, or of the nearest enclosing key."""
@@ -81,7 +82,7 @@ def read_document(files: Sequence[Path], directory: Path | None) -> Settings:
     return Settings(
         values=_plain(document),
         places={path: part.place for path, part in parts},
-        references=frozenset(path for path, part in parts if isinstance(part, _Scalar) and part.referenced),
+        references={path: part.references for path, part in parts if isinstance(part, _Scalar) and part.references},
     )
 
 
@@ -99,7 +100,7 @@ def _placed(fault: ConfigError, place: str) -> ConfigError:
 class _Scalar:
     value: Any
     place: str
-    referenced: bool = False
+    references: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +190,12 @@ def _syntax_fault(file: Path, text: str, error: yaml.YAMLError) -> ConfigError:
     return ConfigError(f"is not valid YAML: {words}", where=place)
 
 
+def _source(reference: Sequence[str]) -> str:
+    """Return where the value of a reference comes from, such as `ENV:NAME`. Its default may be a secret."""
+    kind, name, _ = reference
+    return f"{kind}:{name}" if kind == "FILE" or name in os.environ else f"the default of {kind}:{name}"
+
+
 class _Reader(yaml.SafeLoader):
     """Converts the YAML nodes of one file to a tree of parts with file and line. Faults are collected, not raised."""
 
@@ -267,7 +274,7 @@ class _Reader(yaml.SafeLoader):
         if _BROKEN_REFERENCE.search(_REFERENCE.sub("", value)):
             self._fault("contains a malformed reference", node, path, _REFERENCE_HINT)
         filled = _REFERENCE.sub(lambda match: self._looked_up(match, node, path), value)
-        return _Scalar(filled, place, referenced=filled != value)
+        return _Scalar(filled, place, ", ".join(map(_source, _REFERENCE.findall(value))))
 
     def _looked_up(self, match: re.Match[str], node: yaml.Node, path: str) -> str:
         kind, name, default = match.groups()

@@ -1,11 +1,15 @@
-"""Resets the global state that a command changes in the test process."""
+"""Runs the console script in the test process, and resets the global state that a command changes."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 import structlog
+
+from ingestd.cli.main import main
+from tests.support.command import Result, Run
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +17,20 @@ def _default_logging() -> Iterator[None]:
     """Reset the log configuration after a test, because it refers to the stderr of that test, which is then closed."""
     yield
     structlog.reset_defaults()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Return a function that runs the console script in this process, because a new process takes seconds."""
+
+    def call(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["ingestd", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        printed = capsys.readouterr()
+        code = ended.value.code
+        result = Result(code if isinstance(code, int) else 0 if code is None else 1, printed.out, printed.err)
+        assert "Traceback" not in result.text
+        return result
+
+    return call

@@ -6,8 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,44 +14,11 @@ import pytest
 import yaml
 
 from ingestd import __version__
-from ingestd.cli.main import main
 from ingestd.sandbox import Addresses
+from tests.support.command import Run
 from tests.support.stack import Stack
 
 NOWHERE = "127.0.0.1:1"
-
-
-@dataclass(frozen=True)
-class Result:
-    """Output and exit code of a command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def text(self) -> str:
-        return self.out + self.err
-
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Return a function that runs the console script in this process, because a new process takes seconds."""
-
-    def call(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["ingestd", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = capsys.readouterr()
-        code = ended.value.code
-        result = Result(code if isinstance(code, int) else 0 if code is None else 1, printed.out, printed.err)
-        assert "Traceback" not in result.text
-        return result
-
-    return call
 
 
 def _config(directory: Path, mapping: dict[str, Any] | None = None, **sections: Any) -> Path:
