@@ -14,6 +14,7 @@ from typing import Literal
 
 from ingestd.clock import monotonic, now
 from ingestd.errors import IngestdError
+from ingestd.ingest.durations import Durations, StepDurations
 from ingestd.ingest.options import MappingOptions
 from ingestd.kafka.ranges import Offsets
 
@@ -133,6 +134,7 @@ class Monitor:
         self._now = Snapshot(options.name, str(options.table), options.topics, "starting", now())
         self._retries: Counter[str] = Counter()
         self._commits: deque[CommitRecord] = deque(maxlen=_MAX_COMMITS)
+        self._durations = StepDurations()
         self._progress_at = monotonic()
 
     def snapshot(self) -> Snapshot:
@@ -140,6 +142,11 @@ class Monitor:
         with self._lock:
             totals = replace(self._now.totals, retries=dict(self._retries))
             return replace(self._now, totals=totals, commits=tuple(self._commits))
+
+    def durations(self) -> Mapping[str, Durations]:
+        """Return how long the steps of all committed transactions took."""
+        with self._lock:
+            return self._durations.read()
 
     @property
     def seconds_without_progress(self) -> float:
@@ -195,6 +202,7 @@ class Monitor:
         with self._lock:
             self._progress_at = monotonic()
             self._commits.append(commit)
+            self._durations.add(commit.steps)
             old = self._now.totals
             totals = replace(
                 old,

@@ -51,9 +51,10 @@ class JobGroup:
 
 @dataclass(slots=True, eq=False)  # two jobs of a group may have equal fields
 class _Job:
-    """A running job, its age in seconds, and whether it must be cancelled."""
+    """A running job, its number of tasks, its age in seconds, and whether it must be cancelled."""
 
     group: JobGroup
+    tasks: int
     age: float = 0.0
     is_overdue: bool = False
     is_cancelled: bool = False
@@ -104,6 +105,12 @@ class Engine:
         with self._guard:
             return bool(self._jobs)
 
+    @property
+    def tasks(self) -> int:
+        """The number of tasks of the jobs that are running."""
+        with self._guard:
+            return sum(job.tasks for job in self._jobs)
+
     def check(self) -> None:
         """Raise EngineLost if the JVM has ended or has been found to hang."""
         self._driver.check()
@@ -113,7 +120,7 @@ class Engine:
 
         Raises WorkerLost, JobTimeout, JobFailed, or EngineLost if the JVM has ended.
         """
-        with self._job(group) as job:
+        with self._job(group, len(items)) as job:
             self.check()
             try:
                 self._context.setLocalProperty("spark.scheduler.pool", str(group))
@@ -145,8 +152,8 @@ class Engine:
         self._scratch.remove()
 
     @contextmanager
-    def _job(self, group: JobGroup) -> Iterator[_Job]:
-        job = _Job(group)
+    def _job(self, group: JobGroup, tasks: int) -> Iterator[_Job]:
+        job = _Job(group, tasks)
         with self._guard:
             self._jobs.append(job)
         try:

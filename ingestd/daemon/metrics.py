@@ -1,0 +1,183 @@
+"""The metrics of the daemon in Prometheus' text format. Only this module imports prometheus_client.
+
+Invariant: a read takes its values from memory and from /proc. It never waits for a service, for Spark's JVM or for a
+mapping, and the data path only counts. No metric has a label whose
+number of values grows with the data, such as the names of partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal, get_args
+
+import psutil
+from prometheus_client import (
+    CollectorRegistry,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
+
+from ingestd import __version__
+from ingestd.clock import now
+from ingestd.ingest.durations import LIMITS, Durations
+from ingestd.ingest.monitor import Monitor, Snapshot, State
+from ingestd.spark.engine import Engine
+
+__all__ = ["CONTENT_TYPE", "Metrics"]
+
+# The time when a histogram was created is of no use: its counters start with the process.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+_CALL_LIMITS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
+_STEP_LIMITS = (*(f"{limit:g}" for limit in LIMITS), "+Inf")
+_STATES: Sequence[State] = get_args(State)
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A metric with the label `mapping`. `value` returns None for a mapping that has no value."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    help: str
+    value: Callable[[Snapshot], float | None]
+
+
+def _since_commit(mapping: Snapshot) -> float | None:
+    return max(0.0, now() - mapping.commits[-1].at) if mapping.commits else None
+
+
+def _knows_lag(mapping: Snapshot) -> bool:
+    """Return whether this daemon has compared the position with Kafka. A standby does not know the position."""
+    return mapping.polled_at is not None and mapping.state != "standby"
+
+
+def _lag(mapping: Snapshot) -> float | None:
+    return mapping.lag if _knows_lag(mapping) else None
+
+
+def _lag_seconds(mapping: Snapshot) -> float | None:
+    return mapping.lag_seconds if _knows_lag(mapping) else None
+
+
+_FAMILIES = (
+    _Family("ingestd_records_total", "counter", "Records of committed transactions", lambda m: m.totals.records),
+    _Family("ingestd_rows_total", "counter", "Rows of committed transactions", lambda m: m.totals.rows),
+    _Family("ingestd_bytes_total", "counter", "Bytes of the values of committed records", lambda m: m.totals.bytes),
+    _Family("ingestd_commits_total", "counter", "Committed transactions", lambda m: m.totals.commits),
+    _Family("ingestd_aborts_total", "counter", "Aborted transactions", lambda m: m.totals.aborts),
+    _Family("ingestd_rejects_total", "counter", "Records that stopped the mapping", lambda m: m.totals.rejects),
+    _Family("ingestd_takeovers_total", "counter", "Takeovers from another daemon", lambda m: m.totals.takeovers),
+    _Family(
+        "ingestd_row_count_repairs_total",
+        "counter",
+        "Partitions whose row count was repaired",
+        lambda m: m.totals.row_count_repairs,
+    ),
+    _Family("ingestd_lag_offsets", "gauge", "Offsets that are not committed", _lag),
+    _Family("ingestd_lag_seconds", "gauge", "Age of the oldest record that is not committed", _lag_seconds),
+    _Family("ingestd_since_last_commit_seconds", "gauge", "Time since the last commit", _since_commit),
+    _Family("ingestd_open_transactions", "gauge", "Transactions that are open", lambda m: m.open_transactions),
+)
+
+
+class Metrics:
+    """The metrics of one daemon. Safe for use from any thread."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._process = psutil.Process()
+        ProcessCollector(namespace="ingestd", registry=self._registry)
+        self._gauge("ingestd_process_threads", "Threads of the daemon").set_function(self._process.num_threads)
+        self._gauge("ingestd_build_info", "The version of ingestd", "version").labels(__version__).set(1)
+        self._children = self._gauge(
+            "ingestd_spark_memory_bytes",
+            "Resident memory of Spark's JVM and its workers; shared pages count repeatedly",
+        )
+        self._tasks = self._gauge("ingestd_spark_tasks", "Tasks of the Spark jobs that are running")
+        self._slots = self._gauge("ingestd_spark_slots", "Tasks that Spark runs at the same time")
+        self._calls = Histogram(
+            "ingestd_metastore_call_duration_seconds",
+            "Duration of metastore calls",
+            ["method", "outcome"],
+            buckets=_CALL_LIMITS,
+            registry=self._registry,
+        )
+
+    def on_call(self, method: str, seconds: float, outcome: str) -> None:
+        """Count a metastore call (`hive.client.OnCall`)."""
+        self._calls.labels(method, outcome).observe(seconds)
+
+    def text(self, monitors: Iterable[Monitor], engine: Engine | None) -> bytes:
+        """Return all metrics as a document of the type CONTENT_TYPE. `engine` is None until Spark has started."""
+        self._children.set(_children_bytes(self._process))
+        self._tasks.set(engine.tasks if engine else 0)
+        self._slots.set(engine.parallelism if engine else 0)
+        return generate_latest(self._registry) + "".join(_mapping_lines(list(monitors))).encode()
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self._registry)
+
+
+def _children_bytes(process: psutil.Process) -> int:
+    total = 0
+    for child in process.children(recursive=True):
+        try:
+            total += child.memory_info().rss
+        except psutil.NoSuchProcess:  # noqa: PERF203 - it ended meanwhile
+            continue
+    return total
+
+
+# With hundreds of mappings there are tens of thousands of samples. prometheus_client formats 100,000 of them in a
+# second; the functions below, which know all labels, take a tenth of its time.
+
+
+def _mapping_lines(monitors: Sequence[Monitor]) -> Iterator[str]:
+    """Yield the lines of all metrics with the label `mapping`. Names of mappings need no escaping (`options.py`)."""
+    snapshots = [monitor.snapshot() for monitor in monitors]
+    for family in _FAMILIES:
+        yield _head(family.name, family.kind, family.help)
+        for m in snapshots:
+            if (value := family.value(m)) is not None:
+                yield f'{family.name}{{mapping="{m.name}"}} {value}\n'
+    yield from _labelled_lines(snapshots)
+    yield _head("ingestd_step_duration_seconds", "histogram", "Duration of the steps of committed transactions")
+    for m, monitor in zip(snapshots, monitors, strict=True):
+        for step, durations in monitor.durations().items():
+            yield from _histogram("ingestd_step_duration_seconds", f'mapping="{m.name}",step="{step}"', durations)
+
+
+def _labelled_lines(snapshots: Sequence[Snapshot]) -> Iterator[str]:
+    """Yield the lines of the metrics with another label besides `mapping`."""
+    yield _head("ingestd_mapping_info", "gauge", "The table of the mapping")
+    for m in snapshots:
+        yield f'ingestd_mapping_info{{mapping="{m.name}",table="{_escaped(m.table)}"}} 1\n'
+    yield _head("ingestd_mapping_state", "gauge", "1 for the state that the mapping is in, otherwise 0")
+    for m in snapshots:
+        for state in _STATES:
+            yield f'ingestd_mapping_state{{mapping="{m.name}",state="{state}"}} {int(m.state == state)}\n'
+    yield _head("ingestd_retries_total", "counter", "Retries, by the class of the error")
+    for m in snapshots:
+        for error, count in m.totals.retries.items():
+            yield f'ingestd_retries_total{{mapping="{m.name}",error="{error}"}} {count}\n'
+
+
+def _histogram(name: str, labels: str, durations: Durations) -> Iterator[str]:
+    count = 0
+    for limit, count in zip(_STEP_LIMITS, accumulate(durations.counts), strict=True):
+        yield f'{name}_bucket{{{labels},le="{limit}"}} {count}\n'
+    yield f"{name}_count{{{labels}}} {count}\n{name}_sum{{{labels}}} {durations.seconds}\n"
+
+
+def _head(name: str, kind: str, text: str) -> str:
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,116 @@
+"""The metrics are what the mappings report, and `docs/monitor.md` documents all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from ingestd.clock import now
+from ingestd.daemon.metrics import Metrics
+from ingestd.errors import BrokerUnavailable
+from ingestd.hive.tables import TableName
+from ingestd.ingest.monitor import CommitRecord, Monitor
+from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.steps import STEPS
+from ingestd.kafka.ranges import TopicPartition
+
+ROOT = Path(__file__).parents[2]
+PARTITION = TopicPartition("clicks", 0)
+Labels = frozenset[str]
+
+
+def _monitor(name: str = "clicks") -> Monitor:
+    return Monitor(MappingOptions(name, ("clicks",), TableName("web", "clicks")))
+
+
+def _commit(**steps: int) -> CommitRecord:
+    return CommitRecord(7, 3, now() - 5, 90, 100, 10, 4_000, 2, ("clicks[0] 0..100",), 1, 100, (), 1, steps)
+
+
+def _busy() -> Monitor:
+    """Return the monitor of a mapping that has a value for every metric."""
+    monitor = _monitor()
+    monitor.entered("running", owner="daemon 1")
+    monitor.failed(BrokerUnavailable("no answer"), again_in=0.2)
+    monitor.entered("running")
+    monitor.opened(2)
+    monitor.counted(aborts=1, rejects=2, takeovers=3, row_count_repairs=4)
+    monitor.committed(_commit(**dict.fromkeys(STEPS[1:], 20)), {PARTITION: 100})
+    monitor.polled({PARTITION: 100}, {PARTITION: 130}, now() - 60)
+    return monitor
+
+
+def _families(metrics: Metrics, monitors: Iterable[Monitor]) -> dict[str, Metric]:
+    """Return the metrics by their names in the text format, in which the names of counters end with `_total`."""
+    text = metrics.text(monitors, None).decode()
+    assert len(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) == len(set(re.findall(r"^# TYPE (\S+)", text, re.M)))
+    found = text_string_to_metric_families(text)
+    return {f"{family.name}_total" if family.type == "counter" else family.name: family for family in found}
+
+
+def _values(family: Metric) -> list[float]:
+    return [sample.value for sample in family.samples]
+
+
+def test_metrics_then_match_the_documentation() -> None:
+    metrics = Metrics()
+    metrics.on_call("get_table_req", 0.02, "ok")
+    written = {
+        name: (family.type, frozenset(label for s in family.samples for label in s.labels) - {"le"})
+        for name, family in _families(metrics, [_busy()]).items()
+    }
+    section = (
+        (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8").partition("## Metrics")[2].partition("\n## ")[0]
+    )
+    rows = re.findall(r"^\| `(\w+)` \| (\w+) \|([^|]*)\| .+ \|$", section, re.MULTILINE)
+    documented = {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
+    assert len(rows) == len(documented) > 20
+    assert documented == written
+
+
+def test_metrics_when_a_mapping_has_reported_then_are_its_values() -> None:
+    found = _families(Metrics(), [_busy()])
+    expected = {
+        "ingestd_records_total": 100,
+        "ingestd_rows_total": 90,
+        "ingestd_bytes_total": 4_000,
+        "ingestd_commits_total": 1,
+        "ingestd_aborts_total": 1,
+        "ingestd_rejects_total": 2,
+        "ingestd_takeovers_total": 3,
+        "ingestd_row_count_repairs_total": 4,
+        "ingestd_retries_total": 1,
+        "ingestd_open_transactions": 2,
+        "ingestd_lag_offsets": 30,
+    }
+    assert {name: _values(found[name]) for name in expected} == {name: [value] for name, value in expected.items()}
+    assert 60 <= _values(found["ingestd_lag_seconds"])[0] < 90
+    assert 5 <= _values(found["ingestd_since_last_commit_seconds"])[0] < 35
+    states = {sample.labels["state"]: sample.value for sample in found["ingestd_mapping_state"].samples}
+    assert [state for state, value in states.items() if value] == ["running"]
+    assert found["ingestd_retries_total"].samples[0].labels == {"mapping": "clicks", "error": "BrokerUnavailable"}
+
+
+def test_metrics_when_steps_took_a_time_then_each_is_in_the_bucket_of_its_limit_and_all_above() -> None:
+    monitor = _monitor()
+    for ms in (0, 10, 11, 3_000, 60_001):
+        monitor.committed(_commit(staged=ms), {})
+    samples = _families(Metrics(), [monitor])["ingestd_step_duration_seconds"].samples
+    buckets = {s.labels["le"]: s.value for s in samples if s.name.endswith("_bucket")}
+    assert buckets == {"0.01": 2, "0.03": 3, "0.1": 3, "0.3": 3, "1": 3, "3": 4, "10": 4, "60": 4, "+Inf": 5}
+    assert {s.name.rpartition("_")[2]: s.value for s in samples if "le" not in s.labels} == {"count": 5, "sum": 63.022}
+
+
+def test_metrics_when_a_mapping_is_standby_or_has_not_polled_then_its_lag_is_absent() -> None:
+    standby, starting = _monitor("a"), _monitor("b")
+    standby.polled({PARTITION: 1}, {PARTITION: 5}, None)
+    standby.entered("standby", owner="daemon 2")
+    found = _families(Metrics(), [standby, starting])
+    assert not _values(found["ingestd_lag_offsets"])
+    assert not _values(found["ingestd_lag_seconds"])
+    assert not _values(found["ingestd_since_last_commit_seconds"])
+    assert {s.labels["mapping"] for s in found["ingestd_commits_total"].samples} == {"a", "b"}
