@@ -25,6 +25,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYP
 
 from ingestd import __version__
 from ingestd.clock import now
+from ingestd.hive.kerberos import ticket_seconds
+from ingestd.hive.security import Kerberos
 from ingestd.ingest.durations import LIMITS, Durations
 from ingestd.ingest.monitor import Monitor, Snapshot, State
 from ingestd.spark.engine import Engine
@@ -87,9 +89,10 @@ _FAMILIES = (
 
 
 class Metrics:
-    """The metrics of one daemon. Safe for use from any thread."""
+    """The metrics of one daemon, which logs in to the metastore with `login`. Safe for use from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, login: Kerberos | None = None) -> None:
+        self._login = login
         self._registry = CollectorRegistry()
         self._process = psutil.Process()
         ProcessCollector(namespace="ingestd", registry=self._registry)
@@ -101,6 +104,9 @@ class Metrics:
         )
         self._tasks = self._gauge("ingestd_spark_tasks", "Tasks of the Spark jobs that are running")
         self._slots = self._gauge("ingestd_spark_slots", "Tasks that Spark runs at the same time")
+        self._ticket = self._gauge(
+            "ingestd_kerberos_ticket_expiry_seconds", "Time until the Kerberos ticket expires", "source"
+        )
         self._calls = Histogram(
             "ingestd_metastore_call_duration_seconds",
             "Duration of metastore calls",
@@ -118,6 +124,8 @@ class Metrics:
         self._children.set(_children_bytes(self._process))
         self._tasks.set(engine.tasks if engine else 0)
         self._slots.set(engine.parallelism if engine else 0)
+        if self._login is not None and (left := ticket_seconds(self._login)) is not None:
+            self._ticket.labels("keytab" if self._login.keytab else "ticket_cache").set(left)
         return generate_latest(self._registry) + "".join(_mapping_lines(list(monitors))).encode()
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:

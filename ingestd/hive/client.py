@@ -12,7 +12,7 @@ from __future__ import annotations
 import getpass
 import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -23,6 +23,7 @@ from thrift.protocol.TProtocol import TProtocolException
 from thrift.Thrift import TApplicationException, TException
 from thrift.transport.TTransport import TTransportException
 
+from ingestd.clock import monotonic
 from ingestd.errors import (
     ConfigError,
     IngestdError,
@@ -58,6 +59,9 @@ CAPABILITIES = [
     "HIVEMANAGEDINSERTWRITE", "HIVEMANAGEDINSERTREAD", "HIVESQL", "ACCEPTS_UNMODIFIED_METADATA",
 ]  # fmt: skip
 
+# Called after each call with its method, its duration in seconds, and `ok` or the class of its error.
+OnCall = Callable[[str, float, str], None]
+
 _READS = (
     "getName", "getVersion", "get_all_databases", "get_config_value", "get_database", "get_open_txns",
     "get_not_null_constraints", "get_open_txns_info", "get_partition_names", "get_partitions_by_names_req",
@@ -87,6 +91,10 @@ REPEATABLE = {
 # lock outside a transaction   the second request waits for the first, whose lock id was lost
 
 
+def ignore_call(_method: str, _seconds: float, _outcome: str) -> None:
+    """Ignore a call. This is the default observer of calls."""
+
+
 class _Connection(ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
     """Combines hmsclient's connection handling with the calls of Hive 4; hmsclient itself has those of Hive 2.3."""
 
@@ -107,7 +115,8 @@ class Metastore:
 
     `uris` is a comma-separated list of `thrift://host:port`. `timeout_seconds` bounds each call to one address, and the
     wait for one of the `connections` that the client opens at most. `security` specifies the login and the encryption
-    of each connection. The constructor does not connect. Raises ConfigError for an invalid address.
+    of each connection. `on_call` observes the calls, in the threads that make them. The constructor does not connect.
+    Raises ConfigError for an invalid address.
     """
 
     def __init__(
@@ -117,6 +126,7 @@ class Metastore:
         timeout_seconds: float = 60.0,
         security: Security | None = None,
         connections: int = CONNECTIONS,
+        on_call: OnCall = ignore_call,
     ) -> None:
         self.addresses = addresses(uris)
         self.timeout_seconds = timeout_seconds
@@ -127,6 +137,7 @@ class Metastore:
         self.calls = 0
         self.host = socket.gethostname()[:128]
         self._owner: str | None = None
+        self._on_call = on_call
         self._pool: Pool[_Connection] = Pool(connections)
         self._preferred = 0  # index of the address to try first
 
@@ -152,6 +163,23 @@ class Metastore:
         address rejects the connection permanently; TransactionAborted when the transaction has ended; InvalidTable when
         an object is missing; MetastoreRefusal for every other declared exception and for permanent failures.
         """
+        began, outcome = monotonic(), "interrupted"
+        try:
+            answer = self._call(method, arguments)
+            outcome = "ok"
+            return answer
+        except IngestdError as error:
+            outcome = type(error).__name__
+            raise
+        finally:
+            self._on_call(method, monotonic() - began, outcome)
+
+    def close(self) -> None:
+        """Close all connections; those in use when their calls have ended. The next call reconnects."""
+        self._pool.close()
+
+    def _call(self, method: str, arguments: Sequence[Any]) -> Any:
+        """Send a call over a connection of the pool."""
         with self._pool.borrowed(self.timeout_seconds) as slot:
             if slot is None:
                 raise MetastoreUnavailable(
@@ -164,10 +192,6 @@ class Metastore:
                 # A closed TLS connection is detected only by reading from it, so send a harmless call first.
                 self._send(slot, "getName", (), is_repeatable=True)
             return self._send(slot, method, arguments, is_repeatable=is_repeatable)
-
-    def close(self) -> None:
-        """Close all connections; those in use when their calls have ended. The next call reconnects."""
-        self._pool.close()
 
     def _send(self, slot: Slot[_Connection], method: str, arguments: Sequence[Any], *, is_repeatable: bool) -> Any:
         """Send a call over the connection of the slot, or a new one, and repeat it if that is safe."""

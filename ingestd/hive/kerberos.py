@@ -140,6 +140,25 @@ def ticket_owner() -> str | None:
         return None
 
 
+def ticket_seconds(login: Kerberos) -> float | None:
+    """Return the seconds until the ticket of `login` expires, 0 without a valid one; None while a login is in progress.
+
+    Reads the ticket cache: that of the user or, with a keytab, the one in memory that the last login has filled. Sends
+    nothing to the KDC. Raises ConfigError if gssapi is not installed.
+    """
+    gss = _gssapi()
+    if not _ONE_LOGIN.acquire(blocking=False):
+        return None
+    try:
+        store = {"ccache": _memory_cache(login)} if login.keytab else None
+        found = gss.Credentials(name=_name(gss, login), usage="initiate", mechs=[gss.MechType.kerberos], store=store)
+        return float(found.lifetime)
+    except gss.exceptions.GSSError:
+        return 0.0
+    finally:
+        _ONE_LOGIN.release()
+
+
 def _gssapi() -> Any:
     try:
         import gssapi  # noqa: PLC0415  # an optional dependency
@@ -154,13 +173,21 @@ def _gssapi() -> Any:
 
 def _credentials(gss: Any, login: Kerberos) -> Any:
     """Return the credentials for one login. Kerberos requests a ticket from the KDC only if no valid one is cached."""
-    name = gss.Name(login.user, gss.NameType.kerberos_principal) if login.user else None
     store = None
     if login.keytab:
         _check_keytab(login.keytab, login.user or "")
-        ours = hashlib.sha256(f"{login.user}\n{login.keytab}".encode()).hexdigest()[:16]
-        store = {"client_keytab": str(login.keytab), "ccache": f"MEMORY:ingestd-{ours}"}
-    return gss.Credentials(name=name, usage="initiate", mechs=[gss.MechType.kerberos], store=store)
+        store = {"client_keytab": str(login.keytab), "ccache": _memory_cache(login)}
+    return gss.Credentials(name=_name(gss, login), usage="initiate", mechs=[gss.MechType.kerberos], store=store)
+
+
+def _name(gss: Any, login: Kerberos) -> Any:
+    return gss.Name(login.user, gss.NameType.kerberos_principal) if login.user else None
+
+
+def _memory_cache(login: Kerberos) -> str:
+    """Return the name of the ticket cache of a login with a keytab."""
+    ours = hashlib.sha256(f"{login.user}\n{login.keytab}".encode()).hexdigest()[:16]
+    return f"MEMORY:ingestd-{ours}"
 
 
 def _translated(error: Any, login: Kerberos, server: str) -> IngestdError:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ingestd.errors import ConfigError
-from ingestd.hive.client import CONNECTIONS, Metastore, addresses
+from ingestd.hive.client import CONNECTIONS, Metastore, OnCall, addresses, ignore_call
 from ingestd.hive.security import Kerberos, Plain, Security, Tls
 from ingestd.keys import Count, Doc, Seconds
 
@@ -44,6 +44,12 @@ class MetastoreOptions:
         """Login and encryption of each connection."""
         return Security(login=self.kerberos or self.plain, tls=self.tls)
 
-    def connect(self) -> Metastore:
-        """Return a client that connects at its first call."""
-        return Metastore(self.uri, timeout_seconds=self.timeout, security=self.security, connections=self.connections)
+    def connect(self, on_call: OnCall = ignore_call) -> Metastore:
+        """Return a client that connects at its first call. `on_call` observes its calls."""
+        return Metastore(
+            self.uri,
+            timeout_seconds=self.timeout,
+            security=self.security,
+            connections=self.connections,
+            on_call=on_call,
+        )

@@ -11,8 +11,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from ingestd.clock import Stopwatch, monotonic, pause
+from ingestd.daemon.metrics import Metrics
 from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable
 from ingestd.hive.client import Metastore
 from ingestd.hive.security import Kerberos, Plain, Protection, Security
@@ -175,6 +177,26 @@ def test_login_when_the_metastore_is_down_then_raises_metastore_unavailable(serv
     _refusal(f"{server.uri},{server.uri}", refusing, LoginFailed)
 
 
+def _ticket_seconds(login: Kerberos) -> dict[str, float]:
+    """Return the metric of the ticket's expiry, by its label `source`."""
+    families = text_string_to_metric_families(Metrics(login).text([], None).decode())
+    [family] = [family for family in families if family.name == "ingestd_kerberos_ticket_expiry_seconds"]
+    return {sample.labels["source"]: sample.value for sample in family.samples}
+
+
+def test_metric_of_the_ticket_when_a_login_has_one_then_is_the_time_until_it_expires(
+    kdc: Realm, server: Process, keytab: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_memory = Kerberos(SERVER, f"ingestd@{NAME}", kdc.keytab("metric", "ingestd"))
+    assert _ticket_seconds(in_memory) == {"keytab": 0}
+    with closing(_client(server.uri, in_memory)) as client:
+        client.call("get_all_databases")
+    assert 3_000 < _ticket_seconds(in_memory)["keytab"] <= 86_400
+    monkeypatch.setenv("KRB5CCNAME", kdc.ticket("ingestd", keytab))
+    for user in (None, "ingestd"):
+        assert 3_000 < _ticket_seconds(Kerberos(SERVER, user))["ticket_cache"] <= 86_400
+
+
 def test_login_when_many_threads_connect_at_once_then_all_succeed(server: Process, kdc: Realm) -> None:
     client = _client(server.uri, Kerberos(SERVER, "brief", kdc.keytab("many", "brief")))
     answers: list[object] = []
@@ -208,6 +230,7 @@ def test_ticket_when_it_expires_then_only_the_ticket_cache_stops_working(
         pause(0.3)
     watch.lap("calls")
     assert watch.steps["calls"] > SHORT_SECONDS * 1000
+    assert _ticket_seconds(Kerberos(SERVER, "brief")) == {"ticket_cache": 0}
 
     for client in (by_keytab, by_cache):
         assert client.call("get_all_databases") == ["default"]
