@@ -1,8 +1,8 @@
 """Runs the mappings of a validated configuration, and stops them on signals.
 
 Invariant: a signal handler only sets a flag. The first signal lets open transactions finish. The second aborts them.
-`run_daemon` contains everything that concerns the whole process: signals, failpoints and Spark's JVM. Several calls of
-`run_mappings` can run in one process at the same time and share an engine.
+`run_daemon` contains everything that concerns the whole process: signals, failpoints and Spark's JVM. Several
+supervisors can run in one process at the same time and share an engine.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ingestd.daemon import failpoints
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
 from ingestd.ingest.signals import Signals
-from ingestd.ingest.steps import Observe, ignore
 from ingestd.spark.engine import Engine, EngineLimits
 
 
@@ -34,40 +33,15 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
         if signals.stop.is_set():  # a signal arrived during the start, before any mapping ran
             return []
         raise
+    metastore = document.metastore.connect()
     try:
-        return run_mappings(document, engine, signals, drain=drain, observe=observe)
+        return Supervisor(document, metastore, engine, signals, drain=drain, observe=observe).run()
     finally:
         engine.stop()
+        metastore.close()
         # A late signal must not interrupt the interpreter's own shutdown.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def run_mappings(
-    document: Document, engine: Engine, signals: Signals, *, drain: bool, observe: Observe = ignore
-) -> list[IngestdError]:
-    """Run the mappings of a configuration until `signals.stop` is set or, with `drain`, until they have caught up.
-
-    Uses the caller's `engine`, does not stop it, and ignores the section `spark`. The Spark jobs of a mapping are
-    grouped by its name, so cancelling a mapping also cancels the jobs of other mappings with the same name. Installs
-    no signal handler, configures no logging and reads no environment variable. `observe` is called with the name of
-    each step of each transaction, in the thread that completed the step.
-
-    Returns the errors that ended mappings (see `Supervisor.run`). Raises ConfigError.
-    """
-    metastore = document.metastore.connect()
-    supervisor = Supervisor(
-        metastore,
-        engine,
-        signals,
-        drain=drain,
-        shutdown_seconds=document.shutdown.timeout,
-        observe=observe,
-    )
-    try:
-        return supervisor.run(document.mappings)
-    finally:
-        metastore.close()
 
 
 def install_signals() -> Signals:

@@ -11,10 +11,13 @@ import threading
 from collections.abc import Sequence
 
 from ingestd.clock import Deadline, monotonic, pause
+from ingestd.config.document import Document
 from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.ingest import events
+from ingestd.ingest.commit import LOCK_SECONDS
 from ingestd.ingest.mapping import MappingLoop
+from ingestd.ingest.monitor import Limits, Monitor, is_stuck
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import Observe, ignore
@@ -45,34 +48,53 @@ _WITHOUT_ENGINE_SECONDS = 10.0
 class Supervisor:
     """Runs mappings until they end by themselves or `signals` ends them.
 
-    With `drain`, a mapping ends when it has caught up. `signals.abort` is set `shutdown_seconds` after `signals.stop`.
+    Uses the caller's `metastore` and `engine`, and does not stop them. Installs no signal handler, configures no
+    logging and reads no environment variable. With `drain`, a mapping ends when it has caught up. `signals.abort` is
+    set `shutdown.timeout` after `signals.stop`. `observe` is called with the name of each step of each transaction, in
+    the thread that completed the step.
     """
 
     def __init__(
         self,
+        document: Document,
         metastore: Metastore,
         engine: Engine,
         signals: Signals,
         *,
         drain: bool,
-        shutdown_seconds: float,
         observe: Observe = ignore,
     ) -> None:
+        self._document = document
         self._metastore = metastore
         self._engine = engine
         self._signals = signals
         self._drain = drain
-        self._shutdown_seconds = shutdown_seconds
         self._observe = observe
         self._errors: list[IngestdError] = []
+        self._loops: Sequence[MappingLoop] = ()
 
-    def run(self, mappings: Sequence[MappingOptions]) -> list[IngestdError]:
+    @property
+    def monitors(self) -> dict[str, Monitor]:
+        """What each mapping reports, by its name. Safe for use from any thread; empty before `run`."""
+        return {loop.options.name: loop.reporter.monitor for loop in self._loops}
+
+    def stuck(self) -> list[str]:
+        """Return the names of the mappings that have made no progress for longer than their longest wait."""
+        metastore, spark = self._document.metastore, self._document.spark
+        limits = Limits(
+            # A step contains one wait for locks, and calls that each may try every address.
+            step_seconds=LOCK_SECONDS + metastore.timeout * (len(self._metastore.addresses) + 1),
+            job_seconds=spark.stage_timeout + spark.answer_timeout,
+        )
+        return [name for name, monitor in self.monitors.items() if is_stuck(monitor, limits)]
+
+    def run(self) -> list[IngestdError]:
         """Run all mappings until they have ended, and return the errors that ended some of them.
 
         The first error decides the exit code. If the engine was lost, it is EngineLost. The last error is StillRunning
         if threads are still running.
         """
-        loops = [self._loop(mapping) for mapping in mappings]
+        self._loops = loops = [self._loop(mapping) for mapping in self._document.mappings]
         threads = [threading.Thread(target=self._run_one, args=(loop,), name=loop.options.name) for loop in loops]
         for thread in threads:
             thread.start()
@@ -82,7 +104,9 @@ class Supervisor:
             pause(_POLL_SECONDS)
             self._stop_without_engine()
             if self._signals.stop.is_set() and limit is None:
-                limit = Deadline.after(_WITHOUT_ENGINE_SECONDS if self._engine.lost else self._shutdown_seconds)
+                limit = Deadline.after(
+                    _WITHOUT_ENGINE_SECONDS if self._engine.lost else self._document.shutdown.timeout
+                )
             if limit is not None and limit.passed:
                 self._signals.abort.set()
             if self._signals.abort.is_set():
@@ -147,7 +171,7 @@ class Supervisor:
             error = UnexpectedError(f"{type(unknown).__name__}: {unknown}", where=f"mapping {loop.options.name}")
             error.__cause__ = unknown
         if error is None:
-            events.stopped(loop.options.name)
+            loop.reporter.stopped()
         else:
             self._add_error(error)
-            events.failed(loop.options.name, error)
+            loop.reporter.failed(error)

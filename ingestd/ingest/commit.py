@@ -42,7 +42,7 @@ from ingestd.publish.protocol import TableWrite, publish
 from ingestd.publish.row_counts import RowCounts
 from ingestd.publish.staging import Staging
 
-_LOCK_SECONDS = 120.0
+LOCK_SECONDS = 120.0
 # How long a commit waits for the lock that excludes TRUNCATE. After a commit that did not acquire this lock, because a
 # long UPDATE locked the table, the next commits wait for a shorter time.
 _PATIENCE_SECONDS = 1.0
@@ -140,7 +140,7 @@ class Committer:
             self._metastore,
             pending.txn,
             [WriteLock(pending.table.name, dynamic=bool(pending.table.partition_columns))],
-            wait=Wait(Deadline.after(_LOCK_SECONDS), self._stop, self._patience_seconds),
+            wait=Wait(Deadline.after(LOCK_SECONDS), self._stop, self._patience_seconds),
             lease=self._options.commit_lease,
         )
         self._patience_seconds = _PATIENCE_SECONDS if excludes_overwrites else _LITTLE_PATIENCE_SECONDS

@@ -156,18 +156,3 @@ def stopped(mapping: str) -> None:
 def failed(mapping: str, error: IngestdError) -> None:
     """Log that an error ended the mapping."""
     _log.error("failed", mapping=mapping, reason=type(error).__name__, error=str(error))
-
-
-class RowCountEvents:
-    """Logs the row count repairs of a mapping; implements `ingestd.publish.row_counts.Report`."""
-
-    def __init__(self, mapping: str) -> None:
-        self._mapping = mapping
-
-    def repaired(self, names: Sequence[str]) -> None:
-        """Log the event `row_counts_repaired`."""
-        row_counts_repaired(self._mapping, names)
-
-    def delayed(self, error: IngestdError) -> None:
-        """Log the event `row_counts_delayed`."""
-        row_counts_delayed(self._mapping, error)

@@ -21,6 +21,7 @@ from ingestd.ingest.ownership import Ownership
 from ingestd.ingest.pipeline import Pipeline
 from ingestd.ingest.plan import Planner
 from ingestd.ingest.recovery import Recovery
+from ingestd.ingest.reporter import Reporter
 from ingestd.ingest.services import Services
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.staging_area import StagingArea
@@ -62,11 +63,15 @@ class MappingLoop:
         observe: Observe = ignore,
     ) -> None:
         self.options = options
-        ownership = Ownership(metastore, options, on_lost=partial(events.lease_lost, options.name))
+        self.reporter = reporter = Reporter(options)
+        ownership = Ownership(metastore, options, reporter.monitor, on_lost=partial(events.lease_lost, options.name))
         planner = Planner(Broker(options.kafka), options)
         staging = StagingArea(metastore, options.name)
         jobs = JobGroup(options.name)
-        self._services = Services(options, metastore, engine, jobs, signals, observe, ownership, planner, staging)
+        observe = reporter.observing(observe)
+        self._services = Services(
+            options, metastore, engine, jobs, signals, observe, reporter, ownership, planner, staging
+        )
         self._recovery = Recovery(self._services)
         self._mirror = OffsetMirror(options.kafka, options.consumer_group)
         self._drain = drain
@@ -80,10 +85,9 @@ class MappingLoop:
 
     def run(self) -> None:
         """Run until stopped or caught up. Raises the first IngestdError that is not retriable."""
+        stop = self._services.signals.stop
         try:
-            retry.call(
-                self._attempt, stop=self._services.signals.stop, on_wait=self._services.on_wait, backoff=self._backoff
-            )
+            retry.call(self._attempt, stop=stop, on_wait=self.reporter.waiting, backoff=self._backoff)
         finally:
             self._close()
 
@@ -94,7 +98,7 @@ class MappingLoop:
     def _attempt(self) -> None:
         """Become the owner, recover the mapping, then run its pipeline until it ends or fails."""
         # This retry has a backoff of its own: a long outage must not delay the retry of a later failure.
-        pipeline = retry.call(self._own_and_recover, stop=self._services.signals.stop, on_wait=self._services.on_wait)
+        pipeline = retry.call(self._own_and_recover, stop=self._services.signals.stop, on_wait=self.reporter.waiting)
         if pipeline is None:
             return
         self._warn_about(pipeline.table)
@@ -115,17 +119,19 @@ class MappingLoop:
         ownership = self._services.ownership
         if not ownership.held:
             self._recovery.release()
-            if not ownership.acquire(self._services.signals.stop, partial(events.standby, self.options.name)):
+            if not ownership.acquire(self._services.signals.stop, self.reporter.standby):
                 return None
         # A daemon without an engine must leave the mapping to a standby.
         self._services.engine.check()
+        self.reporter.monitor.entered("recovering", owner=ownership.agent)
         with self._tolerating_a_swap():
             checkpoint = self._recovery.run()
             pipeline = Pipeline(self._services, self._mirror, checkpoint, self._on_commit)
             if checkpoint.state is None:
                 pipeline.store_start()
         self._has_recovered, self._missing_until = True, None
-        events.owner(self.options.name, sum(pipeline.position.offsets.values()), checkpoint.aborted)
+        self.reporter.owner(pipeline.state, checkpoint.aborted, is_takeover=ownership.is_takeover)
+        ownership.is_takeover = False
         return pipeline
 
     def _on_commit(self) -> None:
@@ -158,7 +164,7 @@ class MappingLoop:
                 hint=error.hint or _OUT_OF_MEMORY,
             ) from error
         if isinstance(error, JobTimeout):
-            self._services.ownership.abort_leftovers()
+            self.reporter.aborted(self._services.ownership.abort_leftovers())
             self._services.ownership.release()
             pause(_ASIDE_SECONDS, self._services.signals.stop)
 
@@ -181,7 +187,7 @@ class MappingLoop:
         ownership = self._services.ownership
         try:
             if ownership.held:
-                ownership.abort_leftovers()
+                self.reporter.aborted(ownership.abort_leftovers())
             ownership.release()
         except IngestdError as error:
             events.left_open(self.options.name, error)

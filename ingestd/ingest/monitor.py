@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ingestd.clock import monotonic, now
-from ingestd.errors import IngestdError
+from ingestd.errors import IngestdError, OwnershipLost
 from ingestd.ingest.durations import Durations, StepDurations
 from ingestd.ingest.options import MappingOptions
 from ingestd.kafka.ranges import Offsets
 
 State = Literal["starting", "standby", "recovering", "running", "waiting", "paused", "failed", "stopped"]
+_OWNER_STATES = ("recovering", "running", "paused")
 # How many commits, and how many ranges and partitions of each, a monitor remembers.
 _MAX_COMMITS = 100
 MAX_NAMES = 16
@@ -90,7 +92,8 @@ class Totals:
 class Snapshot:
     """What is known about a mapping at one moment.
 
-    `since` is the Unix time of the last change of `state`. `owner` names the daemon that holds or requests the lease.
+    `since` is the Unix time of the last change of `state`. `owner` names the daemon that holds or requests the lease,
+    and `is_owner` says whether it is this daemon.
     `position` contains the committed next offsets, and `ends` the last stable offsets when Kafka was last asked, at
     `polled_at`. `oldest` is the Kafka timestamp, in seconds since 1970, of the oldest record that is not committed;
     None if there is none or if it is not known yet. `metastore_at` is the Unix time of the last answer of the
@@ -103,6 +106,7 @@ class Snapshot:
     state: State
     since: float
     owner: str = ""
+    is_owner: bool = False
     problem: Problem | None = None
     position: Offsets = field(default_factory=dict)
     ends: Offsets = field(default_factory=dict)
@@ -136,6 +140,7 @@ class Monitor:
         self._commits: deque[CommitRecord] = deque(maxlen=_MAX_COMMITS)
         self._durations = StepDurations()
         self._progress_at = monotonic()
+        self._jobs = 0
 
     def snapshot(self) -> Snapshot:
         """Return the current values. The last commit is the last one of `commits`."""
@@ -154,6 +159,23 @@ class Monitor:
         with self._lock:
             return monotonic() - self._progress_at
 
+    @property
+    def is_staging(self) -> bool:
+        """Whether the mapping waits for a Spark job."""
+        return self._jobs > 0
+
+    @contextmanager
+    def staging(self) -> Iterator[None]:
+        """Note that the mapping waits for a Spark job while the block runs."""
+        with self._lock:
+            self._jobs += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._jobs -= 1
+                self._progress_at = monotonic()
+
     def progressed(self) -> None:
         """Note that the commit loop of the mapping is not stuck."""
         with self._lock:
@@ -164,9 +186,10 @@ class Monitor:
         with self._lock:
             self._progress_at = monotonic()
             since = self._now.since if state == self._now.state else now()
-            problem = self._now.problem if state in ("waiting", "failed") else None
+            problem = self._now.problem if state in ("waiting", "recovering", "failed") else None
             owner = self._now.owner if owner is None else owner
-            self._now = replace(self._now, state=state, since=since, owner=owner, problem=problem)
+            is_owner = state in _OWNER_STATES or (state == "waiting" and self._now.is_owner)
+            self._now = replace(self._now, state=state, since=since, owner=owner, is_owner=is_owner, problem=problem)
 
     def failed(self, error: IngestdError, again_in: float | None = None) -> None:
         """Note an error. With `again_in`, the mapping retries after so many seconds; otherwise the error ended it."""
@@ -175,7 +198,8 @@ class Monitor:
             known = self._now.problem
             if known is not None and known.reason == problem.reason:
                 problem = replace(problem, at=known.at)
-            self._now = replace(self._now, problem=problem)
+            is_owner = self._now.is_owner and not isinstance(error, OwnershipLost)
+            self._now = replace(self._now, problem=problem, is_owner=is_owner)
             if again_in is not None:
                 self._retries[problem.reason] += 1
         self.entered("failed" if again_in is None else "waiting")
@@ -212,6 +236,13 @@ class Monitor:
                 commits=old.commits + 1,
             )
             self._now = replace(self._now, totals=totals, position=dict(position))
+            if self._now.state == "waiting":  # for the outcome of this commit
+                self._now = replace(self._now, state="running", since=now(), problem=None)
+
+    def recovered(self, position: Offsets) -> None:
+        """Note the committed position that a recovery has read."""
+        with self._lock:
+            self._now = replace(self._now, position=dict(position))
 
     def counted(self, *, aborts: int = 0, rejects: int = 0, takeovers: int = 0, row_count_repairs: int = 0) -> None:
         """Add to the counters."""
@@ -225,3 +256,21 @@ class Monitor:
                 row_count_repairs=old.row_count_repairs + row_count_repairs,
             )
             self._now = replace(self._now, totals=totals)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The longest waits of a mapping that end by themselves, in seconds: in one step, and for one Spark job."""
+
+    step_seconds: float
+    job_seconds: float
+
+
+def is_stuck(monitor: Monitor, limits: Limits) -> bool:
+    """Return whether the mapping has made no progress for longer than its longest wait.
+
+    A mapping that has ended is not stuck. A mapping that waits for a service that is unavailable retries, which is
+    progress.
+    """
+    seconds = limits.step_seconds + (limits.job_seconds if monitor.is_staging else 0.0)
+    return monitor.seconds_without_progress > seconds and monitor.snapshot().state not in ("failed", "stopped")

@@ -24,6 +24,7 @@ from ingestd.errors import OwnershipLost, Unavailable
 from ingestd.hive import leases, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import Claim
+from ingestd.ingest.monitor import Monitor
 from ingestd.ingest.options import MappingOptions
 
 # How often a standby reads the claims while there is an owner.
@@ -49,12 +50,14 @@ class Ownership:
 
     Call `acquire` first, `check` before each expensive step, and `release` at the end. `on_lost` is called in the
     heartbeat thread with the error that ended the heartbeats. `agent` names this daemon in its locks and transactions.
+    After `acquire`, `is_takeover` says whether another daemon was the owner until then.
     """
 
     def __init__(
         self,
         metastore: Metastore,
         options: MappingOptions,
+        monitor: Monitor,
         *,
         on_lost: Callable[[Exception], None],
         patience_seconds: float = 6.0,
@@ -63,6 +66,8 @@ class Ownership:
         self._lease = options.owner_lease
         self._prefix = f"ingestd/{options.control_database}/{options.name}/"
         self.agent = f"{self._prefix}{_identity()}-{uuid.uuid4().hex[:6]}"
+        self.is_takeover = False
+        self._monitor = monitor
         self._on_lost = on_lost
         self._patience = patience_seconds
         self._lock_id: int | None = None
@@ -77,16 +82,19 @@ class Ownership:
         `on_wait` is called once for each claim that this daemon waits for. Raises MetastoreUnavailable.
         """
         self._lost.clear()
+        self.is_takeover = False
         seen: dict[int, _Observation] = {}
         reported = 0
         while not stop.is_set():
             alive = self._release_dead(seen)
+            self._monitor.progressed()
             if not alive:
                 lock_id = leases.try_acquire(self._metastore, self._lease, self.agent)
                 if lock_id is not None:
                     self._start_heartbeats(lock_id)
                     return True
             elif alive[0].lock_id != reported and self._is_reportable(seen[alive[0].lock_id]):
+                self.is_takeover = True
                 on_wait(alive[0])
                 reported = alive[0].lock_id
             pause(_POLL_SECONDS if alive and alive[0].is_held else _CONTEST_SECONDS, stop)
@@ -102,6 +110,7 @@ class Ownership:
     def _release_dead(self, seen: dict[int, _Observation]) -> list[Claim]:
         """Release dead claims and return the live ones. Updates `seen`, the observed claims by lock id."""
         found = leases.claims(self._metastore, self._lease)
+        self._monitor.heard_metastore()
         for gone in set(seen) - {claim.lock_id for claim in found}:
             del seen[gone]
         alive = []
@@ -111,6 +120,7 @@ class Ownership:
                 known = seen[claim.lock_id] = _Observation(claim, Deadline.after(self._patience))
             if known.expires.passed or claim.agent == self.agent or _has_ended_here(claim.agent):
                 leases.release(self._metastore, claim.lock_id)
+                self.is_takeover |= claim.agent != self.agent
             else:
                 alive.append(claim)
         return alive
@@ -169,6 +179,7 @@ class Ownership:
                 if not leases.heartbeat(self._metastore, lock_id):
                     self._lost.set()
                     break
+                self._monitor.heard_metastore()
                 if count % _LEASE_HEARTBEATS_PER_TXN_HEARTBEAT == 0:
                     self._send_transaction_heartbeats()
             except Unavailable:

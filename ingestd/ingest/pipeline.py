@@ -63,9 +63,9 @@ class Pipeline:
         return self._table
 
     @property
-    def position(self) -> Position:
-        """The committed position."""
-        return self._state.position
+    def state(self) -> MappingState:
+        """The state that the last commit stored."""
+        return self._state
 
     def store_start(self) -> None:
         """Commit the start position of the mapping's very first run, before any record is read.
@@ -93,7 +93,7 @@ class Pipeline:
         """Plan and open transactions, and queue the stage and the commit of each."""
         queued: deque[Future[None]] = deque()
         position = self._state.position
-        while (plan := self._services.planner.next(position, until, self._on_poll)) is not None:
+        while (plan := self._services.planner.next(position, until, self._is_over, self._on_poll)) is not None:
             self._services.observe("planned")
             # Each transaction uses the current definition of the table: columns may have been added.
             self._table = load_target(self._services.metastore, self._options)
@@ -105,13 +105,14 @@ class Pipeline:
         for commit in queued:
             commit.result()
 
-    def _on_poll(self) -> bool:
-        """Sweep staging directories if a sweep is due, and return whether planning must end.
-
-        The planner calls this before each poll of Kafka.
-        """
-        self._services.staging.sweep_if_due(self._table)
+    def _is_over(self) -> bool:
+        """Return whether planning must end."""
         return self._services.signals.stop.is_set() or self._failed.is_set()
+
+    def _on_poll(self, ends: Offsets) -> None:
+        """Report the ends of the partitions, and sweep staging directories if a sweep is due."""
+        self._services.reporter.monitor.polled(self._state.position.offsets, ends, None)
+        self._services.staging.sweep_if_due(self._table)
 
     # --- open
 
@@ -124,9 +125,11 @@ class Pipeline:
         agent = self._services.ownership.agent
         txn, write_id = transactions.begin_writing(self._services.metastore, table.name, agent)
         self._services.ownership.track(txn.id)
-        watch.lap("opened")
         directory = Staging(location, DAEMON, str(txn.id))
-        return PendingTransaction(plan, table, txn, write_id, (), directory, 0, 0, 0, watch)
+        pending = PendingTransaction(plan, table, txn, write_id, (), directory, 0, 0, 0, watch)
+        self._services.reporter.opened(pending)
+        watch.lap("opened")
+        return pending
 
     # --- stage
 
@@ -150,7 +153,8 @@ class Pipeline:
 
     def _run_tasks(self, pending: PendingTransaction) -> list[StageResult]:
         try:
-            answers = self._services.engine.run(self._services.jobs, stage.run, self._tasks(pending))
+            with self._services.reporter.monitor.staging():
+                answers = self._services.engine.run(self._services.jobs, stage.run, self._tasks(pending))
         except JobFailed as error:
             if self._services.signals.abort.is_set():
                 raise TransactionAborted("aborted during shutdown", where=f"mapping {self._options.name}") from error
@@ -191,8 +195,9 @@ class Pipeline:
             raise
 
     def _commit(self, pending: PendingTransaction) -> None:
-        """Commit the rows and the position, mirror the offsets to Kafka, and log the commit."""
-        name, after = self._options.name, self._next_state(pending)
+        """Commit the rows and the position, mirror the offsets to Kafka, and report the commit."""
+        after = self._next_state(pending)
+        self._services.reporter.staged(pending)
         self._services.ownership.check()
         result = self._committer.commit(pending, after)
         self._services.ownership.untrack(pending.txn.id)
@@ -201,11 +206,7 @@ class Pipeline:
         self._on_commit()
         self._mirror_offsets(after)
         pending.watch.lap("mirrored")
-        events.committed(name, result)
-        if result.hidden:
-            events.commit_hidden(name, result)
-        for gap in pending.plan.gaps:
-            events.offsets_lost(name, gap)
+        self._services.reporter.committed(result)
 
     def _next_state(self, pending: PendingTransaction) -> MappingState:
         return MappingState(

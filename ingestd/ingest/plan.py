@@ -84,10 +84,17 @@ class Planner:
         if records:
             self._record_bytes = max(1.0, size / records)
 
-    def next(self, stored: Position, until: Offsets | None, is_over: Callable[[], bool]) -> Plan | None:
+    def next(
+        self,
+        stored: Position,
+        until: Offsets | None,
+        is_over: Callable[[], bool],
+        on_poll: Callable[[Offsets], None] = lambda _ends: None,
+    ) -> Plan | None:
         """Wait until a transaction is due and return its plan. Return None if `is_over` is true or `until` is reached.
 
-        `stored` is the position that the previous plan commits. Raises InvalidTopic or BrokerUnavailable, or
+        `stored` is the position that the previous plan commits. `is_over` is called before each poll of Kafka, and
+        `on_poll` after it, with the last stable offsets. Raises InvalidTopic or BrokerUnavailable, or
         OffsetsLost if Kafka no longer has this position and `on_offset_loss` is `stop`.
         """
         # Makes `ends` re-read the topics, but only after `is_over`: an unavailable broker would delay a shutdown.
@@ -95,6 +102,7 @@ class Planner:
         draft = _Draft(dict(stored.offsets), dict(stored.topics))
         while not is_over():
             ends = self.ends()
+            on_poll(ends)
             self._check_topics(draft)
             self._check_partitions(draft, ends)
             goal = ends if until is None else {p: min(end, until.get(p, 0)) for p, end in ends.items()}

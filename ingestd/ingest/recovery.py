@@ -12,7 +12,6 @@ from ingestd.clock import Deadline
 from ingestd.errors import InvalidTable
 from ingestd.hive.control import ControlTable, ensure_control_table, read_state
 from ingestd.hive.tables import Table
-from ingestd.ingest import events
 from ingestd.ingest.commit import Committer
 from ingestd.ingest.services import Services
 from ingestd.ingest.state import MappingState
@@ -63,7 +62,7 @@ class Recovery:
             control,
             self._row_counts(table),
             services.signals.abort,
-            services.on_wait,
+            services.reporter.waiting,
         )
         return Checkpoint(table, committer, self._stored_state(control), aborted)
 
@@ -89,8 +88,7 @@ class Recovery:
         """Return the `RowCounts` of this owner. The first call creates it and schedules a check of the whole table."""
         if self._counts is None:
             writer = f"{self._options.control_database}.{self._options.name}"
-            report = events.RowCountEvents(self._options.name)
-            self._counts = RowCounts(self._services.metastore, table.name, writer, report)
+            self._counts = RowCounts(self._services.metastore, table.name, writer, self._services.reporter)
             self._counts.survey(_SURVEY_SECONDS)
         return self._counts
 

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
-from ingestd.ingest import events
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
 from ingestd.ingest.plan import Planner
+from ingestd.ingest.reporter import Reporter
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.staging_area import StagingArea
 from ingestd.ingest.steps import Observe
@@ -21,7 +20,7 @@ from ingestd.spark.engine import Engine, JobGroup
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The options of a mapping, its clients, the signals that end it, and the observer of its steps."""
+    """The options of a mapping, its clients, the signals that end it, and what observes it."""
 
     options: MappingOptions
     metastore: Metastore
@@ -29,10 +28,7 @@ class Services:
     jobs: JobGroup
     signals: Signals
     observe: Observe
+    reporter: Reporter
     ownership: Ownership
     planner: Planner
     staging: StagingArea
-
-    def on_wait(self, error: IngestdError, seconds: float) -> None:
-        """Log that a step failed and will be retried after `seconds`."""
-        events.waiting(self.options.name, error, seconds)

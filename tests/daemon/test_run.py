@@ -1,4 +1,4 @@
-"""`run_mappings` in this process, with the engine, the signals and the observer of its caller."""
+"""A supervisor in this process, with the engine, the signals and the observer of its caller."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ingestd.config.document import Document, load
-from ingestd.daemon.run import run_mappings
-from ingestd.errors import TransactionAborted
+from ingestd.daemon.supervisor import Supervisor
+from ingestd.errors import IngestdError, TransactionAborted
 from ingestd.ingest.signals import Signals
-from ingestd.ingest.steps import STEPS
+from ingestd.ingest.steps import STEPS, Observe, ignore
 from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.errors import JobFailed
 from tests.support.daemon import shared_engine
@@ -34,6 +34,16 @@ def _document(stack: Stack, case: str) -> Document:
     return load([stack.config(mapping)])
 
 
+def _run(
+    document: Document, engine: Engine, signals: Signals | None = None, observe: Observe = ignore
+) -> list[IngestdError]:
+    metastore = document.metastore.connect()
+    try:
+        return Supervisor(document, metastore, engine, signals or Signals(), drain=True, observe=observe).run()
+    finally:
+        metastore.close()
+
+
 def test_mappings_when_two_configurations_share_an_engine_then_each_observer_sees_its_steps(
     stack: Stack, engine: Engine
 ) -> None:
@@ -42,8 +52,7 @@ def test_mappings_when_two_configurations_share_an_engine_then_each_observer_see
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with ThreadPoolExecutor(2) as threads:
         runs = [
-            threads.submit(run_mappings, document, engine, Signals(), drain=True, observe=steps[case].append)
-            for case, document in documents.items()
+            threads.submit(_run, document, engine, observe=steps[case].append) for case, document in documents.items()
         ]
         assert [run.result(120) for run in runs] == [[], []]
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
@@ -63,7 +72,7 @@ def test_observer_when_it_aborts_a_transaction_then_the_range_is_replayed(stack:
         if seen.count("placed") == 2 and step == "placed":
             raise TransactionAborted("aborted by the test")
 
-    assert run_mappings(document, engine, Signals(), drain=True, observe=observe) == []
+    assert _run(document, engine, observe=observe) == []
     assert stack.ids(f"{stack.name}_one") == list(range(300))
     assert seen.count("placed") == seen.count("committed") + 1
 
@@ -71,7 +80,7 @@ def test_observer_when_it_aborts_a_transaction_then_the_range_is_replayed(stack:
 def test_stop_when_it_is_set_before_the_start_then_nothing_is_ingested(stack: Stack, engine: Engine) -> None:
     signals = Signals()
     signals.stop.set()
-    assert run_mappings(_document(stack, "one"), engine, signals, drain=True) == []
+    assert _run(_document(stack, "one"), engine, signals) == []
     assert stack.ids(f"{stack.name}_one") == []
 
 

@@ -16,6 +16,7 @@ from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import Claim
 from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.ingest.monitor import Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
 from ingestd.storage.local import local_path
@@ -75,7 +76,7 @@ def test_answers_when_lost_then_no_claim_of_this_process_blocks_the_lease(stack:
     lost: list[Exception] = []
     with proxy(stack.addresses.metastore) as between:
         metastore = Metastore(between.uri)
-        mine = Ownership(metastore, options, on_lost=lost.append)
+        mine = Ownership(metastore, options, Monitor(options), on_lost=lost.append)
         between.lose_answer("lock")
         with pytest.raises(MetastoreUnavailable):
             mine.acquire(threading.Event(), lambda _claim: None)

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import structlog
 
 from ingestd.config.document import load
 from ingestd.daemon import log
-from ingestd.daemon.run import run_mappings
+from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS, ignore
@@ -136,23 +136,22 @@ class DaemonThread:
         _capture_log_lines()
         for mapping in document.mappings:
             _sinks[mapping.name] = self
-        run = partial(
-            run_mappings,
-            document,
-            shared_engine(),
-            self._signals,
-            drain="--until-caught-up" in arguments,
-            observe=hold or ignore,
+        drain = "--until-caught-up" in arguments
+        self._metastore = document.metastore.connect()
+        self.supervisor = Supervisor(
+            document, self._metastore, shared_engine(), self._signals, drain=drain, observe=hold or ignore
         )
         self._errors: Future[list[IngestdError]] = Future()
-        self._thread = threading.Thread(target=self._run, args=(run,), name=f"daemon {config.stem}")
+        self._thread = threading.Thread(target=self._run, name=f"daemon {config.stem}")
         self._thread.start()
 
-    def _run(self, run: Callable[[], list[IngestdError]]) -> None:
+    def _run(self) -> None:
         try:
-            self._errors.set_result(run())
+            self._errors.set_result(self.supervisor.run())
         except BaseException as error:  # noqa: BLE001  # `wait` raises it
             self._errors.set_exception(error)
+        finally:
+            self._metastore.close()
 
     def write(self, line: str) -> None:
         """Store a log line of this daemon's mappings."""

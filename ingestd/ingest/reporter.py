@@ -1,0 +1,140 @@
+"""Reports what one mapping does: it logs the events of the mapping and notes them in its monitor.
+
+Invariant: the log and the monitor agree. Every transaction that a mapping opens is reported once more, as committed or
+as aborted, even if the answer to its commit was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingestd.clock import now
+from ingestd.errors import IngestdError, RecordError
+from ingestd.hive.leases import Claim
+from ingestd.ingest import events
+from ingestd.ingest.commit import CommitResult, PendingTransaction
+from ingestd.ingest.monitor import MAX_NAMES, CommitRecord, Monitor
+from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.state import MappingState
+from ingestd.ingest.steps import Observe
+
+
+class Reporter:
+    """Reports on one mapping. Safe for use from any thread; implements `publish.row_count_repair.Report`."""
+
+    def __init__(self, options: MappingOptions) -> None:
+        self.monitor = Monitor(options)
+        self._name = options.name
+        # By transaction id: the transactions that are opened and not yet reported as committed or aborted.
+        self._open: dict[int, PendingTransaction] = {}
+
+    def observing(self, observe: Observe) -> Observe:
+        """Return an observer that notes the progress of a step and then calls `observe`."""
+
+        def progress(step: str) -> None:
+            self.monitor.progressed()
+            observe(step)
+
+        return progress
+
+    # --- ownership
+
+    def standby(self, claim: Claim) -> None:
+        """Report that another daemon owns the mapping or has requested its lease earlier."""
+        events.standby(self._name, claim)
+        self.monitor.entered("standby", owner=claim.agent)
+
+    def owner(self, state: MappingState, aborted: list[int], *, is_takeover: bool) -> None:
+        """Report that this daemon owns the mapping and has recovered it.
+
+        `state` is the stored state, and `aborted` contains the open transactions that the recovery aborted. A
+        transaction whose commit was not answered has committed if the stored state is its own.
+        """
+        adopted = self._open.pop(state.txn, None)
+        if adopted is not None:
+            self.committed(CommitResult(adopted, state, {}))
+        self.aborted({*aborted, *self._open})
+        self.monitor.counted(takeovers=int(is_takeover))
+        self.monitor.recovered(state.position.offsets)
+        self.monitor.entered("running")
+        events.owner(self._name, sum(state.position.offsets.values()), aborted)
+
+    # --- transactions
+
+    def opened(self, pending: PendingTransaction) -> None:
+        """Note that a transaction was opened."""
+        self._open[pending.txn.id] = pending
+        self.monitor.opened(len(self._open))
+
+    def staged(self, pending: PendingTransaction) -> None:
+        """Note what an open transaction will commit."""
+        self._open[pending.txn.id] = pending
+
+    def committed(self, result: CommitResult) -> None:
+        """Report a committed transaction, and the rows of it that a concurrent TRUNCATE hides."""
+        self._open.pop(result.transaction.txn.id, None)
+        self.monitor.opened(len(self._open))
+        self.monitor.committed(_commit_record(result), result.state.position.offsets)
+        events.committed(self._name, result)
+        if result.hidden:
+            events.commit_hidden(self._name, result)
+        for gap in result.transaction.plan.gaps:
+            events.offsets_lost(self._name, gap)
+
+    def aborted(self, txn_ids: Sequence[int] | set[int]) -> None:
+        """Note that transactions of the mapping were aborted, which this daemon or a previous owner opened."""
+        for txn_id in txn_ids:
+            self._open.pop(txn_id, None)
+        self.monitor.opened(len(self._open))
+        self.monitor.counted(aborts=len(txn_ids))
+
+    # --- row counts
+
+    def repaired(self, names: Sequence[str]) -> None:
+        """Report that wrong row counts were replaced by counts from the table's files."""
+        self.monitor.counted(row_count_repairs=len(names))
+        events.row_counts_repaired(self._name, names)
+
+    def delayed(self, error: IngestdError) -> None:
+        """Report that row counts cannot be checked or repaired now."""
+        events.row_counts_delayed(self._name, error)
+
+    # --- errors and the end
+
+    def waiting(self, error: IngestdError, seconds: float) -> None:
+        """Report that a step failed and will be retried after `seconds`."""
+        self.monitor.failed(error, seconds)
+        events.waiting(self._name, error, seconds)
+
+    def stopped(self) -> None:
+        """Report that the mapping was stopped or has caught up."""
+        self.monitor.entered("stopped")
+        events.stopped(self._name)
+
+    def failed(self, error: IngestdError) -> None:
+        """Report that an error ended the mapping."""
+        self.monitor.counted(rejects=int(isinstance(error, RecordError)))
+        self.monitor.failed(error)
+        events.failed(self._name, error)
+
+
+def _commit_record(result: CommitResult) -> CommitRecord:
+    transaction = result.transaction
+    ranges = transaction.plan.ranges
+    partitions = sorted({transaction.table.partition_name(f.partition) for f in transaction.files if f.partition})
+    return CommitRecord(
+        txn=transaction.txn.id,
+        write_id=transaction.write_id,
+        at=now(),
+        rows=transaction.rows,
+        records=transaction.records,
+        skipped=transaction.skipped,
+        bytes=transaction.bytes,
+        files=len(transaction.files),
+        ranges=tuple(str(r) for r in ranges[:MAX_NAMES]),
+        range_count=len(ranges),
+        offsets=sum(r.length for r in ranges),
+        partitions=tuple(partitions[:MAX_NAMES]),
+        partition_count=len(partitions),
+        steps=dict(transaction.watch.steps),
+    )

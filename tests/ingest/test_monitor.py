@@ -1,0 +1,96 @@
+"""What a mapping reports about itself while it runs (`Monitor`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingestd.ingest.monitor import Limits, Monitor, Snapshot, is_stuck
+from tests.support.daemon import DaemonThread, Hold
+from tests.support.proxy import proxy
+from tests.support.stack import Stack, eventually
+
+
+def _monitor(daemon: DaemonThread, mapping: str) -> Monitor:
+    eventually("the mapping", lambda: mapping in daemon.supervisor.monitors)
+    return daemon.supervisor.monitors[mapping]
+
+
+def _reaches(monitor: Monitor, state: str) -> Snapshot:
+    eventually(f"the state {state}", lambda: monitor.snapshot().state == state)
+    return monitor.snapshot()
+
+
+def _rows(*ids: int) -> list[dict[str, Any]]:
+    return [{"id": n, "dt": f"2026-01-{n % 28 + 1:02}"} for n in ids]
+
+
+def test_monitor_when_a_mapping_commits_waits_and_stops_then_reports_it(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint", "dt string")
+    stack.produce(_rows(*range(40)))
+    hold = Hold("opened", times=2)
+    daemon = stack.start(stack.config(), hold=hold)
+    monitor = _monitor(daemon, stack.name)
+    hold.wait()
+    assert stack.name in _reaches(monitor, "running").owner
+    eventually("the lag", lambda: monitor.snapshot().lag == 40)
+    assert monitor.snapshot().open_transactions == 1
+    # A mapping is stuck once it has made no progress for longer than its longest wait.
+    eventually("no progress", lambda: is_stuck(monitor, Limits(0.2, 0.0)))
+    assert not is_stuck(monitor, Limits(600.0, 0.0))
+    assert daemon.supervisor.stuck() == []
+    hold.release()
+    eventually("the commit", lambda: monitor.snapshot().totals.rows == 40)
+    seen = monitor.snapshot()
+    assert (seen.lag, seen.lag_seconds, seen.open_transactions, seen.totals.aborts) == (0, 0.0, 0, 0)
+    assert seen.polled_at is not None
+    eventually("a heartbeat", lambda: monitor.snapshot().metastore_at)
+    first, last = seen.commits[0], seen.commits[-1]
+    assert (first.records, first.ranges) == (0, ())
+    assert (last.rows, last.ranges, last.partition_count) == (40, (f"{stack.name}[0] 0..40",), 28)
+    assert len(last.partitions) == 16
+    assert {"opened", "staged", "committed", "mirrored"} <= set(last.steps)
+    stack.produce([{"id": "many", "dt": "x"}])
+    failed = _reaches(monitor, "failed")
+    assert failed.problem
+    assert (failed.problem.reason, failed.totals.rejects, failed.totals.aborts) == ("RecordError", 1, 1)
+    assert not is_stuck(monitor, Limits(0.0, 0.0))
+
+
+def test_monitor_when_the_answer_to_a_commit_is_lost_then_counts_the_adopted_commit_once(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint", "dt string")
+    with proxy(stack.addresses.metastore) as between:
+        daemon = stack.start(stack.config(metastore={"uri": between.uri, "timeout": "2s"}))
+        monitor = _monitor(daemon, stack.name)
+        _reaches(monitor, "running")
+        between.lose_answer("commit_txn")
+        stack.produce(_rows(*range(10)))
+        eventually("the commit", lambda: monitor.snapshot().totals.rows == 10)
+        seen = monitor.snapshot()
+        assert (seen.totals.commits, seen.totals.aborts, seen.state) == (2, 0, "running")
+        assert seen.totals.retries == {"MetastoreUnavailable": 1}
+        daemon.terminate()
+        assert daemon.wait() == 0
+    assert monitor.snapshot().state == "stopped"
+    assert [e["rows"] for e in daemon.events("committed")] == [0, 10]
+
+
+def test_monitor_when_another_daemon_owns_the_mapping_then_is_standby_until_the_takeover(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint", "dt string")
+    config = stack.config()
+    first = stack.start(config)
+    owner = _reaches(_monitor(first, stack.name), "running").owner
+    second = stack.start(config)
+    monitor = _monitor(second, stack.name)
+    standby = _reaches(monitor, "standby")
+    assert standby.owner == owner
+    assert standby.metastore_at is not None
+    first.terminate()
+    taken = _reaches(monitor, "running")
+    assert taken.owner != owner
+    assert taken.totals.takeovers == 1
+    second.terminate()
+    assert (first.wait(), second.wait()) == (0, 0)
+    assert _monitor(first, stack.name).snapshot().totals.takeovers == 0
