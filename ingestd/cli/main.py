@@ -16,10 +16,12 @@ from ingestd.cli.completion import completion
 from ingestd.cli.config import config
 from ingestd.cli.demo import demo
 from ingestd.cli.man import man
+from ingestd.cli.offsets import offsets
 from ingestd.cli.output import protect_stderr
 from ingestd.cli.prepare import prepare
 from ingestd.cli.run import run
 from ingestd.cli.sandbox import sandbox
+from ingestd.cli.status import status
 from ingestd.errors import ConfigFaults, IngestdError
 
 
@@ -29,7 +31,7 @@ def cli() -> None:
     """Move Kafka records into Apache Hive ACID tables, exactly once."""
 
 
-for command in (run, check, config, prepare, demo, sandbox, completion, man):
+for command in (run, check, config, status, offsets, prepare, demo, sandbox, completion, man):
     cli.add_command(command)
 
 

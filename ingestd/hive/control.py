@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hive_metastore import ttypes
 
@@ -50,13 +51,25 @@ def ensure_control_table(metastore: Metastore, name: TableName) -> ControlTable:
         _ensure(lambda: metastore.call("get_database", database), lambda: _create_database(metastore, database))
         _ensure(lambda: read_table(metastore, name), lambda: _create_table(metastore, name))
         raw = read_table(metastore, name)
-    if _KEY not in (raw.parameters or {}):
-        raise InvalidTable(
-            f"the table parameter {_KEY} is missing",
-            where=f"control table {name}",
-            hint="ingestd did not create this table; drop or rename it, or set another control.database",
-        )
-    return ControlTable(name, raw.id)
+    return _checked(name, raw)
+
+
+def find_control_table(metastore: Metastore, name: TableName) -> ControlTable | None:
+    """Find the control table; return None if it or its database does not exist. Raises the same errors."""
+    try:
+        raw = read_table(metastore, name)
+    except InvalidTable:
+        return None
+    return _checked(name, raw)
+
+
+def drop_control_table(metastore: Metastore, control: ControlTable) -> None:
+    """Drop the control table and with it the state. Raises InvalidTable if it was dropped or recreated meanwhile.
+
+    The call cannot be repeated safely, so MetastoreUnavailable leaves open whether the table exists.
+    """
+    read_state(metastore, control)
+    metastore.call("drop_table", control.name.database, control.name.table, True)  # noqa: FBT003 - deleteData
 
 
 def read_state(metastore: Metastore, control: ControlTable) -> str:
@@ -65,6 +78,16 @@ def read_state(metastore: Metastore, control: ControlTable) -> str:
     if raw.id != control.id:
         raise InvalidTable("the control table was dropped and recreated", where=f"control table {control.name}")
     return str(raw.parameters[_KEY]).strip()
+
+
+def _checked(name: TableName, raw: Any) -> ControlTable:
+    if _KEY not in (raw.parameters or {}):
+        raise InvalidTable(
+            f"the table parameter {_KEY} is missing",
+            where=f"control table {name}",
+            hint="ingestd did not create this table; drop or rename it, or set another control.database",
+        )
+    return ControlTable(name, raw.id)
 
 
 def _ensure(find: Callable[[], object], create: Callable[[], object]) -> None:

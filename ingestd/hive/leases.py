@@ -17,12 +17,17 @@ from ingestd.hive.tables import TableName
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A lock on a lease, which is held, or waits and blocks later requests. Each heartbeat changes `beat`."""
+    """A lock on a lease, which is held, or waits and blocks later requests.
+
+    Each heartbeat changes `beat`, which begins with its time in milliseconds since 1970 by the metastore's clock.
+    `host` is the host name of the client.
+    """
 
     lock_id: int
     agent: str
     is_held: bool
     beat: tuple[int, int]
+    host: str = ""
 
 
 def lease_component(lease: TableName) -> ttypes.LockComponent:
@@ -59,6 +64,7 @@ def claims(metastore: Metastore, lease: TableName) -> list[Claim]:
             entry.agentInfo or "",
             entry.state == ttypes.LockState.ACQUIRED,
             (entry.lastheartbeat or 0, entry.heartbeatCount or 0),
+            entry.hostname or "",
         )
         for entry in answer.locks or []
         if not entry.txnid

@@ -1,0 +1,96 @@
+"""Where a command reads and changes mappings: the daemon, or Hive and Kafka if there is none.
+
+Invariant: a command with `--url` never falls back, because the user named the daemon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ingestd.cli.client import Daemon, DaemonUnreachable, Endpoint
+from ingestd.config.document import Document, load
+from ingestd.errors import ConfigError
+from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.stored import StoredMapping, read_mappings
+
+T = TypeVar("T")
+_endpoint_options: list[Any] = [
+    click.option("--url", help="URL of the daemon, http://HOST:PORT.  [default: http.listen of the configuration]"),
+    click.option(
+        "--token-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="File with the daemon's token.  [default: http.token_file of the configuration]",
+    ),
+    click.option(
+        "--ca-file",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Trusted CA certificates (PEM) of the daemon.  [default: http.tls.certificate, or those of the system]",
+    ),
+]
+
+
+def with_endpoint(command: Any) -> Any:
+    """Add --url, --token-file and --ca-file to a command."""
+    for option in reversed(_endpoint_options):
+        command = option(command)
+    return command
+
+
+@dataclass
+class Source:
+    """The configuration and the daemon that the options of a command name."""
+
+    files: Sequence[Path]
+    directory: Path | None
+    url: str | None = None
+    token_file: Path | None = None
+    ca_file: Path | None = None
+
+    @cached_property
+    def document(self) -> Document:
+        """The configuration. Raises ConfigFaults."""
+        return load(self.files, self.directory)
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """The address of the daemon; None if neither --url nor the configuration has one."""
+        if self.url:
+            return Endpoint(self.url, self.token_file, self.ca_file)
+        return None
+
+    def ask(self, call: Callable[[Daemon], T]) -> T | None:
+        """Return the answer of the daemon, or None if no daemon answers at the address of the configuration.
+
+        Raises DaemonUnreachable if --url was given.
+        """
+        endpoint = self.endpoint
+        if endpoint is None:
+            return None
+        try:
+            return call(Daemon(endpoint))
+        except DaemonUnreachable:
+            if self.url:
+                raise
+            return None
+
+    def mapping(self, name: str) -> MappingOptions:
+        """Return the mapping with this name. Raises ConfigError."""
+        for options in self.document.mappings:
+            if options.name == name:
+                return options
+        known = ", ".join(options.name for options in self.document.mappings)
+        raise ConfigError(f"no mapping is named {name}", where="mappings", hint=f"the mappings are {known}")
+
+    def read_stored(self) -> list[StoredMapping]:
+        """Read all mappings from Hive and Kafka."""
+        metastore = self.document.metastore.connect()
+        try:
+            return read_mappings(metastore, self.document.mappings)
+        finally:
+            metastore.close()

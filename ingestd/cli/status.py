@@ -1,0 +1,172 @@
+"""`ingestd status`: the state of every mapping, from the daemon or, without one, from Hive and Kafka."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from ingestd.cli.client import Daemon
+from ingestd.cli.presentation import Column, Output, console, number, print_json, table, with_output
+from ingestd.cli.run import with_config
+from ingestd.cli.source import Source, with_endpoint
+from ingestd.clock import now, pause
+from ingestd.errors import IngestdError
+from ingestd.ingest.stored import StoredMapping
+
+_COLUMNS = (
+    *(Column("mapping"), Column("table"), Column("state"), number("lag"), Column("behind"), Column("last commit")),
+    *(Column("owner"), Column("problem")),
+)
+_COLOURS = {"running": "green", "owned": "green", "waiting": "yellow", "paused": "yellow", "failed": "red"}
+# Without heartbeats for this long, the owner has probably ended. Clocks may differ by a few seconds.
+_SILENT_SECONDS = 20.0
+_REFRESH_SECONDS = 2.0
+
+
+@click.command()
+@with_config
+@with_endpoint
+@click.option("--watch", is_flag=True, help="Refresh the table every 2 s, until Ctrl-C.")
+@with_output
+def status(files: tuple[Path, ...], directory: Path | None, watch: bool, output: Output, **endpoint: Any) -> None:
+    """Show the state, lag, owner and last commit of every mapping.
+
+    Asks the daemon at --url, or at `http.listen` of the configuration. If none answers there, the stored positions and
+    owners are read from Hive, and the ends of the partitions from Kafka.
+    """
+    source = Source(files, directory, **endpoint)
+    if watch and output == "json":
+        raise click.UsageError("--watch shows a table; call --output json repeatedly instead")
+    if watch:
+        _watch(source)
+        return
+    document = read_status(source)
+    if output == "json":
+        print_json(document)
+    else:
+        console().print(_view(document))
+    if document["exit_code"]:
+        raise SystemExit(document["exit_code"])
+
+
+def read_status(source: Source) -> dict[str, Any]:
+    """Return the document of --output json: that of the daemon's /status, or the same fields from Hive and Kafka.
+
+    `source` says which. `exit_code` is that of the first mapping that could not be read, else 0.
+    """
+    answer = source.ask(Daemon.status)
+    if answer is not None:
+        return {"source": "daemon", "exit_code": 0, **answer}
+    found = source.read_stored()
+    code = next((one.problem.exit_code for one in found if one.problem), 0)
+    return {"source": "services", "exit_code": code, "version": 1, "mappings": [_entry(one) for one in found]}
+
+
+def _watch(source: Source) -> None:
+    """Show the table until Ctrl-C. An error is shown in place of the table, and the next refresh tries again."""
+    screen = console()
+    with Live(console=screen, auto_refresh=False) as live:
+        try:
+            while True:
+                try:
+                    live.update(_view(read_status(source)), refresh=True)
+                except IngestdError as error:
+                    live.update(Text(str(error), "red"), refresh=True)
+                pause(_REFRESH_SECONDS)
+        except KeyboardInterrupt:
+            return
+
+
+def _view(document: dict[str, Any]) -> Group:
+    """Return what a terminal shows of the document."""
+    mappings = document["mappings"]
+    if document["source"] == "daemon":
+        daemon = document["daemon"]
+        title = f"daemon {daemon['release']} on {daemon['host']}, process {daemon['pid']}"
+    else:
+        title = "read from Hive and Kafka"
+    return Group(Text(f"{title}: {len(mappings)} mapping{'' if len(mappings) == 1 else 's'}", "dim"), _table(mappings))
+
+
+def _table(mappings: list[dict[str, Any]]) -> Table:
+    made = table(_COLUMNS, map(_row, mappings))
+    for mapping, row in zip(mappings, made.rows, strict=True):
+        row.style = _COLOURS.get(mapping["state"])
+    return made
+
+
+def _row(mapping: dict[str, Any]) -> list[object]:
+    commit, problem = mapping["last_commit"], mapping["problem"]
+    return [
+        mapping["name"],
+        mapping["table"],
+        mapping["state"],
+        mapping["lag_offsets"],
+        _duration(mapping["lag_seconds"]),
+        f"{_duration(max(0.0, now() - commit['committed_unix']))} ago" if commit else None,
+        mapping["owner"].rpartition("/")[2],
+        f"{problem['error']} → {problem['hint']}" if problem and problem["hint"] else problem and problem["error"],
+    ]
+
+
+def _duration(seconds: float | None) -> str | None:
+    """Return a duration with its largest unit, such as `90 s`, `12 m` or `3.5 h`."""
+    if seconds is None:
+        return None
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _entry(found: StoredMapping) -> dict[str, Any]:
+    """Return the entry of a mapping that was read without a daemon."""
+    owner, state, problem = found.owner, found.state, found.problem
+    return {
+        "name": found.options.name,
+        "table": str(found.options.table),
+        "topics": list(found.options.topics),
+        "state": _state(found),
+        "owner": owner.agent if owner else "",
+        "owner_host": owner.host if owner else "",
+        "owner_heartbeat_unix": owner.beat[0] / 1000 if owner else None,
+        "problem": problem
+        and {"reason": type(problem).__name__, "error": problem.what, "where": problem.where, "hint": problem.hint},
+        "lag_offsets": found.lag,
+        "lag_seconds": None,
+        "rows": state.rows if state else 0,
+        "last_commit": state
+        and {
+            "txn": state.txn,
+            "write_id": state.write_id,
+            "committed_unix": datetime.fromisoformat(state.at).timestamp(),
+            "owner": state.owner,
+        },
+        "partitions": [
+            {
+                "topic": one.partition.topic,
+                "partition": one.partition.partition,
+                "earliest": one.earliest,
+                "position": one.committed,
+                "end": one.end,
+                "lag_offsets": one.lag,
+            }
+            for one in found.offsets
+        ],
+    }
+
+
+def _state(found: StoredMapping) -> str:
+    """Return `owned`, `silent` if the owner sends no heartbeats, `unowned`, or `unknown` after an error."""
+    if found.problem is not None:
+        return "unknown"
+    if found.owner is None:
+        return "unowned"
+    return "silent" if now() - found.owner.beat[0] / 1000 > _SILENT_SECONDS else "owned"

@@ -1,0 +1,123 @@
+"""What Hive and Kafka know about mappings, read without a daemon.
+
+Invariant: reading changes nothing. It creates no control table and requests no lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from ingestd.errors import IngestdError
+from ingestd.hive import leases
+from ingestd.hive.client import Metastore
+from ingestd.hive.control import find_control_table, read_state
+from ingestd.hive.leases import Claim
+from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.state import MappingState
+from ingestd.kafka.admin import Broker
+from ingestd.kafka.ranges import Offsets, TopicIdentity, TopicPartition
+
+# Mappings that are read at the same time. Each takes about ten requests.
+_READERS = 8
+# The time limit of one request to Kafka. A user is waiting for the result.
+_ANSWER_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionOffsets:
+    """The offsets of one partition: the first that Kafka has, the last stable offset, and the committed position.
+
+    `committed` is None if no transaction has stored a position for the partition.
+    """
+
+    partition: TopicPartition
+    earliest: int
+    end: int
+    committed: int | None
+
+    @property
+    def lag(self) -> int:
+        """The number of offsets that are not committed."""
+        return max(0, self.end - (self.earliest if self.committed is None else self.committed))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMapping:
+    """The stored state of a mapping, the claims on its lease, and the offsets of its partitions.
+
+    `state` is None if the mapping has never committed. `problem` is the error that prevented reading the rest.
+    """
+
+    options: MappingOptions
+    state: MappingState | None = None
+    claims: tuple[Claim, ...] = ()
+    topics: Mapping[str, TopicIdentity] = field(default_factory=dict)
+    offsets: tuple[PartitionOffsets, ...] = ()
+    problem: IngestdError | None = None
+
+    @property
+    def owner(self) -> Claim | None:
+        """The claim that holds the lease. Its daemon may have ended: see `Claim.beat`."""
+        return next((claim for claim in self.claims if claim.is_held), None)
+
+    @property
+    def lag(self) -> int | None:
+        """The number of offsets that are not committed; None if the offsets are unknown."""
+        return sum(one.lag for one in self.offsets) if self.offsets else None
+
+    @property
+    def committed(self) -> Offsets:
+        """The committed position."""
+        return self.state.position.offsets if self.state else {}
+
+
+def read_mappings(metastore: Metastore, mappings: Sequence[MappingOptions]) -> list[StoredMapping]:
+    """Read the mappings from Hive and Kafka. An error is the `problem` of its mapping; none is raised."""
+    brokers = _Brokers()
+    with ThreadPoolExecutor(min(_READERS, max(1, len(mappings))), "status") as readers:
+        return list(readers.map(lambda options: _read(metastore, brokers, options), mappings))
+
+
+def read_mapping(metastore: Metastore, options: MappingOptions) -> StoredMapping:
+    """Read one mapping. Raises the IngestdError that `read_mappings` stores."""
+    found = _read(metastore, _Brokers(), options)
+    if found.problem is not None:
+        raise found.problem
+    return found
+
+
+def _read(metastore: Metastore, brokers: _Brokers, options: MappingOptions) -> StoredMapping:
+    state: MappingState | None = None
+    claims: tuple[Claim, ...] = ()
+    try:
+        control = find_control_table(metastore, options.control)
+        state = MappingState.parse(read_state(metastore, control)) if control else None
+        claims = tuple(leases.claims(metastore, options.owner_lease))
+        broker = brokers.get(options)
+        topics = broker.topics(options.topics)
+        partitions = [partition for topic in topics.values() for partition in topic.partitions]
+        earliest, ends = broker.earliest(partitions), broker.ends(partitions)
+    except IngestdError as error:
+        return StoredMapping(options, state, claims, problem=error)
+    committed = state.position.offsets if state else {}
+    offsets = tuple(PartitionOffsets(p, earliest[p], ends[p], committed.get(p)) for p in partitions)
+    return StoredMapping(options, state, claims, {name: topic.identity for name, topic in topics.items()}, offsets)
+
+
+class _Brokers:
+    """One Kafka client for all mappings with the same settings, because each client has several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._clients: dict[frozenset[tuple[str, object]], Broker] = {}
+
+    def get(self, options: MappingOptions) -> Broker:
+        """Return the client for the settings of a mapping. Raises ConfigError."""
+        key = frozenset(options.kafka.items())
+        with self._lock:
+            if key not in self._clients:
+                self._clients[key] = Broker(options.kafka, timeout_seconds=_ANSWER_SECONDS)
+            return self._clients[key]

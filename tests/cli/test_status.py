@@ -1,0 +1,96 @@
+"""`ingestd status` and `ingestd offsets show` on the real services, with and without a daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ingestd.hive.control import find_control_table
+from ingestd.hive.tables import TableName
+from tests.support.command import Run
+from tests.support.stack import Stack, eventually
+
+
+def _rows(first: int, last: int) -> list[dict[str, int]]:
+    return [{"id": i} for i in range(first, last)]
+
+
+def test_status_when_no_daemon_runs_then_reads_hive_and_kafka_and_changes_nothing(run: Run, stack: Stack) -> None:
+    stack.topic(2)
+    stack.table("id bigint")
+    config = stack.config()
+    name = stack.name[-40:]
+    # Before the first run.
+    [fresh] = run("status", "--output", "json", "--config", config).json["mappings"]
+    assert (fresh["state"], fresh["owner"], fresh["last_commit"], fresh["lag_offsets"]) == ("unowned", "", None, 0)
+    assert find_control_table(stack.metastore, TableName("ingestd", f"mapping_{name}")) is None
+    # While a daemon owns the mapping, and its HTTP server is not used.
+    stack.produce(_rows(0, 10), partition=0)
+    daemon = stack.start(config)
+    eventually("the commit", lambda: stack.count() == 10)
+    [owned] = run("status", "--output", "json", "--config", config).json["mappings"]
+    assert (owned["name"], owned["table"], owned["topics"]) == (name, f"default.{stack.name}", [stack.name])
+    assert (owned["state"], owned["lag_offsets"], owned["rows"]) == ("owned", 0, 10)
+    assert owned["owner"].startswith(f"ingestd/ingestd/{name}/")
+    assert owned["last_commit"]["owner"] == owned["owner"]
+    # After its end, with records that are not committed.
+    daemon.terminate()
+    assert daemon.wait() == 0
+    stack.produce(_rows(10, 15), partition=1)
+    result = run("status", "--output", "json", "--config", config)
+    document = result.json
+    assert (result.code, document["source"], document["exit_code"]) == (0, "services", 0)
+    [ended] = document["mappings"]
+    assert (ended["state"], ended["owner"], ended["lag_offsets"]) == ("unowned", "", 5)
+    keys = ("partition", "earliest", "position", "end", "lag_offsets")
+    assert [[p[key] for key in keys] for p in ended["partitions"]] == [[0, 0, 10, 10, 0], [1, 0, 0, 5, 5]]
+    table = run("status", "--config", config)
+    assert table.code == 0
+    assert "read from Hive and Kafka: 1 mapping" in table.out
+    assert name in table.out
+    assert "unowned" in table.out
+
+
+def test_offsets_show_then_shows_committed_and_available_offsets(run: Run, stack: Stack) -> None:
+    stack.topic(2)
+    stack.table("id bigint")
+    config = stack.config()
+    name = stack.name[-40:]
+    before = run("offsets", "show", name, "--output", "json", "--config", config).json
+    assert before["stored"] is None
+    assert [one["committed"] for one in before["offsets"]] == [None, None]
+    stack.produce(_rows(0, 10), partition=0)
+    stack.drain(config)
+    stack.produce(_rows(10, 13), partition=1)
+    after = run("offsets", "show", name, "--output", "json", "--config", config).json
+    keys = ("topic", "partition", "earliest", "committed", "end", "lag")
+    expected = [[stack.name, 0, 0, 10, 10, 0], [stack.name, 1, 0, 0, 3, 3]]
+    assert [[one[key] for key in keys] for one in after["offsets"]] == expected
+    assert after["stored"]["txn"] > 0
+    table = run("offsets", "show", name, "--config", config).out.splitlines()
+    assert table[0].split() == list(keys)
+    assert [line.split() for line in table[1:]] == [[str(value) for value in row] for row in expected]
+    unknown = run("offsets", "show", "nothing", "--config", config)
+    assert (unknown.code, unknown.out) == (78, "")
+    assert f"no mapping is named nothing → the mappings are {name}" in unknown.err
+
+
+def test_status_when_no_service_answers_then_shows_the_problem_and_exit_code_is_69(run: Run, tmp_path: Path) -> None:
+    config = tmp_path / "a.yaml"
+    config.write_text(
+        "{metastore: {uri: 'thrift://127.0.0.1:1', timeout: 2s}, kafka: {bootstrap.servers: '127.0.0.1:1'}, "
+        "mappings: [{name: orders, topics: [orders], table: shop.orders}]}"
+    )
+    result = run("status", "--output", "json", "--config", config)
+    assert result.code == 69
+    [mapping] = result.json["mappings"]
+    assert mapping["state"] == "unknown"
+    assert mapping["problem"]["reason"] == "MetastoreUnavailable"
+    assert "check that the metastore is running" in run("status", "--config", config).out
+
+
+def test_status_when_the_daemon_of_a_url_does_not_answer_then_exit_code_is_69(run: Run) -> None:
+    result = run("status", "--url", "http://127.0.0.1:1")
+    assert (result.code, result.out) == (69, "")
+    assert "daemon http://127.0.0.1:1: " in result.err
+    assert run("status", "--url", "ftp://x").code == 78
+    assert run("status", "--watch", "--output", "json", "--url", "http://127.0.0.1:1").code == 2
