@@ -13,6 +13,7 @@ from types import FrameType
 
 from ingestd.config.document import Document
 from ingestd.daemon import failpoints
+from ingestd.daemon.notify import Notifier
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
 from ingestd.ingest.signals import Signals
@@ -27,6 +28,8 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
     """
     observe = failpoints.from_environment()
     signals = install_signals()
+    notifier = Notifier()
+    notifier.starting()
     try:
         engine = _start_engine(document, signals.stop)
     except IngestdError:
@@ -35,8 +38,10 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
         raise
     metastore = document.metastore.connect()
     try:
-        return Supervisor(document, metastore, engine, signals, drain=drain, observe=observe).run()
+        supervisor = Supervisor(document, metastore, engine, signals, drain=drain, observe=observe)
+        return supervisor.run(on_check=lambda: notifier.check(supervisor, signals))
     finally:
+        notifier.stopping()
         engine.stop()
         metastore.close()
         # A late signal must not interrupt the interpreter's own shutdown.

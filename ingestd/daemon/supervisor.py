@@ -8,7 +8,7 @@ an abort, even if a mapping hangs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.config.document import Document
@@ -88,9 +88,10 @@ class Supervisor:
         )
         return [name for name, monitor in self.monitors.items() if is_stuck(monitor, limits)]
 
-    def run(self) -> list[IngestdError]:
+    def run(self, on_check: Callable[[], None] = lambda: None) -> list[IngestdError]:
         """Run all mappings until they have ended, and return the errors that ended some of them.
 
+        `on_check` is called ten times a second, by the loop that supervises the mappings; it must not block.
         The first error decides the exit code. If the engine was lost, it is EngineLost. The last error is StillRunning
         if threads are still running.
         """
@@ -102,6 +103,7 @@ class Supervisor:
         aborted_at: float | None = None
         while running := [thread.name for thread in threads if thread.is_alive()]:
             pause(_POLL_SECONDS)
+            on_check()
             self._stop_without_engine()
             if self._signals.stop.is_set() and limit is None:
                 limit = Deadline.after(
