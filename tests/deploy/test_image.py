@@ -1,0 +1,87 @@
+"""The container image: it is built from the Dockerfile, and its daemon survives kills and restarts without privileges.
+
+There is no container engine: buildah builds the image, and the test runs its file system, read-only, in namespaces.
+INGESTD_TEST_BASE names another base image; INGESTD_TEST_IMAGE names a built image, which is then tested instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.storage.local import local_path
+from tests.support.container import Container, image_root
+from tests.support.stack import Stack, eventually
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(shutil.which("buildah") is None or os.geteuid() != 0, reason="needs buildah and root"),
+]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def image(processes: None) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the root directory of the image and its configuration."""
+    name = os.environ.get("INGESTD_TEST_IMAGE")
+    if name is None:
+        name = "localhost/ingestd-test"
+        base = os.environ.get("INGESTD_TEST_BASE", "python:3.11-slim-bookworm")
+        options = ("--isolation", "chroot", "--format", "docker", "--build-arg", f"BASE={base}")
+        subprocess.run(["buildah", "bud", *options, "--tag", name, ROOT], check=True)
+    with image_root(name) as found:
+        yield found
+
+
+def _files(stack: Stack) -> Path:
+    """Write the configuration of a mapping, and return its directory, which the user of the image can read."""
+    files = stack.directory / "files"
+    files.mkdir()
+    document = yaml.safe_load(stack.config().read_text(encoding="utf-8"))
+    document["http"] = {"listen": "127.0.0.1:8080"}
+    (files / "ingestd.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    for directory in (files, *files.parents[:3]):
+        directory.chmod(0o755)
+    return files
+
+
+def test_image_when_it_runs_read_only_without_privileges_then_survives_kill_and_restart(
+    stack: Stack, image: tuple[Path, dict[str, Any]]
+) -> None:
+    root, config = image
+    stack.topic(2)
+    stack.table("id bigint")
+    location = local_path(load_acid_table(stack.metastore, TableName("default", stack.name)).location)
+    location.chmod(0o777)
+    files = _files(stack)
+    total = 0
+
+    def produce() -> None:
+        nonlocal total
+        total += stack.produce({"id": n} for n in range(total, total + 1_000))
+
+    def is_complete() -> bool:
+        return stack.count() == total
+
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
+        container = Container(root, config, files, location)
+        produce()
+        eventually("the records", is_complete, 90)
+        eventually("a passing health check", container.is_healthy)
+        produce()
+        container.signal(number)
+        assert container.wait() == (0 if number == signal.SIGTERM else 137), container.text()
+    container = Container(root, config, files, location)
+    eventually("all records", is_complete, 90)
+    container.signal(signal.SIGTERM)
+    assert container.wait() == 0
+    assert stack.ids() == list(range(total))
