@@ -65,6 +65,11 @@ def find_java() -> Path:
     )
 
 
+def version(home: Path) -> int:
+    """Return the feature version of a Java home, such as 17, or 0 if its `java` does not run."""
+    return _ask(home / "bin" / "java")[0]
+
+
 def _candidates() -> Iterator[_Candidate]:
     home = os.environ.get("JAVA_HOME")
     if home:

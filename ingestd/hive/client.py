@@ -65,7 +65,7 @@ OnCall = Callable[[str, float, str], None]
 _READS = (
     "getName", "getVersion", "get_all_databases", "get_config_value", "get_database", "get_open_txns",
     "get_not_null_constraints", "get_open_txns_info", "get_partition_names", "get_partitions_by_names_req",
-    "get_table_req", "get_valid_write_ids", "partition_name_to_vals", "show_locks",
+    "get_table_req", "get_valid_write_ids", "partition_name_to_vals", "show_compact", "show_locks",
 )  # fmt: skip
 # Calls that have the same effect whether the metastore executes them once or twice, and why:
 REPEATABLE = {
@@ -88,6 +88,7 @@ REPEATABLE = {
 # alter_table_req, alter_partitions_req   overwrite the whole object: a second call would revert concurrent changes, and
 #                       where HMS compares first, it is rejected although the first one succeeded
 # create_table_req, create_database   the second call is rejected although the first one succeeded
+# compact2              the second call is refused, or queues the compaction again after the first one has ended
 # lock outside a transaction   the second request waits for the first, whose lock id was lost
 
 

@@ -10,6 +10,7 @@ import hashlib
 import struct
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +160,28 @@ def ticket_seconds(login: Kerberos) -> float | None:
         _ONE_LOGIN.release()
 
 
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """The ticket of a login: its owner, and the seconds until it expires."""
+
+    owner: str
+    seconds_left: int
+
+
+def read_ticket(login: Kerberos) -> Ticket:
+    """Return the ticket that a login would use. With a keytab, one is requested from the KDC unless one is cached.
+
+    Raises LoginFailed, MetastoreUnavailable if no KDC answers, and ConfigError if gssapi is not installed.
+    """
+    gss = _gssapi()
+    try:
+        with _ONE_LOGIN:
+            found = _credentials(gss, login)
+            return Ticket(str(found.name), int(found.lifetime or 0))
+    except gss.exceptions.GSSError as error:
+        raise _translated(error, login, login.principal) from error
+
+
 def _gssapi() -> Any:
     try:
         import gssapi  # noqa: PLC0415  # an optional dependency
@@ -175,7 +198,7 @@ def _credentials(gss: Any, login: Kerberos) -> Any:
     """Return the credentials for one login. Kerberos requests a ticket from the KDC only if no valid one is cached."""
     store = None
     if login.keytab:
-        _check_keytab(login.keytab, login.user or "")
+        check_keytab(login.keytab, login.user or "")
         store = {"client_keytab": str(login.keytab), "ccache": _memory_cache(login)}
     return gss.Credentials(name=_name(gss, login), usage="initiate", mechs=[gss.MechType.kerberos], store=store)
 
@@ -231,7 +254,7 @@ def _labels(some: Iterable[Protection]) -> str:
     return ", ".join(one.label for one in sorted(some, key=lambda one: one.value))
 
 
-def _check_keytab(file: Path, user: str) -> None:
+def check_keytab(file: Path, user: str) -> None:
     """Raise LoginFailed with the exact fault of a keytab. Kerberos reports every such fault as missing credentials."""
     where = f"metastore.kerberos.keytab {file}"
     try:

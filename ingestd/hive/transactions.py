@@ -294,13 +294,13 @@ def open_transactions(metastore: Metastore, agent_prefix: str) -> list[int]:
     """Return the ids of the open transactions whose agent begins with `agent_prefix`."""
     return [
         txn.id
-        for txn in _described(metastore)
+        for txn in describe_transactions(metastore)
         if txn.state == ttypes.TxnState.OPEN and (txn.hostname or "").startswith(agent_prefix)
     ]
 
 
-def _described(metastore: Metastore) -> Sequence[ttypes.TxnInfo]:
-    """Return HMS's descriptions of all transactions that have not committed.
+def describe_transactions(metastore: Metastore) -> Sequence[ttypes.TxnInfo]:
+    """Return HMS's descriptions (TxnInfo) of all transactions that have not committed.
 
     HMS treats a gap among the newest transaction ids (another client is opening a transaction, or has failed to) as an
     open transaction for one second (metastore.txn.opentxn.timeout). Such a transaction has no user, so HMS cannot

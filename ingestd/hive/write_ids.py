@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from hive_metastore import ttypes
 
@@ -46,7 +46,13 @@ def ended_transactions(metastore: Metastore, txn_ids: Iterable[int]) -> set[int]
     return {txn_id for txn_id in txn_ids if txn_id <= answer.txn_high_water_mark and txn_id not in still_open}
 
 
+def committed_transactions(metastore: Metastore) -> Callable[[int], bool]:
+    """Return a function that tells whether HMS now regards a transaction as committed: neither open nor aborted."""
+    answer = metastore.call("get_open_txns")
+    high, others = answer.txn_high_water_mark, frozenset(answer.open_txns)
+    return lambda txn_id: txn_id <= high and txn_id not in others
+
+
 def is_committed(metastore: Metastore, txn_id: int) -> bool:
     """Return whether HMS regards a transaction as committed: it was opened, and is neither open nor aborted."""
-    answer = metastore.call("get_open_txns")
-    return txn_id <= answer.txn_high_water_mark and txn_id not in answer.open_txns
+    return committed_transactions(metastore)(txn_id)

@@ -5,6 +5,7 @@ Invariant: a check removes every lock and directory that it creates.
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +19,6 @@ from ingestd.ingest.target import load_target, static_values
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import read
-from ingestd.publish.staging import DAEMON
 from ingestd.storage import local
 from ingestd.storage.local import Location
 
@@ -38,16 +38,16 @@ class Finding:
 def check_metastore(metastore: Metastore) -> Iterator[Finding]:
     """Check that the metastore answers and grants locks. Yields one finding per check."""
     yield _finding("metastore", lambda: f"answers, version {metastore.call('getVersion')}")
-    yield _finding("metastore locks", lambda: _try_lock(metastore))
+    yield _finding("metastore locks", lambda: grants_locks(metastore))
 
 
 def check_mapping(metastore: Metastore, options: MappingOptions) -> Iterator[Finding]:
     """Check the topics, the table and the storage of one mapping. Yields one finding per check."""
     subject = f"mapping {options.name}"
     for topic in options.topics:
-        yield _finding(f"{subject}, topic {topic}", lambda topic=topic: _try_topic(options, topic))  # type: ignore[misc]
-    yield _finding(f"{subject}, table {options.table}", lambda: _try_table(metastore, options))
-    yield _finding(f"{subject}, storage", lambda: _try_storage(metastore, options))
+        yield _finding(f"{subject}, topic {topic}", lambda topic=topic: readable_topic(options, topic))  # type: ignore[misc]
+    yield _finding(f"{subject}, table {options.table}", lambda: usable_table(metastore, options))
+    yield _finding(f"{subject}, storage", lambda: writable_storage(metastore, options))
 
 
 def _finding(subject: str, probe: Callable[[], str]) -> Finding:
@@ -57,7 +57,8 @@ def _finding(subject: str, probe: Callable[[], str]) -> Finding:
         return Finding(subject, "", error)
 
 
-def _try_lock(metastore: Metastore) -> str:
+def grants_locks(metastore: Metastore) -> str:
+    """Acquire and release a lock on an unused name; return what was found. Raises MetastoreUnavailable."""
     name = TableName("ingestd", f"check_{uuid.uuid4().hex[:8]}")
     lock_id = leases.try_acquire(metastore, name, "ingestd/check")
     if lock_id is None:
@@ -69,7 +70,11 @@ def _try_lock(metastore: Metastore) -> str:
     return "granted"
 
 
-def _try_topic(options: MappingOptions, topic: str) -> str:
+def readable_topic(options: MappingOptions, topic: str) -> str:
+    """Describe a topic and read its last record; return what was found.
+
+    Raises InvalidTopic if it is missing or must not be read, LoginFailed and BrokerUnavailable.
+    """
     broker = Broker(options.kafka, timeout_seconds=_ANSWER_SECONDS)
     partitions = broker.partitions([topic])
     first, ends = broker.earliest(partitions), broker.ends(partitions)
@@ -82,7 +87,8 @@ def _try_topic(options: MappingOptions, topic: str) -> str:
     return f"{_counted(len(partitions), 'partition')}, {_counted(waiting, 'offset')}, readable"
 
 
-def _try_table(metastore: Metastore, options: MappingOptions) -> str:
+def usable_table(metastore: Metastore, options: MappingOptions) -> str:
+    """Check that the mapping can write to its table; return what was found. Raises InvalidTable."""
     table = load_target(metastore, options)
     static = static_values(table, options)
     by = ", ".join(c.name for c in table.partition_columns)
@@ -94,11 +100,12 @@ def _counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def _try_storage(metastore: Metastore, options: MappingOptions) -> str:
+def writable_storage(metastore: Metastore, options: MappingOptions) -> str:
+    """Write and remove a file in a hidden directory of the table; return what was found. Raises StorageUnavailable."""
     location = Location.of(load_acid_table(metastore, options.table).location)
-    probe = location.make_directory(DAEMON, f"check-{uuid.uuid4().hex[:8]}")
+    probe = location.make_directory(f".ingestd-check-{uuid.uuid4().hex[:8]}")
     try:
         local.write_bytes(probe / "probe", b"ingestd")
     finally:
         local.remove_tree(probe)
-    return f"{location.path} is writable"
+    return f"{location.path} is writable for user id {os.geteuid()}"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, Uuid
 from confluent_kafka import TopicPartition as _TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from ingestd.clock import Deadline
 from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
@@ -97,22 +97,50 @@ class Broker:
         ends = self.ends([p for p in partitions if found[p] < 0])
         return {p: ends.get(p, found[p]) for p in partitions}
 
+    def newest_times(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the largest timestamp of each partition that has records, in milliseconds of Unix time."""
+        answers = self._list_offsets(partitions, OffsetSpec.max_timestamp())
+        return {key: int(found.timestamp) for key, found in answers.items() if found.timestamp > 0}
+
+    def describe_cluster(self) -> tuple[str, int]:
+        """Return the id of the cluster, '' if unknown, and the number of brokers."""
+        answer = self._admin.describe_cluster(request_timeout=self.timeout_seconds)
+        found = self._answer(answer, self.where)
+        return found.cluster_id or "", len(found.nodes)
+
+    def topic_settings(self, name: str) -> dict[str, str]:
+        """Return the effective configuration of a topic, such as `retention.ms`.
+
+        Raises InvalidTopic without permission DESCRIBE_CONFIGS.
+        """
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+        [answer] = self._admin.describe_configs([resource], request_timeout=self.timeout_seconds).values()
+        found = self._answer(answer, f"{self.where}, topic {name}")
+        return {key: str(entry.value) for key, entry in found.items() if entry.value is not None}
+
+    def topic_names(self) -> list[str]:
+        """Return the names of all topics that this client may describe, without internal ones."""
+        answer = self._admin.list_topics(timeout=self.timeout_seconds)
+        return sorted(name for name in answer.topics if not name.startswith("__"))
+
     def _offsets(self, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+        found = {}
+        for key, answer in self._list_offsets(partitions, spec).items():
+            # librdkafka reports a timeout as an invalid offset without an error.
+            if answer.offset == OFFSET_INVALID:
+                raise BrokerUnavailable("the request for offsets timed out", where=f"{self.where}, {key}")
+            found[key] = int(answer.offset)
+        return found
+
+    def _list_offsets(self, partitions: Iterable[TopicPartition], spec: Any) -> dict[TopicPartition, Any]:
         requested = {_TopicPartition(p.topic, p.partition): spec for p in partitions}
         if not requested:
             return {}
         answers: Mapping[_TopicPartition, Future[Any]] = self._admin.list_offsets(
             requested, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_seconds
         )
-        found = {}
-        for partition, answer in answers.items():
-            key = TopicPartition(partition.topic, partition.partition)
-            offset = int(self._answer(answer, f"{self.where}, {key}").offset)
-            # librdkafka reports a timeout as an invalid offset without an error.
-            if offset == OFFSET_INVALID:
-                raise BrokerUnavailable("the request for offsets timed out", where=f"{self.where}, {key}")
-            found[key] = offset
-        return found
+        keys = {partition: TopicPartition(partition.topic, partition.partition) for partition in answers}
+        return {keys[one]: self._answer(answer, f"{self.where}, {keys[one]}") for one, answer in answers.items()}
 
     def _answer(self, future: Future[T], where: str) -> T:
         """Return the result of a request. Raises the errors of `translate_error`, or BrokerUnavailable on timeout."""
@@ -168,6 +196,21 @@ class OffsetMirror:
         self._await_result(limit)
         if self._error is not None:
             raise translate_error(self._error, self._where)
+
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Return the offset that the group has committed for each partition, if it has committed one.
+
+        Raises InvalidTopic without permission to read the group, LoginFailed and BrokerUnavailable.
+        """
+        asked = [_TopicPartition(*p) for p in partitions]
+        try:
+            answers = self._consumer.committed(asked, timeout=self._timeout)
+        except KafkaException as error:
+            raise translate_error(error, self._where) from error
+        failed = next((p.error for p in answers if p.error is not None), None)
+        if failed is not None:
+            raise translate_error(failed, self._where)
+        return {TopicPartition(p.topic, p.partition): p.offset for p in answers if p.offset >= 0}
 
     def close(self) -> None:
         """Close the consumer unless a commit is pending, because closing would then block until the broker answers."""

@@ -1,0 +1,77 @@
+"""`ingestd doctor`: finds what commonly goes wrong, with evidence and a fix for each finding."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+from rich.markup import escape
+
+from ingestd.cli.presentation import Output, console, print_json, with_output
+from ingestd.cli.run import with_config
+from ingestd.config.document import load
+from ingestd.daemon import log
+from ingestd.doctor.examination import examine, examine_machine
+from ingestd.doctor.finding import Finding, Status, as_document, exit_code, refused
+from ingestd.errors import ConfigError, ConfigFaults
+
+_SIGNS: dict[Status, str] = {
+    "ok": "[green]✓[/]",
+    "warning": "[yellow]![/]",
+    "fault": "[red]✗[/]",
+    "skipped": "[dim]-[/]",
+}
+
+
+@click.command()
+@with_config
+@with_output
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=1.0),
+    default=20.0,
+    show_default=True,
+    help="Time limit of a check in seconds.",
+)
+def doctor(files: tuple[Path, ...], directory: Path | None, output: Output, timeout: float) -> None:
+    """Examine the configuration, this machine, Kafka, the metastore and the tables of all mappings.
+
+    Each finding has its evidence and, if something is wrong, a fix. Nothing is changed. The exit code is 0 if there is
+    no fault, and otherwise that of the first fault. Warnings do not change it.
+    """
+    log.configure("auto", "error")
+    found = _findings(files, directory, timeout)
+    findings = list(found) if output == "json" else _print(found)
+    if output == "json":
+        print_json(as_document(findings))
+    sys.exit(exit_code(findings))
+
+
+def _findings(files: tuple[Path, ...], directory: Path | None, timeout: float) -> Iterator[Finding]:
+    try:
+        document = load(files, directory)
+    except ConfigError as error:
+        for one in error.faults if isinstance(error, ConfigFaults) else [error]:
+            yield Finding("configuration", "configuration", refused(one))
+        yield from examine_machine(0)
+        return
+    yield from examine(document, limit_seconds=timeout)
+
+
+def _print(found: Iterator[Finding]) -> list[Finding]:
+    """Print each finding as soon as it is known, with a heading for each subject, and return all of them."""
+    to = console()
+    findings: list[Finding] = []
+    for finding in found:
+        if not findings or findings[-1].subject != finding.subject:
+            to.print(f"[bold]{escape(finding.subject)}[/]")
+        verdict = finding.verdict
+        to.print(f"  {_SIGNS[verdict.status]} {finding.check:29} {escape(verdict.evidence)}")
+        if verdict.fix:
+            to.print(f"    {'':29} → {escape(verdict.fix)}")
+        findings.append(finding)
+    counts = as_document(findings)["counts"]
+    to.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
+    return findings

@@ -1,0 +1,130 @@
+"""Checks of Hive's compaction: initiator, workers, cleaner, and the results of past compactions.
+
+Invariant: these checks only read. Without compaction, deltas accumulate until queries of the tables fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ingestd.doctor.finding import Check, Verdict, ok, warning
+from ingestd.doctor.metastore import Service
+from ingestd.hive import health
+from ingestd.hive.compactions import Compaction, read_compactions
+
+# Hive's own check intervals are 5 minutes.
+_QUEUED_WARNING_SECONDS = 900.0
+_UNCLEANED_WARNING_SECONDS = 3_600.0
+_SHOWN = 3
+# A request that was refused says nothing about the compactions of its table.
+_FAILURES = ("failed", "did not initiate", "aborted")
+_OUTCOMES = (*_FAILURES, "ready for cleaning", "succeeded")
+
+
+def _initiator(service: Service) -> Iterator[Verdict]:
+    missing = _switched_off(service, "metastore.compactor.initiator.on")
+    if missing:
+        yield warning(missing, "set metastore.compactor.initiator.on=true in one metastore and restart it")
+    else:
+        yield ok("metastore.compactor.initiator.on is true")
+
+
+def _cleaner(service: Service) -> Iterator[Verdict]:
+    missing = _switched_off(service, "metastore.compactor.cleaner.on")
+    if missing:
+        yield warning(missing, "set metastore.compactor.cleaner.on=true in one metastore and restart it")
+    now = health.read_clock(service.metastore).database_time
+    waiting = [one for one in read_compactions(service.metastore) if one.state == "ready for cleaning"]
+    oldest = min(waiting, key=_since, default=None)
+    if oldest is not None and now - _since(oldest) > _UNCLEANED_WARNING_SECONDS:
+        yield warning(
+            f"{_counted(waiting)} ready for cleaning, {_target(oldest)} for {_hours(now - _since(oldest))}",
+            "check metastore.transactions: an open transaction keeps the cleaner from removing files",
+        )
+    elif not missing:
+        yield ok(f"metastore.compactor.cleaner.on is true; {_counted(waiting)} ready for cleaning")
+
+
+def _worker(service: Service) -> Iterator[Verdict]:
+    """Workers run in the metastore or in HiveServer2. The metastore does not know those of HiveServer2."""
+    in_hiveserver2 = "hs2" in map(str.lower, service.setting("hive.metastore.runworker.in"))
+    threads = max((int(n) for n in service.setting("metastore.compactor.worker.threads") if n.isdigit()), default=0)
+    now = health.read_clock(service.metastore).database_time
+    found = read_compactions(service.metastore)
+    queued = [one for one in found if one.state == "initiated"]
+    oldest = min(queued, key=lambda one: one.enqueued, default=None)
+    if in_hiveserver2:
+        text = "workers run in HiveServer2 (hive.metastore.runworker.in=hs2)"
+        fix = "set hive.compactor.worker.threads to 1 or more in hive-site.xml of HiveServer2, and check that it runs"
+    else:
+        text = f"metastore.compactor.worker.threads is {threads} in the metastore"
+        fix = "set metastore.compactor.worker.threads to 1 or more in one metastore and restart it"
+    if not in_hiveserver2 and not threads:
+        yield warning(text, fix)
+    elif oldest is not None and now - oldest.enqueued > _QUEUED_WARNING_SECONDS:
+        hours = _hours(now - oldest.enqueued)
+        yield warning(f"{_counted(queued)} queued, {_target(oldest)} for {hours}; {text}", fix)
+    else:
+        yield ok(f"{text}; {_counted(queued)} queued")
+
+
+def _history(service: Service) -> Iterator[Verdict]:
+    """Report tables and partitions whose last compaction failed, and the last successful compaction of any."""
+    found = read_compactions(service.metastore)
+    now = health.read_clock(service.metastore).database_time
+    done = [one for one in found if one.has_result]
+    newest = max(done, key=_since, default=None)
+    text = "no successful compaction is remembered"
+    if newest is not None:
+        text = f"the last successful compaction, of {_target(newest)}, ended {_hours(now - _since(newest))} ago"
+    last: dict[str, Compaction] = {}
+    for one in found:  # the oldest are first
+        if one.state in _OUTCOMES:
+            last[_target(one)] = one
+    failed = [one for one in last.values() if one.state in _FAILURES]
+    for one in failed[:_SHOWN]:
+        more = f" (and {len(failed) - _SHOWN} more)" if len(failed) > _SHOWN and one is failed[_SHOWN - 1] else ""
+        yield warning(
+            f"compaction {one.id} of {_target(one)} failed: {_first_line(one.error) or one.state}{more}",
+            "see the log of the worker; after two failures Hive does not compact the table for 7 days: repair the"
+            " cause, then run ALTER TABLE … COMPACT",
+        )
+    if not failed:
+        yield ok(text)
+
+
+def _switched_off(service: Service, name: str) -> str:
+    """Return what keeps a background thread of the metastore from running, or '' if it runs at one address."""
+    if not service.is_on("metastore.housekeeping.threads.on") and service.setting("metastore.housekeeping.threads.on"):
+        return "metastore.housekeeping.threads.on is false in every metastore that answers"
+    return "" if service.is_on(name) else f"{name} is false in every metastore that answers"
+
+
+def _target(one: Compaction) -> str:
+    return f"{one.table} partition {one.partition}" if one.partition else str(one.table)
+
+
+def _since(one: Compaction) -> float:
+    return one.ended or one.started or one.enqueued
+
+
+def _counted(some: list[Compaction]) -> str:
+    return f"{len(some):,} compaction{'' if len(some) == 1 else 's'}"
+
+
+def _hours(seconds: float) -> str:
+    minutes = max(0.0, seconds) / 60
+    return f"{minutes:,.0f} min" if minutes < 120 else f"{minutes / 60:,.0f} h"
+
+
+def _first_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[0][:200] if lines else ""
+
+
+CHECKS: tuple[Check[Service], ...] = (
+    Check("compaction.initiator", _initiator),
+    Check("compaction.worker", _worker),
+    Check("compaction.cleaner", _cleaner),
+    Check("compaction.history", _history),
+)

@@ -1,0 +1,187 @@
+"""Checks of one mapping in Kafka and the metastore: topics, consumer group, retention, clock of records, and lease.
+
+Invariant: a check of a mapping that has never run creates neither its control table nor its consumer group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ingestd.clock import now
+from ingestd.doctor.finding import Check, Verdict, fault, ok, warning
+from ingestd.errors import OffsetsLost
+from ingestd.hive import health, leases
+from ingestd.hive.client import Metastore
+from ingestd.hive.control import find_control_table, read_state
+from ingestd.ingest.checks import readable_topic
+from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.state import MappingState
+from ingestd.kafka.admin import Broker, OffsetMirror
+from ingestd.kafka.ranges import TopicPartition
+
+_ANSWER_SECONDS = 5.0
+# Of the retention time: records that are older than this part of it, and not yet stored in Hive, are reported.
+_EXPIRING = 0.8
+_FUTURE_SECONDS = 60.0
+# An owner sends a heartbeat every two seconds, and standbys take over after six.
+_STALE_SECONDS = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A mapping, and the metastore that stores its state."""
+
+    options: MappingOptions
+    metastore: Metastore
+
+    def broker(self) -> Broker:
+        """Return a client of the mapping's Kafka cluster, which waits a few seconds for an answer."""
+        return Broker(self.options.kafka, timeout_seconds=_ANSWER_SECONDS)
+
+    def state(self) -> MappingState | None:
+        """Return the stored state, or None if the mapping has never committed."""
+        control = find_control_table(self.metastore, self.options.control)
+        return MappingState.parse(read_state(self.metastore, control)) if control else None
+
+
+def _cluster(mapping: Examined) -> Iterator[Verdict]:
+    cluster, brokers = mapping.broker().describe_cluster()
+    yield ok(f"cluster {cluster or 'without an id'}, {brokers} broker{'' if brokers == 1 else 's'}")
+
+
+def _topic(mapping: Examined) -> Iterator[Verdict]:
+    for topic in mapping.options.topics:
+        yield ok(f"topic {topic}: {readable_topic(mapping.options, topic)}")
+
+
+def _group(mapping: Examined) -> Iterator[Verdict]:
+    group = mapping.options.consumer_group
+    mirror = OffsetMirror(mapping.options.kafka, group, timeout_seconds=_ANSWER_SECONDS)
+    found = mirror.committed(mapping.broker().partitions(mapping.options.topics))
+    mirror.close()
+    yield ok(f"consumer group {group}: offsets of {len(found)} partition{'' if len(found) == 1 else 's'} are mirrored")
+
+
+def _retention(mapping: Examined) -> Iterator[Verdict]:
+    broker, state = mapping.broker(), mapping.state()
+    stored = state.position.offsets if state else {}
+    for topic in mapping.options.topics:
+        partitions = broker.partitions([topic])
+        first, ends = broker.earliest(partitions), broker.ends(partitions)
+        position = {p: stored.get(p, _start(mapping.options, first[p], ends[p])) for p in partitions}
+        lag = sum(max(0, ends[p] - position[p]) for p in partitions)
+        found = f"topic {topic}: {lag:,} offsets are not stored yet"
+        lost = {p: first[p] - position[p] for p in partitions if position[p] < first[p]}
+        if lost:
+            yield _lost(mapping.options, found, lost)
+            continue
+        keep = _retention_ms(broker.topic_settings(topic))
+        if keep is None:
+            yield ok(f"{found}; the topic has no retention time")
+            continue
+        yield _expiring(broker, f"{found}; {_TIME} is {_days(keep)}", position, keep)
+
+
+_TIME = "retention.ms"
+
+
+def _expiring(broker: Broker, found: str, position: Mapping[TopicPartition, int], keep_ms: int) -> Verdict:
+    """Judge how much of the retention time has passed for the records that are not stored yet."""
+    now_ms = int(now() * 1000)
+    fix = f"raise {_TIME} of the topic until the mapping has caught up, and find out why it lags"
+    expired = _older(broker, position, now_ms - keep_ms)
+    if expired:
+        return fault(f"{found}: {_listed(expired)} have expired, and Kafka may delete them now", fix, OffsetsLost)
+    soon = _older(broker, position, now_ms - int(keep_ms * _EXPIRING))
+    if soon:
+        left = _days(int(keep_ms * (1 - _EXPIRING)))
+        return warning(f"{found}: {_listed(soon)} expire within {left}", fix)
+    return ok(found)
+
+
+def _older(broker: Broker, position: Mapping[TopicPartition, int], time_ms: int) -> dict[TopicPartition, int]:
+    """Return how many offsets from `position` have records with an earlier timestamp, for partitions with some."""
+    later = broker.at_time(position, max(0, time_ms))
+    return {p: later[p] - offset for p, offset in position.items() if later[p] > offset}
+
+
+def _lost(options: MappingOptions, found: str, lost: Mapping[TopicPartition, int]) -> Verdict:
+    text = f"{found}: Kafka has deleted {_listed(lost)} before they were stored"
+    if options.on_offset_loss != "stop":
+        fix = f"no action is needed: on_offset_loss is {options.on_offset_loss}; raise {_TIME} to prevent it"
+        return warning(text, fix)
+    return fault(text, "restore the records, or set on_offset_loss of the mapping to earliest or latest", OffsetsLost)
+
+
+def _start(options: MappingOptions, first: int, end: int) -> int:
+    """Return the offset where the first run starts, or the end if only the run itself can determine it."""
+    return first if options.start.at == "earliest" else end
+
+
+def _retention_ms(settings: Mapping[str, str]) -> int | None:
+    """Return the retention time in milliseconds; None if records do not expire by their age."""
+    value = settings.get(_TIME, "-1")
+    if "delete" not in settings.get("cleanup.policy", "delete") or not value.isdigit():
+        return None
+    return int(value)
+
+
+def _listed(counts: Mapping[TopicPartition, int]) -> str:
+    shown = [f"{count:,} offsets of {p}" for p, count in sorted(counts.items())[:3]]
+    return ", ".join(shown) + (f" and of {len(counts) - 3} more partitions" if len(counts) > 3 else "")
+
+
+def _days(milliseconds: int) -> str:
+    hours = milliseconds / 3_600_000
+    if hours < 2:
+        return f"{milliseconds / 60_000:,.1f} min"
+    return f"{hours:,.0f} h" if hours < 72 else f"{hours / 24:,.1f} days"
+
+
+def _record_clock(mapping: Examined) -> Iterator[Verdict]:
+    """Compare the newest timestamps of records, which producers or brokers set, with the clock of this machine."""
+    broker = mapping.broker()
+    newest = broker.newest_times(broker.partitions(mapping.options.topics))
+    if not newest:
+        yield ok("there is no record")
+        return
+    partition, time_ms = max(newest.items(), key=lambda item: item[1])
+    ahead = time_ms / 1000 - now()
+    if ahead > _FUTURE_SECONDS:
+        yield warning(
+            f"the newest timestamp, in {partition}, is {ahead:,.0f} s ahead of this machine's clock",
+            "synchronize the clocks of producers, brokers and this machine: retention and lag in seconds depend on"
+            " the timestamps of records",
+        )
+    else:
+        yield ok(f"the newest timestamp, in {partition}, is {-ahead:,.1f} s old")
+
+
+def _lease(mapping: Examined) -> Iterator[Verdict]:
+    claims = leases.claims(mapping.metastore, mapping.options.owner_lease)
+    time = health.read_clock(mapping.metastore).database_time
+    if not claims:
+        yield ok("no daemon runs the mapping")
+    for claim in claims:
+        age = max(0.0, time - claim.beat[0] / 1000)
+        found = f"{claim.agent} {'owns' if claim.is_held else 'waits for'} the mapping; last heartbeat {age:,.1f} s ago"
+        if age > _STALE_SECONDS:
+            yield warning(
+                f"{found} (lock {claim.lock_id})",
+                "the process is suspended, has ended, or cannot reach the metastore: end it; the next daemon that"
+                " starts the mapping takes over",
+            )
+        else:
+            yield ok(found)
+
+
+CLUSTER = Check("kafka.cluster", _cluster)
+KAFKA_CHECKS: tuple[Check[Examined], ...] = (
+    Check("kafka.topic", _topic),
+    Check("kafka.group", _group),
+    Check("kafka.clock", _record_clock),
+)
+LEASE_CHECKS: tuple[Check[Examined], ...] = (Check("mapping.lease", _lease),)
+# They need both Kafka and the metastore.
+RETENTION_CHECKS: tuple[Check[Examined], ...] = (Check("kafka.retention", _retention),)

@@ -1,0 +1,193 @@
+"""Checks of the metastore service: version, locks, transactions, clock and connections.
+
+Invariant: a check sends a bounded number of calls, whatever the number of tables.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ingestd.clock import Deadline, monotonic
+from ingestd.doctor.finding import Check, Verdict, fault, ok, refused, warning
+from ingestd.errors import IngestdError, InvalidTable, MetastoreUnavailable
+from ingestd.hive import health
+from ingestd.hive.client import Metastore
+from ingestd.hive.health import Uncommitted
+from ingestd.ingest.checks import grants_locks
+
+OLDEST_MAJOR = 4
+_MANAGER = "org.apache.hadoop.hive.ql.lockmgr.DbTxnManager"
+# A daemon sends a heartbeat for its transactions every 10 s, and may be delayed by a pause of the metastore.
+_TIMEOUT_FAULT_SECONDS, _TIMEOUT_WARNING_SECONDS, _TIMEOUT_LONG_SECONDS = 30.0, 120.0, 3_600.0
+_SKEW_WARNING_SECONDS, _SKEW_FAULT_SECONDS = 1.0, 60.0
+_OPEN_WARNING, _ABORTED_WARNING, _AGE_WARNING_SECONDS = 1_000, 1_000, 3_600.0
+_CALLS_AT_ONCE, _CALL_WARNING_SECONDS, _CALL_LIMIT_SECONDS = 16, 2.0, 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The metastore: one client for all addresses, and a client for each address that answers.
+
+    `connect` returns another client for all addresses, with a limit of connections.
+    """
+
+    metastore: Metastore
+    members: Sequence[Metastore]
+    connect: Callable[[int], Metastore]
+
+    def setting(self, name: str) -> list[str]:
+        """Return the distinct values of a property at the addresses that answer; [] if it is not set anywhere."""
+        found = []
+        for member in self.members:
+            value = health.setting(member, name)
+            if value is not None and value not in found:
+                found.append(value)
+        return found
+
+    def is_on(self, name: str) -> bool:
+        """Return whether a property is `true` at one of the addresses."""
+        return "true" in map(str.lower, self.setting(name))
+
+
+def _version(member: Metastore) -> Iterator[Verdict]:
+    began = monotonic()
+    version = health.version(member)
+    found = f"version {version}, answered in {(monotonic() - began) * 1000:,.0f} ms"
+    major = version.partition(".")[0]
+    if not major.isdigit() or int(major) < OLDEST_MAJOR:
+        yield fault(
+            f"{found}: its commits cannot store offsets (keyValue)", "upgrade the metastore to Hive 4", InvalidTable
+        )
+    else:
+        yield ok(f"{found}; commits store offsets (keyValue)")
+
+
+def _locks(service: Service) -> Iterator[Verdict]:
+    for name, wanted in (("hive.support.concurrency", "true"), ("hive.txn.manager", _MANAGER)):
+        values = service.setting(name)
+        if [value for value in values if value.lower() != wanted.lower()]:
+            yield warning(
+                f"{name} is {' and '.join(values)} in the metastore",
+                f"set {name}={wanted} in hive-site.xml of the metastore and of every HiveServer2",
+            )
+    yield ok(f"a lock on an unused name was {grants_locks(service.metastore)}")
+
+
+def _transaction_timeout(service: Service) -> Iterator[Verdict]:
+    name = "hive.txn.timeout"
+    values = service.setting(name)
+    if len(values) > 1:
+        yield warning(f"{name} is {' and '.join(values)}", "set the same value in every metastore")
+    lengths = [length for value in values if (length := health.seconds(value)) is not None]
+    if not lengths:
+        yield warning(f"{name} is {values or 'not set'}", f"set {name} to a duration such as 300s")
+        return
+    shortest, found = min(lengths), f"{name} is {min(lengths):,.0f} s"
+    if shortest < _TIMEOUT_FAULT_SECONDS:
+        hint = f"set {name}=300s: transactions would time out between two heartbeats, which are 10 s apart"
+        yield fault(found, hint, InvalidTable)
+    elif shortest < _TIMEOUT_WARNING_SECONDS:
+        yield warning(found, f"set {name}=300s: a pause of the metastore or of a daemon aborts its transactions")
+    elif shortest > _TIMEOUT_LONG_SECONDS:
+        yield warning(found, f"set {name}=300s: locks of killed clients remain until this time has passed")
+    else:
+        yield ok(found)
+
+
+def _clock(service: Service) -> Iterator[Verdict]:
+    reading = health.read_clock(service.metastore)
+    ahead = "ahead of" if reading.skew > 0 else "behind"
+    found = (
+        f"the metastore's database is {abs(reading.skew):,.2f} s {ahead} this machine (± {reading.uncertainty:,.2f} s)"
+    )
+    certain = abs(reading.skew) - reading.uncertainty
+    fix = "synchronize the clocks of this machine and of the metastore's database with NTP"
+    if certain > _SKEW_FAULT_SECONDS:
+        yield fault(found, fix, MetastoreUnavailable)
+    elif certain > _SKEW_WARNING_SECONDS:
+        yield warning(found, fix)
+    else:
+        yield ok(found)
+
+
+def _transactions(service: Service) -> Iterator[Verdict]:
+    found = health.uncommitted(service.metastore)
+    now = health.read_clock(service.metastore).database_time
+    open_now = [txn for txn in found if txn.is_open]
+    aborted = len(found) - len(open_now)
+    text = f"{len(open_now):,} open, {aborted:,} aborted"
+    is_fine = True
+    if len(open_now) > _OPEN_WARNING:
+        is_fine = False
+        yield warning(f"{text}; most are of {_most_frequent(open_now)}", "find out why this client does not end them")
+    if aborted > _ABORTED_WARNING:
+        is_fine = False
+        yield warning(
+            f"{text}; the first aborted one is {next(txn.id for txn in found if not txn.is_open)}",
+            "check that the cleaner runs (compaction.cleaner); aborted transactions slow down every query",
+        )
+    oldest = min(open_now, key=lambda txn: txn.started, default=None)
+    if oldest is not None and oldest.started and now - oldest.started > _AGE_WARNING_SECONDS:
+        is_fine = False
+        age = (now - oldest.started) / 60
+        yield warning(
+            f"{text}; transaction {oldest.id} of {oldest.owner} has been open for {age:,.0f} minutes",
+            f"end its client, or run ABORT TRANSACTIONS {oldest.id}: no files are cleaned while it is open",
+        )
+    if is_fine:
+        yield ok(text)
+
+
+def _most_frequent(some: Sequence[Uncommitted]) -> str:
+    owner, count = Counter(txn.owner for txn in some).most_common(1)[0]
+    return f"{owner} ({count:,})"
+
+
+def _connections(service: Service) -> Iterator[Verdict]:
+    """Send many calls at once: with a small connection pool, or without free threads, some wait for the others."""
+    metastore = service.connect(_CALLS_AT_ONCE)
+    began, limit = monotonic(), Deadline.after(_CALL_LIMIT_SECONDS)
+    ends: list[float] = []
+    failures: list[IngestdError] = []
+
+    def send() -> None:
+        try:
+            metastore.call("get_open_txns")
+            ends.append(monotonic())
+        except IngestdError as error:
+            failures.append(error)
+
+    senders = [threading.Thread(target=send, name="doctor-connection", daemon=True) for _ in range(_CALLS_AT_ONCE)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join(limit.left)
+    metastore.close()
+    fix = (
+        "raise datanucleus.connectionPool.maxPoolSize (10 by default) above the number of clients that commit at the"
+        " same time, and check the load of the metastore and of its database"
+    )
+    late = _CALLS_AT_ONCE - len(ends) - len(failures)
+    slowest = max(ends, default=began) - began
+    found = f"{len(ends)} of {_CALLS_AT_ONCE} calls at once were answered, the last after {slowest:.2f} s"
+    if failures:
+        yield Verdict("fault", f"{found}; {refused(failures[0]).evidence}", fix, failures[0].exit_code)
+    elif late:
+        yield fault(found, fix, MetastoreUnavailable)
+    elif slowest > _CALL_WARNING_SECONDS:
+        yield warning(found, fix)
+    else:
+        yield ok(found)
+
+
+VERSION = Check("metastore.version", _version)
+CHECKS: tuple[Check[Service], ...] = (
+    Check("metastore.locks", _locks),
+    Check("metastore.transaction_timeout", _transaction_timeout),
+    Check("metastore.clock", _clock),
+    Check("metastore.transactions", _transactions),
+    Check("metastore.connections", _connections),
+)

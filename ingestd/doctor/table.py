@@ -1,0 +1,62 @@
+"""Checks of the table of one mapping: definition, write access, deltas, and row counts.
+
+Invariant: a check reads a bounded number of partitions and stops after a few seconds, and says how many it has read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ingestd.clock import Deadline
+from ingestd.doctor.finding import Check, Verdict, ok, warning
+from ingestd.doctor.mapping import Examined
+from ingestd.hive.partitions import partition_names
+from ingestd.hive.tables import WHOLE_TABLE, Table, load_acid_table
+from ingestd.ingest.checks import usable_table, writable_storage
+from ingestd.publish.row_count_audit import audit
+
+_SECONDS = 8.0
+# The newest partitions by name, which are those that mappings usually write.
+_AUDITED_PARTITIONS = 100
+_SHOWN = 3
+
+
+def _definition(mapping: Examined) -> Iterator[Verdict]:
+    yield ok(f"{mapping.options.table}: {usable_table(mapping.metastore, mapping.options)}")
+
+
+def _storage(mapping: Examined) -> Iterator[Verdict]:
+    yield ok(writable_storage(mapping.metastore, mapping.options))
+
+
+def _row_counts(mapping: Examined) -> Iterator[Verdict]:
+    table = load_acid_table(mapping.metastore, mapping.options.table)
+    names = _newest(mapping, table, _AUDITED_PARTITIONS)
+    audited = list(audit(mapping.metastore, table, names, Deadline.after(_SECONDS)))
+    wrong = [one for one in audited if one.is_wrong]
+    for one in wrong[:_SHOWN]:
+        more = f" ({len(wrong)} such counts)" if len(wrong) > _SHOWN else ""
+        yield warning(
+            f"{_place(table, one.name)}: numRows is {one.claimed:,}, but the files contain {one.rows:,} rows{more}",
+            "no action is needed if a daemon runs the mapping: it recounts the rows. Otherwise run"
+            f" ANALYZE TABLE {table.name} COMPUTE STATISTICS",
+        )
+    if not wrong:
+        yield ok(f"{len(audited):,} of {len(names):,} row counts agree with the files")
+
+
+def _newest(mapping: Examined, table: Table, most: int) -> Sequence[str]:
+    if not table.partition_columns:
+        return (WHOLE_TABLE,)
+    return partition_names(mapping.metastore, table)[-most:]
+
+
+def _place(table: Table, name: str) -> str:
+    return f"{table.name} partition {name}" if name else str(table.name)
+
+
+CHECKS: tuple[Check[Examined], ...] = (
+    Check("table.definition", _definition),
+    Check("table.storage", _storage),
+    Check("table.row_counts", _row_counts),
+)

@@ -1,0 +1,116 @@
+"""The metastore's queue of compactions: reads it, and adds requests to it.
+
+Invariant: names are sent as the metastore stores them: databases and tables in lower case, partitions escaped. HMS
+checks neither; a request with another name is accepted and then refused by the worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from hive_metastore import ttypes
+
+from ingestd.errors import IngestdError
+from ingestd.hive.client import Metastore
+from ingestd.hive.tables import WHOLE_TABLE, TableName
+
+Kind = Literal["minor", "major"]
+_TYPES = {"minor": ttypes.CompactionType.MINOR, "major": ttypes.CompactionType.MAJOR}
+_KINDS = {number: kind for kind, number in _TYPES.items()}
+_INITIATOR_BYTES = 128  # COMPACTION_QUEUE.CQ_INITIATOR_ID
+
+
+class CompactionRefused(IngestdError):
+    """The metastore did not accept a request for a compaction, usually because one is already queued."""
+
+    exit_code = 69
+
+
+@dataclass(frozen=True, slots=True)
+class Compaction:
+    """One entry of the queue (SHOW COMPACTIONS).
+
+    `partition` is WHOLE_TABLE for an unpartitioned table. `kind` is "other" for kinds that ingestd does not request.
+    `state` is Hive's: initiated, working, ready for cleaning, succeeded, failed, refused, aborted or did not initiate.
+    The times are Unix times in seconds, 0 if they are not known. `ended` is when the worker finished.
+    """
+
+    id: int
+    table: TableName
+    partition: str
+    kind: Literal["minor", "major", "other"]
+    state: str
+    error: str
+    enqueued: float
+    started: float
+    ended: float
+    initiator: str
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether a worker has still to finish the compaction."""
+        return self.state in ("initiated", "working")
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the compaction ended without a result."""
+        return self.state in ("failed", "refused", "aborted", "did not initiate")
+
+    @property
+    def has_result(self) -> bool:
+        """Whether the compaction has written its directory. Readers use it once its transaction has committed."""
+        return self.state in ("ready for cleaning", "succeeded")
+
+
+def read_compactions(metastore: Metastore) -> list[Compaction]:
+    """Return all entries of the queue and of its history, the oldest first. Raises MetastoreUnavailable."""
+    answer = metastore.call("show_compact", ttypes.ShowCompactRequest())
+    return sorted(map(_compaction, answer.compacts or ()), key=lambda one: one.id)
+
+
+def request_compaction(metastore: Metastore, table: TableName, partition: str, kind: Kind, initiator: str) -> int:
+    """Queue a compaction and return its id. `initiator` names the client in SHOW COMPACTIONS.
+
+    Raises CompactionRefused if a compaction of the partition is already queued, and MetastoreUnavailable.
+    """
+    request = ttypes.CompactionRequest(
+        dbname=table.database,
+        tablename=table.table,
+        partitionname=None if partition == WHOLE_TABLE else partition,
+        type=_TYPES[kind],
+        initiatorId=initiator[:_INITIATOR_BYTES],
+    )
+    answer = metastore.call("compact2", request)
+    if answer.accepted is False:  # a metastore before Hive 4 does not set it, and returns the id of the queued one
+        where = f"table {table}" + (f", partition {partition}" if partition else "")
+        raise CompactionRefused(
+            str(answer.errormessage or "the metastore refused the compaction"),
+            where=where,
+            hint="SHOW COMPACTIONS lists the queue",
+        )
+    return int(answer.id)
+
+
+def read_setting(metastore: Metastore, key: str) -> str:
+    """Return a setting of the metastore that answers, in lower case; '' if it does not know the key."""
+    return str(metastore.call("get_config_value", key, "")).strip().lower()
+
+
+def _compaction(one: Any) -> Compaction:
+    return Compaction(
+        id=int(one.id or 0),
+        table=TableName((one.dbname or "").lower(), (one.tablename or "").lower()),
+        partition=one.partitionname or WHOLE_TABLE,
+        kind=_KINDS.get(one.type, "other"),  # type: ignore[arg-type]
+        state=(one.state or "").lower(),
+        error=(one.errorMessage or "").strip(),
+        enqueued=_seconds(one.enqueueTime),
+        started=_seconds(one.start),
+        ended=_seconds(one.endTime),
+        initiator=one.initiatorId or "",
+    )
+
+
+def _seconds(milliseconds: int | None) -> float:
+    return max(0, milliseconds or 0) / 1000
