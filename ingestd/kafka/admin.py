@@ -206,7 +206,10 @@ class OffsetMirror:
         try:
             answers = self._consumer.committed(asked, timeout=self._timeout)
         except KafkaException as error:
-            raise translate_error(error, self._where) from error
+            # librdkafka retries when it may not look up the coordinator. It reports the reason to `poll` only.
+            event = self._consumer.poll(0)
+            cause = event.error() if event is not None else None
+            raise translate_error(cause or error, self._where) from error
         failed = next((p.error for p in answers if p.error is not None), None)
         if failed is not None:
             raise translate_error(failed, self._where)

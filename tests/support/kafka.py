@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,9 +26,12 @@ from tests.support.stack import eventually
 
 
 class KafkaBroker:
-    """A broker that forms its own cluster. Its port and records are the same after `stop` and `start`."""
+    """A broker that forms its own cluster. Its port and records are the same after `stop` and `start`.
 
-    def __init__(self, folder: Path) -> None:
+    `properties` are added to its configuration.
+    """
+
+    def __init__(self, folder: Path, properties: Mapping[str, str] | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         layout = Layout(folder)
         self._port = free_port()
@@ -44,7 +48,8 @@ class KafkaBroker:
             self._plan.configure(KAFKA)
             settings = layout.conf(KAFKA) / "server.properties"
             # The sandbox disables automatic topic creation. Here Kafka's default applies, which allows it.
-            settings.write_text(re.sub(r"auto\.create\.topics\.enable=.*\n", "", settings.read_text()))
+            more = "".join(f"{key}={value}\n" for key, value in (properties or {}).items())
+            settings.write_text(re.sub(r"auto\.create\.topics\.enable=.*\n", "", settings.read_text()) + more)
             format_storage(self._plan, guard)
         self.admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 2})
 
@@ -71,6 +76,17 @@ class KafkaBroker:
         if process:
             process.send_signal(signal.SIGTERM)
             process.wait(60)
+
+    def pause(self) -> None:
+        """Send SIGSTOP and wait until every thread has stopped. Connections stay open but receive no answer."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+
+    def resume(self) -> None:
+        """Send SIGCONT if the broker is running."""
+        if self._process:
+            self._process.send_signal(signal.SIGCONT)
 
     def topics(self) -> set[str]:
         """Return the names of all topics. A request for all topics never creates a topic."""
@@ -102,9 +118,9 @@ class KafkaBroker:
 
 
 @contextmanager
-def kafka_broker(folder: Path) -> Iterator[KafkaBroker]:
+def kafka_broker(folder: Path, properties: Mapping[str, str] | None = None) -> Iterator[KafkaBroker]:
     """Run a broker and stop it at the end of the `with` block."""
-    broker = KafkaBroker(folder)
+    broker = KafkaBroker(folder, properties)
     try:
         yield broker.start()
     finally:

@@ -50,14 +50,14 @@ class Stack:
         self._daemons: list[Daemon] = []
         # One session for each thread, because a session runs one statement at a time.
         self._sessions: dict[int, Session] = {}
-        self._admin = AdminClient({"bootstrap.servers": addresses.kafka})
+        self.admin = AdminClient({"bootstrap.servers": addresses.kafka})
 
     # --- Kafka
 
     def topic(self, partitions: int = 4, name: str | None = None, **settings: str) -> str:
         """Create a topic and return its name."""
         name = name or self.name
-        created = self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)])
+        created = self.admin.create_topics([NewTopic(name, partitions, 1, config=settings)])
         for answer in created.values():
             answer.result(30)
         return name

@@ -1,0 +1,175 @@
+"""Mappings that are broken in different ways, on the shared services: each is named correctly, and only where it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+
+from ingestd.clock import Deadline, now
+from ingestd.hive import leases, transactions
+from ingestd.hive.parameters import Parameters, WriterView, change_parameters
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.hive.transactions import Wait
+from ingestd.hive.write_ids import read_snapshot
+from ingestd.ingest.options import MappingOptions
+from ingestd.sandbox import Addresses
+from ingestd.storage.local import local_path
+from tests.doctor.conftest import Examine, Report
+from tests.support.stack import Stack, eventually
+from tests.support.tables import make_table
+
+HOUR_MS = 3_600_000
+
+
+class _Clinic:
+    """Mappings with one fault each, next to one without, and the report of one examination of all of them."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.topic = stack.topic(1)
+        stack.produce([{"id": 1}, {"id": 2}])
+
+    def name(self, case: str) -> str:
+        """Return the name of a mapping, which is unique on the shared services."""
+        return f"{self.stack.name}_{case}"[-40:]
+
+    def mapping(self, case: str, **keys: object) -> dict[str, object]:
+        """Return a mapping whose topic exists, and whose table is `fine` unless `keys` contains another."""
+        return {"name": self.name(case), "table": f"default.{self.stack.name}_fine"} | keys
+
+    def table(self, case: str) -> TableName:
+        """Create an empty table and return its name."""
+        name = TableName("default", f"{self.stack.name}_{case}")
+        make_table(self.stack.metastore, name)
+        return name
+
+    def old_topic(self, case: str, age_ms: int) -> str:
+        """Create a topic with a retention time of an hour and one record of that age."""
+        topic = self.stack.topic(1, f"{self.stack.name}_{case}", **{"retention.ms": str(HOUR_MS)})
+        producer = Producer({"bootstrap.servers": self.stack.addresses.kafka})
+        producer.produce(topic, b"{}", timestamp=int(now() * 1000) - age_ms)
+        assert producer.flush(30) == 0
+        return topic
+
+    def lose_records(self) -> str:
+        """Store a position of a topic, then delete a record behind it that was not stored. Return the topic."""
+        topic = self.stack.topic(1, f"{self.stack.name}_lost")
+        self.stack.produce([{"id": 1}], topic)
+        self.stack.drain(self.stack.config(self.mapping("lost", topics=[topic]), self.mapping("fine")))
+        self.stack.produce([{"id": 2}, {"id": 3}], topic)
+        partition = TopicPartition(topic, 0, 2)
+        self.stack.admin.delete_records([partition])[partition].result(30)
+        return topic
+
+    def count_wrong(self) -> TableName:
+        """Claim a row count that is not that of the files."""
+        name, metastore = self.table("miscounted"), self.stack.metastore
+        table = load_acid_table(metastore, name)
+        txn, write_id = transactions.begin_writing(metastore, name, "tests")
+
+        def change(found: Parameters) -> dict[str, str]:
+            return {**found.values, "numRows": "7"}
+
+        view = WriterView(write_id, read_snapshot(metastore, name))
+        change_parameters(metastore, table, [""], change, view, Wait(Deadline.after(10), threading.Event()))
+        transactions.commit(metastore, txn)
+        return name
+
+    def suspend_owner(self) -> None:
+        """Start a daemon that owns the mapping `suspended`, and suspend it."""
+        daemon = self.stack.start_process(self.stack.config(self.mapping("suspended")))
+        eventually("the daemon to own the mapping", lambda: daemon.events("owner"))
+        os.killpg(daemon.process.pid, signal.SIGSTOP)
+        options = MappingOptions(self.name("suspended"), (), TableName("default", "x"))
+        [claim] = leases.claims(self.stack.metastore, options.owner_lease)
+        eventually("its heartbeat to be old", lambda: now() - claim.beat[0] / 1000 > 7)
+
+
+@pytest.fixture(scope="module")
+def clinic(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Clinic]:
+    stack = Stack(addresses, "doctor", tmp_path_factory.mktemp("doctor"))
+    try:
+        yield _Clinic(stack)
+    finally:
+        stack.close()
+
+
+def _bad(report: Report, mapping: str) -> dict[str, str]:
+    """Return the checks of a mapping with a warning or a fault, and their status."""
+    found = [one for one in report.document["findings"] if one["subject"] == f"mapping {mapping}"]
+    assert found
+    return {one["check"]: one["status"] for one in found if one["status"] in ("warning", "fault")}
+
+
+def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_nothing_else(
+    examine: Examine, clinic: _Clinic
+) -> None:
+    fine, stack = clinic.table("fine"), clinic.stack
+    homeless = clinic.table("homeless")
+    place = local_path(load_acid_table(stack.metastore, homeless).location)
+    place.rename(place.with_name(f"{place.name}.moved"))
+    mappings = [
+        clinic.mapping("fine"),
+        clinic.mapping("no_topic", topics=[f"{stack.name}-none"]),
+        clinic.mapping("no_table", table=f"default.{stack.name}_none"),
+        clinic.mapping("not_acid", table=f"default.{stack.name}_plain"),
+        clinic.mapping("homeless", table=str(homeless)),
+        clinic.mapping("lost", topics=[clinic.lose_records()]),
+        clinic.mapping("expired", topics=[clinic.old_topic("expired", 2 * HOUR_MS)]),
+        clinic.mapping("expiring", topics=[clinic.old_topic("expiring", HOUR_MS * 9 // 10)]),
+        clinic.mapping("future", topics=[clinic.old_topic("future", -HOUR_MS)]),
+        clinic.mapping("miscounted", table=str(clinic.count_wrong())),
+        clinic.mapping("suspended"),
+    ]
+    stack.sql(f"CREATE EXTERNAL TABLE default.{stack.name}_plain (id int)")
+    clinic.suspend_owner()
+    report = examine(stack.config(*mappings))
+    assert {str(one["name"]): _bad(report, str(one["name"])) for one in mappings} == {
+        clinic.name("fine"): {},
+        clinic.name("no_topic"): {"kafka.topic": "fault"},
+        clinic.name("no_table"): {"table.definition": "fault"},
+        clinic.name("not_acid"): {"table.definition": "fault"},
+        clinic.name("homeless"): {"table.storage": "fault"},
+        clinic.name("lost"): {"kafka.retention": "fault"},
+        clinic.name("expired"): {"kafka.retention": "fault"},
+        clinic.name("expiring"): {"kafka.retention": "warning"},
+        clinic.name("future"): {"kafka.clock": "warning"},
+        clinic.name("miscounted"): {"table.row_counts": "warning"},
+        clinic.name("suspended"): {"mapping.lease": "warning"},
+    }
+    assert report.code == 65
+    assert "numRows is 7, but the files contain 0 rows" in report.one("table.row_counts", "miscounted")["evidence"]
+    assert "last heartbeat" in report.one("mapping.lease", "suspended")["evidence"]
+    assert "deleted 1 offsets" in report.one("kafka.retention", clinic.name("lost"))["evidence"]
+    assert all(one["fix"] for one in report.document["findings"] if one["status"] in ("warning", "fault"))
+    assert not list(local_path(load_acid_table(stack.metastore, fine).location).glob(".ingestd-check*"))
+
+
+_AS_OTHER_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
+
+
+def test_storage_when_the_directory_is_not_writable_then_the_fault_names_the_user(clinic: _Clinic) -> None:
+    name = clinic.table("readonly")
+    place = local_path(load_acid_table(clinic.stack.metastore, name).location)
+    place.chmod(0o500)
+    config = clinic.stack.config(clinic.mapping("readonly", table=str(name)))
+    # Root can write to any directory unless it lacks the capability to override permissions.
+    command = [*(_AS_OTHER_USER if os.geteuid() == 0 else ()), sys.executable, "-m", "ingestd", "doctor"]
+    result = subprocess.run(
+        [*command, "--config", str(config), "--output", "json"], capture_output=True, text=True, check=False
+    )
+    [found] = [one for one in json.loads(result.stdout)["findings"] if one["check"] == "table.storage"]
+    assert (found["status"], result.returncode) == ("fault", 69)
+    assert "Permission denied" in found["evidence"]
+    assert "grant this process write permission" in found["fix"]
+    assert place.is_dir()
+    assert not list(Path(place).iterdir())
