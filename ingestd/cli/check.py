@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from rich.console import Console
 from rich.markup import escape
 
+from ingestd.cli.presentation import Output, console, print_json, with_output
 from ingestd.cli.run import with_config
 from ingestd.config.document import Document, load
 from ingestd.daemon import log
@@ -18,37 +19,50 @@ from ingestd.ingest.checks import Finding, check_mapping, check_metastore
 @click.command()
 @with_config
 @click.option("--online", is_flag=True, help="Also test Kafka, the metastore and the storage.")
-def check(files: tuple[Path, ...], directory: Path | None, online: bool) -> None:
+@with_output
+def check(files: tuple[Path, ...], directory: Path | None, online: bool, output: Output) -> None:
     """Validate a configuration and report every fault.
 
     The exit code is 0 if there is no fault, 78 if the configuration is invalid, and otherwise that of the first fault
     that --online finds.
     """
     log.configure("auto", "info")
-    console = Console(soft_wrap=True, highlight=False)
     document = load(files, directory)
-    mappings = document.mappings
-    console.print(f"[green]✓[/] configuration: {len(mappings)} mapping{'s' if len(mappings) != 1 else ''}")
-    if online:
-        faults = [f for f in _report(console, document) if f.error is not None]
-        if faults and faults[0].error is not None:
-            sys.exit(faults[0].error.exit_code)
+    findings = []
+    for finding in _findings(document, online):
+        findings.append(finding)
+        if output == "table":
+            _print(finding)
+    if output == "json":
+        print_json([_document(finding) for finding in findings])
+    sys.exit(next((finding.error.exit_code for finding in findings if finding.error is not None), 0))
 
 
-def _report(console: Console, document: Document) -> list[Finding]:
+def _findings(document: Document, online: bool) -> Iterator[Finding]:
+    count = len(document.mappings)
+    yield Finding("configuration", f"{count} mapping{'s' if count != 1 else ''}", None)
+    if not online:
+        return
     metastore = document.metastore.connect()
     try:
-        findings = [_print(console, f) for f in check_metastore(metastore)]
+        yield from check_metastore(metastore)
         for options in document.mappings:
-            findings.extend(_print(console, f) for f in check_mapping(metastore, options))
-        return findings
+            yield from check_mapping(metastore, options)
     finally:
         metastore.close()
 
 
-def _print(console: Console, finding: Finding) -> Finding:
-    if finding.error is None:
-        console.print(f"[green]✓[/] {escape(finding.subject)}: {escape(finding.detail)}")
-    else:
-        console.print(f"[red]✗[/] {escape(finding.subject)}: {escape(str(finding.error))}")
-    return finding
+def _print(finding: Finding) -> None:
+    sign = "[green]✓[/]" if finding.error is None else "[red]✗[/]"
+    text = finding.detail if finding.error is None else str(finding.error)
+    console().print(f"{sign} {escape(finding.subject)}: {escape(text)}")
+
+
+def _document(finding: Finding) -> dict[str, object]:
+    error = finding.error
+    return {
+        "subject": finding.subject,
+        "detail": finding.detail,
+        "problem": error
+        and {"reason": type(error).__name__, "error": error.what, "where": error.where, "hint": error.hint},
+    }

@@ -1,11 +1,10 @@
 """`ingestd sandbox`: starts, stops and inspects a real Kafka and Hive on this machine.
 
-Invariant: with `--json`, standard output contains exactly one JSON document. Progress goes to standard error.
+Invariant: with `--output json`, standard output contains exactly one JSON document. Progress goes to standard error.
 """
 
 from __future__ import annotations
 
-import json
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,12 +16,12 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, TextColumn
-from rich.table import Table
 
+from ingestd.cli.presentation import Column, Output, console, number, print_json, table, with_output
 from ingestd.clock import pause
 from ingestd.sandbox import SERVICES, Addresses, Sandbox, SandboxOptions
+from ingestd.sandbox.options import ServiceState
 
 _FOLLOW_SECONDS = 0.3
 _state_dir = click.option(
@@ -80,12 +79,12 @@ def sandbox() -> None:
     show_default=True,
     help="Interval at which the compactor looks for work.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the addresses as one JSON object.")
-def up(as_json: bool, **options: Any) -> None:
+@with_output
+def up(output: Output, **options: Any) -> None:
     """Start the services and wait until they answer."""
     with interruptible(), progress_display() as progress:
         addresses = _sandbox(**options).up(progress)
-    if as_json:
+    if output == "json":
         click.echo(addresses.as_json())
     else:
         _print_addresses(addresses)
@@ -102,20 +101,18 @@ def down(state_dir: Path | None) -> None:
 
 @sandbox.command()
 @_state_dir
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list with one object per service.")
-def status(state_dir: Path | None, as_json: bool) -> None:
+@with_output
+def status(state_dir: Path | None, output: Output) -> None:
     """Show which services run and whether they answer."""
     states = _sandbox(state_dir=state_dir).status()
-    if as_json:
-        click.echo(json.dumps([{**asdict(state), "state": state.word} for state in states]))
+    if output == "json":
+        print_json([{**asdict(state), "state": state.word} for state in states])
         return
-    table = Table("service", "state", "address", "pid", "memory", box=None)
-    colours = {"running": "green", "silent": "yellow", "stopped": "dim"}
-    for state in states:
-        memory = f"{state.memory_mb} MiB" if state.pid else ""
-        word = f"[{colours[state.word]}]{state.word}[/]"
-        table.add_row(state.name, word, state.address, str(state.pid or ""), memory)
-    Console().print(table)
+    columns = (*map(Column, ("service", "state", "address")), number("pid"), number("memory"))
+    shown = table(columns, ((s.name, s.word, s.address, str(s.pid or ""), _memory(s)) for s in states))
+    for state, row in zip(states, shown.rows, strict=True):
+        row.style = {"running": "green", "silent": "yellow"}.get(state.word, "dim")
+    console().print(shown)
 
 
 @sandbox.command()
@@ -169,12 +166,13 @@ def _print_line(name: str, line: bytes) -> None:
     click.echo((f"{name}: " if name else "") + line.decode(errors="replace").rstrip("\n"))
 
 
+def _memory(state: ServiceState) -> str:
+    return f"{state.memory_mb} MiB" if state.pid else ""
+
+
 def _print_addresses(addresses: Addresses) -> None:
-    table = Table(show_header=False, box=None)
-    for name, value in asdict(addresses).items():
-        if value:
-            table.add_row(f"[bold]{name}[/]", escape(value))
-    Console().print(table)
+    given = {name: value for name, value in asdict(addresses).items() if value}
+    console().print(table((Column("service"), Column("address")), given.items()))
 
 
 @contextmanager

@@ -121,6 +121,12 @@ def test_check_online_when_no_service_answers_then_names_each_and_exit_code_is_6
     assert "✗ mapping orders, topic orders: " in result.out
     assert "check that the broker is running and that bootstrap.servers is correct" in result.out
     assert result.err == ""
+    json_result = run("check", "--online", "--output", "json", "--config", _config(tmp_path))
+    assert json_result.code == 69
+    problems = {one["subject"]: one["problem"] for one in json_result.json}
+    assert problems["configuration"] is None
+    assert problems["metastore"]["reason"] == "MetastoreUnavailable"
+    assert "bootstrap.servers" in problems["mapping orders, topic orders"]["hint"]
 
 
 class _Online:

@@ -38,7 +38,7 @@ def boxes(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     """Yield two running sandboxes that were started at once, the first with HiveServer2. Tests leave both running."""
     clis = [Cli(tmp_path_factory.mktemp("box") / "state") for _ in range(2)]
     try:
-        started = [clis[0].start("up", "--hiveserver2", "--json"), clis[1].start("up", "--json")]
+        started = [clis[0].start("up", "--hiveserver2", "--output", "json"), clis[1].start("up", "--output", "json")]
         answers = [up.communicate(timeout=120) for up in started]
         assert [up.returncode for up in started] == [0, 0], answers
         first, second = (Box(cli, json.loads(answer[0])) for cli, answer in zip(clis, answers, strict=True))
@@ -65,7 +65,7 @@ def test_sandbox_when_stopped_and_started_without_network_then_data_and_addresse
     assert len(other.processes()) == 2
 
     began = monotonic()
-    second = cli.run("up", "--hiveserver2", "--json", **NO_NETWORK)
+    second = cli.run("up", "--hiveserver2", "--output", "json", **NO_NETWORK)
     assert monotonic() - began <= READY_SECONDS
     assert json.loads(second.stdout) == addresses
     assert len(admin.list_topics("kept", timeout=30).topics["kept"].partitions) == 3
@@ -103,7 +103,7 @@ def _break_and_restart(box: Sandbox) -> None:
 
 def test_status_and_logs_when_up_then_show_each_service(boxes: tuple[Box, Box]) -> None:
     cli = boxes[1].cli
-    states = {state["name"]: state for state in json.loads(cli.run("status", "--json").stdout)}
+    states = {state["name"]: state for state in json.loads(cli.run("status", "--output", "json").stdout)}
     assert states["kafka"]["state"] == states["metastore"]["state"] == "running"
     assert states["hiveserver2"]["state"] == "stopped"
     assert states["kafka"]["memory_mb"] > 50
@@ -114,7 +114,7 @@ def test_status_and_logs_when_up_then_show_each_service(boxes: tuple[Box, Box]) 
 
 
 def test_status_and_down_when_never_started_then_create_no_state_folder(cli: Cli) -> None:
-    assert all(state["state"] == "stopped" for state in json.loads(cli.run("status", "--json").stdout))
+    assert all(state["state"] == "stopped" for state in json.loads(cli.run("status", "--output", "json").stdout))
     assert cli.run("down").stdout == "nothing was running\n"
     assert not cli.state_dir.exists()
 
