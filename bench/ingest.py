@@ -128,6 +128,7 @@ class Bench:
         name = f"bench_{self._number}"
         self._sql(f"CREATE TABLE {name} ({COLUMNS}) STORED AS ORC TBLPROPERTIES ('transactional'='true')")
         document = {
+            "http": {"listen": "off"},
             "metastore": {"uri": self._addresses.metastore},
             "kafka": {"bootstrap.servers": self._addresses.kafka},
             "spark": {"master": "local[2]"},

@@ -50,6 +50,7 @@ _QUERIES = (
 _JVM_NOISE = "WARNING: Using incubator modules"
 _CONFIG = """\
 # written by `ingestd demo`
+http: {{listen: off}}
 metastore: {{uri: "{metastore}"}}
 kafka: {{bootstrap.servers: "{kafka}"}}
 spark: {{master: "local[2]"}}

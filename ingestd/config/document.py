@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from ingestd.config import validation
 from ingestd.config.files import Settings, read_document
+from ingestd.config.http import HttpOptions
 from ingestd.errors import ConfigError
 from ingestd.hive.options import MetastoreOptions
 from ingestd.ingest.options import CommitOptions, ControlOptions, MappingOptions
@@ -50,6 +51,9 @@ class Document:
     mappings: Annotated[tuple[MappingOptions, ...], NOT_EMPTY, Doc("Each mapping moves topics into one table.")]
     spark: Annotated[SparkOptions, Doc("The Spark session.")] = field(default_factory=SparkOptions)
     control: Annotated[ControlOptions, Doc("Where the state is stored.")] = field(default_factory=ControlOptions)
+    http: Annotated[HttpOptions, Doc("Status page, status, health, metrics and control.")] = field(
+        default_factory=HttpOptions
+    )
     shutdown: Annotated[ShutdownOptions, Doc("How the daemon stops.")] = field(default_factory=ShutdownOptions)
     defaults: Annotated[DefaultOptions, Doc("Values for mappings that do not set them.")] = field(
         default_factory=DefaultOptions

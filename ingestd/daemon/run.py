@@ -1,18 +1,21 @@
 """Runs the mappings of a validated configuration, and stops them on signals.
 
 Invariant: a signal handler only sets a flag. The first signal lets open transactions finish. The second aborts them.
-`run_daemon` contains everything that concerns the whole process: signals, failpoints and Spark's JVM. Several
-supervisors can run in one process at the same time and share an engine.
+`run_daemon` contains everything that concerns the whole process: signals, failpoints, the HTTP server and Spark's JVM.
+Several supervisors can run in one process at the same time and share an engine.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+from contextlib import nullcontext
 from types import FrameType
 
 from ingestd.config.document import Document
 from ingestd.daemon import failpoints
+from ingestd.daemon.http.server import HttpServer
+from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
 from ingestd.daemon.notify import Notifier
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
@@ -27,6 +30,8 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
     threads are still running, and only `os._exit` can end the process. Raises ConfigError or EngineLost.
     """
     observe = failpoints.from_environment()
+    listen = document.http.listen
+    http = None if listen is None else HttpServer(listen, document.http)
     signals = install_signals()
     notifier = Notifier()
     notifier.starting()
@@ -36,10 +41,16 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
         if signals.stop.is_set():  # a signal arrived during the start, before any mapping ran
             return []
         raise
-    metastore = document.metastore.connect()
+    metrics = Metrics(document.metastore.kerberos)
+    metastore = document.metastore.connect(metrics.on_call)
+    supervisor = Supervisor(document, metastore, engine, signals, drain=drain, observe=observe)
+
+    def render() -> tuple[bytes, str]:
+        return metrics.text(supervisor.monitors.values(), engine), CONTENT_TYPE
+
     try:
-        supervisor = Supervisor(document, metastore, engine, signals, drain=drain, observe=observe)
-        return supervisor.run(on_check=lambda: notifier.check(supervisor, signals))
+        with nullcontext() if http is None else http.serving(supervisor, render):
+            return supervisor.run(on_check=lambda: notifier.check(supervisor, signals))
     finally:
         notifier.stopping()
         engine.stop()

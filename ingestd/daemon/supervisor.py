@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.config.document import Document
-from ingestd.errors import IngestdError
+from ingestd.errors import ConfigError, IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.ingest import events
 from ingestd.ingest.commit import LOCK_SECONDS
+from ingestd.ingest.control import Control
 from ingestd.ingest.mapping import MappingLoop
 from ingestd.ingest.monitor import Limits, Monitor, is_stuck
 from ingestd.ingest.options import MappingOptions
@@ -77,6 +78,15 @@ class Supervisor:
     def monitors(self) -> dict[str, Monitor]:
         """What each mapping reports, by its name. Safe for use from any thread; empty before `run`."""
         return {loop.options.name: loop.reporter.monitor for loop in self._loops}
+
+    @property
+    def controls(self) -> dict[str, Control]:
+        """The requests to each mapping, by its name. Mappings do not take requests yet."""
+        return {}
+
+    def reload(self) -> None:
+        """Read the configuration again. Raises ConfigError, because this is not possible yet."""
+        raise ConfigError("the configuration cannot be reloaded yet", hint="restart the daemon")
 
     def stuck(self) -> list[str]:
         """Return the names of the mappings that have made no progress for longer than their longest wait."""

@@ -156,3 +156,13 @@ def stopped(mapping: str) -> None:
 def failed(mapping: str, error: IngestdError) -> None:
     """Log that an error ended the mapping."""
     _log.error("failed", mapping=mapping, reason=type(error).__name__, error=str(error))
+
+
+def http_listening(url: str, changes: str) -> None:
+    """Log where the HTTP server listens, and how it accepts requests that change the daemon."""
+    _log.info("http_listening", url=url, changes=changes)
+
+
+def http_failed(error: str) -> None:
+    """Log an error of the HTTP server. The mappings go on."""
+    _log.error("http_failed", error=error)

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ import structlog
 
 from ingestd.config.document import load
 from ingestd.daemon import log
+from ingestd.daemon.http.server import HttpServer
+from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
 from ingestd.ingest.signals import Signals
@@ -137,7 +140,11 @@ class DaemonThread:
         for mapping in document.mappings:
             _sinks[mapping.name] = self
         drain = "--until-caught-up" in arguments
-        self._metastore = document.metastore.connect()
+        metrics = Metrics(document.metastore.kerberos)
+        self._render = lambda: (metrics.text(self.supervisor.monitors.values(), shared_engine()), CONTENT_TYPE)
+        self._metastore = document.metastore.connect(metrics.on_call)
+        listen = document.http.listen
+        self.http = None if listen is None else HttpServer(listen, document.http)
         self.supervisor = Supervisor(
             document, self._metastore, shared_engine(), self._signals, drain=drain, observe=hold or ignore
         )
@@ -147,7 +154,8 @@ class DaemonThread:
 
     def _run(self) -> None:
         try:
-            self._errors.set_result(self.supervisor.run())
+            with nullcontext() if self.http is None else self.http.serving(self.supervisor, self._render):
+                self._errors.set_result(self.supervisor.run())
         except BaseException as error:  # noqa: BLE001  # `wait` raises it
             self._errors.set_exception(error)
         finally:

@@ -145,6 +145,7 @@ class Stack:
             for mapping in (mappings or ({},))
         ]
         document: dict[str, Any] = {
+            "http": {"listen": "off"},
             "metastore": {"uri": self.addresses.metastore},
             "kafka": {"bootstrap.servers": self.addresses.kafka},
             "spark": {"master": SPARK_MASTER},

@@ -1,0 +1,170 @@
+"""Requests that change the daemon: pause, resume, flush, another position, and a reload of the configuration.
+
+Invariant: a request that was accepted is carried out even if its client disconnects. An answer never takes longer than
+`_MAX_WAIT_SECONDS`; what is not done by then is answered with 202 and goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from anyio import fail_after, to_thread
+from starlette.requests import Request as HttpRequest
+
+from ingestd.daemon.http.access import Access, Refused
+from ingestd.daemon.http.fleet import Fleet
+from ingestd.daemon.http.status import Json
+from ingestd.errors import IngestdError
+from ingestd.ingest.control import PositionChange, Request
+from ingestd.kafka.ranges import Offsets, TopicPartition
+
+_ACTIONS = {"pause": "pause", "resume": "resume", "flush": "flush", "offsets": "set_position"}
+_MAX_BODY_BYTES = 256 * 1024
+_BODY_SECONDS = 10.0
+_DEFAULT_WAIT_SECONDS = 10.0
+_MAX_WAIT_SECONDS = 60.0
+_MAX_AUTHOR = 100
+_OFFSETS_FORM = '{"offsets": {"TOPIC": {"0": 1234}}, "expected": {"TOPIC": {"0": 1000}}}'
+
+
+class Changes:
+    """Carries out the requests to one fleet."""
+
+    def __init__(self, fleet: Fleet, access: Access) -> None:
+        self._fleet = fleet
+        self._access = access
+        # Only one reload runs at a time; the next one waits in its client.
+        self._reloading = False
+
+    async def change(self, name: str, verb: str, http: HttpRequest) -> tuple[int, Json]:
+        """Carry out pause, resume, flush or offsets. Returns the HTTP status and the document. Raises IngestdError."""
+        fields = await self._checked(http)
+        if name not in self._fleet.monitors:
+            raise unknown_mapping(name)
+        control = self._fleet.controls.get(name)
+        if control is None:
+            raise Refused(409, "the mapping takes no requests", where=f"mapping {name}")
+        action = _ACTIONS[verb]
+        change = _position_change(fields) if action == "set_position" else None
+        wait_seconds = _wait_seconds(fields.pop("wait_seconds", _DEFAULT_WAIT_SECONDS))
+        request = Request(action, _author(fields.pop("by", ""), http), change)  # type: ignore[arg-type]
+        _refuse_unknown(fields)
+        is_done = await _ended(control.submit(request), wait_seconds)
+        return (200 if is_done else 202), {
+            "mapping": name,
+            "action": verb,
+            "result": "done" if is_done else "accepted",
+        }
+
+    async def reload(self, http: HttpRequest) -> tuple[int, Json]:
+        """Read the configuration again. Returns the HTTP status and the document. Raises IngestdError."""
+        fields = await self._checked(http)
+        _refuse_unknown(fields)
+        if self._reloading:
+            raise Refused(409, "the configuration is being read already", where="reload", hint="retry in a moment")
+        self._reloading = True
+        try:
+            await to_thread.run_sync(self._fleet.reload)
+        finally:
+            self._reloading = False
+        return 200, {"action": "reload", "result": "done"}
+
+    async def _checked(self, http: HttpRequest) -> Json:
+        """Return the fields of a request that may change the daemon. Raises Refused."""
+        await to_thread.run_sync(self._access.check_change, http)
+        body = await _body(http)
+        try:
+            fields = json.loads(body or b"{}")
+        except ValueError:
+            raise Refused(400, "the body is not JSON", where="body", hint="send an object or nothing") from None
+        if not isinstance(fields, dict):
+            raise Refused(400, "the body must be a JSON object", where="body", hint="send an object or nothing")
+        return fields
+
+
+def unknown_mapping(name: str) -> Refused:
+    """Return the error for a name that no mapping has."""
+    return Refused(
+        404, "no mapping has this name", where=f"mapping {name[:100]}", hint="GET /status lists all mappings"
+    )
+
+
+async def _body(http: HttpRequest) -> bytes:
+    body = bytearray()
+    try:
+        with fail_after(_BODY_SECONDS):
+            async for part in http.stream():
+                body += part
+                if len(body) > _MAX_BODY_BYTES:
+                    raise Refused(413, f"the body is longer than {_MAX_BODY_BYTES:,} bytes", where="body")
+    except TimeoutError:
+        raise Refused(408, f"the body did not arrive within {_BODY_SECONDS:.0f} s", where="body") from None
+    return bytes(body)
+
+
+async def _ended(future: Future[None], seconds: float) -> bool:
+    """Wait for the end of a request; return False if it takes longer. Raises the error that prevented it."""
+    done = asyncio.wrap_future(future)
+    # `asyncio.wait` does not cancel the future, which would withdraw the request.
+    await asyncio.wait([done], timeout=seconds)
+    if not done.done():
+        done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        return False
+    done.result()
+    return True
+
+
+def _author(by: Any, http: HttpRequest) -> str:
+    """Return who asks: the name that the client gives, if any, and always its address."""
+    address = http.client.host if http.client else "unknown address"
+    if not isinstance(by, str) or len(by) > _MAX_AUTHOR or not by.isprintable():
+        raise Refused(400, f"must be a text of at most {_MAX_AUTHOR} characters", where="body: by")
+    return f"{by} ({address})" if by else address
+
+
+def _wait_seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MAX_WAIT_SECONDS:
+        raise Refused(400, f"must be a number from 0 to {_MAX_WAIT_SECONDS:.0f}", where="body: wait_seconds")
+    return float(value)
+
+
+def _refuse_unknown(fields: Mapping[str, Any]) -> None:
+    if fields:
+        raise Refused(400, "unknown field", where=f"body: {sorted(fields)[0][:100]}", hint="see docs/monitor.md")
+
+
+def _position_change(fields: Json) -> PositionChange:
+    offsets, expected = (_offsets(fields.pop(key, None), key) for key in ("offsets", "expected"))
+    if offsets.keys() != expected.keys():
+        raise Refused(
+            400,
+            "must name the same partitions as offsets",
+            where="body: expected",
+            hint="send the committed positions that you saw, from GET /mappings/NAME",
+        )
+    return PositionChange(expected=expected, offsets=offsets)
+
+
+def _offsets(value: Any, key: str) -> Offsets:
+    try:
+        found = {
+            TopicPartition(topic, int(partition)): offset
+            for topic, partitions in value.items()
+            for partition, offset in partitions.items()
+        }
+    except (AttributeError, ValueError):
+        found = {}
+    if not found or not all(type(offset) is int and offset >= 0 for offset in found.values()):
+        raise Refused(
+            400, "must contain an offset for at least one partition", where=f"body: {key}", hint=_OFFSETS_FORM
+        )
+    return found
+
+
+def status_of(error: IngestdError) -> int:
+    """Return the HTTP status of an error: 409 for a request that the mapping or the configuration refused."""
+    return error.status if isinstance(error, Refused) else 409

@@ -1,0 +1,96 @@
+"""Bounds what clients can hold: the number of connections, and the time that each may take.
+
+Invariant: at most `_MAX_SOCKETS` sockets are open, whatever clients do. A new connection is always accepted while
+another one is idle, because the one that has been idle longest is closed for it. A health check therefore gets its
+answer during a flood of idle connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterable
+from typing import Any
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ingestd.clock import monotonic
+
+# Connections whose TLS handshake is complete, and all sockets including those in a handshake.
+MAX_CONNECTIONS = 128
+_MAX_SOCKETS = 256
+# Connections that wait in the kernel; if this queue is full, a client retries after a second. asyncio accepts only some
+# of them before it handles them, because it can close an idle connection only then.
+_QUEUE = 512
+ACCEPTS_PER_TURN = 32
+# The longest line or set of headers of a request.
+MAX_HEADER_BYTES = 16 * 1024
+# Seconds for the headers of a request, and until a client must continue to read a response or finish a close.
+_IDLE_SECONDS = 10.0
+_STALLED_SECONDS = 20.0
+
+
+class Listener(socket.socket):
+    """A listening socket that closes a new connection at once while too many accepted ones are open."""
+
+    def __init__(self, family: int, kind: int) -> None:
+        super().__init__(family, kind)
+        self._accepted: list[socket.socket] = []
+
+    def listen(self, _backlog: int = _QUEUE, /) -> None:
+        """Listen with the queue of this class: asyncio passes the number of connections that it accepts per turn."""
+        super().listen(_QUEUE)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Accept a connection (see `socket.socket.accept`). Raises ConnectionAbortedError if too many are open."""
+        accepted, address = super().accept()
+        self._accepted = [known for known in self._accepted if known.fileno() >= 0]
+        if len(self._accepted) >= _MAX_SOCKETS:
+            accepted.close()
+            raise ConnectionAbortedError("too many connections")
+        self._accepted.append(accepted)
+        return accepted, address
+
+
+class Connection(H11Protocol):
+    """One HTTP connection of uvicorn that does not wait without a limit for its client."""
+
+    _waits_since: float
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock, and close the connection that has been idle longest if there are too many."""
+        super().connection_made(transport)
+        self._waits_since = monotonic()
+        if len(self.connections) > MAX_CONNECTIONS:
+            idle = [other for other in self.connections if isinstance(other, Connection) and other.is_idle]
+            if idle:
+                oldest = min(idle, key=lambda other: other._waits_since)
+                # Its end is reported later, and until then it must not count.
+                self.connections.discard(oldest)
+                oldest.transport.abort()
+
+    def on_response_complete(self) -> None:
+        """Start the clock for the next request."""
+        self._waits_since = monotonic()
+        super().on_response_complete()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def end_if_overdue(self) -> None:
+        """Abort the connection if its client keeps it waiting for too long."""
+        waits_for_client = self.is_idle or self.flow.write_paused or self.transport.is_closing()
+        if not waits_for_client:
+            self._waits_since = monotonic()
+        limit = _IDLE_SECONDS if self.is_idle else _STALLED_SECONDS
+        if monotonic() - self._waits_since > limit:
+            self.transport.abort()
+
+
+def end_overdue(connections: Iterable[object]) -> None:
+    """Abort the connections whose clients keep them waiting for too long. To be called about once a second."""
+    for connection in list(connections):
+        if isinstance(connection, Connection):
+            connection.end_if_overdue()

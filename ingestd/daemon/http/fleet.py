@@ -1,0 +1,27 @@
+"""What the HTTP server needs from the supervisor of the mappings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from ingestd.ingest.control import Control
+from ingestd.ingest.monitor import Monitor
+
+
+class Fleet(Protocol):
+    """The mappings of this daemon. Every member is safe for use from any thread."""
+
+    @property
+    def monitors(self) -> Mapping[str, Monitor]:
+        """What each mapping reports, by its name."""
+
+    @property
+    def controls(self) -> Mapping[str, Control]:
+        """The requests to each mapping, by its name."""
+
+    def stuck(self) -> Sequence[str]:
+        """Return the names of the mappings whose commit loops have made no progress for longer than their limits."""
+
+    def reload(self) -> None:
+        """Read the configuration again and apply it. Blocks. Raises ConfigError, and then nothing has changed."""

@@ -1,0 +1,60 @@
+"""What the probes answer: /livez (should this process be restarted?) and /readyz (does it do its work?).
+
+- Live: no commit loop has been stuck for longer than its own limits. An outage of Kafka or of the metastore is no
+  reason to restart.
+- Ready: every mapping that runs owns its lease or is a standby, and heard from the metastore and, as owner, from Kafka
+  within the last minute. A paused mapping is ready: an operator asked for it. A mapping that has failed or was stopped
+  is listed, but does not count: it will not become ready by itself, and the others must stay in service.
+
+Invariant: a probe reads memory only, so it answers at once during any outage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ingestd.clock import now
+from ingestd.daemon.http.status import Json
+from ingestd.ingest.monitor import Snapshot
+
+_CONTACT_SECONDS = 60.0
+_ENDED = ("failed", "stopped")
+
+
+def liveness(stuck: Sequence[str]) -> tuple[int, Json]:
+    """Return the HTTP status and the document of /livez."""
+    return (503 if stuck else 200), {"live": not stuck, "stuck": sorted(stuck)}
+
+
+def readiness(mappings: Iterable[Snapshot]) -> tuple[int, Json]:
+    """Return the HTTP status and the document of /readyz."""
+    mappings = list(mappings)
+    waiting = {seen.name: reason for seen in mappings if (reason := _why_not(seen))}
+    ended = {seen.name: _described(seen) for seen in mappings if seen.state in _ENDED}
+    ready = bool(mappings) and not waiting
+    return (200 if ready else 503), {"ready": ready, "not_ready": waiting, "ended": ended}
+
+
+def _why_not(seen: Snapshot) -> str:
+    """Return why a mapping is not ready; an empty text if it is, or if it does not count."""
+    if seen.state in _ENDED:
+        return ""
+    if seen.state not in ("running", "standby", "paused"):
+        return _described(seen)
+    if _is_old(seen.metastore_at):
+        return f"{seen.state}, but no answer of the metastore for {_CONTACT_SECONDS:.0f} s"
+    # The loop asks Kafka again once the stages of its open transactions have ended.
+    if seen.state == "running" and not seen.open_transactions and _is_old(seen.polled_at):
+        return f"running, but no answer of Kafka for {_CONTACT_SECONDS:.0f} s"
+    return ""
+
+
+def _described(seen: Snapshot) -> str:
+    if seen.problem is None:
+        return seen.state
+    place = f"{seen.problem.where}: " if seen.problem.where else ""
+    return f"{seen.state}: {place}{seen.problem.what}"
+
+
+def _is_old(at: float | None) -> bool:
+    return at is None or now() - at > _CONTACT_SECONDS

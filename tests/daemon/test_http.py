@@ -1,0 +1,234 @@
+"""The HTTP server on a real socket: documents, errors, and the limits of connections. No mapping runs."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ingestd.clock import monotonic
+from ingestd.config.http import HttpOptions, TlsFiles
+from ingestd.daemon.http.connections import MAX_CONNECTIONS
+from ingestd.daemon.http.live import MAX_STREAMS
+from ingestd.daemon.http.server import HttpServer
+from ingestd.errors import ConfigError, MetastoreUnavailable, RecordError
+from tests.support.http import LOOPBACK, Client, StaticFleet, commit, serving
+from tests.support.stack import eventually
+
+
+@pytest.fixture
+def fleet() -> StaticFleet:
+    made = StaticFleet()
+    made.run("orders", rows=1000, lag=50)
+    return made
+
+
+@pytest.fixture
+def client(fleet: StaticFleet) -> Iterator[Client]:
+    with serving(fleet) as made:
+        yield made
+
+
+# --- health
+
+
+def test_livez_when_a_mapping_is_stuck_then_503_names_it(client: Client, fleet: StaticFleet) -> None:
+    assert (client.get("/livez").status, client.get("/livez").json) == (200, {"live": True, "stuck": []})
+    fleet.stuck_names = ["orders"]
+    assert (client.get("/livez").status, client.get("/livez").json["stuck"]) == (503, ["orders"])
+
+
+def test_readyz_when_a_mapping_waits_then_503_says_why(client: Client, fleet: StaticFleet) -> None:
+    assert client.get("/readyz").status == 200
+    fleet.add("late")
+    assert client.get("/readyz").json == {"ready": False, "not_ready": {"late": "starting"}, "ended": {}}
+    fleet.monitors["late"].failed(MetastoreUnavailable("does not answer", where="thrift://hms:9083"), again_in=2.0)
+    assert client.get("/readyz").json["not_ready"] == {"late": "waiting: thrift://hms:9083: does not answer"}
+    assert client.get("/readyz").status == 503
+
+
+def test_readyz_when_mappings_are_standby_paused_or_failed_then_200(client: Client, fleet: StaticFleet) -> None:
+    for name, state in (("second", "standby"), ("third", "paused")):
+        fleet.add(name).entered(state)  # type: ignore[arg-type]
+        fleet.monitors[name].heard_metastore()
+    fleet.add("fourth").failed(RecordError("is not a number", where="fourth[0]@17, column id"))
+    answer = client.get("/readyz")
+    assert answer.status == 200
+    assert answer.json["ended"] == {"fourth": "failed: fourth[0]@17, column id: is not a number"}
+
+
+def test_readyz_when_a_service_was_never_heard_then_503(client: Client, fleet: StaticFleet) -> None:
+    fleet.add("deaf").entered("running")
+    assert "no answer of the metastore" in client.get("/readyz").json["not_ready"]["deaf"]
+    fleet.monitors["deaf"].heard_metastore()
+    assert "no answer of Kafka" in client.get("/readyz").json["not_ready"]["deaf"]
+
+
+# --- documents
+
+
+def test_status_then_contains_totals_lag_and_every_mapping(client: Client, fleet: StaticFleet) -> None:
+    fleet.run("clicks", rows=20)
+    fleet.monitors["clicks"].failed(RecordError("is not a number", where="clicks[0]@17", hint="fix it"))
+    status = client.get("/status").json
+    assert status["version"] == 1
+    assert status["states"] == {"running": 1, "failed": 1}
+    assert (status["totals"]["rows"], status["lag_offsets"]) == (1020, 50)
+    clicks, orders = status["mappings"]
+    assert (clicks["name"], clicks["problem"]["error"], clicks["problem"]["hint"]) == (
+        "clicks", "is not a number", "fix it",
+    )  # fmt: skip
+    assert orders["partitions"] == [
+        {"topic": "orders", "partition": 0, "position": 1000, "end": 1050, "lag_offsets": 50}
+    ]
+    assert orders["last_commit"]["steps_ms"]["staged"] == 340
+    assert "commits" not in orders
+
+
+def test_mapping_when_asked_alone_then_answers_its_documents(client: Client, fleet: StaticFleet) -> None:
+    commit(fleet.monitors["orders"], "orders", 10, end=1050, txn=8)
+    details = client.get("/mappings/orders").json
+    assert [part["name"] for part in details["hive_partitions"]] == ["dt=2026-11-22", "dt=2026-11-21"]
+    commits = client.get("/mappings/orders/commits").json["commits"]
+    assert [(entry["txn"], entry["ranges"]) for entry in commits] == [
+        (8, ["orders[0] 1000..1010"]), (7, ["orders[0] 0..1000"]),
+    ]  # fmt: skip
+    history = eventually(
+        "the first point", lambda: (h := client.get("/mappings/orders/history").json)["lag_offsets"] and h
+    )
+    assert history["step_seconds"] == 10
+    assert len(history["records_per_second"]) == len(history["latency_seconds"]) == 1
+
+
+def test_metrics_then_serves_the_document_of_the_daemon(client: Client) -> None:
+    answer = client.get("/metrics")
+    assert (answer.text, answer.headers["content-type"]) == ("ingestd_up 1\n", "text/plain; version=0.0.4")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "words"),
+    [
+        ("GET", "/nothing", 404, "docs/monitor.md"),
+        ("GET", "/mappings/none", 404, "GET /status"),
+        ("GET", "/mappings/none/commits", 404, "GET /status"),
+        ("POST", "/status", 405, "allowed: GET, HEAD"),
+        ("GET", "/mappings/orders/pause", 405, "allowed: POST"),
+    ],
+)
+def test_request_when_it_fits_no_route_then_the_error_says_what_exists(
+    client: Client, method: str, path: str, status: int, words: str
+) -> None:
+    answer = client.send(method, path)
+    assert answer.status == status
+    assert set(answer.json) == {"error", "where", "hint"}
+    assert words in answer.json["hint"]
+
+
+def test_answer_then_forbids_browsers_to_load_from_other_hosts(client: Client) -> None:
+    for path in ("/status", "/nothing", "/livez"):
+        headers = client.get(path).headers
+        assert "default-src 'none'" in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+        assert "server" not in headers
+
+
+# --- the stream of changes
+
+
+class _Events:
+    """Reads /events."""
+
+    def __init__(self, client: Client) -> None:
+        self.connection = client.open()
+        self.connection.request("GET", "/events")
+        self.answer = self.connection.getresponse()
+
+    def next(self) -> tuple[str, dict[str, object]]:
+        fields: dict[str, str] = {}
+        while line := self.answer.readline().decode().rstrip("\n"):
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        return fields["event"], json.loads(fields["data"])
+
+
+def test_events_when_a_mapping_changes_then_only_the_changed_fields_are_sent(
+    client: Client, fleet: StaticFleet
+) -> None:
+    events = _Events(client)
+    kind, state = events.next()
+    assert (kind, list(state["mappings"])) == ("state", ["orders"])  # type: ignore[call-overload]
+    fleet.monitors["orders"].entered("paused")
+    kind, change = events.next()
+    assert (kind, set(change["mappings"]["orders"])) == ("change", {"state", "state_since_unix"})  # type: ignore[index]
+    del fleet.monitors["orders"]
+    assert events.next()[1]["removed"] == ["orders"]
+    events.connection.close()
+
+
+def test_events_when_too_many_clients_read_then_the_next_is_refused(fleet: StaticFleet) -> None:
+    with serving(fleet) as client, ExitStack() as streams:
+        for _ in range(MAX_STREAMS):
+            stream = _Events(client)
+            streams.enter_context(closing(stream.connection))
+            stream.next()
+        assert client.get("/events").status == 503
+        assert client.get("/livez").status == 200
+
+
+def test_server_when_it_stops_then_streams_end_at_once(fleet: StaticFleet) -> None:
+    with serving(fleet) as client:
+        stream = _Events(client)
+        stream.next()
+        began = monotonic()
+    assert monotonic() - began < 2
+    assert stream.answer.read() == b""
+    stream.connection.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "http"]
+
+
+# --- start
+
+
+def test_server_when_the_port_is_in_use_then_the_error_names_the_key(fleet: StaticFleet) -> None:
+    with serving(fleet) as client, pytest.raises(ConfigError, match="Address already in use") as error:
+        HttpServer(client.address, HttpOptions())
+    assert (error.value.where, "another port" in error.value.hint) == ("http.listen", True)
+
+
+def test_server_when_the_certificate_is_missing_then_the_error_names_the_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        HttpServer(LOOPBACK, HttpOptions(tls=TlsFiles(tmp_path / "none.crt", tmp_path / "none.key")))
+    assert error.value.where == "http.tls"
+
+
+# --- floods
+
+
+def test_server_when_idle_connections_flood_it_then_health_checks_are_answered(client: Client) -> None:
+    with ExitStack() as flood:
+        for _ in range(1400):
+            flood.enter_context(closing(socket.create_connection(client.address, timeout=5)))
+        assert client.get("/livez").status == 200
+        ours = [c for c in psutil.Process().net_connections("tcp") if c.laddr.port == client.address.port and c.raddr]
+        assert len(ours) <= MAX_CONNECTIONS + 1
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 40_000,
+        b"\x16\x03\x01\x00\xff not http\r\n\r\n",
+        b"GET " + b"/" * 40_000,
+    ],
+)
+def test_server_when_a_request_is_too_long_or_invalid_then_it_is_refused(client: Client, request_bytes: bytes) -> None:
+    with socket.create_connection(client.address, timeout=10) as connection:
+        connection.sendall(request_bytes)
+        assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert client.get("/livez").status == 200

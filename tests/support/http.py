@@ -1,0 +1,147 @@
+"""An HTTP server with real monitors and controls, but without mappings, and a client of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ingestd.config.http import Address, HttpOptions
+from ingestd.daemon.http.server import HttpServer
+from ingestd.hive.tables import TableName
+from ingestd.ingest.control import Control
+from ingestd.ingest.monitor import CommitRecord, Monitor
+from ingestd.ingest.options import MappingOptions
+from ingestd.kafka.ranges import TopicPartition
+
+LOOPBACK = Address("127.0.0.1", 0)
+JSON = {"Content-Type": "application/json"}
+
+
+def options(name: str) -> MappingOptions:
+    """Return the options of a mapping with one topic."""
+    return MappingOptions(name, (name,), TableName("default", name))
+
+
+@dataclass
+class StaticFleet:
+    """A fleet whose mappings do what a test says."""
+
+    monitors: dict[str, Monitor] = field(default_factory=dict)
+    controls: dict[str, Control] = field(default_factory=dict)
+    stuck_names: list[str] = field(default_factory=list)
+    reload_error: Exception | None = None
+    reloads: int = 0
+
+    def add(self, name: str) -> Monitor:
+        """Add a mapping and return its monitor."""
+        self.monitors[name] = Monitor(options(name))
+        self.controls[name] = Control()
+        return self.monitors[name]
+
+    def run(self, name: str, rows: int = 1000, lag: int = 0) -> Monitor:
+        """Add a mapping that runs, has committed once, and has the given lag."""
+        monitor = self.add(name)
+        monitor.entered("running", owner="here:1")
+        monitor.heard_metastore()
+        commit(monitor, name, rows, end=rows + lag)
+        return monitor
+
+    def stuck(self) -> list[str]:
+        """Return the names that the test has set."""
+        return self.stuck_names
+
+    def reload(self) -> None:
+        """Count the reload, or raise the error that the test has set."""
+        if self.reload_error is not None:
+            raise self.reload_error
+        self.reloads += 1
+
+
+def commit(monitor: Monitor, topic: str, rows: int, end: int, *, txn: int = 7, at: float = 1_790_000_000.0) -> None:
+    """Note a commit of `rows` rows of partition 0, which ends at the offset `end`, and a poll after it."""
+    partition = TopicPartition(topic, 0)
+    first = monitor.snapshot().position.get(partition, 0)
+    position = {partition: first + rows}
+    monitor.committed(
+        CommitRecord(
+            txn=txn,
+            write_id=txn - 4,
+            at=at,
+            rows=rows,
+            records=rows,
+            skipped=0,
+            bytes=rows * 100,
+            files=2,
+            ranges=(f"{topic}[0] {first}..{first + rows}",),
+            range_count=1,
+            offsets=rows,
+            partitions=("dt=2026-11-21", "dt=2026-11-22"),
+            partition_count=2,
+            steps={"opened": 12, "staged": 340, "locked": 15, "placed": 8, "committed": 21},
+            oldest=at - 1.5,
+        ),
+        position,
+    )
+    monitor.polled(position, {partition: end}, at if end > first + rows else None)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def json(self) -> Any:
+        """The parsed body."""
+        return json.loads(self.text)
+
+
+@dataclass(frozen=True)
+class Client:
+    """Sends requests to a server; each has its own connection."""
+
+    address: Address
+    ca_file: Path | None = None
+
+    def open(self, seconds: float = 30.0) -> http.client.HTTPConnection:
+        """Return a connection that is opened by its first request."""
+        if self.ca_file is None:
+            return http.client.HTTPConnection(self.address.host, self.address.port, timeout=seconds)
+        trusted = ssl.create_default_context(cafile=str(self.ca_file))
+        return http.client.HTTPSConnection("localhost", self.address.port, timeout=seconds, context=trusted)
+
+    def send(self, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None) -> Answer:
+        """Send a request and return the answer. `body` is sent unchanged if it is text or bytes, else as JSON."""
+        connection = self.open()
+        try:
+            data = body if body is None or isinstance(body, str | bytes) else json.dumps(body)
+            connection.request(method, path, data, dict(headers or {}))
+            answer = connection.getresponse()
+            return Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode())
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Answer:
+        """Send a GET request."""
+        return self.send("GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+
+    def post(self, path: str, body: Any = None, **headers: str) -> Answer:
+        """Send a POST request with the content type JSON."""
+        return self.send("POST", path, body, JSON | {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+@contextmanager
+def serving(fleet: StaticFleet, listen: Address = LOOPBACK, **settings: Any) -> Iterator[Client]:
+    """Run a server for `fleet` and yield a client of it. `settings` are keys of the section `http`."""
+    server = HttpServer(listen, HttpOptions(**settings))
+    with server.serving(fleet, lambda: (b"ingestd_up 1\n", "text/plain; version=0.0.4")):
+        yield Client(Address("127.0.0.1", server.address.port))
