@@ -24,6 +24,7 @@ _FORMS = (
 _BASE = {
     "metastore": "  uri: thrift://127.0.0.1:1\n  timeout: 2s",
     "kafka": "  bootstrap.servers: 127.0.0.1:1",
+    "http": "  listen: off",
     "mappings": "  - name: orders\n    topics: [orders]\n    table: shop.orders",
 }
 # A section and the text that replaces its base text; # stands for a form.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -232,3 +233,33 @@ def test_server_when_a_request_is_too_long_or_invalid_then_it_is_refused(client:
         connection.sendall(request_bytes)
         assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
     assert client.get("/livez").status == 200
+
+
+# --- the documentation
+
+
+def _paths(value: object, path: str = "") -> Iterator[str]:
+    """Yield the path of each value of a document, such as `mappings[].totals.rows`."""
+    if isinstance(value, dict) and value:
+        for key, part in value.items():
+            yield from _paths(part, f"{path}.{key}" if path else key)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        yield from _paths(value[0], f"{path}[]")
+    else:
+        yield path
+
+
+def test_documents_then_contain_exactly_the_documented_fields(client: Client, fleet: StaticFleet) -> None:
+    fleet.monitors["orders"].failed(MetastoreUnavailable("no answer", where="hms"), again_in=1.0)
+    text = (Path(__file__).parents[2] / "docs" / "monitor.md").read_text(encoding="utf-8")
+    section = text.partition("### Status")[2].partition("### Events")[0]
+    documented = set(re.findall(r"`([a-z_.*\[\]]+)`", "\n".join(re.findall(r"^\| (`.+?) \|", section, re.MULTILINE))))
+    documented |= set(re.findall(r"`(hive_partitions\[\]\.\w+)`", section))
+    status = set(_paths(client.get("/status").json))
+    details = {f"{path}" for path in _paths(client.get("/mappings/orders").json) if path.startswith("hive_partitions")}
+    commits = {path.removeprefix("mappings[].last_commit.") for path in status if ".last_commit." in path}
+    plain = {path for path in status if ".last_commit." not in path} | {"mappings[].last_commit", "mappings[].problem"}
+    found = plain | commits | details
+    stars = {star[:-1] for star in documented if star.endswith("*")}
+    assert not {path for path in found if path not in documented and not path.startswith(tuple(stars))}
+    assert not {path for path in documented if path not in found and not path.endswith("*")}

@@ -140,9 +140,8 @@ class DaemonThread:
         for mapping in document.mappings:
             _sinks[mapping.name] = self
         drain = "--until-caught-up" in arguments
-        metrics = Metrics(document.metastore.kerberos)
-        self._render = lambda: (metrics.text(self.supervisor.monitors.values(), shared_engine()), CONTENT_TYPE)
-        self._metastore = document.metastore.connect(metrics.on_call)
+        self._metrics = Metrics(document.metastore.kerberos)
+        self._metastore = document.metastore.connect(self._metrics.on_call)
         listen = document.http.listen
         self.http = None if listen is None else HttpServer(listen, document.http)
         self.supervisor = Supervisor(
@@ -151,6 +150,9 @@ class DaemonThread:
         self._errors: Future[list[IngestdError]] = Future()
         self._thread = threading.Thread(target=self._run, name=f"daemon {config.stem}")
         self._thread.start()
+
+    def _render(self) -> tuple[bytes, str]:
+        return self._metrics.text(self.supervisor.monitors.values(), shared_engine()), CONTENT_TYPE
 
     def _run(self) -> None:
         try:

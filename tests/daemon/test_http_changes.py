@@ -1,0 +1,240 @@
+"""Requests that change the daemon: who may send them, what they do, and how long an answer takes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from ingestd.clock import monotonic
+from ingestd.config.http import Address, HttpOptions, TlsFiles
+from ingestd.daemon.http.server import HttpServer
+from ingestd.errors import ConfigError
+from ingestd.ingest.control import Request, RequestFailed
+from ingestd.kafka.ranges import TopicPartition
+from tests.support import certificates
+from tests.support.http import JSON, LOOPBACK, Client, StaticFleet, serving
+from tests.support.stack import eventually
+
+TOKEN = "0123456789abcdef"
+ANY = Address("0.0.0.0", 0)
+
+
+@pytest.fixture
+def fleet() -> StaticFleet:
+    made = StaticFleet()
+    made.run("orders")
+    return made
+
+
+@pytest.fixture
+def client(fleet: StaticFleet) -> Iterator[Client]:
+    with serving(fleet) as made:
+        yield made
+
+
+@contextmanager
+def _carrying_out(fleet: StaticFleet, react: Callable[[Request], None]) -> Iterator[list[Request]]:
+    """Carry out the requests to `orders` in a thread, as its main loop does, and yield them."""
+    control, seen, is_over = fleet.controls["orders"], list[Request](), threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            control.changed.wait()
+            for request in control.take():
+                seen.append(request)
+                react(request)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        is_over.set()
+        control.changed.set()
+        thread.join()
+
+
+def _succeed(request: Request) -> None:
+    request.done.set_result(None)
+
+
+def _fail(request: Request) -> None:
+    request.done.set_exception(RequestFailed("the mapping lost its lease", where="mapping orders", hint="try again"))
+
+
+# --- what requests do
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "flush"])
+def test_change_when_the_mapping_carries_it_out_then_done(client: Client, fleet: StaticFleet, verb: str) -> None:
+    with _carrying_out(fleet, _succeed) as seen:
+        answer = client.post(f"/mappings/orders/{verb}", {"by": "ann"})
+    assert (answer.status, answer.json) == (200, {"mapping": "orders", "action": verb, "result": "done"})
+    assert [(request.action, request.by) for request in seen] == [(verb, "ann (127.0.0.1)")]
+
+
+def test_offsets_when_valid_then_the_mapping_receives_the_change(client: Client, fleet: StaticFleet) -> None:
+    with _carrying_out(fleet, _succeed) as seen:
+        body = {"offsets": {"orders": {"0": 7}}, "expected": {"orders": {"0": 1000}}}
+        assert client.post("/mappings/orders/offsets", body).status == 200
+    change = seen[0].change
+    assert change is not None
+    assert (change.offsets, change.expected) == ({TopicPartition("orders", 0): 7}, {TopicPartition("orders", 0): 1000})
+
+
+def test_change_when_the_mapping_refuses_it_then_409_with_its_error(client: Client, fleet: StaticFleet) -> None:
+    with _carrying_out(fleet, _fail):
+        answer = client.post("/mappings/orders/flush")
+    assert answer.status == 409
+    assert answer.json == {"error": "the mapping lost its lease", "where": "mapping orders", "hint": "try again"}
+
+
+def test_change_when_it_takes_long_then_accepted_and_carried_out_later(client: Client, fleet: StaticFleet) -> None:
+    answer = client.post("/mappings/orders/pause", {"wait_seconds": 0.1})
+    assert (answer.status, answer.json["result"]) == (202, "accepted")
+    [request] = fleet.controls["orders"].take()
+    request.done.set_result(None)
+    assert client.get("/livez").status == 200
+
+
+def test_change_when_its_client_disconnects_then_it_is_still_carried_out(client: Client, fleet: StaticFleet) -> None:
+    with closing(client.open()) as connection:
+        connection.request("POST", "/mappings/orders/pause", "{}", JSON)
+        eventually("the request", fleet.controls["orders"].changed.is_set)
+    [request] = fleet.controls["orders"].take()
+    assert request.done.set_running_or_notify_cancel()
+    request.done.set_result(None)
+
+
+def test_reload_then_the_fleet_reads_its_configuration_or_says_why_not(client: Client, fleet: StaticFleet) -> None:
+    assert (client.post("/reload").status, fleet.reloads) == (200, 1)
+    fleet.reload_error = ConfigError("unknown key", where="a.yaml:3: mappings[0].tabel", hint="did you mean table?")
+    answer = client.post("/reload")
+    assert (answer.status, answer.json["where"]) == (409, "a.yaml:3: mappings[0].tabel")
+
+
+@pytest.mark.parametrize(
+    ("verb", "body", "where"),
+    [
+        ("pause", "[1]", "body"),
+        ("pause", "{", "body"),
+        ("pause", {"why": "x"}, "body: why"),
+        ("pause", {"by": "a\nb"}, "body: by"),
+        ("pause", {"wait_seconds": 1e9}, "body: wait_seconds"),
+        ("offsets", {}, "body: offsets"),
+        ("offsets", {"offsets": {"orders": {"0": -1}}, "expected": {"orders": {"0": 1}}}, "body: offsets"),
+        ("offsets", {"offsets": {"orders": {"0": 1}}, "expected": {"orders": {"1": 1}}}, "body: expected"),
+    ],
+)
+def test_change_when_the_body_is_invalid_then_400_names_the_field(
+    client: Client, fleet: StaticFleet, verb: str, body: object, where: str
+) -> None:
+    answer = client.post(f"/mappings/orders/{verb}", body)
+    assert (answer.status, answer.json["where"]) == (400, where)
+    assert fleet.controls["orders"].take() == []
+
+
+def test_change_when_the_body_is_too_long_then_413(client: Client) -> None:
+    assert client.post("/mappings/orders/pause", b'{"by": "' + b"x" * 300_000).status == 413
+
+
+# --- who may send them
+
+
+def test_change_when_a_token_is_set_then_only_requests_with_it_are_accepted(fleet: StaticFleet, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n", encoding="ascii")
+    with serving(fleet, ANY, token_file=file) as client:
+        for wrong in ({}, {"Authorization": "Bearer " + "x" * 16}, {"Authorization": f"Basic {TOKEN}"}):
+            answer = client.post("/reload", None, **wrong)
+            assert (answer.status, answer.headers["www-authenticate"]) == (401, "Bearer")
+            assert TOKEN not in answer.text
+        assert client.post("/reload", Authorization=f"Bearer {TOKEN}").status == 200
+        file.write_text(TOKEN[::-1], encoding="ascii")
+        assert client.post("/reload", Authorization=f"Bearer {TOKEN}").status == 401
+        assert client.post("/reload", Authorization=f"Bearer {TOKEN[::-1]}").status == 200
+        file.unlink()
+        assert client.post("/reload", Authorization=f"Bearer {TOKEN}").status == 503
+        assert client.get("/status").status == 200
+    assert fleet.reloads == 2
+
+
+def test_change_when_the_server_is_on_a_network_without_a_token_then_403(fleet: StaticFleet) -> None:
+    with serving(fleet, ANY) as client:
+        answer = client.post("/reload")
+        assert client.get("/status", Host="ingestd.example.com").status == 200
+    assert (answer.status, answer.json["where"], fleet.reloads) == (403, "http.token_file", 0)
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_change_when_a_form_of_another_site_could_send_it_then_415(
+    client: Client, fleet: StaticFleet, content_type: str
+) -> None:
+    headers = {"Content-Type": content_type} if content_type else {}
+    assert client.send("POST", "/reload", "{}", headers).status == 415
+    assert client.send("POST", "/reload", "{}", JSON | {"Sec-Fetch-Site": "cross-site"}).status == 403
+    assert client.send("OPTIONS", "/reload", None, {"Origin": "http://evil.example"}).status == 405
+    assert fleet.reloads == 0
+
+
+@pytest.mark.parametrize("host", ["evil.example:8080", "127.0.0.1.evil.example", "192.168.0.7", "localhost@evil", ""])
+def test_request_when_the_name_was_rebound_to_loopback_then_421(client: Client, host: str) -> None:
+    assert client.get("/status", Host=host).status == 421
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:99", "127.0.0.1", "[::1]:8080", "127.9.9.9:1"])
+def test_request_when_the_host_is_loopback_then_200(client: Client, host: str) -> None:
+    assert client.get("/status", Host=host).status == 200
+
+
+@pytest.mark.parametrize("content", [None, "", "short\n"])
+def test_server_when_the_token_is_missing_or_short_then_it_does_not_start(tmp_path: Path, content: str | None) -> None:
+    file = tmp_path / "token"
+    if content is not None:
+        file.write_text(content, encoding="ascii")
+    with pytest.raises(ConfigError) as error:
+        HttpServer(LOOPBACK, HttpOptions(token_file=file))
+    assert error.value.where == "http.token_file"
+
+
+# --- TLS
+
+
+def test_server_when_the_certificate_changes_then_new_connections_use_the_new_one(
+    fleet: StaticFleet, tmp_path: Path
+) -> None:
+    first, second = (certificates.make(_folder(tmp_path / name)) for name in ("first", "second"))
+    files = TlsFiles(tmp_path / "server.pem", tmp_path / "server.key")
+    _copy(first, tmp_path)
+    with serving(fleet, tls=files) as plain:
+        assert Client(plain.address, first / "ca.pem").get("/livez").status == 200
+        _copy(second, tmp_path)
+        renewed = Client(plain.address, second / "ca.pem")
+        eventually("the new certificate", lambda: _answers(renewed))
+        # A handshake that never ends does not keep the server from stopping.
+        stuck = socket.create_connection(plain.address)
+        began = monotonic()
+    assert monotonic() - began < 5
+    stuck.close()
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+def _copy(source: Path, target: Path) -> None:
+    for name in ("server.key", "server.pem"):
+        (target / name).write_bytes((source / name).read_bytes())
+
+
+def _answers(client: Client) -> bool:
+    try:
+        return client.get("/livez").status == 200
+    except OSError:
+        return False
