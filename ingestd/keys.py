@@ -22,6 +22,7 @@ NOT_A_KEY = MappingProxyType({"key": False})
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?"
 _SIZE = r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)"
+_DECIMAL = r"\d{1,15}(?:\.\d{1,15})?"
 _WHOLE = r"\s*[+-]?\d+\s*"
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -83,6 +84,13 @@ def count(value: object) -> int:
     return _positive(int(value))
 
 
+def number(value: object) -> float:
+    """Parse a decimal number greater than 0, such as `0.1`. Raises ValueError."""
+    if isinstance(value, bool) or not re.fullmatch(_DECIMAL, str(value).strip()):
+        raise ValueError("must be a number such as 0.1")
+    return _positive(float(str(value)))
+
+
 def scalar(value: object) -> str | int | float | bool:
     """Return text, a number or a boolean unchanged. Raises ValueError for other values."""
     if not isinstance(value, (str, int, float)):
@@ -125,6 +133,7 @@ def _not_empty(values: Sequence[object]) -> Sequence[object]:
 Seconds = Annotated[float, Reads(seconds, _number_schema(_DURATION))]
 Bytes = Annotated[int, Reads(size, _number_schema(_SIZE))]
 Count = Annotated[int, Reads(count, _number_schema(_WHOLE))]
+Number = Annotated[float, Reads(number, _number_schema(_DECIMAL))]
 # The value of a property that is passed on to librdkafka or Spark.
 Setting = Annotated[str | int | float | bool, Reads(scalar, {"type": ["string", "number", "boolean"]})]
 NOT_EMPTY = Check(_not_empty, {"minItems": 1})

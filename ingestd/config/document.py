@@ -6,10 +6,11 @@ Invariant: a `Document` is complete. Every mapping contains the defaults and the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from ingestd.compaction.options import CompactionOptions, PacingOptions
 from ingestd.config import validation
 from ingestd.config.files import Settings, read_document
 from ingestd.config.http import HttpOptions
@@ -37,6 +38,12 @@ class DefaultOptions:
 
     commit: Annotated[CommitOptions, Doc("A transaction ends at the first of these limits.")] = field(
         default_factory=CommitOptions
+    )
+    compaction: Annotated[CompactionOptions, Doc("When compactions of the tables are requested.")] = field(
+        default_factory=CompactionOptions
+    )
+    pacing: Annotated[PacingOptions, Doc("When commits become rarer than commit.interval.")] = field(
+        default_factory=PacingOptions
     )
 
 
@@ -107,10 +114,14 @@ def _kafka_faults(document: Document, settings: Settings, find: FaultFinder) -> 
 
 def _with_common_values(document: Document, own: MappingOptions, given: Mapping[str, Any]) -> MappingOptions:
     """Return the mapping with the common values filled in. `given` contains the keys that the mapping itself sets."""
-    commit = {key: getattr(own.commit, key) for key in given.get("commit", {})}
+
+    def merged(section: str) -> Any:
+        values = {key: getattr(getattr(own, section), key) for key in given.get(section, {})}
+        return replace(getattr(document.defaults, section), **values)
+
     return replace(
         own,
-        commit=replace(document.defaults.commit, **commit),
+        **{one.name: merged(one.name) for one in fields(DefaultOptions)},
         kafka={**document.kafka, **own.kafka},
         control_database=document.control.database,
     )

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from ingestd.clock import Deadline, monotonic, pause
+from ingestd.compaction.compactor import Compactor
 from ingestd.config.document import Document
 from ingestd.errors import ConfigError, IngestdError
 from ingestd.hive.client import Metastore
@@ -73,6 +74,7 @@ class Supervisor:
         self._observe = observe
         self._errors: list[IngestdError] = []
         self._loops: Sequence[MappingLoop] = ()
+        self._compactor = Compactor(metastore)
 
     @property
     def monitors(self) -> dict[str, Monitor]:
@@ -107,6 +109,9 @@ class Supervisor:
         """
         self._loops = loops = [self._loop(mapping) for mapping in self._document.mappings]
         threads = [threading.Thread(target=self._run_one, args=(loop,), name=loop.options.name) for loop in loops]
+        for loop in loops:
+            self._compactor.add(loop.compaction)
+        self._compactor.start()
         for thread in threads:
             thread.start()
         limit: Deadline | None = None
@@ -127,6 +132,7 @@ class Supervisor:
                     loop.cancel()
                 if self._has_hung(monotonic() - aborted_at, running):
                     break
+        self._compactor.stop()
         return self._errors
 
     def _loop(self, mapping: MappingOptions) -> MappingLoop:

@@ -11,7 +11,10 @@ from typing import Any
 
 import structlog
 
+from ingestd.compaction.pacing import Pacing
+from ingestd.compaction.policy import Stall
 from ingestd.errors import IngestdError
+from ingestd.hive.compactions import Compaction
 from ingestd.hive.leases import Claim
 from ingestd.ingest.commit import CommitResult
 
@@ -146,6 +149,79 @@ def engine_lost(error: IngestdError) -> None:
 def left_running(mappings: str, error: IngestdError) -> None:
     """Log that threads of these mappings are still running after an abort. The process does not wait for them."""
     _log.error("left_running", mapping=mappings, error=str(error))
+
+
+def pacing(mapping: str, pace: Pacing) -> None:
+    """Log that commits have become rarer, or as frequent as configured again; `reason` is then empty."""
+    _log.warning(
+        "pacing",
+        mapping=mapping,
+        reason=pace.reason,
+        interval=round(pace.interval, 1),
+        deltas=pace.deltas,
+        latency=round(pace.latency, 2),
+    )
+
+
+def compaction_requirements(mapping: str, faults: Sequence[str]) -> None:
+    """Log which requirements of compaction the metastore or the table violates; none if they are met again."""
+    _log.warning("compaction_requirements", mapping=mapping, warnings=list(faults))
+
+
+def compaction_requested(mapping: str, compaction: Compaction, deltas: int) -> None:
+    """Log that a compaction was requested."""
+    _log.info(
+        "compaction_requested",
+        mapping=mapping,
+        id=compaction.id,
+        partition=compaction.partition,
+        kind=compaction.kind,
+        deltas=deltas,
+    )
+
+
+def compaction_finished(mapping: str, compaction: Compaction) -> None:
+    """Log that a compaction of the mapping's table has written its result, for any client."""
+    _log.info(
+        "compaction_finished",
+        mapping=mapping,
+        id=compaction.id,
+        partition=compaction.partition,
+        kind=compaction.kind,
+        seconds=round(max(0.0, compaction.ended - compaction.enqueued), 1),
+        initiator=compaction.initiator,
+    )
+
+
+def compaction_failed(mapping: str, compaction: Compaction) -> None:
+    """Log that a compaction of the mapping's table has ended without a result, for any client."""
+    _log.error(
+        "compaction_failed",
+        mapping=mapping,
+        id=compaction.id,
+        partition=compaction.partition,
+        kind=compaction.kind,
+        state=compaction.state,
+        error=compaction.error,
+        initiator=compaction.initiator,
+    )
+
+
+def compaction_stalled(mapping: str, stall: Stall) -> None:
+    """Log that a service of Hive does nothing for the compactions of the mapping's table."""
+    _log.error(
+        "compaction_stalled",
+        mapping=mapping,
+        service=stall.service,
+        count=stall.count,
+        seconds=round(stall.seconds),
+        hint=stall.hint,
+    )
+
+
+def compaction_delayed(mapping: str, error: Exception) -> None:
+    """Log that the table cannot be surveyed or the queue cannot be read. The next cycle retries."""
+    _log.warning("compaction_delayed", mapping=mapping, reason=type(error).__name__, error=str(error))
 
 
 def stopped(mapping: str) -> None:

@@ -11,11 +11,14 @@ from functools import partial
 
 from ingestd import retry
 from ingestd.clock import Deadline, pause
+from ingestd.compaction.pacing import Pace
+from ingestd.compaction.watch import TableWatch
 from ingestd.errors import IngestdError, TableChanged, TableMissing
 from ingestd.hive import partitions
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table
 from ingestd.ingest import events
+from ingestd.ingest.compaction_report import CompactionReport
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
 from ingestd.ingest.pipeline import Pipeline
@@ -65,12 +68,15 @@ class MappingLoop:
         self.options = options
         self.reporter = reporter = Reporter(options)
         ownership = Ownership(metastore, options, reporter.monitor, on_lost=partial(events.lease_lost, options.name))
-        planner = Planner(Broker(options.kafka), options)
+        pace = Pace(options.pacing, options.commit.interval, reporter.paced)
+        report = CompactionReport(options.name, reporter.monitor)
+        watch = TableWatch(options.table, options.compaction, pace, report, ownership.agent)
+        planner = Planner(Broker(options.kafka), options, pace)
         staging = StagingArea(metastore, options.name)
         jobs = JobGroup(options.name)
         observe = reporter.observing(observe)
         self._services = Services(
-            options, metastore, engine, jobs, signals, observe, reporter, ownership, planner, staging
+            options, metastore, engine, jobs, signals, observe, reporter, ownership, planner, staging, pace, watch
         )
         self._recovery = Recovery(self._services)
         self._mirror = OffsetMirror(options.kafka, options.consumer_group)
@@ -91,6 +97,11 @@ class MappingLoop:
         finally:
             self._close()
 
+    @property
+    def compaction(self) -> TableWatch:
+        """The watch of the table, which is active while this daemon runs the mapping."""
+        return self._services.compaction
+
     def cancel(self) -> None:
         """Cancel the running stages, which then fail with JobFailed. Returns immediately."""
         self._services.engine.cancel(self._services.jobs)
@@ -105,7 +116,7 @@ class MappingLoop:
         if self._drain and self._until is None:
             self._until = self._services.planner.ends()
         try:
-            with self._tolerating_a_swap():
+            with self._tolerating_a_swap(), self._services.compaction.active():
                 pipeline.run(self._until)
         except (WorkerLost, JobTimeout) as error:
             self._count_failed_stage(error)

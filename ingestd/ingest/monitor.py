@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ingestd.clock import monotonic, now
+from ingestd.compaction.pacing import Pacing
+from ingestd.compaction.watch import CompactionStatus
 from ingestd.errors import IngestdError, OwnershipLost
 from ingestd.ingest.durations import Durations, StepDurations
 from ingestd.ingest.options import MappingOptions
@@ -98,6 +100,7 @@ class Snapshot:
     `polled_at`. `oldest` is the Kafka timestamp, in seconds since 1970, of the oldest record that is not committed;
     None if there is none or if it is not known yet. `metastore_at` is the Unix time of the last answer of the
     metastore. `open_transactions` counts the transactions that are opened and not yet committed.
+    `pacing` is None before the first commit, and `compaction` before the first survey of the table.
     """
 
     name: str
@@ -116,6 +119,8 @@ class Snapshot:
     open_transactions: int = 0
     totals: Totals = field(default_factory=Totals)
     commits: tuple[CommitRecord, ...] = ()
+    pacing: Pacing | None = None
+    compaction: CompactionStatus | None = None
 
     @property
     def lag(self) -> int:
@@ -238,6 +243,16 @@ class Monitor:
             self._now = replace(self._now, totals=totals, position=dict(position))
             if self._now.state == "waiting":  # for the outcome of this commit
                 self._now = replace(self._now, state="running", since=now(), problem=None)
+
+    def paced(self, pacing: Pacing) -> None:
+        """Note the pace of commits."""
+        with self._lock:
+            self._now = replace(self._now, pacing=pacing)
+
+    def compacted(self, status: CompactionStatus) -> None:
+        """Note the state of the table's compaction."""
+        with self._lock:
+            self._now = replace(self._now, compaction=status)
 
     def recovered(self, position: Offsets) -> None:
         """Note the committed position that a recovery has read."""

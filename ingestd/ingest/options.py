@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, timezone
 from typing import Annotated, Literal
 
+from ingestd.compaction.options import CompactionOptions, PacingOptions
 from ingestd.hive.tables import TableName
 from ingestd.keys import NOT_A_KEY, NOT_EMPTY, Bytes, Check, Count, Doc, Reads, Seconds, Setting, matching
 
@@ -149,6 +150,12 @@ class MappingOptions:
     ] = field(default_factory=dict)
     commit: Annotated[CommitOptions, Doc("A transaction ends at the first of these limits.")] = field(
         default_factory=CommitOptions
+    )
+    compaction: Annotated[CompactionOptions, Doc("When compactions of the table are requested.")] = field(
+        default_factory=CompactionOptions
+    )
+    pacing: Annotated[PacingOptions, Doc("When commits become rarer than commit.interval.")] = field(
+        default_factory=PacingOptions
     )
     start: Annotated[
         StartOptions,

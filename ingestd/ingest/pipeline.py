@@ -204,6 +204,8 @@ class Pipeline:
         self._services.staging.forget(pending.txn)
         self._state = after
         self._on_commit()
+        self._services.compaction.committed(pending.table, pending.files)
+        self._services.pace.committed(sum(pending.watch.steps[step] for step in ("opened", "committed")) / 1000)
         self._mirror_offsets(after)
         pending.watch.lap("mirrored")
         self._services.reporter.committed(result)

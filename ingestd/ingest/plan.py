@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ingestd.clock import Deadline, monotonic, pause
+from ingestd.compaction.pacing import Pace
 from ingestd.errors import OffsetsLost, RangeLost
 from ingestd.ingest.options import MappingOptions, OnLoss, StartOptions
 from ingestd.kafka.admin import Broker, Topic
@@ -42,11 +43,15 @@ class Plan:
 
 
 class Planner:
-    """Plans the transactions of one mapping. `confirm` and `learn_size` may be called from other threads."""
+    """Plans the transactions of one mapping. `pace` says how long after the previous transaction the next one is due.
 
-    def __init__(self, broker: Broker, options: MappingOptions) -> None:
+    `confirm` and `learn_size` may be called from other threads.
+    """
+
+    def __init__(self, broker: Broker, options: MappingOptions, pace: Pace) -> None:
         self._broker = broker
         self._options = options
+        self._pace = pace
         self._record_bytes = _ASSUMED_RECORD_BYTES
         self._topics: dict[str, Topic] = {}
         self._topics_expire = Deadline.after(0.0)
@@ -123,7 +128,7 @@ class Planner:
         self._topics_expire = Deadline.after(_TOPICS_SECONDS)
 
     def _is_due(self, waiting: int) -> bool:
-        return monotonic() - self._last_plan_at >= self._options.commit.interval or waiting >= self._max_offsets()
+        return monotonic() - self._last_plan_at >= self._pace.now.interval or waiting >= self._max_offsets()
 
     def _max_offsets(self) -> int:
         commit = self._options.commit

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ingestd.clock import now
+from ingestd.compaction.pacing import Pacing
 from ingestd.errors import IngestdError, RecordError
 from ingestd.hive.leases import Claim
 from ingestd.ingest import events
@@ -27,6 +28,7 @@ class Reporter:
         self._name = options.name
         # By transaction id: the transactions that are opened and not yet reported as committed or aborted.
         self._open: dict[int, PendingTransaction] = {}
+        self._pace_reason = ""
 
     def observing(self, observe: Observe) -> Observe:
         """Return an observer that notes the progress of a step and then calls `observe`."""
@@ -87,6 +89,13 @@ class Reporter:
             self._open.pop(txn_id, None)
         self.monitor.opened(len(self._open))
         self.monitor.counted(aborts=len(txn_ids))
+
+    def paced(self, pacing: Pacing) -> None:
+        """Note the pace of commits, and log when it begins or ceases to differ from the configured one."""
+        self.monitor.paced(pacing)
+        if pacing.reason != self._pace_reason:
+            self._pace_reason = pacing.reason
+            events.pacing(self._name, pacing)
 
     # --- row counts
 

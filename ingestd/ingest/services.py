@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ingestd.compaction.pacing import Pace
+from ingestd.compaction.watch import TableWatch
 from ingestd.hive.client import Metastore
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
@@ -32,3 +34,5 @@ class Services:
     ownership: Ownership
     planner: Planner
     staging: StagingArea
+    pace: Pace
+    compaction: TableWatch

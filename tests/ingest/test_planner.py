@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ingestd.compaction.pacing import Pace
 from ingestd.errors import OffsetsLost, RangeLost
 from ingestd.hive.tables import TableName
 from ingestd.ingest.options import CommitOptions, MappingOptions, OnLoss
@@ -30,7 +31,7 @@ class _Case:
         table = TableName("default", self.name)
         commit = CommitOptions(interval=0.1)
         options = MappingOptions(self.name, (self.name,), table, commit=commit, on_offset_loss=policy, kafka=settings)
-        self.planner = Planner(broker, options)
+        self.planner = Planner(broker, options, Pace(options.pacing, commit.interval, lambda _: None))
 
     def produce(self) -> None:
         self._stack.produce([{"id": n} for n in range(5)], partition=0)

@@ -1,0 +1,89 @@
+"""The background thread that serves the watches of all mappings.
+
+Invariant: the thread never ends because of an error, and no mapping waits for it. The metastore is asked for the queue
+at most once per cycle for all mappings. While the metastore is unavailable, a cycle ends with its first call.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from ingestd.clock import Deadline, pause
+from ingestd.compaction.policy import Progress, Queue
+from ingestd.compaction.requirements import metastore_faults
+from ingestd.compaction.survey import PartitionFiles
+from ingestd.compaction.watch import TableWatch
+from ingestd.errors import MetastoreUnavailable
+from ingestd.hive.client import Metastore
+from ingestd.hive.compactions import read_compactions
+
+_CYCLE_SECONDS = 5.0
+# How often the settings of the metastore are read.
+_SETTINGS_SECONDS = 300.0
+_STOP_SECONDS = 1.0
+
+
+class Compactor:
+    """Serves watches from `start` to `stop`. `cycle_seconds` is the pause between two cycles."""
+
+    def __init__(self, metastore: Metastore, *, cycle_seconds: float = _CYCLE_SECONDS) -> None:
+        self._metastore = metastore
+        self._cycle_seconds = cycle_seconds
+        self._watches: tuple[TableWatch, ...] = ()
+        self._progress = Progress()
+        self._faults: list[str] = []
+        self._settings_at = Deadline.after(0.0)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="compaction", daemon=True)
+
+    def add(self, watch: TableWatch) -> None:
+        """Serve another watch."""
+        self._watches = (*self._watches, watch)
+
+    def remove(self, watch: TableWatch) -> None:
+        """Stop serving a watch, because its mapping was removed."""
+        self._watches = tuple(one for one in self._watches if one is not watch)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Waits at most 1 s for a call in progress; the process can end without it."""
+        self._ended.set()
+        self._thread.join(_STOP_SECONDS)
+
+    def _run(self) -> None:
+        while not pause(self._cycle_seconds, self._ended):
+            active = [watch for watch in self._watches if watch.is_active]
+            try:
+                self._cycle(active)
+            except Exception as error:  # noqa: BLE001 - the thread must serve the other watches in the next cycle
+                for watch in active:
+                    watch.delayed(error)
+        self._metastore.close()
+
+    def _cycle(self, watches: list[TableWatch]) -> None:
+        """Let each watch survey its table, then read the queue if a watch needs it, and let each watch act."""
+        if not watches:
+            return
+        if self._settings_at.passed:
+            self._faults = metastore_faults(self._metastore)
+            self._settings_at = Deadline.after(_SETTINGS_SECONDS)
+        surveyed: list[tuple[TableWatch, dict[str, PartitionFiles]]] = []
+        for watch in watches:
+            if self._ended.is_set():
+                return
+            try:
+                surveyed.append((watch, watch.look(self._metastore, self._faults)))
+            except MetastoreUnavailable:
+                raise
+            except Exception as error:  # noqa: BLE001 - one table must not prevent the compaction of the others
+                watch.delayed(error)
+        if any(watch.wants_queue(crowded) for watch, crowded in surveyed):
+            queue = Queue(read_compactions(self._metastore))
+            self._progress.observe(queue)
+            for watch, crowded in surveyed:
+                watch.act(self._metastore, queue, self._progress, crowded)
+        for watch, _ in surveyed:
+            watch.succeeded()

@@ -1,0 +1,132 @@
+"""Decides which compactions to request, and recognizes a queue that makes no progress. Makes no call.
+
+Invariant: for each partition at most one compaction is queued, because a request is allowed only if the newest entry of
+its partition has ended. After a failure, the next request waits, because Hive would repeat the same failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ingestd.clock import monotonic, now
+from ingestd.compaction.options import CompactionOptions
+from ingestd.compaction.survey import PartitionFiles
+from ingestd.hive.compactions import Compaction, Kind
+from ingestd.hive.tables import TableName
+
+# How long no further compaction of a partition is requested after one has failed, or after a worker has refused it, for
+# example because an open transaction leaves too few deltas to compact.
+_RETRY_SECONDS = 3600.0
+_REFUSED_SECONDS = 600.0
+
+Service = Literal["worker", "cleaner"]
+
+
+def choose_kind(files: PartitionFiles, options: CompactionOptions) -> Kind:
+    """Return the kind of compaction that a partition needs, by the rule of Hive's Initiator."""
+    return "major" if not files.has_base or files.delta_bytes > options.ratio * files.base_bytes else "minor"
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """Compactions of a table for which a service of Hive has done nothing for `seconds`; `count` is their number."""
+
+    service: Service
+    count: int
+    seconds: float
+
+    @property
+    def hint(self) -> str:
+        """What to check."""
+        if self.service == "worker":
+            return (
+                "no compaction worker is active: set hive.compactor.worker.threads above 0 in HiveServer2 or, with"
+                " hive.metastore.runworker.in=metastore, in the metastore, and read its log"
+            )
+        return (
+            "the files that compactions replaced are not removed: set hive.compactor.cleaner.on in the metastore, and"
+            " look for old open transactions (SHOW TRANSACTIONS), for which Hive keeps these files"
+        )
+
+
+class Queue:
+    """The newest entry of the compaction queue for each partition."""
+
+    def __init__(self, entries: Iterable[Compaction]) -> None:
+        self.entries = sorted(entries, key=lambda one: one.id)
+        self._newest = {(one.table, one.partition): one for one in self.entries}
+
+    def of(self, table: TableName) -> list[Compaction]:
+        """Return all entries of a table, the oldest first."""
+        return [one for one in self.entries if one.table == table]
+
+    def newest_of(self, table: TableName) -> list[Compaction]:
+        """Return the newest entry of each partition of a table, the oldest first."""
+        return sorted((one for one in self._newest.values() if one.table == table), key=lambda one: one.id)
+
+    def allows(self, table: TableName, partition: str) -> bool:
+        """Return whether the policy may request a compaction of a partition.
+
+        Hive refuses a request while the files that the previous compaction replaced are not removed.
+        """
+        newest = self._newest.get((table, partition))
+        if newest is None or newest.state == "succeeded":
+            return True
+        seconds = _RETRY_SECONDS if newest.state == "failed" else _REFUSED_SECONDS
+        return newest.has_failed and now() - max(newest.ended, newest.enqueued) > seconds
+
+    def add(self, requested: Compaction) -> None:
+        """Add a request that was made after the queue was read."""
+        self.entries.append(requested)
+        self._newest[requested.table, requested.partition] = requested
+
+
+class Progress:
+    """Observes the queue and recognizes stalls. Measures time on this machine only, because clocks may differ."""
+
+    def __init__(self) -> None:
+        self._since: dict[tuple[int, str], float] = {}
+        self._worked_at = monotonic()
+
+    def observe(self, queue: Queue) -> None:
+        """Note the states of all entries. Call this after each reading of the queue."""
+        at = monotonic()
+        seen = {(one.id, one.state): self._since.get((one.id, one.state), at) for one in queue.entries}
+        if any(since == at and state != "initiated" for (_, state), since in seen.items()):
+            self._worked_at = at  # a worker has begun or ended a compaction
+        self._since = seen
+
+    def stalls(self, entries: Sequence[Compaction], patience: float) -> list[Stall]:
+        """Return the stalls of these entries that last longer than `patience` seconds."""
+        found = []
+        queued = self._waits(entries, "initiated")
+        if queued and min(max(queued), monotonic() - self._worked_at) > patience:
+            found.append(Stall("worker", len(queued), max(queued)))
+        uncleaned = self._waits(entries, "ready for cleaning")
+        if uncleaned and max(uncleaned) > patience:
+            found.append(Stall("cleaner", len(uncleaned), max(uncleaned)))
+        return found
+
+    def _waits(self, entries: Sequence[Compaction], state: str) -> list[float]:
+        at = monotonic()
+        return [at - self._since.get((one.id, one.state), at) for one in entries if one.state == state]
+
+
+class History:
+    """Finds the entries of one table that have ended since the queue was read for the first time."""
+
+    def __init__(self) -> None:
+        self._known: set[int] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the queue was never read."""
+        return self._known is None
+
+    def ended(self, entries: Iterable[Compaction]) -> list[Compaction]:
+        """Return the entries that have ended since the last call; none at the first call."""
+        over = {one.id: one for one in entries if one.has_result or one.has_failed}
+        known, self._known = self._known, set(over)
+        return [] if known is None else [one for number, one in over.items() if number not in known]

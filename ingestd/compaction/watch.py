@@ -1,0 +1,271 @@
+"""Watches the table of one mapping: counts deltas, requests compactions and reports what becomes of them.
+
+Invariant: a commit only adds to counters in memory. All calls are made in the thread of the `Compactor`, and their
+number is bounded: surveys of at most 1,000 and 200 partitions, and 20 requests per cycle.
+
+A survey lists directories, so it also finds the deltas of other writers and of a former owner. Between two surveys, the
+deltas of this daemon's commits are counted. Before a request, the partition is surveyed again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from ingestd.acid.writer_pool import StagingFile
+from ingestd.clock import Deadline, now
+from ingestd.compaction.options import CompactionOptions
+from ingestd.compaction.pacing import Pace
+from ingestd.compaction.policy import History, Progress, Queue, Service, Stall, choose_kind
+from ingestd.compaction.requirements import can_compact, is_excluded, table_faults
+from ingestd.compaction.survey import PartitionFiles, survey
+from ingestd.hive.client import Metastore
+from ingestd.hive.compactions import Compaction, CompactionRefused, request_compaction
+from ingestd.hive.partitions import partition_names
+from ingestd.hive.tables import WHOLE_TABLE, Table, TableName, load_acid_table
+
+# Per cycle: partitions of a periodic survey, partitions that are checked before a request, and requests.
+_SURVEYED_PARTITIONS = 1_000
+_CHECKED_PARTITIONS = 200
+_REQUESTS = 20
+# A partition is checked in this many cycles after its compaction has ended. Its transaction commits a moment after the
+# state in the queue has changed, and only then do readers use the result.
+_CHECKS_AFTER_COMPACTION = 3
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionStatus:
+    """The state of a table's compaction.
+
+    `deltas` is the largest number of deltas in a partition, `crowded` the number of partitions with at least
+    `compaction.deltas` deltas, and `small_files` the number of files of less than 16 MB in the last survey. `pending`
+    counts the compactions that are queued, running or not cleaned up. `requested`, `finished` and `failed` count since
+    the process started. `problem` says why compaction does not work; it is empty if it works.
+    """
+
+    deltas: int = 0
+    crowded: int = 0
+    small_files: int = 0
+    pending: int = 0
+    requested: int = 0
+    finished: int = 0
+    failed: int = 0
+    problem: str = ""
+
+
+class Report(Protocol):
+    """Receives what happens to the compactions of one mapping's table. Called in the thread of the `Compactor`."""
+
+    def counted(self, status: CompactionStatus) -> None:
+        """The table was surveyed, or the queue was read."""
+
+    def requirements(self, faults: Sequence[str]) -> None:
+        """Requirements of compaction are violated. Called at the start and when the faults change."""
+
+    def requested(self, compaction: Compaction, deltas: int) -> None:
+        """A compaction was requested, because the partition has `deltas` deltas."""
+
+    def finished(self, compaction: Compaction) -> None:
+        """A compaction of the table, requested by any client, has written its result."""
+
+    def failed(self, compaction: Compaction) -> None:
+        """A compaction of the table, requested by any client, has ended without a result."""
+
+    def stalled(self, stall: Stall) -> None:
+        """Compactions of the table make no progress. Called once until they do."""
+
+    def delayed(self, error: Exception) -> None:
+        """The table cannot be surveyed, or the queue cannot be read. Called once until both succeed."""
+
+
+class TableWatch:
+    """The watch of one mapping, which calls `active` and `committed` from any thread.
+
+    `agent` names the client of requests in SHOW COMPACTIONS.
+    """
+
+    def __init__(self, table: TableName, options: CompactionOptions, pace: Pace, report: Report, agent: str) -> None:
+        self._table = table
+        self._options = options
+        self._pace = pace
+        self._report = report
+        self._agent = agent
+        self._is_active = threading.Event()
+        self._lock = threading.Lock()
+        # Guarded by the lock, because commits change them:
+        self._deltas: dict[str, int] = {}
+        self._written: frozenset[str] = frozenset()
+        self._checks: Counter[str] = Counter()  # partitions to check in the next cycles, and the number of these cycles
+        # Used by the thread of the Compactor only:
+        self._small_files: dict[str, int] = {}
+        self._totals = CompactionStatus()
+        self._survey_at = Deadline.after(0.0)
+        self._next_partition = 0
+        self._history = History()
+        self._faults: list[str] | None = None
+        self._stalls: dict[Service, Stall] = {}
+        self._is_delayed = False
+        self._reads_queue = True
+
+    # --- called by the mapping
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Watch the table during the `with` block, in which this daemon owns the mapping."""
+        self._is_active.set()
+        try:
+            yield
+        finally:
+            self._is_active.clear()
+
+    def committed(self, table: Table, files: Iterable[StagingFile]) -> None:
+        """Count the deltas of a commit."""
+        deltas = Counter(name for name, _ in {(table.partition_name(one.partition), one.statement) for one in files})
+        with self._lock:
+            for name, count in deltas.items():
+                self._deltas[name] = self._deltas.get(name, 0) + count
+                if self._deltas[name] >= self._options.deltas:
+                    self._checks[name] = max(1, self._checks[name])
+            self._written = frozenset(deltas) or self._written
+        self._update_pace()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this daemon owns the mapping."""
+        return self._is_active.is_set()
+
+    @property
+    def status(self) -> CompactionStatus:
+        """The current state."""
+        with self._lock:
+            counts = list(self._deltas.values())
+        crowded = sum(count >= self._options.deltas for count in counts)
+        return replace(self._totals, deltas=max(counts, default=0), crowded=crowded)
+
+    # --- called by the thread of the Compactor
+
+    def look(self, metastore: Metastore, metastore_faults: Sequence[str]) -> dict[str, PartitionFiles]:
+        """Survey what is due, and return the partitions for which a compaction should be requested.
+
+        Raises MetastoreUnavailable, StorageUnavailable or InvalidTable.
+        """
+        is_due = self._survey_at.passed
+        with self._lock:
+            checked = list(self._checks)[:_CHECKED_PARTITIONS]
+        if not (is_due or checked):
+            return {}
+        table = load_acid_table(metastore, self._table)
+        names = self._next_names(metastore, table) if is_due else []
+        found = survey(metastore, table, list(dict.fromkeys([*names, *checked])))
+        if is_due:
+            self._survey_at = Deadline.after(self._options.survey)
+            self._reads_queue = True
+        self._remember(found, checked)
+        self._note_faults([*metastore_faults, *table_faults(table.parameters, list(self._deltas))])
+        if self._options.request == "never" or is_excluded(table.parameters):
+            return {}
+        crowded = {name: files for name, files in found.items() if files.deltas >= self._options.deltas}
+        return {name: files for name, files in crowded.items() if can_compact(name)}
+
+    def wants_queue(self, crowded: Mapping[str, PartitionFiles]) -> bool:
+        """Return whether the queue must be read in this cycle."""
+        return bool(crowded or self._totals.pending or self._reads_queue)
+
+    def act(
+        self, metastore: Metastore, queue: Queue, progress: Progress, crowded: Mapping[str, PartitionFiles]
+    ) -> None:
+        """Report what has changed in the queue, and request compactions. Raises MetastoreUnavailable."""
+        self._reads_queue = False
+        for ended in self._history.ended(queue.of(self._table)):
+            self._end(ended)
+        allowed = [name for name in crowded if queue.allows(self._table, name)]
+        for name in sorted(allowed, key=lambda name: -crowded[name].deltas)[:_REQUESTS]:
+            self._request(metastore, queue, name, crowded[name])
+        entries = queue.of(self._table)
+        stalls = {stall.service: stall for stall in progress.stalls(entries, self._options.patience)}
+        for service in stalls.keys() - self._stalls.keys():
+            self._report.stalled(stalls[service])
+        self._stalls = stalls
+        pending = sum(one.is_pending or one.state == "ready for cleaning" for one in entries)
+        self._totals = replace(self._totals, pending=pending, problem=self._problem(queue))
+
+    def succeeded(self) -> None:
+        """Note that a cycle succeeded."""
+        self._report.counted(self.status)
+        self._is_delayed = False
+
+    def delayed(self, error: Exception) -> None:
+        """Note that a cycle failed. The next one repeats it."""
+        if not self._is_delayed:
+            self._report.delayed(error)
+        self._is_delayed = True
+
+    def _note_faults(self, faults: list[str]) -> None:
+        if faults != (self._faults or []):
+            self._report.requirements(faults)
+        self._faults = faults
+
+    def _next_names(self, metastore: Metastore, table: Table) -> list[str]:
+        """Return the partitions of a periodic survey: the next 1,000, from the last name (often the newest) down."""
+        if not table.partition_columns:
+            return [WHOLE_TABLE]
+        names = partition_names(metastore, table)[::-1]
+        first = self._next_partition if self._next_partition < len(names) else 0
+        self._next_partition = first + _SURVEYED_PARTITIONS
+        with self._lock:
+            for dropped in self._deltas.keys() - set(names):
+                del self._deltas[dropped]
+                self._small_files.pop(dropped, None)
+        return names[first : first + _SURVEYED_PARTITIONS]
+
+    def _remember(self, found: Mapping[str, PartitionFiles], checked: Iterable[str]) -> None:
+        """Replace the counts of surveyed partitions. A commit during the survey may be missing until the next one."""
+        with self._lock:
+            for name in checked:
+                self._checks[name] -= 1
+                if self._checks[name] <= 0:
+                    del self._checks[name]
+            for name, files in found.items():
+                self._deltas[name], self._small_files[name] = files.deltas, files.small_files
+        self._totals = replace(self._totals, small_files=sum(self._small_files.values()))
+        self._update_pace()
+
+    def _update_pace(self) -> None:
+        with self._lock:
+            deltas = max((self._deltas.get(name, 0) for name in self._written), default=0)
+        self._pace.counted(deltas)
+
+    def _end(self, compaction: Compaction) -> None:
+        with self._lock:
+            self._checks[compaction.partition] = _CHECKS_AFTER_COMPACTION
+        totals = self._totals
+        if compaction.has_failed:
+            self._totals = replace(totals, failed=totals.failed + 1)
+            self._report.failed(compaction)
+        else:
+            self._totals = replace(totals, finished=totals.finished + 1)
+            self._report.finished(compaction)
+
+    def _request(self, metastore: Metastore, queue: Queue, name: str, files: PartitionFiles) -> None:
+        kind = choose_kind(files, self._options)
+        try:
+            number = request_compaction(metastore, self._table, name, kind, self._agent)
+        except CompactionRefused:
+            return  # another client has requested one since the queue was read
+        requested = Compaction(number, self._table, name, kind, "initiated", "", now(), 0.0, 0.0, self._agent)
+        queue.add(requested)
+        self._totals = replace(self._totals, requested=self._totals.requested + 1)
+        self._report.requested(requested, files.deltas)
+
+    def _problem(self, queue: Queue) -> str:
+        """Return why compaction does not work; '' if it works."""
+        if self._stalls:
+            return "; ".join(stall.hint for stall in self._stalls.values())
+        failed = [one for one in queue.newest_of(self._table) if one.state == "failed"]
+        if failed:
+            return f"the last compaction of {failed[-1].partition or 'the table'} failed: {failed[-1].error}"
+        return "; ".join(self._faults or [])

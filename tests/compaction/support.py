@@ -1,0 +1,95 @@
+"""Support for the tests of compaction: tables that only tests compact, their deltas, and a watch with its report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ingestd.compaction.compactor import Compactor
+from ingestd.compaction.options import CompactionOptions, PacingOptions
+from ingestd.compaction.pacing import Pace
+from ingestd.compaction.policy import Stall
+from ingestd.compaction.watch import CompactionStatus, TableWatch
+from ingestd.hive.client import Metastore
+from ingestd.hive.compactions import Compaction, read_compactions
+from ingestd.hive.tables import TableName
+from tests.streaming.support import connect, rows
+from tests.support.stack import Stack
+
+# The table is open to requests, but Hive's Initiator finds nothing to do.
+ON_REQUEST = {
+    "no_auto_compaction": "false",
+    "compactorthreshold.hive.compactor.delta.num.threshold": "100000",
+    "compactorthreshold.hive.compactor.delta.pct.threshold": "100000",
+}
+
+
+def write_deltas(stack: Stack, count: int, *, first: int = 0, **more: Any) -> None:
+    """Commit `count` transactions of one row each, with the ids from `first` on, to the partition `more`."""
+    with connect(stack) as connection:
+        for number in range(first, first + count):
+            with connection.transaction():
+                connection.write(rows(number, 1, **{key: [value] for key, value in more.items()}))
+
+
+def entries(stack: Stack) -> list[Compaction]:
+    """Return the queue's entries of the test's table."""
+    return [one for one in read_compactions(stack.metastore) if one.table == TableName("default", stack.name)]
+
+
+@dataclass
+class Notes:
+    """A report that remembers its calls."""
+
+    faults: list[Sequence[str]] = field(default_factory=list)
+    asked: list[tuple[Compaction, int]] = field(default_factory=list)
+    done: list[Compaction] = field(default_factory=list)
+    broken: list[Compaction] = field(default_factory=list)
+    stalls: list[Stall] = field(default_factory=list)
+    delays: list[Exception] = field(default_factory=list)
+
+    def counted(self, status: CompactionStatus) -> None:
+        """Every test asks the watch itself."""
+
+    def requirements(self, faults: Sequence[str]) -> None:
+        self.faults.append(faults)
+
+    def requested(self, compaction: Compaction, deltas: int) -> None:
+        self.asked.append((compaction, deltas))
+
+    def finished(self, compaction: Compaction) -> None:
+        self.done.append(compaction)
+
+    def failed(self, compaction: Compaction) -> None:
+        self.broken.append(compaction)
+
+    def stalled(self, stall: Stall) -> None:
+        self.stalls.append(stall)
+
+    def delayed(self, error: Exception) -> None:
+        self.delays.append(error)
+
+
+@contextmanager
+def watching(
+    metastore: Metastore, table: TableName, options: CompactionOptions, count: int = 1
+) -> Iterator[list[tuple[TableWatch, Notes]]]:
+    """Run a Compactor with `count` watches of one table, as of several mappings, during the `with` block."""
+    compactor = Compactor(metastore, cycle_seconds=0.1)
+    made = []
+    for number in range(count):
+        notes = Notes()
+        pace = Pace(PacingOptions(), 1.0, lambda _: None)
+        watch = TableWatch(table, options, pace, notes, f"ingestd/tests/mapping{number}")
+        compactor.add(watch)
+        made.append((watch, notes))
+    compactor.start()
+    try:
+        with ExitStack() as active:
+            for watch, _ in made:
+                active.enter_context(watch.active())
+            yield made
+    finally:
+        compactor.stop()

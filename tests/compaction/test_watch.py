@@ -1,0 +1,153 @@
+"""The policy on the real services: what is requested, once per partition, and what is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ingestd.compaction.options import CompactionOptions
+from ingestd.compaction.survey import survey
+from ingestd.hive.client import Metastore
+from ingestd.hive.compactions import request_compaction
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.storage.local import local_path
+from tests.compaction.support import ON_REQUEST, entries, watching, write_deltas
+from tests.support.metastore import Home, Process
+from tests.support.metastore import metastore as metastore_process
+from tests.support.stack import Stack, eventually
+from tests.support.tables import make_table
+
+ODD = "a b/c:d=%"
+
+
+def _name(stack: Stack) -> TableName:
+    return TableName("default", stack.name)
+
+
+def test_policy_when_partitions_have_too_many_deltas_then_each_is_compacted_once(stack: Stack) -> None:
+    stack.table("id int, note string", "day string", **ON_REQUEST)
+    write_deltas(stack, 4, day=ODD)
+    write_deltas(stack, 3, first=10, day="y")
+    write_deltas(stack, 2, first=20, day="z")
+    table = load_acid_table(stack.metastore, _name(stack))
+    odd, y, z = (table.partition_name([day]) for day in (ODD, "y", "z"))
+    everything = [*range(4), *range(10, 13), 20, 21]
+    assert {name: files.deltas for name, files in survey(stack.metastore, table, [odd, y, z]).items()} == {
+        odd: 4,
+        y: 3,
+        z: 2,
+    }
+    options = CompactionOptions(deltas=3, ratio=1000.0, survey=1.0)
+
+    with watching(stack.metastore, _name(stack), options, count=2) as watches:
+        (first, notes), (second, other) = watches
+        eventually("both compactions", lambda: len(notes.done) == 2, 120)
+        eventually("the survey", lambda: first.status.crowded == 0)
+        assert sorted(stack.ids()) == everything
+        # A base exists now, so the next compaction is minor.
+        write_deltas(stack, 3, first=30, day=ODD)
+        eventually("the minor compaction", lambda: len(notes.done) == 3, 120)
+        eventually("the survey", lambda: first.status.deltas < 3)
+        assert sorted(stack.ids()) == [*everything, 30, 31, 32]
+        assert not notes.broken + other.broken + notes.delays + other.delays
+        assert first.status.requested + second.status.requested == 3
+        assert not first.status.problem
+
+    made = [(one.partition, one.kind) for one in entries(stack)]
+    assert sorted(made) == sorted([(odd, "major"), (y, "major"), (odd, "minor")])
+    after = survey(stack.metastore, table, [odd, y, z])
+    assert {name: (files.deltas, files.has_base) for name, files in after.items()} == {
+        odd: (1, True),
+        y: (0, True),
+        z: (2, False),
+    }
+
+
+def test_policy_when_the_name_of_a_partition_is_not_ascii_then_requests_none_and_says_so(stack: Stack) -> None:
+    stack.table("id int, note string", "day string", **ON_REQUEST)
+    write_deltas(stack, 3, day="é")
+    with watching(stack.metastore, _name(stack), CompactionOptions(deltas=3)) as [(watch, notes)]:
+        eventually("the reading of the queue", lambda: watch.status.crowded and not watch.wants_queue({}))
+    assert not entries(stack)
+    assert "ASCII" in notes.faults[-1][-1]
+
+
+def test_policy_when_a_compaction_fails_then_its_error_is_reported_and_it_is_not_repeated(stack: Stack) -> None:
+    stack.table("id int, note string", **ON_REQUEST)
+    write_deltas(stack, 3)
+    table = load_acid_table(stack.metastore, _name(stack))
+    broken = next(local_path(table.location).glob("delta_0000002*/bucket_*"))
+    broken.write_bytes(b"not an ORC file")
+
+    with watching(stack.metastore, _name(stack), CompactionOptions(deltas=3, survey=0.2)) as [(watch, notes)]:
+        eventually("the failure", lambda: notes.broken, 120)
+        eventually("the status", lambda: watch.status.problem)
+        cycles = watch.status
+        eventually("later surveys", lambda: watch.status.failed == cycles.failed == 1)
+
+    [failed] = notes.broken
+    assert (failed.state, failed.kind, failed.partition) == ("failed", "major", "")
+    assert failed.error
+    assert failed.error in watch.status.problem
+    assert len(notes.asked) == len(entries(stack)) == 1
+
+
+@pytest.mark.parametrize(
+    ("properties", "options"),
+    [({"no_auto_compaction": "true"}, CompactionOptions(deltas=2)), (ON_REQUEST, CompactionOptions("never", deltas=2))],
+    ids=["table", "mapping"],
+)
+def test_policy_when_excluded_then_counts_but_requests_nothing(
+    stack: Stack, properties: dict[str, str], options: CompactionOptions
+) -> None:
+    stack.table("id int, note string", **properties)
+    write_deltas(stack, 3)
+    with watching(stack.metastore, _name(stack), options) as [(watch, notes)]:
+        eventually("the survey", lambda: watch.status.crowded == 1)
+        assert (watch.status.deltas, watch.status.small_files) == (3, 3)
+        eventually("the reading of the queue", lambda: not watch.wants_queue({}))
+    assert not entries(stack)
+    assert bool(notes.faults) == (options.request == "auto")
+
+
+def test_policy_when_a_compaction_is_queued_already_then_requests_none(stack: Stack) -> None:
+    stack.table("id int, note string", **ON_REQUEST)
+    write_deltas(stack, 3)
+    request_compaction(stack.metastore, _name(stack), "", "major", "tests")
+    with watching(stack.metastore, _name(stack), CompactionOptions(deltas=3)) as [(watch, notes)]:
+        eventually("the end of the compaction", lambda: watch.status.deltas == 0, 120)
+    assert [one.initiator for one in entries(stack)] == ["tests"]
+    assert not notes.asked
+
+
+@pytest.fixture(scope="module")
+def without_workers(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
+    """Yield a metastore that has no initiator, no worker and no cleaner."""
+    home = Home(tmp_path_factory.mktemp("without-workers"))
+    properties = {
+        "metastore.compactor.initiator.on": "false",
+        "metastore.compactor.cleaner.on": "false",
+        "hive.metastore.runworker.in": "metastore",
+    }
+    with metastore_process(home, "idle", properties) as process:
+        yield process
+
+
+def test_policy_when_hive_has_no_initiator_worker_and_cleaner_then_all_are_reported(without_workers: Process) -> None:
+    metastore = Metastore(f"thrift://127.0.0.1:{without_workers.port}")
+    name = TableName("default", "waiting")
+    table = make_table(metastore, name)
+    request_compaction(metastore, name, "", "major", "tests")
+    options = CompactionOptions(survey=0.2, patience=0.5)
+    with watching(metastore, name, options) as [(watch, notes)]:
+        eventually("the stall", lambda: notes.stalls)
+        eventually("the status", lambda: "worker" in watch.status.problem)
+    metastore.close()
+    assert Path(local_path(table.sd.location)).exists()
+    [faults] = notes.faults
+    text = " ".join(faults)
+    for setting in ("no_auto_compaction", "initiator.on", "cleaner.on", "worker.threads"):
+        assert setting in text
+    assert [(stall.service, stall.count) for stall in notes.stalls] == [("worker", 1)]
