@@ -16,6 +16,7 @@ from ingestd.cli.completion import completion
 from ingestd.cli.config import config
 from ingestd.cli.demo import demo
 from ingestd.cli.doctor import doctor
+from ingestd.cli.init import init
 from ingestd.cli.man import man
 from ingestd.cli.offsets import offsets
 from ingestd.cli.output import protect_stderr
@@ -32,7 +33,7 @@ def cli() -> None:
     """Move Kafka records into Apache Hive ACID tables, exactly once."""
 
 
-for command in (run, check, config, doctor, status, offsets, prepare, demo, sandbox, completion, man):
+for command in (run, init, check, config, doctor, status, offsets, prepare, demo, sandbox, completion, man):
     cli.add_command(command)
 
 

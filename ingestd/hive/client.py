@@ -63,7 +63,7 @@ CAPABILITIES = [
 OnCall = Callable[[str, float, str], None]
 
 _READS = (
-    "getName", "getVersion", "get_all_databases", "get_config_value", "get_database", "get_open_txns",
+    "getName", "getVersion", "get_all_databases", "get_all_tables", "get_config_value", "get_database", "get_open_txns",
     "get_not_null_constraints", "get_open_txns_info", "get_partition_names", "get_partitions_by_names_req",
     "get_table_req", "get_valid_write_ids", "partition_name_to_vals", "show_compact", "show_locks",
 )  # fmt: skip

@@ -82,6 +82,12 @@ class Table:
         return partition_name([c.name for c in self.partition_columns], values)
 
 
+def list_tables(metastore: Metastore) -> list[TableName]:
+    """Return the names of all tables and views, sorted. Makes one call per database. Raises MetastoreUnavailable."""
+    databases = sorted(metastore.call("get_all_databases"))
+    return [TableName(one, name) for one in databases for name in sorted(metastore.call("get_all_tables", one))]
+
+
 def read_table(metastore: Metastore, name: TableName) -> Any:
     """Return the current Thrift table. Raises TableMissing if it does not exist."""
     request = ttypes.GetTableRequest(

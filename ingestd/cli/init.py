@@ -1,0 +1,178 @@
+"""`ingestd init`: writes a first configuration by asking Kafka and the metastore.
+
+Invariant: an existing file is replaced only with `--force`, and then as a whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from ingestd.config.document import Document, load
+from ingestd.config.draft import Draft, checked_settings, describe, mapping_name
+from ingestd.daemon import log
+from ingestd.errors import ConfigError, ConfigFaults, TableMissing
+from ingestd.hive.client import Metastore
+from ingestd.hive.tables import TableName, list_tables, load_acid_table
+from ingestd.ingest.options import ControlOptions
+from ingestd.ingest.sample import create_table, match, proposed_columns, read_sample
+from ingestd.kafka.admin import Broker
+
+_SHOWN = 30
+_ANSWER_SECONDS = 10.0
+# They contain no tables of users.
+_OTHER_DATABASES = (ControlOptions().database, "sys", "information_schema")
+
+
+@click.command()
+@click.option("--metastore", "uri", required=True, help="Addresses of the metastore: thrift://host:port, with commas.")
+@click.option(
+    "--bootstrap-servers", "servers", required=True, help="Addresses of Kafka brokers: host:port, with commas."
+)
+@click.option("--topic", help="The topic to read. On a terminal, the command asks for it.")
+@click.option("--table", "table_text", help="The table to write, as database.table. It need not exist.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Another key of metastore or kafka, such as kafka.security.protocol=SASL_SSL. Repeatable. Write a secret as"
+    " a reference: 'kafka.sasl.password=${ENV:NAME}'.",
+)
+@click.option(
+    "--output-file",
+    "file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("ingestd.yaml"),
+    show_default=True,
+    help="The file to write.",
+)
+@click.option("--force", is_flag=True, help="Replace the file if it exists.")
+def init(  # noqa: PLR0913 - click passes each option
+    *,
+    uri: str,
+    servers: str,
+    topic: str | None,
+    table_text: str | None,
+    settings: tuple[str, ...],
+    file: Path,
+    force: bool,
+) -> None:
+    """Write a first configuration by asking Kafka and the metastore.
+
+    The command reads a sample of the topic, compares its fields with the columns of the table, and says what fits. It
+    changes nothing in Kafka or Hive. For a table that does not exist, it proposes a CREATE TABLE statement.
+    """
+    log.configure("auto", "error")
+    if file.exists() and not force:
+        raise ConfigError("the file exists", where=str(file), hint="use --force to replace it, or --output-file")
+    given = checked_settings(
+        dict(map(_setting, (f"metastore.uri={uri}", f"kafka.bootstrap.servers={servers}", *settings)))
+    )
+    document = _loaded(Draft(given, "first", "first", TableName("default", "first")))
+    metastore = document.metastore.connect()
+    try:
+        chosen = topic or _chosen_topic(document)
+        table = TableName.parse(table_text or _chosen_table(metastore, chosen))
+        plain = Draft(given, mapping_name(chosen), chosen, table)
+        draft = _compared(plain, _loaded(plain), metastore)
+    finally:
+        metastore.close()
+    _loaded(draft)
+    _write(file, draft.text(), force=force)
+    _report(draft, file)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise click.UsageError("--set requires KEY=VALUE")  # the text may contain a secret
+    return key, value
+
+
+def _loaded(draft: Draft) -> Document:
+    """Validate the text of a draft as a file. Raises ConfigFaults, without the name of that file."""
+    with tempfile.TemporaryDirectory(prefix="ingestd-init-") as folder:
+        file = Path(folder) / "draft.yaml"
+        file.write_text(draft.text(), encoding="utf-8")
+        try:
+            return load([file])
+        except ConfigFaults as error:
+            faults = [ConfigError(one.what, where=one.where.partition(": ")[2], hint=one.hint) for one in error.faults]
+            raise ConfigFaults(faults) from None
+
+
+def _chosen_topic(document: Document) -> str:
+    broker = Broker(document.mappings[0].kafka, timeout_seconds=_ANSWER_SECONDS)
+    return _choice("topic", broker.topic_names(), lambda names: names)
+
+
+def _chosen_table(metastore: Metastore, topic: str) -> str:
+    """Return the table that the user chooses. Those with a name similar to the topic's are listed first."""
+
+    def closest_first(names: Sequence[str]) -> Sequence[str]:
+        def distance(name: str) -> float:
+            return -difflib.SequenceMatcher(None, mapping_name(topic), name.partition(".")[2]).ratio()
+
+        return sorted(names, key=distance)
+
+    names = [str(name) for name in list_tables(metastore) if name.database not in _OTHER_DATABASES]
+    return _choice("table", names, closest_first)
+
+
+def _choice(what: str, names: Sequence[str], order: Callable[[Sequence[str]], Sequence[str]]) -> str:
+    shown = list(order(names))[:_SHOWN]
+    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+    if not sys.stdin.isatty():
+        found = f"there are {', '.join(shown)}{more}" if shown else "there is none"
+        raise click.UsageError(f"--{what} is required without a terminal: {found}")
+    click.echo(f"{what.capitalize()}s: {', '.join(shown)}{more}", err=True)
+    answer: str = click.prompt(what.capitalize(), default=shown[0] if shown else None, err=True)
+    return answer
+
+
+def _compared(plain: Draft, document: Document, metastore: Metastore) -> Draft:
+    """Return the draft with the result of comparing a sample of the topic with the columns of the table."""
+    sample = read_sample(document.mappings[0].kafka, plain.topic)
+    try:
+        table = load_acid_table(metastore, plain.table)
+    except TableMissing:
+        columns = proposed_columns(sample)
+        if columns:
+            return replace(plain, match=match(sample, columns), statement=create_table(plain.table, columns))
+        note = "The table does not exist, and the topic has no JSON objects from which columns could be derived."
+        return replace(plain, notes=(note,))
+    return replace(plain, match=match(sample, (*table.columns, *table.partition_columns)))
+
+
+def _write(file: Path, text: str, *, force: bool) -> None:
+    """Write a complete file or none, even if the process is killed."""
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        if force:
+            fresh.replace(file)
+        else:
+            os.link(fresh, file)  # fails if another process has created the file meanwhile
+    except OSError as error:
+        hint = "choose another file with --output-file"
+        raise ConfigError(f"cannot write the file: {error.strerror}", where=str(file), hint=hint) from error
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _report(draft: Draft, file: Path) -> None:
+    lines = [*draft.notes, *(describe(draft.match) if draft.match else ())]
+    if draft.match and draft.match.misfits:
+        lines.append(f"The first that does not fit: {draft.match.reason}")
+    if draft.statement:
+        lines += [f"The table {draft.table} does not exist. Create it in Hive, for example:", f"{draft.statement};"]
+    for line in (*lines, f"Wrote {file}. Next: ingestd check --online --config {file}"):
+        click.echo(line, err=True)

@@ -1,0 +1,115 @@
+"""Compares a sample of a topic's records with the columns of a table, and proposes columns for a new table.
+
+Invariant: nothing is stored, and no position is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ingestd.formats.json.decoder import JsonDecoder
+from ingestd.hive.tables import TableName
+from ingestd.kafka.admin import Broker
+from ingestd.kafka.ranges import OffsetRange
+from ingestd.kafka.reader import ReadLimits, read
+from ingestd.schema import Column, HiveType
+
+_RECORDS = 200
+_ANSWER_SECONDS = 10.0
+_COLUMN = re.compile(r"[a-z][a-z0-9_]{0,127}")
+# Tried in this order. Every JSON value fits a string: objects and arrays are stored as compact JSON.
+_TYPES = ("boolean", "bigint", "double", "date", "timestamp")
+_STRING = HiveType.parse("string")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How the fields of a sample fit columns. Names of columns are in lower case, and all names are sorted.
+
+    `stored` are the columns with a field, `empty` those without. `ignored` are the fields without a column.
+    `misfits` is the number of records that are rejects, and `reason` says why the first is one.
+    """
+
+    records: int
+    stored: tuple[str, ...]
+    empty: tuple[str, ...]
+    ignored: tuple[str, ...]
+    misfits: int
+    reason: str
+
+
+def read_sample(settings: Mapping[str, Any], topic: str) -> list[bytes]:
+    """Return the values of the last records of each partition, at most 200 in all, without tombstones.
+
+    `settings` are librdkafka properties. Raises InvalidTopic, LoginFailed and BrokerUnavailable.
+    """
+    broker = Broker(settings, timeout_seconds=_ANSWER_SECONDS)
+    partitions = broker.partitions([topic])
+    first, ends = broker.earliest(partitions), broker.ends(partitions)
+    each = max(1, _RECORDS // len(partitions))
+    ranges = [OffsetRange(*p, max(first[p], ends[p] - each), ends[p]) for p in partitions if ends[p] > first[p]]
+    batches = read(settings, ranges, ReadLimits(silence_seconds=_ANSWER_SECONDS))
+    return [value for batch in batches for value in batch.values if value is not None][:_RECORDS]
+
+
+def match(sample: Sequence[bytes], columns: Sequence[Column]) -> Match:
+    """Compare a sample with all columns of a table, including its partition columns."""
+    fields = {field for record in _objects(sample) for field in record}
+    names = {column.name for column in columns}
+    lower = {field.lower() for field in fields}
+    rejects = JsonDecoder(columns).decode(sample).rejects
+    reason = f"{rejects[0].column or 'the record'}: {rejects[0].reason}" if rejects else ""
+    return Match(
+        records=len(sample),
+        stored=tuple(sorted(names & lower)),
+        empty=tuple(sorted(names - lower)),
+        ignored=tuple(sorted(field for field in fields if field.lower() not in names)),
+        misfits=len(rejects),
+        reason=reason,
+    )
+
+
+def proposed_columns(sample: Sequence[bytes]) -> list[Column]:
+    """Return a column for each field whose name can be that of a column, in the order in which the fields appear.
+
+    The type is the first of boolean, bigint, double, date and timestamp that can store every value, or else string.
+    """
+    values: dict[str, list[object]] = {}
+    for record in _objects(sample):
+        for field, value in record.items():
+            if _COLUMN.fullmatch(field.lower()):
+                values.setdefault(field.lower(), []).append(value)
+    return [Column(name, _type(found)) for name, found in values.items()]
+
+
+def create_table(name: TableName, columns: Sequence[Column]) -> str:
+    """Return the statement that creates a full ACID table with these columns."""
+    listed = ",\n".join(f"  `{column.name}` {column.type}" for column in columns)
+    place = f"`{name.database}`.`{name.table}`"
+    return f"CREATE TABLE {place} (\n{listed}\n) STORED AS ORC TBLPROPERTIES ('transactional'='true')"
+
+
+def _objects(sample: Sequence[bytes]) -> Iterator[dict[str, object]]:
+    for value in sample:
+        try:
+            record = json.loads(value)
+        except (ValueError, RecursionError):  # `match` counts the record as a misfit
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def _type(values: Sequence[object]) -> HiveType:
+    known = [value for value in values if value is not None]
+    # Columns also accept text that contains a number or a boolean. Such a field remains text.
+    kinds = ("date", "timestamp") if any(isinstance(value, str) for value in known) else _TYPES[:3]
+    for kind in kinds if known else ():
+        column = Column("value", HiveType.parse(kind))
+        records = [json.dumps({"value": value}).encode() for value in known]
+        if not JsonDecoder([column]).decode(records).rejects:
+            return column.type
+    return _STRING

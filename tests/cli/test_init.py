@@ -1,0 +1,165 @@
+"""`ingestd init` writes a configuration that `check --online` accepts, and says how the topic fits the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ingestd.hive.tables import TableName
+from ingestd.ingest.sample import match, proposed_columns
+from ingestd.schema import Column, HiveType
+from tests.support.command import Result, Run
+from tests.support.stack import Stack
+from tests.support.tables import make_table
+
+CANARY = "hunter2canary"
+RECORDS = [
+    {"id": number, "Note": f"n{number}", "at": "2026-11-22 10:00:00", "odd\n- injected: 1": True, "price": number / 4}
+    for number in range(20)
+]
+
+
+def _init(run: Run, stack: Stack, *arguments: object) -> Result:
+    addresses = ("--metastore", stack.addresses.metastore, "--bootstrap-servers", stack.addresses.kafka)
+    return run("init", *addresses, *arguments)
+
+
+def test_init_when_the_table_exists_then_the_file_passes_check_and_says_what_fits(
+    run: Run, stack: Stack, tmp_path: Path
+) -> None:
+    stack.topic(2)
+    stack.produce([*RECORDS, b"not json"])
+    make_table(stack.metastore, TableName("default", stack.name), partitioned=True)
+    file = tmp_path / "first.yaml"
+    chosen = ("--topic", stack.name, "--table", f"default.{stack.name}", "--output-file", file)
+    result = _init(run, stack, *chosen, "--set", "kafka.client.id=me", "--set", "metastore.timeout=20s")
+    assert result.code == 0
+    text = file.read_text(encoding="utf-8")
+    for said in (text, result.err):
+        assert "fields that are stored: id, note" in said
+        assert "columns without a field, which become NULL: day" in said
+        assert r'at, "odd\n- injected: 1", price' in said
+        assert "Records that do not fit the table: 1" in said
+    assert "The first that does not fit: the record: record is not JSON" in result.err
+    document = yaml.safe_load(text)
+    assert document["kafka"] == {"bootstrap.servers": stack.addresses.kafka, "client.id": "me"}
+    [mapping] = document["mappings"]
+    assert mapping == {"name": stack.name[:40], "topics": [stack.name], "table": f"default.{stack.name}"}
+    assert run("check", "--online", "--config", file).code == 0
+    again = _init(run, stack, *chosen)
+    assert (again.code, "--force" in again.err) == (78, True)
+    assert file.read_text(encoding="utf-8") == text
+    assert _init(run, stack, *chosen, "--force").code == 0
+    assert "client.id" not in file.read_text(encoding="utf-8")
+    assert [one.name for one in tmp_path.iterdir()] == ["first.yaml"]
+
+
+def test_init_when_the_table_is_missing_then_the_proposed_statement_creates_one_that_fits(
+    run: Run, stack: Stack, tmp_path: Path
+) -> None:
+    stack.topic(1)
+    stack.produce(RECORDS)
+    file = tmp_path / "first.yaml"
+    result = _init(run, stack, "--topic", stack.name, "--table", f"default.{stack.name}", "--output-file", file)
+    assert result.code == 0
+    statement = result.err.partition("CREATE TABLE")[1] + result.err.partition("CREATE TABLE")[2].partition(";")[0]
+    assert "`id` bigint" in statement
+    assert "`at` timestamp" in statement
+    assert "`price` double" in statement
+    assert run("check", "--online", "--config", file).code == 65
+    stack.sql(statement)
+    assert run("check", "--online", "--config", file).code == 0
+    stack.drain(stack.config())
+    assert stack.count() == len(RECORDS)
+
+
+def test_init_when_topic_or_table_is_not_given_then_asks_on_a_terminal_only(
+    run: Run, stack: Stack, tmp_path: Path
+) -> None:
+    topic = stack.topic(1)
+    make_table(stack.metastore, TableName("default", stack.name))
+    file = tmp_path / "first.yaml"
+    result = _init(run, stack, "--topic", topic, "--output-file", file)
+    assert result.code == 2
+    assert "--table is required without a terminal: there are default." in result.err
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "ingestd", "init", "--metastore", stack.addresses.metastore]
+    command += ["--bootstrap-servers", stack.addresses.kafka, "--output-file", str(file)]
+    with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        os.write(ours, f"{topic}\n\n".encode())  # the default is the table whose name is closest to the topic's
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
+    assert yaml.safe_load(file.read_text(encoding="utf-8"))["mappings"][0]["table"] == f"default.{stack.name}"
+    assert "has no records" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--set", f"kafka.sasl.password={CANARY}"), 78, "kafka.sasl.password: a secret is not written"),
+        (("--set", f"metastore.plain.password={CANARY}"), 78, "metastore.plain.password"),
+        (("--set", CANARY), 2, "--set requires KEY=VALUE"),
+        (("--set", "spark.master=local"), 78, "spark.master is not a key of metastore or kafka"),
+        (("--set", "kafka.no.such=1"), 78, "no such property"),
+        (("--table", "a b.c`d"), 78, "must be database.table"),
+        (("--metastore", "nowhere"), 78, "is not a metastore address"),
+    ],
+)
+def test_init_when_an_argument_is_invalid_then_writes_nothing_and_prints_no_secret(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    file = tmp_path / "first.yaml"
+    base: tuple[str, ...] = (
+        "--metastore",
+        "thrift://127.0.0.1:1",
+        "--bootstrap-servers",
+        "127.0.0.1:1",
+        "--topic",
+        "a",
+        "--table",
+        "a.b",
+    )
+    result = run("init", *base, *arguments, "--output-file", file)
+    assert result.code == code
+    assert words in result.err
+    assert CANARY not in result.text
+    assert not file.exists()
+
+
+def _records(*records: object) -> list[bytes]:
+    return [json.dumps(record).encode() for record in records]
+
+
+def test_proposed_columns_then_have_the_narrowest_type_that_stores_every_value() -> None:
+    sample = _records(
+        {"a": 1, "b": 1, "c": True, "d": "2026-01-01", "e": "2026-01-01T10:00:00Z", "f": {"x": 1}, "g": None, "H": "1"},
+        {"a": 2, "b": 1.5, "c": False, "d": "2026-01-02", "e": "2026-01-01", "f": [1], "bad name": 1},
+        {"a": None, "b": 2**70, "i": "x", "j": 1},
+        {"i": 5, "j": "1"},
+    )
+    found = {column.name: str(column.type) for column in proposed_columns(sample)}
+    assert found == {
+        "a": "bigint",
+        "b": "double",
+        "c": "boolean",
+        "d": "date",
+        "e": "timestamp",
+        "f": "string",
+        "g": "string",
+        "h": "string",
+        "i": "string",
+        "j": "string",
+    }
+    assert match(sample, proposed_columns(sample)).misfits == 0
+
+
+def test_match_when_the_sample_is_not_json_objects_then_counts_misfits() -> None:
+    found = match([b"[1]", b"{", b'{"a": "x"}', b'{"a": 1}'], [Column("a", HiveType.parse("int"))])
+    assert (found.records, found.misfits, found.stored) == (4, 3, ("a",))
