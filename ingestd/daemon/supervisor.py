@@ -16,8 +16,10 @@ from ingestd.config.document import Document
 from ingestd.errors import ConfigError, IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.ingest import events
+from ingestd.ingest.clients import Clients
 from ingestd.ingest.commit import LOCK_SECONDS
 from ingestd.ingest.control import Control
+from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.mapping import MappingLoop
 from ingestd.ingest.monitor import Limits, Monitor, is_stuck
 from ingestd.ingest.options import MappingOptions
@@ -69,6 +71,7 @@ class Supervisor:
         self._document = document
         self._metastore = metastore
         self._engine = engine
+        self._clients = Clients(metastore, engine, Liveness(metastore, document.control.database))
         self._signals = signals
         self._drain = drain
         self._observe = observe
@@ -133,12 +136,11 @@ class Supervisor:
                 if self._has_hung(monotonic() - aborted_at, running):
                     break
         self._compactor.stop()
+        self._clients.liveness.close()
         return self._errors
 
     def _loop(self, mapping: MappingOptions) -> MappingLoop:
-        return MappingLoop(
-            self._metastore, self._engine, mapping, self._signals, drain=self._drain, observe=self._observe
-        )
+        return MappingLoop(self._clients, mapping, self._signals, drain=self._drain, observe=self._observe)
 
     def _stop_without_engine(self) -> None:
         """Stop all mappings once the engine is lost, because a standby must not take over without an engine.

@@ -15,9 +15,9 @@ from ingestd.compaction.pacing import Pace
 from ingestd.compaction.watch import TableWatch
 from ingestd.errors import IngestdError, TableChanged, TableMissing
 from ingestd.hive import partitions
-from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table
 from ingestd.ingest import events
+from ingestd.ingest.clients import Clients
 from ingestd.ingest.compaction_report import CompactionReport
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
@@ -31,7 +31,7 @@ from ingestd.ingest.staging_area import StagingArea
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import Offsets
-from ingestd.spark.engine import Engine, JobGroup
+from ingestd.spark.engine import JobGroup
 from ingestd.spark.errors import JobFailed, JobTimeout, WorkerLost
 
 # The mapping stops after this many stages in a row have lost a worker or timed out.
@@ -57,8 +57,7 @@ class MappingLoop:
 
     def __init__(
         self,
-        metastore: Metastore,
-        engine: Engine,
+        clients: Clients,
         options: MappingOptions,
         signals: Signals,
         *,
@@ -66,8 +65,10 @@ class MappingLoop:
         observe: Observe = ignore,
     ) -> None:
         self.options = options
+        metastore, engine = clients.metastore, clients.engine
         self.reporter = reporter = Reporter(options)
-        ownership = Ownership(metastore, options, reporter.monitor, on_lost=partial(events.lease_lost, options.name))
+        on_lost = partial(events.lease_lost, options.name)
+        ownership = Ownership(metastore, options, reporter.monitor, clients.liveness, on_lost=on_lost)
         pace = Pace(options.pacing, options.commit.interval, reporter.paced)
         report = CompactionReport(options.name, reporter.monitor)
         watch = TableWatch(options.table, options.compaction, pace, report, ownership.agent)
@@ -128,7 +129,7 @@ class MappingLoop:
         Returns None when stopped as a standby.
         """
         ownership = self._services.ownership
-        if not ownership.held:
+        if not ownership.confirm():
             self._recovery.release()
             if not ownership.acquire(self._services.signals.stop, self.reporter.standby):
                 return None
@@ -197,9 +198,11 @@ class MappingLoop:
         """
         ownership = self._services.ownership
         try:
-            if ownership.held:
-                self.reporter.aborted(ownership.abort_leftovers())
-            ownership.release()
+            try:
+                if ownership.confirm():
+                    self.reporter.aborted(ownership.abort_leftovers())
+            finally:
+                ownership.release()
         except IngestdError as error:
             events.left_open(self.options.name, error)
         self._recovery.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,12 @@ from hive_metastore import ttypes
 
 from ingestd.clock import monotonic
 from ingestd.errors import MetastoreUnavailable
-from ingestd.hive import leases
+from ingestd.hive import leases, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import Claim
 from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.ingest.claims import daemon_lease
+from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.monitor import Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
@@ -76,7 +80,9 @@ def test_answers_when_lost_then_no_claim_of_this_process_blocks_the_lease(stack:
     lost: list[Exception] = []
     with proxy(stack.addresses.metastore) as between:
         metastore = Metastore(between.uri)
-        mine = Ownership(metastore, options, Monitor(options), on_lost=lost.append)
+        liveness = Liveness(metastore, "ingestd")
+        liveness.enter()
+        mine = Ownership(metastore, options, Monitor(options), liveness, on_lost=lost.append)
         between.lose_answer("lock")
         with pytest.raises(MetastoreUnavailable):
             mine.acquire(threading.Event(), lambda _claim: None)
@@ -94,8 +100,52 @@ def test_answers_when_lost_then_no_claim_of_this_process_blocks_the_lease(stack:
         eventually("the heartbeats to end", lambda: not mine.held, 20)
         assert [type(error) for error in lost] == [UnicodeDecodeError]
         mine.release()
+        liveness.close()
         metastore.close()
     assert _claims(stack) == []
+
+
+def test_mappings_when_many_then_share_heartbeats_and_each_lease_ends_alone(stack: Stack) -> None:
+    names = [f"{stack.name[-37:]}_{number:02d}" for number in range(12)]
+    lost: list[Exception] = []
+    with proxy(stack.addresses.metastore) as between:
+        metastore = Metastore(between.uri)
+        liveness = Liveness(metastore, "ingestd")
+        mappings = [MappingOptions(name, (name,), TableName("default", name)) for name in names]
+        owners = [
+            Ownership(metastore, options, Monitor(options), liveness, on_lost=lost.append) for options in mappings
+        ]
+        assert all(owner.acquire(threading.Event(), lambda _claim: None) for owner in owners)
+        beats, reads = between.calls["heartbeat"], between.calls["show_locks"]
+        taken, *others = owners
+        (claim,) = leases.claims(stack.metastore, mappings[0].owner_lease)
+        leases.release(stack.metastore, claim.lock_id)
+        daemon = daemon_lease("ingestd", claim.agent)
+        (entered,) = leases.claims(stack.metastore, daemon)
+        leases.release(stack.metastore, entered.lock_id)
+        eventually("the lost lease to be noticed", lambda: not taken.held, 20)
+        eventually("the daemon to acquire its own lease again", lambda: leases.claims(stack.metastore, daemon))
+        assert all(owner.held and owner.confirm() for owner in others)
+        assert not taken.confirm()
+        assert between.calls["heartbeat"] - beats < 2 * len(owners)
+        assert between.calls["show_locks"] - reads < len(owners)
+        for owner in owners:
+            owner.release()
+        liveness.close()
+        metastore.close()
+    assert lost == []
+    assert not [claim for claim in leases.all_claims(stack.metastore, "ingestd") if stack.name[-37:] in claim.agent]
+    assert leases.claims(stack.metastore, daemon) == []
+
+
+def test_transactions_when_kept_alive_then_adjacent_ones_share_a_call_and_ended_ones_are_returned(stack: Stack) -> None:
+    with proxy(stack.addresses.metastore) as between, closing(Metastore(between.uri)) as metastore:
+        ids = [transactions.begin(metastore, stack.name).id for _ in range(4)]
+        transactions.abort(metastore, ids[1])
+        assert leases.heartbeat_transactions(metastore, ids) == {ids[1]}
+        runs = 1 + sum(after - before != 1 for before, after in pairwise(ids))
+        assert between.calls["heartbeat_txn_range"] == runs
+        transactions.abort_all(metastore, ids)
 
 
 def test_frozen_owner_when_resumed_after_a_takeover_then_no_row_is_duplicated(stack: Stack) -> None:

@@ -1,0 +1,88 @@
+"""The claims on the leases of a control database, and how long each of them has been silent.
+
+Invariant: one request to the metastore serves all mappings of the daemon. A claim is silent while neither it nor the
+lease of its daemon receives heartbeats. The silence is measured with the clock of this machine, and only while the
+metastore answers: during an outage no daemon can send heartbeats.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from ingestd.clock import monotonic
+from ingestd.hive import leases
+from ingestd.hive.client import Metastore
+from ingestd.hive.leases import Claim
+from ingestd.hive.tables import TableName
+
+
+def daemon_lease(database: str, agent: str) -> TableName:
+    """Return the name of the lease that the daemon keeps alive whose claims are made by `agent`."""
+    return TableName(database, f"daemon_{agent.rpartition('-')[2]}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Observation:
+    """The latest heartbeats of a claim and of its daemon's lease, and the time when they were first seen."""
+
+    beats: tuple[object, ...]
+    since: float
+
+
+class Claims:
+    """Reads the claims of one control database. Safe for use from any thread.
+
+    After a pause of more than `patience_seconds`, or a failed request, every silence starts again at 0.
+    """
+
+    def __init__(self, metastore: Metastore, database: str, patience_seconds: float) -> None:
+        self._metastore = metastore
+        self._database = database
+        self._patience = patience_seconds
+        self._guard = threading.Lock()
+        self._seen: dict[int, _Observation] = {}
+        self._found: dict[TableName, list[Claim]] = {}
+        self._read_at = float("-inf")
+
+    def of(self, lease: TableName, *, seconds: float) -> list[Claim]:
+        """Return the claims of a lease, first the one that is held, as they were at most `seconds` ago.
+
+        Raises MetastoreUnavailable.
+        """
+        return self._read(seconds).get(lease, [])
+
+    def lock_ids(self) -> set[int]:
+        """Return the lock ids of all claims as they are now. Raises MetastoreUnavailable."""
+        return {claim.lock_id for found in self._read(0.0).values() for claim in found}
+
+    def silence(self, claim: Claim) -> float:
+        """Return the seconds since a heartbeat of the claim or of its daemon was first seen; 0 for an unknown claim."""
+        with self._guard:
+            seen = self._seen.get(claim.lock_id)
+        return monotonic() - seen.since if seen else 0.0
+
+    def _read(self, seconds: float) -> dict[TableName, list[Claim]]:
+        """Return the claims by lease. Threads that ask at the same time wait for one request."""
+        asked = monotonic()
+        with self._guard:
+            if self._read_at < asked - seconds:
+                self._refresh()
+            return self._found
+
+    def _refresh(self) -> None:
+        began, before = monotonic(), self._read_at
+        self._read_at = float("-inf")  # stays if the request fails
+        claims = leases.all_claims(self._metastore, self._database)
+        was_blind = began - before > self._patience
+        found: dict[TableName, list[Claim]] = {}
+        for claim in claims:
+            found.setdefault(claim.lease, []).append(claim)
+        seen = {}
+        for claim in claims:
+            daemon = found.get(daemon_lease(self._database, claim.agent), [])
+            beats = (claim, *(one.beat for one in daemon))
+            known = self._seen.get(claim.lock_id)
+            is_same = known is not None and known.beats == beats and not was_blind
+            seen[claim.lock_id] = known if known is not None and is_same else _Observation(beats, began)
+        self._seen, self._found, self._read_at = seen, found, began

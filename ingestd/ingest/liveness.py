@@ -1,0 +1,216 @@
+"""The heartbeats of one daemon: one thread keeps its leases and open transactions alive, however many mappings it has.
+
+Invariant: a daemon that runs sends a heartbeat for its own lease every 2 s. Its owner leases count as alive while the
+daemon's lease does (`claims.py`). An owner lease itself needs a heartbeat only so that the metastore does not end it,
+so those heartbeats are few and spread over time. A lease that has ended is reported within seconds.
+
+Nothing here decides which transaction may commit. That is the lease inside the transaction (`commit.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+from ingestd.clock import Deadline, monotonic, pause
+from ingestd.errors import Unavailable
+from ingestd.hive import leases
+from ingestd.hive.client import Metastore
+from ingestd.ingest.claims import Claims, daemon_lease
+
+_BEAT_SECONDS = 2.0
+# Transactions and owner leases need fewer heartbeats, because hive.txn.timeout is several minutes.
+_TRANSACTIONS_SECONDS = 10.0
+_LEASES_SECONDS = 60.0
+# How often the daemon checks that its owner leases still exist. One request checks all of them.
+_VERIFY_SECONDS = 10.0
+_CLOSE_SECONDS = 2.0
+
+# Called when a lease has ended, with the error that ended it, or None if another daemon released it.
+OnLost = Callable[[Exception | None], None]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """An owner lease: what to call at each heartbeat and when it has ended, and when its own next heartbeat is due."""
+
+    on_beat: Callable[[], None]
+    on_lost: OnLost
+    due: Deadline
+
+
+class Liveness:
+    """Keeps one daemon alive in one control database. Call `enter` before `keep`, and `close` at the end.
+
+    A claim is dead when it has been silent for `patience_seconds`. `identity` names this daemon in locks and
+    transactions; `claims` reads the claims of all daemons.
+    """
+
+    def __init__(self, metastore: Metastore, database: str, *, patience_seconds: float = 6.0) -> None:
+        self.identity = f"{_identity()}-{uuid.uuid4().hex[:6]}"
+        self.patience_seconds = patience_seconds
+        self.claims = Claims(metastore, database, patience_seconds)
+        self._metastore = metastore
+        self._agent = f"ingestd/{database}/{self.identity}"
+        self._lease = daemon_lease(database, self.identity)
+        self._lock_id: int | None = None
+        self._kept: dict[int, _Kept] = {}
+        self._unreleased: set[int] = set()
+        self._transactions: set[int] = set()
+        self._acquiring = threading.Lock()
+        self._guard = threading.Lock()
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._verify_due = self._transactions_due = Deadline.after(0.0)
+
+    def enter(self) -> None:
+        """Acquire the daemon's lease and start the heartbeats. Does nothing if that was done before.
+
+        Raises MetastoreUnavailable.
+        """
+        with self._acquiring:
+            if self._lock_id is None:
+                self._lock_id = self._acquire()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+                self._thread.start()
+
+    def keep(self, lock_id: int, on_beat: Callable[[], None], on_lost: OnLost) -> None:
+        """Keep an owner lease alive.
+
+        The heartbeat thread calls `on_beat` when the metastore has answered a heartbeat of the daemon, and `on_lost`
+        once if the lease has ended.
+        """
+        with self._guard:
+            self._kept[lock_id] = _Kept(on_beat, on_lost, Deadline.after(_LEASES_SECONDS * random.uniform(0.2, 1.0)))
+
+    def drop(self, lock_id: int) -> None:
+        """Stop keeping an owner lease alive."""
+        with self._guard:
+            self._kept.pop(lock_id, None)
+
+    def release_later(self, lock_id: int) -> None:
+        """Release a lease when the metastore answers again. Until then standbys wait for it, as this daemon lives."""
+        with self._guard:
+            self._unreleased.add(lock_id)
+
+    def track(self, txn_id: int) -> None:
+        """Start sending heartbeats for a transaction."""
+        with self._guard:
+            self._transactions.add(txn_id)
+
+    def untrack(self, txn_id: int) -> None:
+        """Stop sending heartbeats for a transaction that has ended."""
+        with self._guard:
+            self._transactions.discard(txn_id)
+
+    def close(self) -> None:
+        """Stop all heartbeats and release the daemon's lease. Waits at most two seconds for a metastore that hangs."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _acquire(self) -> int | None:
+        """Acquire the daemon's lease, and release its claims of earlier calls whose answers were lost."""
+        for claim in leases.claims(self._metastore, self._lease):
+            leases.release(self._metastore, claim.lock_id)
+        return leases.try_acquire(self._metastore, self._lease, self._agent)
+
+    def _run(self) -> None:
+        last = monotonic()
+        while not pause(_BEAT_SECONDS, self._ended):
+            if monotonic() - last > self.patience_seconds:
+                self._verify_due = Deadline.after(0.0)  # this process was suspended: standbys may have taken over
+            last = monotonic()
+            try:
+                self._beat()
+            except Unavailable:
+                continue  # the steps in progress have the same problem and report it
+            except Exception as error:  # noqa: BLE001 - without heartbeats the leases are lost, whatever the error
+                self._lose(self._snapshot(), error)
+        if self._lock_id is not None:
+            with suppress(Unavailable):  # nobody waits for this lease: it may as well time out
+                leases.release(self._metastore, self._lock_id)
+
+    def _beat(self) -> None:
+        """Send the heartbeats that are due: first for the daemon, then for transactions and owner leases."""
+        if self._lock_id is None or not leases.heartbeat(self._metastore, self._lock_id):
+            with self._acquiring:
+                self._lock_id = self._acquire()
+            self._verify_due = Deadline.after(0.0)
+        for one in self._snapshot().values():
+            one.on_beat()
+        for lock_id in sorted(self._unreleased):
+            leases.release(self._metastore, lock_id)
+            self._unreleased.discard(lock_id)
+        if self._transactions_due.passed:
+            with self._guard:
+                transactions = set(self._transactions)
+            # The next call in a transaction that has ended fails and reports that.
+            leases.heartbeat_transactions(self._metastore, transactions)
+            self._transactions_due = Deadline.after(_TRANSACTIONS_SECONDS)
+        if self._verify_due.passed:
+            self._verify()
+        for lock_id, one in self._snapshot().items():
+            if one.due.passed and not self._ended.is_set():
+                if not leases.heartbeat(self._metastore, lock_id):
+                    self._lose({lock_id: one})
+                one.due = Deadline.after(_LEASES_SECONDS)
+
+    def _verify(self) -> None:
+        """Find out which owner leases have ended."""
+        kept = self._snapshot()
+        if kept:
+            existing = self.claims.lock_ids()
+            self._lose({lock_id: one for lock_id, one in kept.items() if lock_id not in existing})
+        self._verify_due = Deadline.after(_VERIFY_SECONDS)
+
+    def _snapshot(self) -> dict[int, _Kept]:
+        with self._guard:
+            return dict(self._kept)
+
+    def _lose(self, lost: dict[int, _Kept], error: Exception | None = None) -> None:
+        for lock_id, one in lost.items():
+            with self._guard:
+                is_kept = self._kept.pop(lock_id, None) is not None
+            if is_kept:
+                one.on_lost(error)
+
+
+def has_ended_here(agent: str) -> bool:
+    """Return whether `agent` names a process of this machine that no longer runs."""
+    identity = agent.rpartition("/")[2].rpartition("-")[0]
+    machine, pid, started = [*identity.split(":"), "", "", ""][:3]
+    return machine == _machine() and pid.isdigit() and _start_time(int(pid)) != started
+
+
+def _identity() -> str:
+    """Return `machine:pid:start_time`, which identifies this process across machines, containers and reboots.
+
+    It is short, because HMS stores 128 characters of a name that also contains those of database and mapping.
+    """
+    return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}"
+
+
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+        return blake2b(f"{boot} {namespace}".encode(), digest_size=4).hexdigest()
+    except OSError:
+        # Without /proc, nothing is known about other processes. A claim is then dead only when its heartbeats stop.
+        return uuid.uuid4().hex[:8]
+
+
+def _start_time(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
