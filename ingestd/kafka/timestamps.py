@@ -1,0 +1,95 @@
+"""Reads the timestamps of single records: of the first record at or after an offset, for many partitions at once.
+
+Invariant: one consumer serves all partitions of a cluster. It is assigned partitions only during a read, and each of
+them only until its first record has arrived.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import TopicPartition as _TopicPartition
+
+from ingestd.clock import Deadline, now
+from ingestd.kafka.ranges import Offsets, TopicPartition
+from ingestd.kafka.settings import create_client, reader_settings, translate_error
+
+_POLL_SECONDS = 0.1
+# A fetch returns whole batches of records, at most about this many bytes per partition, of which one record is needed.
+_SMALL_FETCHES = {
+    "queued.min.messages": 1,
+    "queued.max.messages.kbytes": 1_024,
+    "max.partition.fetch.bytes": 16_384,
+    "fetch.min.bytes": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FirstRecord:
+    """The first record of a partition at or after an offset.
+
+    `timestamp` is that of the record in seconds since 1970. `exists` is False if the partition ends before a record;
+    then `timestamp` is the time of the read, because a record that arrives later is younger.
+    """
+
+    timestamp: float
+    exists: bool = True
+
+
+class RecordTimestamps:
+    """A consumer that reads timestamps. Only one thread may use it. Raises ConfigError if librdkafka rejects a setting.
+
+    `settings` are the librdkafka properties of a mapping.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._consumer = create_client(Consumer, reader_settings(settings) | _SMALL_FETCHES)
+        self._where = f"broker {settings['bootstrap.servers']}"
+
+    def read(self, offsets: Offsets, *, seconds: float, stop: threading.Event) -> dict[TopicPartition, FirstRecord]:
+        """Return the first committed record at or after the offset of each partition.
+
+        A partition is missing in the result if it was not read within `seconds` or before `stop` was set, if Kafka no
+        longer has its offset, or if its record has no timestamp. Raises the errors of `translate_error`.
+        """
+        found: dict[TopicPartition, FirstRecord] = {}
+        left = set(offsets)
+        limit = Deadline.after(seconds)
+        try:
+            self._consumer.incremental_assign([_TopicPartition(*p, offset) for p, offset in offsets.items()])
+            while left and not limit.passed and not stop.is_set():
+                answered = dict(_first_answers(self._consumer.consume(len(left), _POLL_SECONDS), left))
+                found.update({p: record for p, record in answered.items() if record is not None})
+                self._consumer.incremental_unassign([_TopicPartition(*p) for p in answered])
+                left -= answered.keys()
+        except KafkaException as error:
+            raise translate_error(error, self._where) from error
+        finally:
+            self._consumer.unassign()
+        return found
+
+    def close(self) -> None:
+        """Close the consumer."""
+        self._consumer.close()
+
+
+def _first_answers(
+    messages: Iterable[Message], wanted: set[TopicPartition]
+) -> Iterable[tuple[TopicPartition, FirstRecord | None]]:
+    """Yield the first answer for each wanted partition; None if its record cannot be read."""
+    seen: set[TopicPartition] = set()
+    for message in messages:
+        partition = TopicPartition(message.topic(), message.partition())
+        if partition not in wanted or partition in seen:
+            continue
+        seen.add(partition)
+        error = message.error()
+        if error is not None:
+            yield partition, FirstRecord(now(), exists=False) if error.code() == KafkaError._PARTITION_EOF else None
+            continue
+        kind, milliseconds = message.timestamp()
+        yield partition, None if kind == TIMESTAMP_NOT_AVAILABLE else FirstRecord(milliseconds / 1000)
