@@ -81,6 +81,7 @@ _FAMILIES = (
         "Partitions whose row count was repaired",
         lambda m: m.totals.row_count_repairs,
     ),
+    _Family("ingestd_owner", "gauge", "1 if this daemon owns the mapping", lambda m: int(m.is_owner)),
     _Family("ingestd_lag_offsets", "gauge", "Offsets that are not committed", _lag),
     _Family("ingestd_lag_seconds", "gauge", "Age of the oldest record that is not committed", _lag_seconds),
     _Family("ingestd_since_last_commit_seconds", "gauge", "Time since the last commit", _since_commit),

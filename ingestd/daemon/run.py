@@ -19,6 +19,7 @@ from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
 from ingestd.daemon.notify import Notifier
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
+from ingestd.ingest.lag_watch import LagWatch
 from ingestd.ingest.signals import Signals
 from ingestd.spark.engine import Engine, EngineLimits
 
@@ -49,7 +50,8 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
         return metrics.text(supervisor.monitors.values(), engine), CONTENT_TYPE
 
     try:
-        with nullcontext() if http is None else http.serving(supervisor, render):
+        serving = nullcontext() if http is None else http.serving(supervisor, render)
+        with serving, LagWatch(lambda: supervisor.monitors):
             return supervisor.run(on_check=lambda: notifier.check(supervisor, signals))
     finally:
         notifier.stopping()

@@ -36,6 +36,7 @@ from ingestd.ingest.plan import Plan
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.steps import StepWatch
 from ingestd.kafka.ranges import Position
+from ingestd.kafka.timestamps import FirstRecord
 from ingestd.publish.deltas import StagedFiles
 from ingestd.publish.outcome import CommitRequest
 from ingestd.publish.protocol import TableWrite, publish
@@ -54,8 +55,8 @@ class PendingTransaction:
     """A transaction with its plan and, once it is staged, the output of its stage.
 
     `table` is the definition of the table when the transaction was planned. `records` counts the records that were
-    read, `skipped` the records that produced no row, and `bytes` the bytes of all record values. `watch` measures the
-    steps and reports each step to the observer.
+    read, `skipped` the records that produced no row, and `bytes` the bytes of all record values. `firsts` contains
+    the first records of its ranges. `watch` measures the steps and reports each step to the observer.
     """
 
     plan: Plan
@@ -67,6 +68,7 @@ class PendingTransaction:
     records: int
     skipped: int
     bytes: int
+    firsts: tuple[FirstRecord, ...]
     watch: StepWatch = field(compare=False)
 
     @property

@@ -141,6 +141,11 @@ def mirror_failed(mapping: str, error: IngestdError) -> None:
     _log.warning("mirror_failed", mapping=mapping, error=str(error))
 
 
+def lag_unknown(error: IngestdError) -> None:
+    """Log that timestamps of uncommitted records could not be read, so that lags in seconds are not exact."""
+    _log.debug("lag_unknown", error=str(error))
+
+
 def engine_lost(error: IngestdError) -> None:
     """Log that the Spark driver's JVM ended or does not answer, so that all mappings end."""
     _log.error("engine_lost", error=str(error))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -18,8 +18,10 @@ from ingestd.compaction.pacing import Pacing
 from ingestd.compaction.watch import CompactionStatus
 from ingestd.errors import IngestdError, OwnershipLost
 from ingestd.ingest.durations import Durations, StepDurations
+from ingestd.ingest.oldest import OldestRecords
 from ingestd.ingest.options import MappingOptions
-from ingestd.kafka.ranges import Offsets
+from ingestd.kafka.ranges import Offsets, TopicPartition
+from ingestd.kafka.timestamps import FirstRecord
 
 State = Literal["starting", "standby", "recovering", "running", "waiting", "paused", "failed", "stopped"]
 _OWNER_STATES = ("recovering", "running", "paused")
@@ -54,8 +56,8 @@ class CommitRecord:
     """One committed transaction.
 
     `at` is the Unix time of the commit. `steps` maps each step (`steps.py`) to its milliseconds. `ranges` and
-    `partitions` contain at most MAX_NAMES names, and the counts all of them. `oldest` is the Kafka timestamp of the
-    oldest record in seconds since 1970; None if the transaction has no records.
+    `partitions` contain at most MAX_NAMES names, and the counts all of them. `oldest` is the Kafka timestamp, in
+    seconds since 1970, of the oldest of the first records of the ranges; None if there are none.
     """
 
     txn: int
@@ -136,14 +138,16 @@ class Snapshot:
 
 
 class Monitor:
-    """Collects what one mapping reports. Safe for use from any thread."""
+    """Collects what one mapping reports, whose Kafka properties are `kafka`. Safe for use from any thread."""
 
     def __init__(self, options: MappingOptions) -> None:
+        self.kafka = options.kafka
         self._lock = threading.Lock()
         self._now = Snapshot(options.name, str(options.table), options.topics, "starting", now())
         self._retries: Counter[str] = Counter()
         self._commits: deque[CommitRecord] = deque(maxlen=_MAX_COMMITS)
         self._durations = StepDurations()
+        self._oldest = OldestRecords()
         self._progress_at = monotonic()
         self._jobs = 0
 
@@ -151,7 +155,8 @@ class Monitor:
         """Return the current values. The last commit is the last one of `commits`."""
         with self._lock:
             totals = replace(self._now.totals, retries=dict(self._retries))
-            return replace(self._now, totals=totals, commits=tuple(self._commits))
+            oldest = self._oldest.oldest(self._now.position, self._now.ends)
+            return replace(self._now, totals=totals, commits=tuple(self._commits), oldest=oldest)
 
     def durations(self) -> Mapping[str, Durations]:
         """Return how long the steps of all committed transactions took."""
@@ -209,11 +214,24 @@ class Monitor:
                 self._retries[problem.reason] += 1
         self.entered("failed" if again_in is None else "waiting")
 
-    def polled(self, position: Offsets, ends: Offsets, oldest: float | None) -> None:
-        """Note the committed position, the last stable offsets, and the timestamp of the oldest uncommitted record."""
+    def polled(self, position: Offsets, ends: Offsets) -> None:
+        """Note the committed position and the last stable offsets."""
         with self._lock:
             self._progress_at = monotonic()
-            self._now = replace(self._now, position=dict(position), ends=dict(ends), oldest=oldest, polled_at=now())
+            self._move(position)
+            self._oldest.polled(position, ends)
+            self._now = replace(self._now, ends=dict(ends), polled_at=now())
+
+    def learned(self, records: Iterable[FirstRecord]) -> None:
+        """Note first records that were read, from which `oldest` follows."""
+        with self._lock:
+            self._oldest.learn(records)
+
+    def unread(self) -> dict[TopicPartition, int]:
+        """Return the position of the partitions with lag whose first record is not known; nothing on a standby."""
+        with self._lock:
+            is_known = self._now.polled_at is not None and self._now.state not in ("standby", "stopped")
+            return self._oldest.unread(self._now.position, self._now.ends) if is_known else {}
 
     def heard_metastore(self) -> None:
         """Note that the metastore answered."""
@@ -240,7 +258,8 @@ class Monitor:
                 bytes=old.bytes + commit.bytes,
                 commits=old.commits + 1,
             )
-            self._now = replace(self._now, totals=totals, position=dict(position))
+            self._now = replace(self._now, totals=totals)
+            self._move(position)
             if self._now.state == "waiting":  # for the outcome of this commit
                 self._now = replace(self._now, state="running", since=now(), problem=None)
 
@@ -257,7 +276,11 @@ class Monitor:
     def recovered(self, position: Offsets) -> None:
         """Note the committed position that a recovery has read."""
         with self._lock:
-            self._now = replace(self._now, position=dict(position))
+            self._move(position)
+
+    def _move(self, position: Offsets) -> None:
+        self._oldest.moved(self._now.position, position)
+        self._now = replace(self._now, position=dict(position))
 
     def counted(self, *, aborts: int = 0, rejects: int = 0, takeovers: int = 0, row_count_repairs: int = 0) -> None:
         """Add to the counters."""

@@ -111,7 +111,7 @@ class Pipeline:
 
     def _on_poll(self, ends: Offsets) -> None:
         """Report the ends of the partitions, and sweep staging directories if a sweep is due."""
-        self._services.reporter.monitor.polled(self._state.position.offsets, ends, None)
+        self._services.reporter.monitor.polled(self._state.position.offsets, ends)
         self._services.staging.sweep_if_due(self._table)
 
     # --- open
@@ -126,7 +126,7 @@ class Pipeline:
         txn, write_id = transactions.begin_writing(self._services.metastore, table.name, agent)
         self._services.ownership.track(txn.id)
         directory = Staging(location, DAEMON, str(txn.id))
-        pending = PendingTransaction(plan, table, txn, write_id, (), directory, 0, 0, 0, watch)
+        pending = PendingTransaction(plan, table, txn, write_id, (), directory, 0, 0, 0, (), watch)
         self._services.reporter.opened(pending)
         watch.lap("opened")
         return pending
@@ -149,7 +149,8 @@ class Pipeline:
         records, size = sum(r.records for r in results), sum(r.bytes for r in results)
         self._services.planner.learn_size(records, size)
         pending.watch.lap("staged")
-        return replace(pending, files=files, records=records, skipped=sum(r.skipped for r in results), bytes=size)
+        skipped, firsts = sum(r.skipped for r in results), tuple(first for r in results for first in r.firsts)
+        return replace(pending, files=files, records=records, skipped=skipped, bytes=size, firsts=firsts)
 
     def _run_tasks(self, pending: PendingTransaction) -> list[StageResult]:
         try:

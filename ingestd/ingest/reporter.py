@@ -71,6 +71,7 @@ class Reporter:
     def staged(self, pending: PendingTransaction) -> None:
         """Note what an open transaction will commit."""
         self._open[pending.txn.id] = pending
+        self.monitor.learned(pending.firsts)
 
     def committed(self, result: CommitResult) -> None:
         """Report a committed transaction, and the rows of it that a concurrent TRUNCATE hides."""
@@ -146,4 +147,5 @@ def _commit_record(result: CommitResult) -> CommitRecord:
         partitions=tuple(partitions[:MAX_NAMES]),
         partition_count=len(partitions),
         steps=dict(transaction.watch.steps),
+        oldest=min((first.timestamp for first in transaction.firsts), default=None),
     )

@@ -23,6 +23,7 @@ from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.ingest.options import Tombstones
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity
 from ingestd.kafka.reader import Batch, read
+from ingestd.kafka.timestamps import FirstRecord
 from ingestd.schema import Column
 from ingestd.storage.local import make_leaf
 
@@ -53,12 +54,16 @@ class StageTask:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """The output of one task: its files, the number of records read and skipped, and the bytes of record values."""
+    """The output of one task: its files, the number of records read and skipped, and the bytes of record values.
+
+    `firsts` contains the first record of each range.
+    """
 
     files: tuple[StagingFile, ...]
     records: int
     skipped: int
     bytes: int
+    firsts: tuple[FirstRecord, ...]
 
 
 def run(task: StageTask) -> StageResult | IngestdError:
@@ -82,14 +87,16 @@ def _stage(task: StageTask) -> StageResult:
     files = StagingFiles(directory, task.shape.columns, task.write_id, encoding=task.shape.encoding)
     pool = WriterPool(files)
     records = skipped = size = 0
+    firsts: list[FirstRecord] = []
     try:
         for batch in read(task.kafka, task.ranges, topics=task.topics):
             decoded = decoder.decode(batch.values)
             _raise_first_reject(batch, decoded)
             _write(task, pool, decoded)
             records, skipped, size = records + len(batch.values), skipped + decoded.skipped, size + batch.size
+            firsts += batch.firsts
         pool.close()
-        return StageResult(tuple(files.closed), records, skipped, size)
+        return StageResult(tuple(files.closed), records, skipped, size, tuple(firsts))
     except BaseException:
         pool.abort()
         raise

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from ingestd.clock import Deadline
 from ingestd.errors import BrokerUnavailable
-from ingestd.kafka.ranges import OffsetRange, TopicIdentity
+from ingestd.kafka.ranges import OffsetRange, TopicIdentity, TopicPartition
 from ingestd.kafka.settings import create_client, reader_settings, time_limit, translate_error
+from ingestd.kafka.timestamps import FirstRecord, timestamp
 
 _POLL_RECORDS = 20_000
 # `consume` waits until it has the requested number of messages; this limits the wait at a gap at the end of a range.
@@ -40,7 +41,7 @@ class _Pooled:
 class Batch:
     """Records of one topic. `values[i]` is from `partitions[i]` at `offsets[i]`.
 
-    `size` is the number of bytes of all values.
+    `size` is the number of bytes of all values. `firsts` contains those that are the first records of their ranges.
     """
 
     topic: str
@@ -48,6 +49,7 @@ class Batch:
     partitions: NDArray[np.int32]
     offsets: NDArray[np.int64]
     size: int
+    firsts: tuple[FirstRecord, ...] = ()
 
     def origin(self, row: int) -> str:
         """Return the topic, partition and offset of one record as text for messages."""
@@ -104,6 +106,8 @@ class _TopicRead:
         self._ranges = ranges
         self._limits = limits
         self._open = {r.partition for r in ranges}
+        # The first offsets of the ranges of which no record has arrived.
+        self._unseen = {r.partition: r.first for r in ranges}
         self._next: NDArray[np.int64] = np.zeros(max(self._open) + 1, np.int64)
         self._position = self._next.copy()
         for r in ranges:
@@ -158,7 +162,18 @@ class _TopicRead:
         self._close(ended & self._open)
         values: list[bytes | None] = list(map(Message.value, messages))
         size = sum(map(len, filter(None, values)))
-        return Batch(self._topic, values, partitions, offsets, size)
+        return Batch(self._topic, values, partitions, offsets, size, tuple(self._first_records(messages, partitions)))
+
+    def _first_records(self, messages: list[Message], partitions: NDArray[np.int32]) -> Iterator[FirstRecord]:
+        """Yield the first records of ranges of which no record had arrived yet."""
+        if not self._unseen:
+            return
+        found, rows = np.unique(partitions, return_index=True)
+        for partition, row in zip(found.tolist(), rows.tolist(), strict=True):
+            first = self._unseen.pop(partition, None)
+            at = timestamp(messages[row])
+            if first is not None and at is not None:
+                yield FirstRecord(TopicPartition(self._topic, partition), first, at)
 
     def _events(self, messages: list[Message], errors: list[KafkaError | None]) -> set[int]:
         """Return the partitions that are reported to end at or beyond the end of their range; raise any other error."""
@@ -189,6 +204,7 @@ def _concatenated(topic: str, parts: list[Batch]) -> Batch:
         np.concatenate([p.partitions for p in parts]),
         np.concatenate([p.offsets for p in parts]),
         sum(p.size for p in parts),
+        tuple(first for p in parts for first in p.firsts),
     )
 
 

@@ -7,7 +7,7 @@ them only until its first record has arrived.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,9 +33,11 @@ class FirstRecord:
     """The first record of a partition at or after an offset.
 
     `timestamp` is that of the record in seconds since 1970. `exists` is False if the partition ends before a record;
-    then `timestamp` is the time of the read, because a record that arrives later is younger.
+    then `timestamp` is the time when this was seen, because a record that arrives later is younger.
     """
 
+    partition: TopicPartition
+    offset: int
     timestamp: float
     exists: bool = True
 
@@ -50,22 +52,23 @@ class RecordTimestamps:
         self._consumer = create_client(Consumer, reader_settings(settings) | _SMALL_FETCHES)
         self._where = f"broker {settings['bootstrap.servers']}"
 
-    def read(self, offsets: Offsets, *, seconds: float, stop: threading.Event) -> dict[TopicPartition, FirstRecord]:
+    def read(self, offsets: Offsets, *, seconds: float, stop: threading.Event) -> list[FirstRecord]:
         """Return the first committed record at or after the offset of each partition.
 
         A partition is missing in the result if it was not read within `seconds` or before `stop` was set, if Kafka no
         longer has its offset, or if its record has no timestamp. Raises the errors of `translate_error`.
         """
-        found: dict[TopicPartition, FirstRecord] = {}
-        left = set(offsets)
+        found: list[FirstRecord] = []
+        left = dict(offsets)
         limit = Deadline.after(seconds)
         try:
             self._consumer.incremental_assign([_TopicPartition(*p, offset) for p, offset in offsets.items()])
             while left and not limit.passed and not stop.is_set():
-                answered = dict(_first_answers(self._consumer.consume(len(left), _POLL_SECONDS), left))
-                found.update({p: record for p, record in answered.items() if record is not None})
-                self._consumer.incremental_unassign([_TopicPartition(*p) for p in answered])
-                left -= answered.keys()
+                for message in self._consumer.consume(len(left), _POLL_SECONDS):
+                    partition = TopicPartition(message.topic(), message.partition())
+                    if partition in left:
+                        found += _first_record(message, partition, left.pop(partition))
+                        self._consumer.incremental_unassign([_TopicPartition(*partition)])
         except KafkaException as error:
             raise translate_error(error, self._where) from error
         finally:
@@ -77,19 +80,20 @@ class RecordTimestamps:
         self._consumer.close()
 
 
-def _first_answers(
-    messages: Iterable[Message], wanted: set[TopicPartition]
-) -> Iterable[tuple[TopicPartition, FirstRecord | None]]:
-    """Yield the first answer for each wanted partition; None if its record cannot be read."""
-    seen: set[TopicPartition] = set()
-    for message in messages:
-        partition = TopicPartition(message.topic(), message.partition())
-        if partition not in wanted or partition in seen:
-            continue
-        seen.add(partition)
-        error = message.error()
-        if error is not None:
-            yield partition, FirstRecord(now(), exists=False) if error.code() == KafkaError._PARTITION_EOF else None
-            continue
-        kind, milliseconds = message.timestamp()
-        yield partition, None if kind == TIMESTAMP_NOT_AVAILABLE else FirstRecord(milliseconds / 1000)
+def _first_record(message: Message, partition: TopicPartition, offset: int) -> list[FirstRecord]:
+    """Return the first record at or after `offset`: a message that is one, or that reports the end of the partition.
+
+    Empty if the message is another error, or a record without a timestamp.
+    """
+    error = message.error()
+    if error is not None:
+        is_end = error.code() == KafkaError._PARTITION_EOF
+        return [FirstRecord(partition, offset, now(), exists=False)] if is_end else []
+    at = timestamp(message)
+    return [] if at is None else [FirstRecord(partition, offset, at)]
+
+
+def timestamp(message: Message) -> float | None:
+    """Return the timestamp of a record in seconds since 1970; None if it has none (brokers before Kafka 0.10)."""
+    kind, milliseconds = message.timestamp()
+    return None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds / 1000

@@ -20,6 +20,7 @@ from ingestd.ingest.monitor import CommitRecord, Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.steps import STEPS
 from ingestd.kafka.ranges import TopicPartition
+from ingestd.kafka.timestamps import FirstRecord
 from ingestd.sandbox import Addresses
 
 ROOT = Path(__file__).parents[2]
@@ -44,7 +45,8 @@ def _busy() -> Monitor:
     monitor.opened(2)
     monitor.counted(aborts=1, rejects=2, takeovers=3, row_count_repairs=4)
     monitor.committed(_commit(**dict.fromkeys(STEPS[1:], 20)), {PARTITION: 100})
-    monitor.polled({PARTITION: 100}, {PARTITION: 130}, now() - 60)
+    monitor.polled({PARTITION: 100}, {PARTITION: 130})
+    monitor.learned([FirstRecord(PARTITION, 100, now() - 60)])
     return monitor
 
 
@@ -93,6 +95,7 @@ def test_metrics_when_a_mapping_has_reported_then_are_its_values() -> None:
         "ingestd_row_count_repairs_total": 4,
         "ingestd_retries_total": 1,
         "ingestd_open_transactions": 2,
+        "ingestd_owner": 1,
         "ingestd_lag_offsets": 30,
     }
     assert {name: _values(found[name]) for name in expected} == {name: [value] for name, value in expected.items()}
@@ -115,7 +118,7 @@ def test_metrics_when_steps_took_a_time_then_each_is_in_the_bucket_of_its_limit_
 
 def test_metrics_when_a_mapping_is_standby_or_has_not_polled_then_its_lag_is_absent() -> None:
     standby, starting = _monitor("a"), _monitor("b")
-    standby.polled({PARTITION: 1}, {PARTITION: 5}, None)
+    standby.polled({PARTITION: 1}, {PARTITION: 5})
     standby.entered("standby", owner="daemon 2")
     found = _families(Metrics(), [standby, starting])
     assert not _values(found["ingestd_lag_offsets"])

@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from ingestd.clock import now
 from ingestd.kafka.ranges import TopicPartition
-from ingestd.kafka.timestamps import RecordTimestamps
+from ingestd.kafka.timestamps import FirstRecord, RecordTimestamps
 from tests.support.stack import Stack
 
 
@@ -47,7 +47,7 @@ def _read(reader: RecordTimestamps, stack: Stack, *offsets: int, seconds: float 
     """Return by partition the timestamp of the first record; None if it is known that there is no record."""
     wanted = {TopicPartition(stack.name, partition): offset for partition, offset in enumerate(offsets)}
     found = reader.read(wanted, seconds=seconds, stop=threading.Event())
-    return {p.partition: record.timestamp if record.exists else None for p, record in found.items()}
+    return {record.partition.partition: record.timestamp if record.exists else None for record in found}
 
 
 def test_timestamps_when_partitions_have_records_or_gaps_then_are_those_of_the_first_committed_records(
@@ -68,9 +68,8 @@ def test_timestamps_when_a_partition_has_no_record_then_it_counts_as_young(
 ) -> None:
     stack.topic(partitions=1)
     before = now()
-    partition = TopicPartition(stack.name, 0)
-    found = reader.read({partition: 0}, seconds=30, stop=threading.Event())
-    assert before <= found[partition].timestamp <= now()
+    [found] = reader.read({TopicPartition(stack.name, 0): 0}, seconds=30, stop=threading.Event())
+    assert before <= found.timestamp <= now()
 
 
 def test_timestamps_when_an_offset_or_topic_does_not_exist_then_the_others_are_returned(
@@ -82,7 +81,7 @@ def test_timestamps_when_an_offset_or_topic_does_not_exist_then_the_others_are_r
     missing = TopicPartition(f"{stack.name}_missing", 0)
     wanted = {missing: 0, TopicPartition(stack.name, 0): 1000, TopicPartition(stack.name, 1): 0}
     found = reader.read(wanted, seconds=3, stop=threading.Event())
-    assert {p.partition: record.timestamp for p, record in found.items()} == {1: 2000}
+    assert found == [FirstRecord(TopicPartition(stack.name, 1), 0, 2000)]
     assert _read(reader, stack, 0, 0) == {0: 1000, 1: 2000}
 
 

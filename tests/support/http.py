@@ -18,6 +18,7 @@ from ingestd.ingest.control import Control
 from ingestd.ingest.monitor import CommitRecord, Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.kafka.ranges import TopicPartition
+from ingestd.kafka.timestamps import FirstRecord
 
 LOOPBACK = Address("127.0.0.1", 0)
 JSON = {"Content-Type": "application/json"}
@@ -88,7 +89,8 @@ def commit(monitor: Monitor, topic: str, rows: int, end: int, *, txn: int = 7, a
         ),
         position,
     )
-    monitor.polled(position, {partition: end}, at if end > first + rows else None)
+    monitor.polled(position, {partition: end})
+    monitor.learned([FirstRecord(partition, first + rows, at)])
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,94 @@
+"""Reads from Kafka the timestamps of the oldest uncommitted records, from which the lag in seconds follows.
+
+Invariant: no mapping waits for it. All mappings with the same Kafka properties share one consumer. A record is read
+only if its partition has lag and no stage has read it, and at most 1,000 records are read every two seconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from itertools import islice
+from types import TracebackType
+
+from ingestd.clock import Deadline, pause
+from ingestd.errors import IngestdError
+from ingestd.ingest import events
+from ingestd.ingest.monitor import Monitor
+from ingestd.kafka.ranges import TopicPartition
+from ingestd.kafka.timestamps import FirstRecord, RecordTimestamps
+
+_ROUND_SECONDS = 2.0
+_READ_SECONDS = 5.0
+_MOST_PARTITIONS = 1_000
+# A partition that could not be read, for example because its topic was deleted, is not read again for this long.
+_PATIENCE_SECONDS = 30.0
+# The properties of a client, sorted.
+_Settings = tuple[tuple[str, str], ...]
+
+
+class LagWatch:
+    """Reads timestamps for the mappings of one daemon in a thread of its own, inside a `with` block.
+
+    `monitors` returns the current mappings by name and is called before each round.
+    """
+
+    def __init__(self, monitors: Callable[[], Mapping[str, Monitor]]) -> None:
+        self._monitors = monitors
+        self._clients: dict[_Settings, RecordTimestamps] = {}
+        self._unreadable: dict[tuple[_Settings, TopicPartition], Deadline] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join(_READ_SECONDS)
+
+    def _run(self) -> None:
+        while not pause(_ROUND_SECONDS, self._stop):
+            monitors: dict[_Settings, list[Monitor]] = {}
+            for monitor in self._monitors().values():
+                monitors.setdefault(_key(monitor), []).append(monitor)
+            for settings, sharing in monitors.items():
+                self._update(settings, sharing)
+            for settings in self._clients.keys() - monitors.keys():
+                self._clients.pop(settings).close()
+        for client in self._clients.values():
+            client.close()
+
+    def _update(self, settings: _Settings, monitors: list[Monitor]) -> None:
+        """Read the first records that mappings with the same properties do not know."""
+        self._unreadable = {key: until for key, until in self._unreadable.items() if not until.passed}
+        unread = [monitor.unread() for monitor in monitors]
+        wanted: dict[TopicPartition, int] = {}
+        for positions in unread:
+            readable = ((p, o) for p, o in positions.items() if (settings, p) not in self._unreadable)
+            # Another mapping may read the same partition from another position; its turn is the next round.
+            wanted = dict(islice(readable, _MOST_PARTITIONS - len(wanted))) | wanted
+        records = self._read(settings, wanted) if wanted else []
+        for monitor, positions in zip(monitors, unread, strict=True):
+            monitor.learned(record for record in records if positions.get(record.partition) == record.offset)
+
+    def _read(self, settings: _Settings, wanted: dict[TopicPartition, int]) -> list[FirstRecord]:
+        try:
+            if settings not in self._clients:
+                self._clients[settings] = RecordTimestamps(dict(settings))
+            records = self._clients[settings].read(wanted, seconds=_READ_SECONDS, stop=self._stop)
+        except IngestdError as error:
+            events.lag_unknown(error)
+            records = []
+        missing = wanted.keys() - {record.partition for record in records}
+        self._unreadable |= {(settings, partition): Deadline.after(_PATIENCE_SECONDS) for partition in missing}
+        if missing and settings in self._clients:
+            # A consumer that has read a topic does not read a new topic of the same name.
+            self._clients.pop(settings).close()
+        return records
+
+
+def _key(monitor: Monitor) -> _Settings:
+    return tuple(sorted((key, str(value)) for key, value in monitor.kafka.items()))
