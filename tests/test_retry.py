@@ -42,6 +42,7 @@ TABLE = {
     "errors.SandboxError": (False, 69),
     "hive.client.MetastoreRefusal": (False, 65),
     "hive.client.UnknownCall": (False, 65),
+    "compaction.request.CompactionFailed": (False, 1),
     "hive.compactions.CompactionRefused": (False, 69),
     "hive.transactions.LockTimeout": (True, 69),
     "ingest.control.RequestFailed": (False, 69),

@@ -12,6 +12,7 @@ import click
 
 from ingestd import __version__
 from ingestd.cli.check import check
+from ingestd.cli.compaction import compaction
 from ingestd.cli.completion import completion
 from ingestd.cli.config import config
 from ingestd.cli.demo import demo
@@ -33,7 +34,7 @@ def cli() -> None:
     """Move Kafka records into Apache Hive ACID tables, exactly once."""
 
 
-for command in (run, init, check, config, doctor, status, offsets, prepare, demo, sandbox, completion, man):
+for command in (run, init, check, config, doctor, status, offsets, compaction, prepare, demo, sandbox, completion, man):
     cli.add_command(command)
 
 

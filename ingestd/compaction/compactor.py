@@ -61,7 +61,6 @@ class Compactor:
             except Exception as error:  # noqa: BLE001 - the thread must serve the other watches in the next cycle
                 for watch in active:
                     watch.delayed(error)
-        self._metastore.close()
 
     def _cycle(self, watches: list[TableWatch]) -> None:
         """Let each watch survey its table, then read the queue if a watch needs it, and let each watch act."""

@@ -1,0 +1,207 @@
+"""`ingestd compaction`: shows the deltas and compactions of the tables of mappings, and requests compactions."""
+
+from __future__ import annotations
+
+import getpass
+import sys
+import threading
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ingestd.cli.presentation import Column, Output, console, number, print_json, table, with_output
+from ingestd.cli.run import with_config
+from ingestd.cli.source import Source
+from ingestd.compaction.policy import Queue
+from ingestd.compaction.request import Answer, PartitionState, compactable, examine, find_partition, submit, wait
+from ingestd.compaction.requirements import metastore_faults, table_faults
+from ingestd.errors import IngestdError
+from ingestd.hive.client import Metastore
+from ingestd.hive.compactions import Compaction, Kind, read_compactions
+from ingestd.hive.tables import load_acid_table
+from ingestd.ingest.options import MappingOptions
+
+_COLUMNS = (
+    *(Column("mapping"), Column("partition"), number("deltas"), number("small files"), number("delta bytes")),
+    *(number("base bytes"), Column("queued"), Column("last compaction"), Column("last failure")),
+)
+# Without --all, a table shows this many partitions of a mapping: those with the most deltas.
+_SHOWN = 20
+
+
+@click.group()
+def compaction() -> None:
+    """Show and request compactions of the tables of mappings."""
+
+
+@compaction.command()
+@click.argument("mappings", nargs=-1)
+@with_config
+@click.option("--all", "everything", is_flag=True, help="Show all partitions, not only those with the most deltas.")
+@with_output
+def status(
+    mappings: tuple[str, ...], files: tuple[Path, ...], directory: Path | None, everything: bool, output: Output
+) -> None:
+    """Show deltas, small files and compactions of each partition that MAPPINGS (default: all) write.
+
+    Lists the directories of the tables and reads the queue from the metastore; no daemon is needed. Small files have
+    less than 16 MB.
+    """
+    source = Source(files, directory)
+    chosen = [source.mapping(name) for name in mappings] or list(source.document.mappings)
+    metastore = source.document.metastore.connect()
+    try:
+        queue, faults = Queue(read_compactions(metastore)), metastore_faults(metastore)
+        found = [_examined(metastore, options, queue) for options in chosen]
+    finally:
+        metastore.close()
+    code = next((error.exit_code for _, error, _ in found if error), 0)
+    if output == "json":
+        entries = [_entry(o, states, error) for o, (states, error, _) in zip(chosen, found, strict=True)]
+        print_json({"exit_code": code, "metastore_problems": faults, "mappings": entries})
+    else:
+        _print(chosen, found, faults, sys.maxsize if everything else _SHOWN)
+    sys.exit(code)
+
+
+@compaction.command()
+@click.argument("mapping")
+@with_config
+@click.option("--major", "kind", flag_value="major", help="Rewrite base and deltas to a new base.")
+@click.option("--minor", "kind", flag_value="minor", help="Merge the deltas only. Default: by the rule of the policy.")
+@click.option("--partition", "partitions", multiple=True, help="COLUMN=VALUE/…; repeatable. Default: all with deltas.")
+@click.option("--wait", "waits", is_flag=True, help="Wait until readers use the results. Ctrl-C ends the wait.")
+@with_output
+def request(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    mapping: str,
+    files: tuple[Path, ...],
+    directory: Path | None,
+    kind: Kind | None,
+    partitions: tuple[str, ...],
+    waits: bool,
+    output: Output,
+) -> None:
+    """Ask Hive to compact the partitions of the table that MAPPING writes.
+
+    The exit code is 0 if all requests were accepted and, with --wait, succeeded.
+    """
+    source = Source(files, directory)
+    options = source.mapping(mapping)
+    metastore = source.document.metastore.connect()
+    try:
+        target = load_acid_table(metastore, options.table)
+        names = [find_partition(metastore, target, text) for text in partitions] or list(compactable(metastore, target))
+        by = f"ingestd/{options.control_database}/{options.name}/{getpass.getuser()}"
+        answers = submit(metastore, target, names, kind, options.compaction, by)
+        if waits:
+            answers = wait(metastore, target, answers, threading.Event())
+    finally:
+        metastore.close()
+    code = next((one.error.exit_code for one in answers if one.error), 0)
+    if output == "json":
+        document = {"mapping": mapping, "table": str(options.table), "exit_code": code}
+        print_json(document | {"compactions": [_answer(one) for one in answers]})
+    else:
+        rows = [(one.partition, *_summary(one)) for one in answers]
+        console().print(table([Column("partition"), number("id"), Column("kind"), Column("result")], rows))
+        if not answers:
+            click.echo("no partition has deltas to compact")
+    sys.exit(code)
+
+
+_Found = tuple[list[PartitionState], IngestdError | None, list[str]]
+
+
+def _examined(metastore: Metastore, options: MappingOptions, queue: Queue) -> _Found:
+    """Return the partitions of a mapping's table, or the error that prevents it, and what prevents their compaction."""
+    try:
+        target = load_acid_table(metastore, options.table)
+        states = examine(metastore, target, queue)
+    except IngestdError as error:
+        return [], error, []
+    return states, None, table_faults(target.parameters, [state.name for state in states])
+
+
+def _print(chosen: list[MappingOptions], found: list[_Found], faults: list[str], most: int) -> None:
+    shown = [
+        (options.name, *_row(state))
+        for options, (states, _, _) in zip(chosen, found, strict=True)
+        for state in states[:most]
+    ]
+    console().print(table(_COLUMNS, shown))
+    for options, (states, error, problems) in zip(chosen, found, strict=True):
+        for text in ([str(error)] if error else []) + problems:
+            click.echo(f"{options.name}: {text}", err=True)
+        if len(states) > most:
+            click.echo(f"{options.name}: {len(states) - most:,} more partitions; --all shows them", err=True)
+    for text in faults:
+        click.echo(f"metastore: {text}", err=True)
+
+
+def _row(state: PartitionState) -> list[object]:
+    files, newest, failed = state.files, state.newest, state.failed
+    return [
+        state.name or "(whole table)",
+        files.deltas,
+        files.small_files,
+        files.delta_bytes,
+        files.base_bytes,
+        f"{newest.kind}, {newest.state}" if newest and newest.is_pending else None,
+        state.succeeded and f"{state.succeeded.kind}, {_time(state.succeeded)}",
+        failed and f"{failed.kind}, {failed.state}, {_time(failed)}: {failed.error}",
+    ]
+
+
+def _time(one: Compaction) -> str:
+    return datetime.fromtimestamp(one.ended or one.enqueued).astimezone().isoformat(" ", "seconds")
+
+
+def _entry(options: MappingOptions, states: list[PartitionState], error: IngestdError | None) -> dict[str, Any]:
+    return {
+        "mapping": options.name,
+        "table": str(options.table),
+        "error": error and str(error),
+        "partitions": [
+            {
+                "partition": state.name,
+                "deltas": state.files.deltas,
+                "small_files": state.files.small_files,
+                "delta_bytes": state.files.delta_bytes,
+                "base_bytes": state.files.base_bytes,
+                "queued": _compaction(state.newest) if state.newest and state.newest.is_pending else None,
+                "last_success": _compaction(state.succeeded),
+                "last_failure": _compaction(state.failed),
+            }
+            for state in states
+        ],
+    }
+
+
+def _compaction(one: Compaction | None) -> dict[str, Any] | None:
+    if one is None:
+        return None
+    return {
+        "id": one.id,
+        "kind": one.kind,
+        "state": one.state,
+        "error": one.error,
+        "initiator": one.initiator,
+        "requested_unix": one.enqueued or None,
+        "ended_unix": one.ended or None,
+    }
+
+
+def _answer(one: Answer) -> dict[str, Any]:
+    return {
+        "partition": one.partition,
+        "accepted": one.compaction is not None,
+        "compaction": _compaction(one.compaction),
+        "error": one.error and str(one.error),
+    }
+
+
+def _summary(one: Answer) -> list[object]:
+    known = one.compaction
+    return [known and known.id, known and known.kind, str(one.error) if one.error else known and known.state]

@@ -1,0 +1,192 @@
+"""What operators ask: the state of a table's compaction, and compactions of partitions that they name.
+
+Invariant: names are those of existing partitions, exactly as the metastore stores them. Nothing here depends on a
+running daemon.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+from ingestd.acid.partitions import static_partition_value
+from ingestd.clock import Deadline, pause
+from ingestd.compaction.options import CompactionOptions
+from ingestd.compaction.policy import Queue, choose_kind
+from ingestd.compaction.requirements import can_compact
+from ingestd.compaction.survey import PartitionFiles, survey
+from ingestd.errors import IngestdError, InvalidTable
+from ingestd.hive.client import Metastore
+from ingestd.hive.compactions import Compaction, CompactionRefused, Kind, read_compactions, request_compaction
+from ingestd.hive.partitions import partition_names
+from ingestd.hive.tables import WHOLE_TABLE, Table
+
+_POLL_SECONDS = 0.5
+# Seconds from the end of a compaction until its transaction has committed.
+_COMMIT_SECONDS = 30.0
+
+
+class CompactionFailed(IngestdError):
+    """A compaction ended without a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """A partition (or WHOLE_TABLE): its files, and its newest entries in the compaction queue.
+
+    `newest` is the newest entry in any state, `succeeded` the newest with a result, and `failed` the newest without
+    one. None if the queue and its history contain no such entry.
+    """
+
+    name: str
+    files: PartitionFiles
+    newest: Compaction | None
+    succeeded: Compaction | None
+    failed: Compaction | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to a request for one partition; `error` says why `compaction` has no result, or was not accepted.
+
+    `before` names the directories of earlier compactions, which readers used at the time of the request.
+    """
+
+    partition: str
+    compaction: Compaction | None
+    error: IngestdError | None = None
+    before: frozenset[str] = frozenset()
+
+
+def examine(metastore: Metastore, table: Table, queue: Queue) -> list[PartitionState]:
+    """Return all partitions, those with the most deltas first. Raises MetastoreUnavailable or StorageUnavailable."""
+    found = survey(metastore, table, _names(metastore, table))
+    entries: dict[str, list[Compaction]] = {}
+    for one in queue.of(table.name):
+        entries.setdefault(one.partition, []).append(one)
+    states = [
+        PartitionState(
+            name,
+            files,
+            newest=next(iter(entries.get(name, ())[::-1]), None),
+            succeeded=next((one for one in entries.get(name, ())[::-1] if one.has_result), None),
+            failed=next((one for one in entries.get(name, ())[::-1] if one.has_failed), None),
+        )
+        for name, files in found.items()
+    ]
+    return sorted(states, key=lambda one: (-one.files.deltas, one.name))
+
+
+def find_partition(metastore: Metastore, table: Table, text: str) -> str:
+    """Return the escaped name of the partition that an operator wrote as `column=value/…`.
+
+    Accepts the name that SHOW PARTITIONS prints, and otherwise unescaped values in any notation of the column's type.
+    Raises InvalidTable if there is no such partition.
+    """
+    names = _names(metastore, table)
+    if not table.partition_columns:
+        raise InvalidTable("the table has no partitions", where=f"table {table.name}", hint="omit the partition")
+    if text in names:
+        return text
+    name = _normal_name(table, text)
+    if name in names:
+        return name
+    near = get_close_matches(name, names, 3)
+    known = ", ".join(near) if near else f"{len(names):,} partitions, such as {names[0]}" if names else "none"
+    raise InvalidTable(f"there is no partition {text}", where=f"table {table.name}", hint=f"it has {known}")
+
+
+def compactable(metastore: Metastore, table: Table) -> dict[str, PartitionFiles]:
+    """Return the partitions that a compaction would change: those with deltas and more than one directory."""
+    found = survey(metastore, table, _names(metastore, table))
+    return {
+        name: files
+        for name, files in found.items()
+        if files.deltas and files.deltas + files.has_base > 1 and can_compact(name)
+    }
+
+
+def submit(
+    metastore: Metastore, table: Table, names: Sequence[str], kind: Kind | None, options: CompactionOptions, by: str
+) -> list[Answer]:
+    """Request compactions of partitions and return one answer for each. Without `kind`, the policy chooses it.
+
+    `by` names the client in SHOW COMPACTIONS. Raises MetastoreUnavailable or StorageUnavailable.
+    """
+    found = survey(metastore, table, names)
+    return [
+        _submit(metastore, table, name, found[name], kind or choose_kind(found[name], options), by) for name in found
+    ]
+
+
+def _submit(metastore: Metastore, table: Table, name: str, files: PartitionFiles, kind: Kind, by: str) -> Answer:
+    if not can_compact(name):
+        refused = CompactionRefused(
+            "Hive's MapReduce compaction loses the rows of partitions whose names are not ASCII",
+            where=f"table {table.name}, partition {name}",
+            hint="use ALTER TABLE ... COMPACT if your compactor is query-based",
+        )
+        return Answer(name, None, refused)
+    try:
+        number = request_compaction(metastore, table.name, name, kind, by)
+    except CompactionRefused as error:
+        return Answer(name, None, error)
+    requested = Compaction(number, table.name, name, kind, "initiated", "", 0.0, 0.0, 0.0, by)
+    return Answer(name, requested, before=files.compacted)
+
+
+def wait(metastore: Metastore, table: Table, answers: Sequence[Answer], stop: threading.Event) -> list[Answer]:
+    """Wait until the accepted compactions have ended and readers use their results; return the final answers.
+
+    Returns when `stop` is set, with the latest states. Raises MetastoreUnavailable or StorageUnavailable.
+    """
+    while True:
+        entries = {one.id: one for one in read_compactions(metastore)}
+        latest = [_latest(one, entries) for one in answers]
+        running = any(one.compaction is not None and one.compaction.is_pending for one in latest)
+        if not running or pause(_POLL_SECONDS, stop):
+            break
+    limit = Deadline.after(_COMMIT_SECONDS)
+    unread = {one.partition: one.before for one in latest if one.compaction is not None and one.compaction.has_result}
+    while unread and not limit.passed and not pause(_POLL_SECONDS / 5, stop):
+        after = survey(metastore, table, list(unread))
+        unread = {name: old for name, old in unread.items() if name in after and not after[name].compacted - old}
+    return latest
+
+
+def _latest(answer: Answer, entries: dict[int, Compaction]) -> Answer:
+    if answer.compaction is None:
+        return answer
+    now = entries.get(answer.compaction.id)
+    if now is None:
+        gone = CompactionFailed(
+            "the metastore no longer lists the compaction", where=f"compaction {answer.compaction.id}"
+        )
+        return replace(answer, compaction=None, error=gone)
+    if not now.has_failed:
+        return replace(answer, compaction=now)
+    where = f"table {now.table}" + (f", partition {now.partition}" if now.partition else "")
+    hint = "see the log of the process that runs Hive's compaction worker"
+    return replace(answer, compaction=now, error=CompactionFailed(f"{now.state}: {now.error}", where=where, hint=hint))
+
+
+def _names(metastore: Metastore, table: Table) -> list[str]:
+    return partition_names(metastore, table) if table.partition_columns else [WHOLE_TABLE]
+
+
+def _normal_name(table: Table, text: str) -> str:
+    """Return the escaped name of `column=value/…` with unescaped values. Raises InvalidTable."""
+    columns = table.partition_columns
+    pattern = "/".join(f"{re.escape(column.name)}=(.*)" for column in columns)
+    match = re.fullmatch(pattern, text, re.IGNORECASE | re.DOTALL)
+    if match is None:
+        raise InvalidTable(
+            f"{text} is not the name of a partition",
+            where=f"table {table.name}",
+            hint=f"write {'/'.join(f'{column.name}=VALUE' for column in columns)}",
+        )
+    values = [static_partition_value(c, value) for c, value in zip(columns, match.groups(), strict=True)]
+    return table.partition_name(values)
