@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ingestd.hive.client import Metastore
-from ingestd.hive.compactions import read_setting
+from ingestd.hive.health import setting
 
 _EXCLUDED = "no_auto_compaction"
 
@@ -51,17 +51,17 @@ def metastore_faults(metastore: Metastore) -> list[str]:
     Makes up to four calls. Raises MetastoreUnavailable.
     """
     faults = []
-    if read_setting(metastore, "hive.compactor.initiator.on") == "false":
+    if _setting(metastore, "hive.compactor.initiator.on") == "false":
         faults.append(
             "hive.compactor.initiator.on is false in this metastore: set it to true in one metastore, which then"
             " requests compactions of all tables and restarts those whose worker has died"
         )
-    if read_setting(metastore, "hive.compactor.cleaner.on") == "false":
+    if _setting(metastore, "hive.compactor.cleaner.on") == "false":
         faults.append(
             "hive.compactor.cleaner.on is false in this metastore: set it to true in one metastore, which then removes"
             " the files that compactions replaced"
         )
-    threads = read_setting(metastore, "hive.compactor.worker.threads")
+    threads = _setting(metastore, "hive.compactor.worker.threads")
     if threads.lstrip("-").isdigit() and int(threads) < 1 and _runs_workers(metastore):
         faults.append("hive.compactor.worker.threads is 0: set it to 1 or more, because no process runs compactions")
     return faults
@@ -69,4 +69,8 @@ def metastore_faults(metastore: Metastore) -> list[str]:
 
 def _runs_workers(metastore: Metastore) -> bool:
     """Return whether the metastore, and not HiveServer2, runs the workers."""
-    return read_setting(metastore, "hive.metastore.runworker.in") == "metastore"
+    return _setting(metastore, "hive.metastore.runworker.in") == "metastore"
+
+
+def _setting(metastore: Metastore, name: str) -> str:
+    return (setting(metastore, name) or "").lower()

@@ -8,16 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ingestd.clock import Deadline
+from ingestd.compaction.requirements import table_faults
+from ingestd.compaction.survey import survey
 from ingestd.doctor.finding import Check, Verdict, ok, warning
 from ingestd.doctor.mapping import Examined
-from ingestd.hive.partitions import partition_names
+from ingestd.hive.partitions import by_call, partition_names
 from ingestd.hive.tables import WHOLE_TABLE, Table, load_acid_table
 from ingestd.ingest.checks import usable_table, writable_storage
 from ingestd.publish.row_count_audit import audit
 
 _SECONDS = 8.0
 # The newest partitions by name, which are those that mappings usually write.
-_AUDITED_PARTITIONS = 100
+_AUDITED_PARTITIONS, _SURVEYED_PARTITIONS = 100, 1_000
 _SHOWN = 3
 
 
@@ -27,6 +29,37 @@ def _definition(mapping: Examined) -> Iterator[Verdict]:
 
 def _storage(mapping: Examined) -> Iterator[Verdict]:
     yield ok(writable_storage(mapping.metastore, mapping.options))
+
+
+def _deltas(mapping: Examined) -> Iterator[Verdict]:
+    """Report partitions that readers find slow, because they merge all deltas of a partition."""
+    metastore, most = mapping.metastore, mapping.options.pacing.deltas
+    table, limit = load_acid_table(metastore, mapping.options.table), Deadline.after(_SECONDS)
+    names = _newest(mapping, table, _SURVEYED_PARTITIONS)
+    counts: dict[str, int] = {}
+    for some in by_call(names):
+        counts |= {name: files.deltas for name, files in survey(metastore, table, some).items()}
+        if limit.passed:
+            break
+    worst = max(counts, key=lambda name: counts[name], default=WHOLE_TABLE)
+    crowded = sum(count > most for count in counts.values())
+    found = f"at most {counts.get(worst, 0):,} deltas in a partition ({len(counts):,} of {len(names):,} examined)"
+    if crowded:
+        yield warning(
+            f"{_place(table, worst)} has {counts[worst]:,} deltas; {crowded:,} partitions have more than {most:,}",
+            "see the checks of compaction; run ALTER TABLE … COMPACT 'major', or set a longer commit.interval",
+        )
+    else:
+        yield ok(found)
+
+
+def _compaction(mapping: Examined) -> Iterator[Verdict]:
+    table = load_acid_table(mapping.metastore, mapping.options.table)
+    faults = table_faults(table.parameters, _newest(mapping, table, _SURVEYED_PARTITIONS))
+    for sentence in faults:
+        yield warning(sentence, "compact the table on a schedule, or remove what prevents its compaction")
+    if not faults:
+        yield ok("no property of the table prevents its compaction")
 
 
 def _row_counts(mapping: Examined) -> Iterator[Verdict]:
@@ -58,5 +91,7 @@ def _place(table: Table, name: str) -> str:
 CHECKS: tuple[Check[Examined], ...] = (
     Check("table.definition", _definition),
     Check("table.storage", _storage),
+    Check("table.deltas", _deltas),
+    Check("table.compaction", _compaction),
     Check("table.row_counts", _row_counts),
 )

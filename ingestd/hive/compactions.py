@@ -92,11 +92,6 @@ def request_compaction(metastore: Metastore, table: TableName, partition: str, k
     return int(answer.id)
 
 
-def read_setting(metastore: Metastore, key: str) -> str:
-    """Return a setting of the metastore that answers, in lower case; '' if it does not know the key."""
-    return str(metastore.call("get_config_value", key, "")).strip().lower()
-
-
 def _compaction(one: Any) -> Compaction:
     return Compaction(
         id=int(one.id or 0),
