@@ -6,7 +6,9 @@ proxy, because both could send the token elsewhere.
 
 from __future__ import annotations
 
+import getpass
 import json
+import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,10 +27,11 @@ _ANSWER_SECONDS = 10.0
 _CHANGE_SECONDS = 60.0
 _MAX_BYTES = 64 << 20
 _CHUNK = 1 << 16
+_HINT = "check --url, or the key http.listen of the daemon"
 
 
 class DaemonUnreachable(IngestdError):
-    """No daemon answers at the address."""
+    """No daemon of ingestd answers at the address."""
 
     exit_code = 69
 
@@ -67,7 +70,7 @@ class Daemon:
     def change(self, mapping: str, action: str, fields: Mapping[str, Any]) -> bool:
         """Ask for pause, resume, flush or offsets. Return False if the daemon accepted the request and is not done.
 
-        Raises RequestFailed as DaemonRefused.
+        An error that prevents the request in the daemon is raised as DaemonRefused.
         """
         path = f"/mappings/{quote(mapping, safe='')}/{action}"
         body = {**fields, "wait_seconds": _CHANGE_SECONDS}
@@ -88,21 +91,30 @@ class Daemon:
                 raise self._refused(error.code, _body(error, limit)) from None
         except (URLError, HTTPException, OSError) as error:
             reason = getattr(error, "reason", None) or error
-            hint = "check --url, or the key http.listen of the daemon"
-            raise DaemonUnreachable(str(reason) or type(error).__name__, where=self._where, hint=hint) from error
+            raise DaemonUnreachable(str(reason) or type(error).__name__, where=self._where, hint=_HINT) from error
         document = _parsed(text)
         if document is None:
-            raise DaemonRefused("the answer is not a JSON object", where=self._where, hint="check --url")
+            raise self._no_daemon()
         return document
 
     def _refused(self, code: int, text: bytes) -> IngestdError:
         """Return the error that the daemon describes in the body of an answer."""
-        found = _parsed(text) or {}
+        found = _parsed(text)
+        if not found or "error" not in found:
+            return self._no_daemon()
         what, where, hint = (str(found.get(key) or "") for key in ("error", "where", "hint"))
         place = ", ".join(part for part in (self._where, where) if part)
         if code in (401, 403):
-            return LoginFailed(what or "access denied", where=place, hint=f"use --token-file; {hint}")
-        return DaemonRefused(what or f"HTTP status {code}", where=place, hint=hint)
+            return LoginFailed(what, where=place, hint=f"use --token-file; {hint}")
+        return DaemonRefused(what, where=place, hint=hint)
+
+    def _no_daemon(self) -> DaemonUnreachable:
+        return DaemonUnreachable("the server at this address is not ingestd", where=self._where, hint=_HINT)
+
+
+def author() -> str:
+    """Return who runs this command, for the record of a change."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 class _NoRedirects(HTTPRedirectHandler):

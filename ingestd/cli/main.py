@@ -19,6 +19,7 @@ from ingestd.cli.demo import demo
 from ingestd.cli.doctor import doctor
 from ingestd.cli.init import init
 from ingestd.cli.man import man
+from ingestd.cli.mappings import mappings
 from ingestd.cli.offsets import offsets
 from ingestd.cli.output import protect_stderr
 from ingestd.cli.prepare import prepare
@@ -34,7 +35,11 @@ def cli() -> None:
     """Move Kafka records into Apache Hive ACID tables, exactly once."""
 
 
-for command in (run, init, check, config, doctor, status, offsets, compaction, prepare, demo, sandbox, completion, man):
+_COMMANDS = (
+    *(run, init, check, config, doctor, status, mappings, offsets, compaction),
+    *(prepare, demo, sandbox, completion, man),
+)
+for command in _COMMANDS:
     cli.add_command(command)
 
 

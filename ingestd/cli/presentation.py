@@ -6,6 +6,7 @@ Invariant: with `--output json`, standard output contains exactly one JSON docum
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -58,6 +59,13 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[object]]) -> Table:
     for row in rows:
         made.add_row(*map(_cell, row))
     return made
+
+
+def confirm(question: str) -> None:
+    """Ask a question on standard error, and end the command unless the answer is yes. Refused without a terminal."""
+    if not sys.stdin.isatty():
+        raise click.UsageError("without a terminal, --yes is required")
+    click.confirm(question, abort=True, err=True)
 
 
 def print_json(document: object) -> None:

@@ -5,7 +5,8 @@ Invariant: a command with `--url` never falls back, because the user named the d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +17,9 @@ import click
 from ingestd.cli.client import Daemon, DaemonUnreachable, Endpoint
 from ingestd.config.document import Document, load
 from ingestd.errors import ConfigError
+from ingestd.hive.client import Metastore
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.stored import StoredMapping, read_mappings
+from ingestd.ingest.stored import StoredMapping, read_mapping, read_mappings
 
 T = TypeVar("T")
 _endpoint_options: list[Any] = [
@@ -62,7 +64,14 @@ class Source:
         """The address of the daemon; None if neither --url nor the configuration has one."""
         if self.url:
             return Endpoint(self.url, self.token_file, self.ca_file)
-        return None
+        http = self.document.http
+        if http.listen is None:
+            return None
+        scheme, host = ("https" if http.tls else "http"), http.listen.host
+        reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - an address to connect to
+        address = http.listen._replace(host=reachable)
+        certificate = self.ca_file or (http.tls.certificate if http.tls else None)
+        return Endpoint(f"{scheme}://{address}", self.token_file or http.token_file, certificate)
 
     def ask(self, call: Callable[[Daemon], T]) -> T | None:
         """Return the answer of the daemon, or None if no daemon answers at the address of the configuration.
@@ -89,8 +98,19 @@ class Source:
 
     def read_stored(self) -> list[StoredMapping]:
         """Read all mappings from Hive and Kafka."""
+        with self._metastore() as metastore:
+            return read_mappings(metastore, self.document.mappings)
+
+    def read_one(self, name: str) -> StoredMapping:
+        """Read the mapping with this name from Hive and Kafka. Raises the error that prevents it."""
+        options = self.mapping(name)
+        with self._metastore() as metastore:
+            return read_mapping(metastore, options)
+
+    @contextmanager
+    def _metastore(self) -> Iterator[Metastore]:
         metastore = self.document.metastore.connect()
         try:
-            return read_mappings(metastore, self.document.mappings)
+            yield metastore
         finally:
             metastore.close()

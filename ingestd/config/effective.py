@@ -15,6 +15,7 @@ from typing import Any
 
 from ingestd.config.document import validate
 from ingestd.config.files import Settings, read_document
+from ingestd.config.http import HttpOptions
 from ingestd.config.validation import key_types, may_be_secret, section
 from ingestd.hive.security import Protection
 from ingestd.ingest.options import MappingOptions, StartOptions
@@ -61,6 +62,8 @@ def _leaves(options: Any, path: str) -> Iterator[tuple[str, Any]]:
         own, value = f"{path}{name}", getattr(options, name)
         if isinstance(options, MappingOptions) and name == "group":
             value = options.consumer_group
+        if isinstance(options, HttpOptions) and name == "listen":
+            value = str(value or "off")
         if section(hint) is None:
             if isinstance(value, Mapping):
                 yield from ((f"{own}.{key}", one) for key, one in value.items())
@@ -105,6 +108,6 @@ def _plain(value: Any) -> Value:
         return value.at if value.at != "timestamp" else f"{{timestamp: {moment.isoformat()}}}"
     if isinstance(value, frozenset):
         return sorted(one.label if isinstance(one, Protection) else str(one) for one in value)
-    if isinstance(value, tuple):
+    if type(value) is tuple:
         return [str(one) for one in value]
     return str(value)

@@ -71,13 +71,13 @@ def _start(value: object) -> StartOptions:
     if value == "latest":
         return StartOptions("latest")
     if isinstance(value, Mapping) and list(value) == ["timestamp"]:
-        moment = _moment(value["timestamp"])
+        moment = parse_time(value["timestamp"])
         if moment is not None:
             return StartOptions("timestamp", int(moment.timestamp() * 1000))
     raise ValueError("must be earliest, latest or {timestamp: 2026-11-01T00:00:00Z}; the default zone is UTC")
 
 
-def _moment(value: object) -> datetime | None:
+def parse_time(value: object) -> datetime | None:
     """Return the time that a YAML value represents, or None if it represents none.
 
     Accepts a timestamp, a date, a number of seconds or milliseconds since 1970, and ISO 8601 text.

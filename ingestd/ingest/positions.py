@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ingestd.errors import IngestdError
 from ingestd.ingest.control import PositionChange
@@ -26,33 +27,49 @@ class InvalidPosition(IngestdError):
 
 @dataclass(frozen=True, slots=True)
 class PartitionMove:
-    """The change of one partition's next offset from `before` to `after`."""
+    """The change of one partition's next offset from `before` to `after`.
+
+    `before` is None if no position is committed. `read_to` is where a transaction would start without the change.
+    """
 
     partition: TopicPartition
-    before: int
+    before: int | None
     after: int
+    read_to: int
 
     @property
     def skipped(self) -> int:
         """The number of offsets that are never read."""
-        return max(0, self.after - self.before)
+        return max(0, self.after - self.read_to)
 
     @property
     def read_again(self) -> int:
         """The number of offsets that are read a second time. Their rows are then in the table twice."""
-        return max(0, self.before - self.after)
+        return max(0, self.read_to - self.after)
 
 
-def offsets_at(options: MappingOptions, partitions: Sequence[TopicPartition], where: StartOptions) -> Offsets:
-    """Return the first offset, the last stable offset, or the offset at a time, of each of the partitions."""
-    return start_offsets(Broker(options.kafka), partitions, where)
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A place in every partition: the first offset that Kafka has, the last stable offset, a time, or an offset.
+
+    `value` is the time in milliseconds since 1970 (UTC), or the offset.
+    """
+
+    at: Literal["earliest", "latest", "timestamp", "offset"]
+    value: int = 0
+
+    def offsets(self, options: MappingOptions, partitions: Sequence[TopicPartition]) -> Offsets:
+        """Return the offset in each of the partitions. Raises BrokerUnavailable or InvalidTopic."""
+        if self.at == "offset":
+            return dict.fromkeys(partitions, self.value)
+        return start_offsets(Broker(options.kafka), partitions, StartOptions(self.at, self.value))
 
 
 def preview(stored: StoredMapping, offsets: Offsets) -> list[PartitionMove]:
     """Return the moves of the partitions whose next offset would change.
 
-    Raises InvalidPosition if the mapping has no committed position or does not read a partition, or if Kafka does not
-    have an offset.
+    Raises InvalidPosition if the mapping has never run or does not read a partition, or if Kafka does not have an
+    offset.
     """
     where = f"mapping {stored.options.name}"
     if stored.state is None:
@@ -63,24 +80,25 @@ def preview(stored: StoredMapping, offsets: Offsets) -> list[PartitionMove]:
     if unknown:
         names = ", ".join(map(str, unknown))
         raise InvalidPosition(f"the mapping does not read {names}", where=where, hint="see `ingestd offsets show`")
-    moves = [_move(known[partition], offset) for partition, offset in sorted(offsets.items())]
-    return [move for move in moves if move.before != move.after]
+    moves = [_move(stored, known[partition], offset) for partition, offset in sorted(offsets.items())]
+    return [move for move in moves if move.before != move.after or move.read_to != move.after]
 
 
-def change(moves: Iterable[PartitionMove]) -> PositionChange:
+def position_change(moves: Iterable[PartitionMove]) -> PositionChange:
     """Return the request that carries out a preview, unless the committed position has changed since."""
     moves = list(moves)
-    return PositionChange({m.partition: m.before for m in moves}, {m.partition: m.after for m in moves})
+    expected = {move.partition: move.before for move in moves if move.before is not None}
+    return PositionChange(expected, {move.partition: move.after for move in moves})
 
 
-def _move(known: PartitionOffsets, offset: int) -> PartitionMove:
+def _move(stored: StoredMapping, known: PartitionOffsets, offset: int) -> PartitionMove:
     if not known.earliest <= offset <= known.end:
         raise InvalidPosition(
             f"Kafka does not have the offset {offset}: the partition has {known.earliest}..{known.end}",
             where=str(known.partition),
             hint=f"use an offset from {known.earliest} to {known.end}",
         )
-    if known.committed is None:
-        hint = "a running mapping commits a position for a new partition with its next transaction"
-        raise InvalidPosition("the partition has no committed position yet", where=str(known.partition), hint=hint)
-    return PartitionMove(known.partition, known.committed, offset)
+    before = known.committed
+    # The position in a topic that was recreated says nothing about the records of the new topic.
+    read_to = known.earliest if before is None or stored.is_recreated(known.partition.topic) else before
+    return PartitionMove(known.partition, before, offset, read_to)

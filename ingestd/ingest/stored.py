@@ -68,6 +68,11 @@ class StoredMapping:
         """The number of offsets that are not committed; None if the offsets are unknown."""
         return sum(one.lag for one in self.offsets) if self.offsets else None
 
+    def is_recreated(self, topic: str) -> bool:
+        """Return whether the committed position belongs to another topic with the same name."""
+        known = self.state.position.topics.get(topic) if self.state else None
+        return known is not None and topic in self.topics and self.topics[topic].differs(known)
+
     @property
     def committed(self) -> Offsets:
         """The committed position."""

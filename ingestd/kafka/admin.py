@@ -123,6 +123,16 @@ class Broker:
         answer = self._admin.list_topics(timeout=self.timeout_seconds)
         return sorted(name for name in answer.topics if not name.startswith("__"))
 
+    def delete_group(self, group: str) -> None:
+        """Delete a consumer group and its offsets. Does nothing if the group does not exist."""
+        where = f"{self.where}, consumer group {group}"
+        [answer] = self._admin.delete_consumer_groups([group], request_timeout=self.timeout_seconds).values()
+        try:
+            self._wait(answer, where)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
+                raise translate_error(error, where) from error
+
     def _offsets(self, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
         found = {}
         for key, answer in self._list_offsets(partitions, spec).items():

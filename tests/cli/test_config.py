@@ -84,7 +84,7 @@ def test_show_then_every_value_has_its_source_and_no_secret_is_printed(run: Run,
 def test_show_when_the_configuration_is_the_example_then_shows_every_key(run: Run) -> None:
     result = run("config", "show", "--output", "json", "--config", EXAMPLE)
     shown = {part.replace("[0]", "") for one in result.json for part in _prefixes(one["key"])}
-    optional = ("metastore.kerberos", "metastore.plain", "metastore.tls")
+    optional = ("metastore.kerberos", "metastore.plain", "metastore.tls", "http.tls")
     assert not [path for path, _ in keys(Document) if path not in shown and not path.startswith(optional)]
 
 

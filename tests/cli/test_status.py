@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from pathlib import Path
 
 from ingestd.hive.control import find_control_table
@@ -94,3 +96,38 @@ def test_status_when_the_daemon_of_a_url_does_not_answer_then_exit_code_is_69(ru
     assert "daemon http://127.0.0.1:1: " in result.err
     assert run("status", "--url", "ftp://x").code == 78
     assert run("status", "--watch", "--output", "json", "--url", "http://127.0.0.1:1").code == 2
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_status_when_a_daemon_answers_then_shows_what_it_reports(run: Run, stack: Stack, tmp_path: Path) -> None:
+    stack.topic(1)
+    stack.table("id bigint")
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef", encoding="ascii")
+    config = stack.config(http={"listen": f"127.0.0.1:{_free_port()}", "token_file": str(token)})
+    stack.produce(_rows(0, 7))
+    daemon = stack.start(config)
+    eventually("the commit", lambda: stack.count() == 7)
+    document = run("status", "--output", "json", "--config", config).json
+    assert (document["source"], document["version"], document["daemon"]["pid"]) == ("daemon", 1, os.getpid())
+    [mapping] = document["mappings"]
+    assert (mapping["state"], mapping["totals"]["rows"], mapping["lag_offsets"]) == ("running", 7, 0)
+    table = run("status", "--config", config).out.splitlines()
+    assert table[0].startswith(f"daemon {document['daemon']['release']} on ")
+    assert table[2].split()[:4] == [mapping["name"], mapping["table"], "running", "0"]
+    assert daemon.http
+    [listed] = run("mappings", "list", "--output", "json", "--url", daemon.http.url).json
+    assert listed == {key: mapping[key] for key in ("name", "topics", "table", "state", "owner")}
+    wrong = tmp_path / "wrong"
+    wrong.write_text("fedcba9876543210", encoding="ascii")
+    refused = run("mappings", "flush", mapping["name"], "--config", config, "--token-file", wrong)
+    assert refused.code == 77
+    assert "the token is missing or wrong → use --token-file" in refused.err
+    unknown = run("mappings", "flush", "nothing", "--config", config)
+    assert (unknown.code, unknown.out) == (1, "")
+    assert "no mapping has this name" in unknown.err
