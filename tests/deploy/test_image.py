@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +74,15 @@ def test_image_when_it_runs_read_only_without_privileges_then_survives_kill_and_
         return stack.count() == total
 
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
-        container = Container(root, config, files, location)
-        produce()
-        eventually("the records", is_complete, 90)
-        eventually("a passing health check", container.is_healthy)
-        produce()
-        container.signal(number)
-        assert container.wait() == (0 if number == signal.SIGTERM else 137), container.text()
-    container = Container(root, config, files, location)
-    eventually("all records", is_complete, 90)
-    container.signal(signal.SIGTERM)
-    assert container.wait() == 0
+        with closing(Container(root, config, files, location)) as container:
+            produce()
+            eventually("the records", is_complete, 90)
+            eventually("a passing health check", container.is_healthy)
+            produce()
+            container.signal(number)
+            assert (container.wait() == 0) == (number == signal.SIGTERM), container.text()
+    with closing(Container(root, config, files, location)) as container:
+        eventually("all records", is_complete, 90)
+        container.signal(signal.SIGTERM)
+        assert container.wait() == 0
     assert stack.ids() == list(range(total))

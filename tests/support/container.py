@@ -23,6 +23,7 @@ root=$1 files=$2 warehouse=$3
 shift 3
 mount --bind "$root" "$root"
 mount -o remount,bind,ro "$root"
+for file in /etc/hosts /etc/resolv.conf; do mount --bind "$file" "$root$file"; done
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
@@ -52,7 +53,8 @@ class Container:
     """One run of the image. The directory `files` is mounted at /etc/ingestd, and `warehouse` at its own path."""
 
     def __init__(self, root: Path, config: dict[str, Any], files: Path, warehouse: Path) -> None:
-        (root / "etc/ingestd").mkdir(exist_ok=True)
+        for file in ("etc/hosts", "etc/resolv.conf"):  # a container engine also mounts those of the machine
+            (root / file).touch()
         (root / warehouse.relative_to("/")).mkdir(parents=True, exist_ok=True)
         self._enter = ["/bin/sh", "-c", _START.format(uid=UID), "sh", root, files, warehouse, *config["Env"]]
         self._health: list[str] = config["Healthcheck"]["Test"][1:]
@@ -86,6 +88,11 @@ class Container:
         """Send a signal to the first process of the container, as a container engine does."""
         [first] = psutil.Process(self._process.pid).children()
         os.kill(first.pid, number)
+
+    def close(self) -> None:
+        """End the container if it still runs."""
+        self._process.kill()
+        self._process.wait(30)
 
     def wait(self) -> int:
         """Wait until the container has ended, and return its exit code."""
