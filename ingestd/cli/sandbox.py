@@ -1,6 +1,7 @@
 """`ingestd sandbox`: starts, stops and inspects a real Kafka and Hive on this machine.
 
-Invariant: with `--output json`, standard output contains exactly one JSON document. Progress goes to standard error.
+Invariant: with `--output json` or `--json`, standard output contains exactly one JSON document. Progress goes to
+standard error.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _state_dir = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     help="Directory for data, ports and logs. Each sandbox needs its own.  [default: in the cache directory]",
 )
+
+
+_json = click.option("--json", "as_json", is_flag=True, help="The same as --output json.")
 
 
 def _heap_option(service: str, *, least: int, default: int) -> Callable[[Any], Any]:
@@ -80,11 +84,12 @@ def sandbox() -> None:
     help="Interval at which the compactor looks for work.",
 )
 @with_output
-def up(output: Output, **options: Any) -> None:
+@_json
+def up(output: Output, as_json: bool, **options: Any) -> None:
     """Start the services and wait until they answer."""
     with interruptible(), progress_display() as progress:
         addresses = _sandbox(**options).up(progress)
-    if output == "json":
+    if as_json or output == "json":
         click.echo(addresses.as_json())
     else:
         _print_addresses(addresses)
@@ -102,10 +107,11 @@ def down(state_dir: Path | None) -> None:
 @sandbox.command()
 @_state_dir
 @with_output
-def status(state_dir: Path | None, output: Output) -> None:
+@_json
+def status(state_dir: Path | None, output: Output, as_json: bool) -> None:
     """Show which services run and whether they answer."""
     states = _sandbox(state_dir=state_dir).status()
-    if output == "json":
+    if as_json or output == "json":
         print_json([{**asdict(state), "state": state.word} for state in states])
         return
     columns = (*map(Column, ("service", "state", "address")), number("pid"), number("memory"))

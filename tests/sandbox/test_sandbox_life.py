@@ -65,7 +65,7 @@ def test_sandbox_when_stopped_and_started_without_network_then_data_and_addresse
     assert len(other.processes()) == 2
 
     began = monotonic()
-    second = cli.run("up", "--hiveserver2", "--output", "json", **NO_NETWORK)
+    second = cli.run("up", "--hiveserver2", "--json", **NO_NETWORK)
     assert monotonic() - began <= READY_SECONDS
     assert json.loads(second.stdout) == addresses
     assert len(admin.list_topics("kept", timeout=30).topics["kept"].partitions) == 3
@@ -103,7 +103,8 @@ def _break_and_restart(box: Sandbox) -> None:
 
 def test_status_and_logs_when_up_then_show_each_service(boxes: tuple[Box, Box]) -> None:
     cli = boxes[1].cli
-    states = {state["name"]: state for state in json.loads(cli.run("status", "--output", "json").stdout)}
+    states = {state["name"]: state for state in json.loads(cli.run("status", "--json").stdout)}
+    assert list(states) == [state["name"] for state in json.loads(cli.run("status", "--output", "json").stdout)]
     assert states["kafka"]["state"] == states["metastore"]["state"] == "running"
     assert states["hiveserver2"]["state"] == "stopped"
     assert states["kafka"]["memory_mb"] > 50
