@@ -258,7 +258,9 @@ def test_documents_then_contain_exactly_the_documented_fields(client: Client, fl
     status = set(_paths(client.get("/status").json))
     details = {f"{path}" for path in _paths(client.get("/mappings/orders").json) if path.startswith("hive_partitions")}
     commits = {path.removeprefix("mappings[].last_commit.") for path in status if ".last_commit." in path}
-    plain = {path for path in status if ".last_commit." not in path} | {"mappings[].last_commit", "mappings[].problem"}
+    plain = {path for path in status if ".last_commit." not in path} | {
+        f"mappings[].{section}" for section in ("last_commit", "problem", "pacing", "compaction")
+    }
     found = plain | commits | details
     stars = {star[:-1] for star in documented if star.endswith("*")}
     assert not {path for path in found if path not in documented and not path.startswith(tuple(stars))}

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ingestd.compaction.pacing import Pacing
+from ingestd.compaction.watch import CompactionStatus
 from ingestd.config.http import Address, HttpOptions
 from ingestd.daemon.http.server import HttpServer
 from ingestd.hive.tables import TableName
@@ -91,6 +93,8 @@ def commit(monitor: Monitor, topic: str, rows: int, end: int, *, txn: int = 7, a
     )
     monitor.polled(position, {partition: end})
     monitor.learned([FirstRecord(partition, first + rows, at)])
+    monitor.paced(Pacing(30.0))
+    monitor.compacted(CompactionStatus())
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 from anyio import move_on_after, to_thread
@@ -16,8 +17,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingestd.daemon.http import health, status
@@ -32,6 +34,7 @@ from ingestd.ingest.monitor import Snapshot
 
 # Returns the body of /metrics and its content type.
 RenderMetrics = Callable[[], tuple[bytes, str]]
+_STATIC = Path(__file__).parent / "static"
 _HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -50,6 +53,8 @@ def application(fleet: Fleet, access: Access, history: History, live: Live, metr
     server = _Endpoints(fleet, access, history, live, metrics)
     return Starlette(
         routes=[
+            Route("/", server.page),
+            Mount("/static", StaticFiles(directory=_STATIC)),
             Route("/livez", server.livez),
             Route("/readyz", server.readyz),
             Route("/metrics", server.metrics),
@@ -82,6 +87,9 @@ class _Endpoints:
         self._live = live
         self._metrics = metrics
         self._changes = Changes(fleet, access)
+
+    async def page(self, _request: Request) -> Response:
+        return FileResponse(_STATIC / "index.html")
 
     async def livez(self, _request: Request) -> Response:
         return _json(*health.liveness(self._fleet.stuck()))

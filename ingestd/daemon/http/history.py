@@ -67,7 +67,12 @@ class History:
         if self._last is not None and at - self._last < STEP_SECONDS:
             return
         seconds = STEP_SECONDS if self._last is None else at - self._last
-        self._last, self._last_unix = at, now()
+        self._last = at
+        self.add(monitors, seconds)
+
+    def add(self, monitors: Mapping[str, Monitor], seconds: float) -> None:
+        """Add a point to every mapping, `seconds` after the last one."""
+        self._last_unix = now()
         series = {}
         for name, monitor in monitors.items():
             seen = monitor.snapshot()

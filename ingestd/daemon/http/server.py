@@ -64,9 +64,9 @@ class HttpServer:
         return f"http{'s' if self._certificate else ''}://{self.address}/"
 
     @contextmanager
-    def serving(self, fleet: Fleet, metrics: RenderMetrics) -> Iterator[None]:
+    def serving(self, fleet: Fleet, metrics: RenderMetrics, history: History | None = None) -> Iterator[None]:
         """Serve requests in a thread while the block runs, and close the socket after it."""
-        history = History()
+        history = history or History()
         live = Live(fleet, history)
         access = Access(self.address.is_loopback, self._token_file)
         config = _config(application(fleet, access, history, live, metrics))

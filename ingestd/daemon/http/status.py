@@ -15,6 +15,7 @@ from typing import Any
 
 from ingestd import __version__
 from ingestd.clock import now
+from ingestd.compaction.pacing import Pacing
 from ingestd.daemon.http.history import History
 from ingestd.ingest.monitor import CommitRecord, Monitor, Problem, Snapshot, Totals
 
@@ -85,6 +86,8 @@ def mapping_summary(seen: Snapshot, records_per_second: float) -> Json:
         "records_per_second": round(records_per_second, 1),
         "open_transactions": seen.open_transactions,
         "totals": _totals(seen.totals),
+        "pacing": None if seen.pacing is None else _pacing(seen.pacing),
+        "compaction": None if seen.compaction is None else asdict(seen.compaction),
         "last_commit": commit_status(seen.commits[-1]) if seen.commits else None,
     }
 
@@ -147,6 +150,16 @@ def _problem(problem: Problem) -> Json:
         "hint": problem.hint,
         "since_unix": _moment(problem.at),
         "retry_in_seconds": problem.again_in,
+    }
+
+
+def _pacing(pacing: Pacing) -> Json:
+    return {
+        "interval_seconds": pacing.interval,
+        "factor": pacing.factor,
+        "reason": pacing.reason,
+        "deltas": pacing.deltas,
+        "metastore_seconds": round(pacing.latency, 3),
     }
 
 

@@ -1,0 +1,99 @@
+// The connection to the daemon: the last known state of all mappings, kept up to date by /events.
+
+const RETRY_MS = 2000;
+// The daemon sends something every five seconds.
+const SILENT_MS = 12000;
+
+/**
+ * Follows the daemon. `onChange(names, removed)` is called after every event with the mappings that changed, or with
+ * null if everything did; `onLink(state)` when the connection is "live" or "gone".
+ */
+export class Live {
+  constructor({ onChange, onLink }) {
+    this.mappings = new Map();
+    this.daemon = null;
+    this.since = null;
+    this.link = "connecting";
+    this.offset = 0;
+    this.onChange = onChange;
+    this.onLink = onLink;
+    document.addEventListener("visibilitychange", () => (document.hidden ? this.#close() : this.#connect()));
+    this.#connect();
+  }
+
+  /** The time of the daemon's clock, in seconds since 1970. */
+  get now() {
+    return Date.now() / 1000 + this.offset;
+  }
+
+  #connect() {
+    this.#close();
+    const source = new EventSource("/events");
+    this.source = source;
+    source.addEventListener("state", (event) => this.#state(JSON.parse(event.data)));
+    source.addEventListener("change", (event) => this.#change(JSON.parse(event.data)));
+    source.onerror = () => this.#lost();
+    this.#watch();
+  }
+
+  #close() {
+    clearTimeout(this.timer);
+    this.source?.close();
+    this.source = null;
+  }
+
+  #watch() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(() => this.#lost(), SILENT_MS);
+  }
+
+  #lost() {
+    this.#close();
+    this.#setLink("gone");
+    this.timer = setTimeout(() => this.#connect(), RETRY_MS);
+  }
+
+  #setLink(link) {
+    if (this.link === link) return;
+    this.link = link;
+    this.since = Date.now() / 1000;
+    this.onLink(link);
+  }
+
+  #heard(now) {
+    this.offset = now - Date.now() / 1000;
+    this.#watch();
+    this.#setLink("live");
+  }
+
+  #state(data) {
+    const isNewVersion = this.daemon && this.daemon.release !== data.daemon.release;
+    if (isNewVersion) location.reload();
+    this.daemon = data.daemon;
+    this.mappings = new Map(Object.entries(data.mappings));
+    this.#heard(data.now_unix);
+    this.onChange(null, []);
+  }
+
+  #change(data) {
+    this.#heard(data.now_unix);
+    for (const name of data.removed) this.mappings.delete(name);
+    for (const [name, fields] of Object.entries(data.mappings)) {
+      this.mappings.set(name, { ...this.mappings.get(name), ...fields });
+    }
+    this.onChange(Object.keys(data.mappings), data.removed);
+  }
+}
+
+/** Return the age in seconds of the oldest record that is not committed; null if it is not known. */
+export function lagSeconds(mapping, now) {
+  if (!mapping.lag_offsets) return 0;
+  return mapping.oldest_record_unix === null ? null : Math.max(0, now - mapping.oldest_record_unix);
+}
+
+/** Return a document of the server. Throws if it does not answer with 200 within ten seconds. */
+export async function load(path) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(10000) });
+  if (!answer.ok) throw Object.assign(new Error(`HTTP status ${answer.status}`), { status: answer.status });
+  return answer.json();
+}
