@@ -25,6 +25,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYP
 
 from ingestd import __version__
 from ingestd.clock import now
+from ingestd.compaction.watch import CompactionStatus
 from ingestd.hive.kerberos import ticket_seconds
 from ingestd.hive.security import Kerberos
 from ingestd.ingest.durations import LIMITS, Durations
@@ -67,6 +68,15 @@ def _lag_seconds(mapping: Snapshot) -> float | None:
     return mapping.lag_seconds if _knows_lag(mapping) else None
 
 
+def _counted(value: Callable[[CompactionStatus], float]) -> Callable[[Snapshot], float | None]:
+    """Return a function that reads a value of the table's compaction, which the owner knows after its first survey."""
+
+    def read(mapping: Snapshot) -> float | None:
+        return None if mapping.compaction is None or mapping.state == "standby" else value(mapping.compaction)
+
+    return read
+
+
 _FAMILIES = (
     _Family("ingestd_records_total", "counter", "Records of committed transactions", lambda m: m.totals.records),
     _Family("ingestd_rows_total", "counter", "Rows of committed transactions", lambda m: m.totals.rows),
@@ -86,6 +96,25 @@ _FAMILIES = (
     _Family("ingestd_lag_seconds", "gauge", "Age of the oldest record that is not committed", _lag_seconds),
     _Family("ingestd_since_last_commit_seconds", "gauge", "Time since the last commit", _since_commit),
     _Family("ingestd_open_transactions", "gauge", "Transactions that are open", lambda m: m.open_transactions),
+    _Family(
+        "ingestd_commit_interval_seconds",
+        "gauge",
+        "Time between commits, to which pacing has stretched it",
+        lambda m: None if m.pacing is None else m.pacing.interval,
+    ),
+    _Family("ingestd_compaction_deltas", "gauge", "The most deltas of a partition", _counted(lambda c: c.deltas)),
+    _Family(
+        "ingestd_compaction_crowded_partitions",
+        "gauge",
+        "Partitions with at least compaction.deltas deltas",
+        _counted(lambda c: c.crowded),
+    ),
+    _Family("ingestd_compaction_small_files", "gauge", "Files of less than 16 MB", _counted(lambda c: c.small_files)),
+    _Family("ingestd_compaction_working", "gauge", "1 if compaction works", _counted(lambda c: int(not c.problem))),
+    _Family("ingestd_compactions_pending", "gauge", "Compactions that have not ended", _counted(lambda c: c.pending)),
+    _Family("ingestd_compactions_requested_total", "counter", "Requests of ingestd", _counted(lambda c: c.requested)),
+    _Family("ingestd_compactions_finished_total", "counter", "Finished compactions", _counted(lambda c: c.finished)),
+    _Family("ingestd_compactions_failed_total", "counter", "Failed compactions", _counted(lambda c: c.failed)),
 )
 
 
@@ -171,6 +200,11 @@ def _labelled_lines(snapshots: Sequence[Snapshot]) -> Iterator[str]:
     for m in snapshots:
         for state in _STATES:
             yield f'ingestd_mapping_state{{mapping="{m.name}",state="{state}"}} {int(m.state == state)}\n'
+    yield _head("ingestd_pacing_factor", "gauge", "Time between commits as a multiple of commit.interval")
+    for m in snapshots:
+        if m.pacing is not None:
+            labels = f'mapping="{m.name}",reason="{m.pacing.reason or "none"}"'
+            yield f"ingestd_pacing_factor{{{labels}}} {m.pacing.factor}\n"
     yield _head("ingestd_retries_total", "counter", "Retries, by the class of the error")
     for m in snapshots:
         for error, count in m.totals.retries.items():

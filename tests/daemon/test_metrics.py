@@ -12,6 +12,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from ingestd.clock import now
+from ingestd.compaction.pacing import Pacing
+from ingestd.compaction.watch import CompactionStatus
 from ingestd.daemon.metrics import Metrics
 from ingestd.errors import BrokerUnavailable, InvalidTable, Unavailable
 from ingestd.hive.client import Metastore
@@ -43,6 +45,10 @@ def _busy() -> Monitor:
     monitor.failed(BrokerUnavailable("no answer"), again_in=0.2)
     monitor.entered("running")
     monitor.opened(2)
+    monitor.paced(Pacing(interval=60.0, factor=2.0, reason="deltas"))
+    monitor.compacted(
+        CompactionStatus(deltas=12, crowded=3, small_files=40, pending=1, requested=5, finished=4, failed=2)
+    )
     monitor.counted(aborts=1, rejects=2, takeovers=3, row_count_repairs=4)
     monitor.committed(_commit(**dict.fromkeys(STEPS[1:], 20)), {PARTITION: 100})
     monitor.polled({PARTITION: 100}, {PARTITION: 130})
@@ -96,6 +102,16 @@ def test_metrics_when_a_mapping_has_reported_then_are_its_values() -> None:
         "ingestd_retries_total": 1,
         "ingestd_open_transactions": 2,
         "ingestd_owner": 1,
+        "ingestd_commit_interval_seconds": 60,
+        "ingestd_pacing_factor": 2,
+        "ingestd_compaction_deltas": 12,
+        "ingestd_compaction_crowded_partitions": 3,
+        "ingestd_compaction_small_files": 40,
+        "ingestd_compaction_working": 1,
+        "ingestd_compactions_pending": 1,
+        "ingestd_compactions_requested_total": 5,
+        "ingestd_compactions_finished_total": 4,
+        "ingestd_compactions_failed_total": 2,
         "ingestd_lag_offsets": 30,
     }
     assert {name: _values(found[name]) for name in expected} == {name: [value] for name, value in expected.items()}
