@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import click
+from rich.console import Console
 from rich.markup import escape
 
 from ingestd.cli.presentation import Output, console, print_json, with_output
@@ -61,17 +64,41 @@ def _findings(files: tuple[Path, ...], directory: Path | None, timeout: float) -
 
 
 def _print(found: Iterator[Finding]) -> list[Finding]:
-    """Print each finding as soon as it is known, with a heading for each subject, and return all of them."""
+    """Print findings as they become known, below a heading for each subject, and return all of them."""
     to = console()
     findings: list[Finding] = []
-    for finding in found:
-        if not findings or findings[-1].subject != finding.subject:
-            to.print(f"[bold]{escape(finding.subject)}[/]")
-        verdict = finding.verdict
-        to.print(f"  {_SIGNS[verdict.status]} {finding.check:29} {escape(verdict.evidence)}")
-        if verdict.fix:
-            to.print(f"    {'':29} → {escape(verdict.fix)}")
-        findings.append(finding)
+    for line, group in groupby(found, _line):
+        if not findings or findings[-1].subject != line.subject:
+            to.print(f"[bold]{escape(line.subject)}[/]")
+        same = list(group)
+        if line.skipped_because:
+            names = ", ".join(one.check for one in same)
+            to.print(f"  {_SIGNS['skipped']} {escape(line.skipped_because)}: {names}")
+        else:
+            for one in same:
+                _print_one(to, one)
+        findings += same
     counts = as_document(findings)["counts"]
     to.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
     return findings
+
+
+class _Line(NamedTuple):
+    """What findings that are printed together have in common; skipped checks with the same reason share one line."""
+
+    subject: str
+    check: str
+    skipped_because: str
+
+
+def _line(finding: Finding) -> _Line:
+    if finding.verdict.status == "skipped":
+        return _Line(finding.subject, "", finding.verdict.evidence)
+    return _Line(finding.subject, finding.check, "")
+
+
+def _print_one(to: Console, finding: Finding) -> None:
+    verdict = finding.verdict
+    to.print(f"  {_SIGNS[verdict.status]} {finding.check:29} {escape(verdict.evidence)}")
+    if verdict.fix:
+        to.print(f"    {'':29} → {escape(verdict.fix)}")

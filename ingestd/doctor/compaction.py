@@ -81,7 +81,7 @@ def _history(service: Service) -> Iterator[Verdict]:
     for one in found:  # the oldest are first
         if one.state in _OUTCOMES:
             last[_target(one)] = one
-    failed = [one for one in last.values() if one.state in _FAILURES]
+    failed = sorted((one for one in last.values() if one.state in _FAILURES), key=lambda one: -one.id)
     for one in failed[:_SHOWN]:
         more = f" (and {len(failed) - _SHOWN} more)" if len(failed) > _SHOWN and one is failed[_SHOWN - 1] else ""
         yield warning(

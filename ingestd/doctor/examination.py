@@ -7,8 +7,9 @@ Findings are in the same order in every run: machine, metastore, compaction, the
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -17,7 +18,7 @@ from ingestd.clock import Deadline
 from ingestd.config.document import Document
 from ingestd.doctor import compaction, login, machine, mapping, table
 from ingestd.doctor import metastore as service
-from ingestd.doctor.finding import Check, Finding, fault, skipped
+from ingestd.doctor.finding import Check, Finding, Verdict, skipped
 from ingestd.doctor.mapping import Examined
 from ingestd.doctor.metastore import Service
 from ingestd.errors import Unavailable
@@ -25,7 +26,10 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.options import MetastoreOptions
 
 T = TypeVar("T")
+# The properties that determine the connections to Kafka (Examined.cluster).
+_Cluster = tuple[tuple[str, str], ...]
 _AT_ONCE = 8
+_DEFECT = 70  # the exit code of internal errors
 # The metastore has this part of a check's time limit to answer one call.
 _CALL_PART = 0.4
 _NO_METASTORE = "not examined, because the metastore does not answer"
@@ -61,14 +65,22 @@ class _Running:
         self._done.set()
 
     def result(self) -> list[Finding]:
-        """Wait for the findings; return a fault instead after the time limit. Raises what the check raised."""
+        """Wait for the findings; return a fault instead after the time limit, or if the check itself is defective."""
         if not self._done.wait(self._limit.left):
             text = f"no result after {self._seconds:,.0f} s"
             fix = "check whether the service or the file system hangs; --timeout extends the limit"
-            return [Finding(self._job.check, self._job.subject, fault(text, fix, Unavailable))]
+            return [self._fault(text, fix, Unavailable.exit_code)]
         if self._error is not None:
-            raise self._error
+            # The message may contain anything, even secrets. The place is enough to find the defect.
+            place = traceback.extract_tb(self._error.__traceback__)[-1]
+            text = (
+                f"the check failed with {type(self._error).__name__} in {place.name}, {place.filename}:{place.lineno}"
+            )
+            return [*self._findings, self._fault(text, "report this as a defect of ingestd", _DEFECT)]
         return self._findings
+
+    def _fault(self, evidence: str, fix: str, code: int) -> Finding:
+        return Finding(self._job.check, self._job.subject, Verdict("fault", evidence, fix, code))
 
 
 def examine_machine(mappings: int) -> list[Finding]:
@@ -91,16 +103,18 @@ def _examine_services(document: Document, limit_seconds: float) -> Iterator[Find
     metastore = options.connect()
     members = {f"metastore {host}:{port}": _member(options, host, port) for host, port in metastore.addresses}
     mappings = [Examined(one, metastore) for one in document.mappings]
-    clusters = {_cluster(one): one for one in reversed(mappings)}
+    clusters = _clusters(mappings)
     first = [_job(check, options, "metastore login") for check in login.CHECKS]
     first += [_job(service.VERSION, member, subject) for subject, member in members.items()]
-    first += [_job(mapping.CLUSTER, one, subject) for subject, one in clusters.items()]
+    first += [
+        _job(mapping.CLUSTER, one, clusters[one.cluster]) for one in {one.cluster: one for one in mappings}.values()
+    ]
     found = _tolerant(list(_run(first, limit_seconds)), set(members))
     yield from found
     down = {finding.subject for finding in found if finding.check in _ANSWERS and finding.verdict.status != "ok"}
     answering = [member for subject, member in members.items() if subject not in down]
     examined = Service(metastore, answering, lambda most: replace(options, connections=most).connect())
-    yield from _without_repetition(_run(_jobs(examined, mappings, down), limit_seconds))
+    yield from _without_repetition(_run(_jobs(examined, mappings, clusters, down), limit_seconds))
     for client in (metastore, *members.values()):
         client.close()
 
@@ -114,8 +128,13 @@ def _member(options: MetastoreOptions, host: str, port: int) -> Metastore:
     return replace(options, uri=f"thrift://{address}:{port}").connect()
 
 
-def _cluster(examined: Examined) -> str:
-    return f"kafka {examined.options.kafka['bootstrap.servers']}"
+def _clusters(mappings: Sequence[Examined]) -> dict[_Cluster, str]:
+    """Return the name of each combination of brokers and credentials. The first mapping that has it is in the name."""
+    names: dict[_Cluster, str] = {}
+    for one in mappings:
+        name = f"kafka {one.options.kafka['bootstrap.servers']}"
+        names.setdefault(one.cluster, f"{name} of mapping {one.options.name}" if name in names.values() else name)
+    return names
 
 
 def _tolerant(found: Sequence[Finding], members: set[str]) -> list[Finding]:
@@ -142,13 +161,15 @@ def _without_repetition(found: Iterable[Finding]) -> Iterator[Finding]:
         yield one
 
 
-def _jobs(metastore: Service, mappings: Sequence[Examined], down: set[str]) -> Iterator[_Job]:
+def _jobs(
+    metastore: Service, mappings: Sequence[Examined], clusters: Mapping[_Cluster, str], down: set[str]
+) -> Iterator[_Job]:
     is_up = bool(metastore.members)
     for of_service in (*service.CHECKS, *compaction.CHECKS):
         yield _job(of_service, metastore, "metastore") if is_up else _skip(of_service, "metastore", _NO_METASTORE)
     for one in mappings:
         subject = f"mapping {one.options.name}"
-        no_kafka = _NO_KAFKA if _cluster(one) in down else ""
+        no_kafka = _NO_KAFKA if clusters[one.cluster] in down else ""
         no_metastore = "" if is_up else _NO_METASTORE
         for checks, missing in (
             (mapping.KAFKA_CHECKS, no_kafka),

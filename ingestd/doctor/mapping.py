@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ingestd.clock import now
 from ingestd.doctor.finding import Check, Verdict, fault, ok, warning
-from ingestd.errors import OffsetsLost
+from ingestd.errors import BrokerUnavailable, OffsetsLost
 from ingestd.hive import health, leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import find_control_table, read_state
@@ -35,6 +35,12 @@ class Examined:
     options: MappingOptions
     metastore: Metastore
 
+    @property
+    def cluster(self) -> tuple[tuple[str, str], ...]:
+        """The properties that determine the connections to Kafka."""
+        chosen = ("bootstrap.servers", "security.", "sasl.", "ssl.")
+        return tuple(sorted((key, str(value)) for key, value in self.options.kafka.items() if key.startswith(chosen)))
+
     def broker(self) -> Broker:
         """Return a client of the mapping's Kafka cluster, which waits a few seconds for an answer."""
         return Broker(self.options.kafka, timeout_seconds=_ANSWER_SECONDS)
@@ -46,7 +52,11 @@ class Examined:
 
 
 def _cluster(mapping: Examined) -> Iterator[Verdict]:
-    cluster, brokers = mapping.broker().describe_cluster()
+    broker = mapping.broker()
+    try:
+        cluster, brokers = broker.describe_cluster()
+    except BrokerUnavailable as error:
+        raise broker.connection_failure() or error from error
     yield ok(f"cluster {cluster or 'without an id'}, {brokers} broker{'' if brokers == 1 else 's'}")
 
 

@@ -6,6 +6,7 @@ creates a topic, even if the broker's `auto.create.topics.enable` is true.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -17,13 +18,16 @@ from confluent_kafka import TopicPartition as _TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from ingestd.clock import Deadline
-from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
+from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic, masked
 from ingestd.kafka.ranges import Offsets, TopicIdentity, TopicPartition
-from ingestd.kafka.settings import QUIET, create_client, is_missing, time_limit, translate_error
+from ingestd.kafka.settings import QUIET, create_client, is_missing, secret_values, time_limit, translate_error
 
 T = TypeVar("T")
 
 _POLL_SECONDS = 0.005
+_MAX_REPORTED = 16
+# Their values are names of protocols, since librdkafka has accepted them.
+_ENUMERATED = ("security.protocol", "sasl.mechanism", "sasl.mechanisms")
 # Properties that every kind of client accepts; librdkafka warns about those of other kinds.
 _SHARED_PROPERTIES = ("bootstrap.servers", "client.", "broker.", "security.", "sasl.", "ssl.", "socket.")
 
@@ -48,7 +52,9 @@ class Broker:
         self.where = f"broker {settings['bootstrap.servers']}"
         self.timeout_seconds = time_limit(settings, timeout_seconds)
         # To librdkafka an admin client is a producer, whose metadata requests let the broker create topics.
-        self._admin = create_client(AdminClient, self._settings | {"allow.auto.create.topics": False})
+        self._reported: deque[KafkaError] = deque(maxlen=_MAX_REPORTED)
+        ours = {"allow.auto.create.topics": False, "error_cb": self._reported.append}
+        self._admin = create_client(AdminClient, self._settings | ours)
         self._seen: set[str] = set()
 
     def topics(self, names: Sequence[str]) -> dict[str, Topic]:
@@ -102,6 +108,20 @@ class Broker:
         answers = self._list_offsets(partitions, OffsetSpec.max_timestamp())
         return {key: int(found.timestamp) for key, found in answers.items() if found.timestamp > 0}
 
+    def connection_failure(self) -> IngestdError | None:
+        """Return the last failed connection since the client was created, which explains why a request timed out.
+
+        librdkafka reports failed connections separately, because it continues to try all brokers.
+        """
+        self._admin.poll(0)
+        found = [error for error in self._reported if error.code() != KafkaError._ALL_BROKERS_DOWN]
+        if not found:
+            return None
+        last = next((error for error in reversed(found) if error.code() == KafkaError._AUTHENTICATION), found[-1])
+        error = translate_error(last, self.where)
+        secrets = secret_values({key: value for key, value in self._settings.items() if key not in _ENUMERATED})
+        return type(error)(masked(error.what, secrets), where=error.where, hint=error.hint)
+
     def describe_cluster(self) -> tuple[str, int]:
         """Return the id of the cluster, '' if unknown, and the number of brokers."""
         answer = self._admin.describe_cluster(request_timeout=self.timeout_seconds)
@@ -120,7 +140,10 @@ class Broker:
 
     def topic_names(self) -> list[str]:
         """Return the names of all topics that this client may describe, without internal ones."""
-        answer = self._admin.list_topics(timeout=self.timeout_seconds)
+        try:
+            answer = self._admin.list_topics(timeout=self.timeout_seconds)
+        except KafkaException as error:
+            raise translate_error(error, self.where) from error
         return sorted(name for name in answer.topics if not name.startswith("__"))
 
     def delete_group(self, group: str) -> None:

@@ -166,12 +166,17 @@ def _client_fault(error: Exception, settings: Mapping[str, object], section: Cal
     text = " ".join((cause.str() if isinstance(cause, KafkaError) else str(cause)).split())
     text = text.removeprefix("Failed to create consumer: ")
     key = max((name for name in settings if name in text), key=len, default="")
-    secrets = [value for name, value in settings.items() if name not in _OURS]
+    secrets = secret_values(settings)
     # The key is never masked, even if a value is a part of it, as `ssl` is of `ssl.ca.location`.
     what = key.join(masked(part, secrets) for part in text.split(key)) if key else masked(text, secrets)
     if f'"{key}"' in text:
         what = _explained(text) or what
     return ConfigError(what, where=f"{section(key)}.{key}" if key else section(""), hint=_HINT)
+
+
+def secret_values(settings: Mapping[str, object]) -> list[object]:
+    """Return the values that messages must not contain: those of all properties that a user may set, except brokers."""
+    return [value for name, value in settings.items() if name not in _OURS]
 
 
 def is_missing(error: KafkaException | KafkaError) -> bool:

@@ -87,7 +87,7 @@ def test_configuration_when_it_contains_a_secret_then_the_secret_is_not_printed(
         assert CANARY not in shown.lower(), (form, shown)
 
 
-@pytest.mark.parametrize("command", [("check", "--online"), ("run", "--until-caught-up")])
+@pytest.mark.parametrize("command", [("check", "--online"), ("doctor",), ("run", "--until-caught-up")])
 def test_services_when_they_refuse_a_secret_then_the_secret_is_not_printed(
     stack: Stack, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
 ) -> None:
