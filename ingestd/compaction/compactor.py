@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from ingestd.clock import Deadline, pause
+from ingestd.clock import Deadline, monotonic, pause
 from ingestd.compaction.policy import Progress, Queue
 from ingestd.compaction.requirements import metastore_faults
 from ingestd.compaction.survey import PartitionFiles
@@ -18,13 +18,15 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.compactions import read_compactions
 
 _CYCLE_SECONDS = 5.0
+# The pause after a long cycle, relative to its duration: a long history of the queue must not occupy the metastore.
+_REST = 10.0
 # How often the settings of the metastore are read.
 _SETTINGS_SECONDS = 300.0
 _STOP_SECONDS = 1.0
 
 
 class Compactor:
-    """Serves watches from `start` to `stop`. `cycle_seconds` is the pause between two cycles."""
+    """Serves watches from `start` to `stop`. `cycle_seconds` is the shortest pause between two cycles."""
 
     def __init__(self, metastore: Metastore, *, cycle_seconds: float = _CYCLE_SECONDS) -> None:
         self._metastore = metastore
@@ -54,13 +56,16 @@ class Compactor:
         self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
-        while not pause(self._cycle_seconds, self._ended):
+        seconds = self._cycle_seconds
+        while not pause(seconds, self._ended):
+            began = monotonic()
             active = [watch for watch in self._watches if watch.is_active]
             try:
                 self._cycle(active)
             except Exception as error:  # noqa: BLE001 - the thread must serve the other watches in the next cycle
                 for watch in active:
                     watch.delayed(error)
+            seconds = max(self._cycle_seconds, _REST * (monotonic() - began))
 
     def _cycle(self, watches: list[TableWatch]) -> None:
         """Let each watch survey its table, then read the queue if a watch needs it, and let each watch act."""

@@ -1,0 +1,93 @@
+"""A daemon that requests compactions and paces its commits, on the real services."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count, pairwise
+
+import pytest
+
+from ingestd.clock import pause
+from ingestd.hive.compactions import request_compaction
+from ingestd.hive.tables import TableName
+from tests.compaction.support import ON_REQUEST
+from tests.support.daemon import DaemonThread
+from tests.support.stack import Stack, eventually
+
+
+@contextmanager
+def _traffic(stack: Stack, topics: list[str]) -> Iterator[list[int]]:
+    """Produce a record with the next id to each topic every 200 ms during the `with` block; yields all ids so far."""
+    sent: list[int] = []
+    ended = threading.Event()
+
+    def run() -> None:
+        for number in count():
+            for topic in topics:
+                stack.produce([{"id": number}], topic)
+            sent.append(number)
+            if pause(0.2, ended):
+                return
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _factor(daemon: DaemonThread, mapping: str) -> float:
+    monitor = daemon.supervisor.monitors.get(mapping)  # none before the supervisor runs
+    found = monitor.snapshot().pacing if monitor else None
+    return found.factor if found else 0.0
+
+
+def _gaps(daemon: DaemonThread, mapping: str) -> list[float]:
+    """Return the seconds between the commits of a mapping that the monitor remembers."""
+    times = [commit.at for commit in daemon.supervisor.monitors[mapping].snapshot().commits if commit.rows]
+    return [after - before for before, after in pairwise(times)]
+
+
+def test_daemon_when_deltas_pile_up_then_it_compacts_paces_and_recovers_without_losing_a_row(stack: Stack) -> None:
+    auto, paced = f"{stack.name}_a", f"{stack.name}_p"
+    for name in (auto, paced):
+        stack.topic(1, name)
+        stack.table("id bigint", name=f"default.{name}", **ON_REQUEST)
+    mapping = f"p{paced[-30:]}"
+    config = stack.config(
+        {"name": f"a{auto[-30:]}", "topics": [auto], "table": f"default.{auto}", "compaction": {"deltas": 5}},
+        {
+            "name": mapping,
+            "topics": [paced],
+            "table": f"default.{paced}",
+            "pacing": {"deltas": 2, "latency": "1m", "max_interval": "1s"},
+            "compaction": {"request": "never", "survey": "1s"},
+        },
+        defaults={"commit": {"interval": "200ms"}, "pacing": {"max_interval": "200ms"}},
+    )
+    with _traffic(stack, [auto, paced]) as sent:
+        daemon = stack.start(config)
+        eventually("the longest interval", lambda: _factor(daemon, mapping) == pytest.approx(5.0))
+        eventually("rare commits", lambda: min(_gaps(daemon, mapping)[-2:]) > 0.9)
+        eventually("a requested compaction", lambda: daemon.events("compaction_finished"), 120)
+        known = daemon.events("committed")  # rows are readable while compactions run
+        assert len(stack.ids(auto)) >= sum(one["rows"] for one in known if one["mapping"] != mapping)
+        request_compaction(stack.metastore, TableName("default", paced), "", "major", "tests")
+        eventually("the end of pacing", lambda: "" in [one["reason"] for one in daemon.events("pacing")], 120)
+    eventually("the last record", lambda: sum(one["rows"] for one in daemon.events("committed")) == 2 * len(sent))
+    daemon.terminate()
+    assert daemon.wait() == 0
+    for name in (auto, paced):
+        assert sorted(stack.ids(name)) == sent
+        assert stack.count(name=name) == len(sent)
+    begun, over = daemon.events("pacing")[:2]
+    assert (begun["mapping"], begun["reason"]) == (mapping, "deltas")
+    assert (over["reason"], over["interval"]) == ("", 0.2)
+    assert {one["mapping"] for one in daemon.events("compaction_requested")} == {f"a{auto[-30:]}"}
+    assert [one["initiator"] for one in daemon.events("compaction_finished") if one["mapping"] == mapping] == ["tests"]
+    assert not daemon.events("compaction_failed")
+    assert not daemon.events("compaction_delayed")
