@@ -131,7 +131,7 @@ def test_driver_when_executors_are_pods_then_they_reach_it_and_it_may_manage_the
     [container] = _pod(overlay)["spec"]["containers"]
     ports = {str(port["containerPort"]) for port in container["ports"]}
     assert {conf["spark.driver.port"], conf["spark.driver.blockManager.port"]} < ports
-    assert conf["spark.driver.host"] == "10.1.2.3"
+    assert conf["spark.driver.host"] == conf["spark.driver.bindAddress"] == "10.1.2.3"
     assert conf["spark.kubernetes.container.image"] == container["image"]
     assert conf["spark.kubernetes.namespace"] == _one(overlay, "Namespace")["metadata"]["name"]
     assert conf["spark.kubernetes.executor.podTemplateContainerName"] == _executor()["spec"]["containers"][0]["name"]
