@@ -46,6 +46,7 @@ TABLE = {
     "hive.compactions.CompactionRefused": (False, 69),
     "hive.transactions.LockTimeout": (True, 69),
     "ingest.control.RequestFailed": (False, 69),
+    "ingest.ownership.OwnerAlive": (False, 69),
     "ingest.positions.InvalidPosition": (False, 65),
     "cli.client.DaemonUnreachable": (False, 69),
     "cli.client.DaemonRefused": (False, 1),
@@ -54,7 +55,7 @@ TABLE = {
     "spark.errors.WorkerLost": (True, 70),
     "spark.errors.JobTimeout": (True, 70),
     "spark.errors.EngineLost": (False, 70),
-    "daemon.supervisor.UnexpectedError": (False, 70),
+    "daemon.runner.UnexpectedError": (False, 70),
     "daemon.supervisor.StillRunning": (False, 69),
 }
 

@@ -1,6 +1,6 @@
-"""Runs each mapping in its own thread. All mappings share one Spark session.
+"""Runs all mappings of a configuration, which share one Spark session.
 
-Invariant: a mapping that ends, with or without an error, leaves the others running. When the Spark engine is lost, all
+Invariant: a mapping that ends leaves the others running (`runner.py`). When the Spark engine is lost, all
 mappings end and release their leases, because none can continue without it. `run` returns at most `_END_SECONDS` after
 an abort, even if a mapping hangs.
 """
@@ -8,17 +8,20 @@ an abort, even if a mapping hangs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.compaction.compactor import Compactor
 from ingestd.config.document import Document
+from ingestd.daemon.runner import Runner
 from ingestd.errors import ConfigError, IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.ingest import events
 from ingestd.ingest.clients import Clients
 from ingestd.ingest.commit import LOCK_SECONDS
 from ingestd.ingest.control import Control
+from ingestd.ingest.handles import Handles
 from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.mapping import MappingLoop
 from ingestd.ingest.monitor import Limits, Monitor, is_stuck
@@ -27,12 +30,6 @@ from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.spark.engine import Engine
 from ingestd.spark.errors import EngineLost
-
-
-class UnexpectedError(IngestdError):
-    """A defect of ingestd. The mapping stops, because it is unknown whether a retry would be safe."""
-
-    exit_code = 70
 
 
 class StillRunning(IngestdError):
@@ -74,20 +71,23 @@ class Supervisor:
         self._clients = Clients(metastore, engine, Liveness(metastore, document.control.database))
         self._signals = signals
         self._drain = drain
-        self._observe = observe
-        self._errors: list[IngestdError] = []
-        self._loops: Sequence[MappingLoop] = ()
+        self._runners = [Runner(self._create, mapping, observe) for mapping in document.mappings]
         self._compactor = Compactor(metastore)
+        self._lock = threading.Lock()
+        self._lost: list[EngineLost] = []
+        self._hung: list[StillRunning] = []
+        self._stop_limit: Deadline | None = None
+        self._aborted_at: float | None = None
 
     @property
     def monitors(self) -> dict[str, Monitor]:
-        """What each mapping reports, by its name. Safe for use from any thread; empty before `run`."""
-        return {loop.options.name: loop.reporter.monitor for loop in self._loops}
+        """What each mapping reports, by its name. Safe for use from any thread."""
+        return {runner.options.name: runner.monitor for runner in self._runners}
 
     @property
     def controls(self) -> dict[str, Control]:
-        """The requests to each mapping, by its name. Mappings do not take requests yet."""
-        return {}
+        """The requests to each mapping, by its name. Safe for use from any thread."""
+        return {runner.options.name: runner.control for runner in self._runners}
 
     def reload(self) -> None:
         """Read the configuration again. Raises ConfigError, because this is not possible yet."""
@@ -110,37 +110,53 @@ class Supervisor:
         The first error decides the exit code. If the engine was lost, it is EngineLost. The last error is StillRunning
         if threads are still running.
         """
-        self._loops = loops = [self._loop(mapping) for mapping in self._document.mappings]
-        threads = [threading.Thread(target=self._run_one, args=(loop,), name=loop.options.name) for loop in loops]
-        for loop in loops:
-            self._compactor.add(loop.compaction)
+        if self._signals.stop.is_set():
+            return []
         self._compactor.start()
-        for thread in threads:
-            thread.start()
-        limit: Deadline | None = None
-        aborted_at: float | None = None
-        while running := [thread.name for thread in threads if thread.is_alive()]:
+        for runner in self._runners:
+            runner.start()
+        while running := [runner.options.name for runner in self._runners if runner.is_running]:
             pause(_POLL_SECONDS)
             on_check()
             self._stop_without_engine()
-            if self._signals.stop.is_set() and limit is None:
-                limit = Deadline.after(
-                    _WITHOUT_ENGINE_SECONDS if self._engine.lost else self._document.shutdown.timeout
-                )
-            if limit is not None and limit.passed:
-                self._signals.abort.set()
-            if self._signals.abort.is_set():
-                aborted_at = aborted_at or monotonic()
-                for loop in loops:
-                    loop.cancel()
-                if self._has_hung(monotonic() - aborted_at, running):
-                    break
+            if self._signals.stop.is_set():
+                self._stop_all()
+            else:
+                for runner in self._runners:
+                    runner.revive_on_request()
+            if self._signals.abort.is_set() and self._has_hung(self._abort_all(), running):
+                break
         self._compactor.stop()
         self._clients.liveness.close()
-        return self._errors
+        return self._all_errors()
 
-    def _loop(self, mapping: MappingOptions) -> MappingLoop:
-        return MappingLoop(self._clients, mapping, self._signals, drain=self._drain, observe=self._observe)
+    def _stop_all(self) -> None:
+        """Stop all mappings, and set `signals.abort` when their time to finish is over."""
+        patience = _WITHOUT_ENGINE_SECONDS if self._engine.lost else self._document.shutdown.timeout
+        self._stop_limit = self._stop_limit or Deadline.after(patience)
+        for runner in self._runners:
+            runner.stop()
+        if self._stop_limit.passed:
+            self._signals.abort.set()
+
+    def _abort_all(self) -> float:
+        """Abort all mappings; return the seconds since the first call."""
+        self._aborted_at = self._aborted_at or monotonic()
+        for runner in self._runners:
+            runner.abort()
+        return monotonic() - self._aborted_at
+
+    @contextmanager
+    def _create(self, options: MappingOptions, handles: Handles) -> Iterator[MappingLoop]:
+        """Yield the main loop of a mapping, whose table is watched during the `with` block."""
+        loop = MappingLoop(self._clients, options, handles, drain=self._drain)
+        with self._lock:
+            self._compactor.add(loop.compaction)
+        try:
+            yield loop
+        finally:
+            with self._lock:
+                self._compactor.remove(loop.compaction)
 
     def _stop_without_engine(self) -> None:
         """Stop all mappings once the engine is lost, because a standby must not take over without an engine.
@@ -151,15 +167,16 @@ class Supervisor:
         lost = self._engine.lost
         if lost is not None and not self._signals.stop.is_set():
             events.engine_lost(lost)
-            self._add_error(lost)
+            self._lost.append(lost)
             self._signals.stop.set()
 
-    def _add_error(self, error: IngestdError) -> None:
-        """Add an error to the result. EngineLost, which every mapping raises, is added once and comes first."""
-        if not isinstance(error, EngineLost):
-            self._errors.append(error)
-        elif not any(isinstance(known, EngineLost) for known in self._errors):
-            self._errors.insert(0, error)
+    def _all_errors(self) -> list[IngestdError]:
+        """Return the errors that ended mappings. EngineLost, which every mapping raises, is included once, as first."""
+        failed = sorted((r for r in self._runners if r.error is not None), key=lambda runner: runner.failed_at)
+        errors = [runner.error for runner in failed if runner.error is not None]
+        lost = [*self._lost, *(error for error in errors if isinstance(error, EngineLost))]
+        others = [error for error in errors if not isinstance(error, EngineLost)]
+        return [*lost[:1], *others, *self._hung]
 
     def _has_hung(self, seconds: float, running: list[str]) -> bool:
         """Handle mappings that are still `running` some `seconds` after an abort; return True to stop waiting for them.
@@ -176,22 +193,6 @@ class Supervisor:
             where=f"mapping {names}",
             hint="its transactions and its lease will time out; check whether the metastore or the storage hangs",
         )
-        self._errors.append(error)
+        self._hung.append(error)
         events.left_running(names, error)
         return True
-
-    def _run_one(self, loop: MappingLoop) -> None:
-        error: IngestdError | None = None
-        try:
-            loop.run()
-        except IngestdError as known:
-            # A retry that a stop interrupted is not a failure: the next run reads the uncommitted records again.
-            error = None if self._signals.stop.is_set() and known.is_retriable else known
-        except Exception as unknown:  # noqa: BLE001 - the last frame of the thread: no error may be lost here
-            error = UnexpectedError(f"{type(unknown).__name__}: {unknown}", where=f"mapping {loop.options.name}")
-            error.__cause__ = unknown
-        if error is None:
-            loop.reporter.stopped()
-        else:
-            self._add_error(error)
-            loop.reporter.failed(error)

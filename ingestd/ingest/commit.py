@@ -6,7 +6,7 @@ Killing the process between any two lines below does not change this.
 The steps of a transaction:
 
  1. plan             choose the offset ranges to read                                      `plan.py`
- 2. open             open a transaction, allocate a write id and start heartbeats          `pipeline.py`
+ 2. open             open a transaction, allocate a write id and start heartbeats          `ledger.py`
  3. stage            read and decode the records, write files into a hidden directory      `stage.py`
  4. lock and fence   lock the table and the lease; check that the offsets are unchanged    here
  5. register         create the partitions, before a file appears in them                  `publish/protocol.py`
@@ -14,7 +14,7 @@ The steps of a transaction:
  7. announce         report the files to a metastore that keeps an event log
  8. count            update numRows, from which Hive answers `count(*)`
  9. commit           make rows and offsets visible at once
-10. mirror           copy the offsets to Kafka, for lag tools only                         `pipeline.py`
+10. mirror           copy the offsets to Kafka, for lag tools only                         `ledger.py`
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.plan import Plan
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.steps import StepWatch
-from ingestd.kafka.ranges import Position
 from ingestd.kafka.timestamps import FirstRecord
 from ingestd.publish.deltas import StagedFiles
 from ingestd.publish.outcome import CommitRequest
@@ -114,25 +113,25 @@ class Committer:
         self._on_wait = on_wait
         self._patience_seconds = _PATIENCE_SECONDS
 
-    def commit(self, pending: PendingTransaction, after: MappingState) -> CommitResult:
-        """Commit `pending`. On return, its rows are readable and `after` is the stored state.
+    def commit(self, pending: PendingTransaction, before: MappingState, after: MappingState) -> CommitResult:
+        """Commit `pending`, if `before` is the stored state. On return, its rows are readable and `after` is stored.
 
         Raises TableChanged, TransactionAborted or an Unavailable error, or OwnershipLost if another daemon has
         committed since the plan was made. After these errors, no row of `pending` is or will become visible, and its
         deltas have been removed. After CommitOutcomeUnknown, its deltas stay in place, because they may be visible.
         """
         # 4. Lock and fence. From here on no other daemon can commit for the mapping before this transaction has ended.
-        before, excludes_overwrites = self._lock_and_fence(pending)
+        text, excludes_overwrites = self._lock_and_fence(pending, before)
         # 5. Register, 6. place, 7. announce, 8. count and 9. commit.
         location, files = pending.staging.location, StagedFiles(pending.files, pending.staging)
         write = TableWrite(pending.table, pending.write_id, location, files, self._counts, excludes_overwrites)
-        request = self._request(pending, before, after)
+        request = self._request(pending, text, after)
         done = publish(self._metastore, pending.txn, [write], request, pending.watch.lap)[pending.table.name]
         hidden = {str(pending.table.name): f"unknown: {done.unchecked}"} if done.unchecked else done.hidden
         return CommitResult(pending, after, hidden)
 
-    def _lock_and_fence(self, pending: PendingTransaction) -> tuple[str, bool]:
-        """Acquire the locks, then check that neither the offsets nor the table has changed since the plan was made.
+    def _lock_and_fence(self, pending: PendingTransaction, before: MappingState) -> tuple[str, bool]:
+        """Acquire the locks, then check that neither the state nor the table has changed since the plan was made.
 
         The check is final because it runs under the lease: another daemon can acquire the lease only after this
         transaction has ended, and an ended transaction cannot commit. Returns the text of the stored state, and whether
@@ -147,10 +146,10 @@ class Committer:
         )
         self._patience_seconds = _PATIENCE_SECONDS if excludes_overwrites else _LITTLE_PATIENCE_SECONDS
         text = read_state(self._metastore, self._control)
-        stored = MappingState.parse(text)
-        if (stored.position if stored else Position()) != pending.plan.before:
+        stored = MappingState.parse(text) or MappingState(before.table)
+        if stored != before or stored.position != pending.plan.before:
             raise OwnershipLost(
-                "another daemon has committed other offsets since this transaction was planned",
+                "another daemon has committed since this transaction was planned",
                 where=f"mapping {self._options.name}",
             )
         if load_acid_table(self._metastore, pending.table.name) != pending.table:

@@ -7,6 +7,7 @@ has a result. A request is carried out completely or not at all; a mapping that 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,7 +17,7 @@ from ingestd.kafka.ranges import Offsets
 
 
 class RequestFailed(IngestdError):
-    """A request was not carried out, because the mapping ended, lost its lease, or changed its position meanwhile."""
+    """A request was not carried out: the mapping ended, is a standby or paused, or its position is not the expected."""
 
     exit_code = 69
 
@@ -25,7 +26,8 @@ class RequestFailed(IngestdError):
 class PositionChange:
     """A new committed position: `offsets` replaces the next offsets of the partitions that it names.
 
-    The change is refused if the committed offsets of these partitions are not `expected`, those that its author saw.
+    The change is refused if the committed offsets of these partitions are not `expected`, those that its author saw. A
+    partition without a committed offset is missing in `expected`.
     """
 
     expected: Offsets
@@ -55,13 +57,17 @@ class Control:
         self.changed = threading.Event()
 
     def submit(self, request: Request) -> Future[None]:
-        """Queue a request and return its future, which ends when it was carried out or raises what prevented it."""
+        """Queue a request and return its future, which ends when it was carried out or raises what prevented it.
+
+        The future can be cancelled until the main loop takes the request.
+        """
         with self._lock:
-            if self._closed is not None:
-                request.done.set_exception(self._closed)
-            else:
+            if self._closed is None:
                 self._requests.append(request)
                 self.changed.set()
+                return request.done
+            error = self._closed
+        _fail(request, error)
         return request.done
 
     def take(self) -> list[Request]:
@@ -69,12 +75,39 @@ class Control:
         with self._lock:
             requests, self._requests = self._requests, []
             self.changed.clear()
-            return requests
+        return [request for request in requests if _is_wanted(request)]
+
+    def put_back(self, requests: Sequence[Request]) -> None:
+        """Queue requests that were taken and not finished, before all others."""
+        with self._lock:
+            error = self._closed
+            if error is None and requests:
+                self._requests = [*requests, *self._requests]
+                self.changed.set()
+        if error is not None:
+            for request in requests:
+                _fail(request, error)
+
+    def open(self) -> None:
+        """Accept requests again after `close`."""
+        with self._lock:
+            self._closed = None
 
     def close(self, error: IngestdError) -> None:
-        """Fail the requests that wait, and every later one, with `error`."""
+        """Fail the requests that wait, and every later one until `open`, with `error`."""
         with self._lock:
             self._closed = error
             requests, self._requests = self._requests, []
+            self.changed.clear()
         for request in requests:
-            request.done.set_exception(error)
+            _fail(request, error)
+
+
+def _is_wanted(request: Request) -> bool:
+    """Return whether the future of a request was not cancelled. From now on, it cannot be cancelled."""
+    return request.done.running() or request.done.set_running_or_notify_cancel()
+
+
+def _fail(request: Request, error: IngestdError) -> None:
+    if _is_wanted(request):
+        request.done.set_exception(error)

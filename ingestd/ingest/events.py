@@ -90,6 +90,16 @@ def owner(mapping: str, next_offsets_sum: int, aborted: list[int]) -> None:
     _log.info("owner", mapping=mapping, next_offsets_sum=next_offsets_sum, aborted_transactions=aborted)
 
 
+def changed(mapping: str, change: str, by: str) -> None:
+    """Log that the change of an operator was committed."""
+    _log.info("changed", mapping=mapping, change=change, by=by)
+
+
+def paused(mapping: str, by: str) -> None:
+    """Log that the mapping is paused: it ingests no record until an operator resumes it."""
+    _log.info("paused", mapping=mapping, by=by)
+
+
 def odd_partitions(mapping: str, table: str, count: int, text: str) -> None:
     """Log that the table has partitions whose values are not in normal form."""
     _log.warning("odd_partitions", mapping=mapping, table=table, count=count, partitions=text)

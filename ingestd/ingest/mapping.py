@@ -1,35 +1,32 @@
-"""The main loop of one mapping: become its owner, recover, and run the pipeline. After a failure, start over.
+"""The main loop of one mapping: become its owner, recover, then run the pipeline and carry out requests.
 
-Invariant: after every retriable error, a recovery precedes the next transaction (`recovery.py`, `pipeline.py`).
+Invariant: after every retriable error, the loop starts over, and a recovery precedes the next transaction. Requests are
+carried out only while no transaction is open (`recovery.py`, `pipeline.py`, `requests.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 from ingestd import retry
 from ingestd.clock import Deadline, pause
-from ingestd.compaction.pacing import Pace
 from ingestd.compaction.watch import TableWatch
-from ingestd.errors import IngestdError, TableChanged, TableMissing
+from ingestd.errors import TableChanged, TableMissing
 from ingestd.hive import partitions
+from ingestd.hive.leases import Claim
 from ingestd.hive.tables import Table
 from ingestd.ingest import events
 from ingestd.ingest.clients import Clients
-from ingestd.ingest.compaction_report import CompactionReport
+from ingestd.ingest.control import RequestFailed
+from ingestd.ingest.handles import Handles
+from ingestd.ingest.ledger import Ledger
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.ownership import Ownership
 from ingestd.ingest.pipeline import Pipeline
 from ingestd.ingest.plan import Planner
 from ingestd.ingest.recovery import Recovery
-from ingestd.ingest.reporter import Reporter
+from ingestd.ingest.requests import Requests
 from ingestd.ingest.services import Services
-from ingestd.ingest.signals import Signals
-from ingestd.ingest.staging_area import StagingArea
-from ingestd.ingest.steps import Observe, ignore
-from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import Offsets
 from ingestd.spark.engine import JobGroup
 from ingestd.spark.errors import JobFailed, JobTimeout, WorkerLost
@@ -41,6 +38,8 @@ _STAGE_ATTEMPTS = 5
 _ASIDE_SECONDS = 3.0
 # How long a table may be missing. Two RENAMEs that swap tables are not atomic: the name does not exist in between.
 _SWAP_SECONDS = 10.0
+# How often a paused mapping polls Kafka.
+_PAUSED_SECONDS = 0.5
 _OUT_OF_MEMORY = (
     "the usual cause is the kernel's OOM killer (see dmesg): give the machine or container more memory, or lower "
     "commit.bytes, commit.rows or the cores of spark.master; on a cluster, raise spark.executor.pyspark.memory or "
@@ -51,36 +50,22 @@ _OUT_OF_MEMORY = (
 class MappingLoop:
     """Runs one mapping.
 
-    With `drain`, the loop ends once it has committed all records that Kafka had after the first recovery. `observe` is
-    called with the name of each step that a transaction completes (`steps.py`).
+    With `drain`, the loop ends once it has committed all records that Kafka had after the first recovery, or if the
+    mapping is paused.
     """
 
-    def __init__(
-        self,
-        clients: Clients,
-        options: MappingOptions,
-        signals: Signals,
-        *,
-        drain: bool,
-        observe: Observe = ignore,
-    ) -> None:
+    def __init__(self, clients: Clients, options: MappingOptions, handles: Handles, *, drain: bool) -> None:
         self.options = options
-        metastore, engine = clients.metastore, clients.engine
-        self.reporter = reporter = Reporter(options)
-        on_lost = partial(events.lease_lost, options.name)
-        ownership = Ownership(metastore, options, reporter.monitor, clients.liveness, on_lost=on_lost)
-        pace = Pace(options.pacing, options.commit.interval, reporter.paced)
-        report = CompactionReport(options.name, reporter.monitor)
-        watch = TableWatch(options.table, options.compaction, pace, report, ownership.agent)
-        planner = Planner(Broker(options.kafka), options, pace)
-        staging = StagingArea(metastore, options.name)
-        jobs = JobGroup(options.name)
-        observe = reporter.observing(observe)
-        self._services = Services(
-            options, metastore, engine, jobs, signals, observe, reporter, ownership, planner, staging, pace, watch
+        self._engine = clients.engine
+        self._jobs = JobGroup(options.name)
+        self._reporter = handles.reporter
+        self._stop = handles.signals.stop
+        self._services = Services.of(
+            clients.metastore, clients.liveness, options, handles.reporter, handles.signals, handles.observe
         )
+        self._planner = Planner(self._services.broker, options, self._services.pace)
+        self._requests = Requests(handles.control, self._services.broker)
         self._recovery = Recovery(self._services)
-        self._mirror = OffsetMirror(options.kafka, options.consumer_group)
         self._drain = drain
         self._until: Offsets | None = None
         self._backoff = retry.Backoff()
@@ -92,11 +77,12 @@ class MappingLoop:
 
     def run(self) -> None:
         """Run until stopped or caught up. Raises the first IngestdError that is not retriable."""
-        stop = self._services.signals.stop
         try:
-            retry.call(self._attempt, stop=stop, on_wait=self.reporter.waiting, backoff=self._backoff)
+            retry.call(self._attempt, stop=self._stop, on_wait=self._reporter.waiting, backoff=self._backoff)
         finally:
-            self._close()
+            self._requests.put_back()
+            self._services.close()
+            self._recovery.close()
 
     @property
     def compaction(self) -> TableWatch:
@@ -105,46 +91,86 @@ class MappingLoop:
 
     def cancel(self) -> None:
         """Cancel the running stages, which then fail with JobFailed. Returns immediately."""
-        self._services.engine.cancel(self._services.jobs)
+        self._engine.cancel(self._jobs)
 
     def _attempt(self) -> None:
-        """Become the owner, recover the mapping, then run its pipeline until it ends or fails."""
+        """Become the owner, recover the mapping, then work until the mapping ends or fails."""
         # This retry has a backoff of its own: a long outage must not delay the retry of a later failure.
-        pipeline = retry.call(self._own_and_recover, stop=self._services.signals.stop, on_wait=self.reporter.waiting)
-        if pipeline is None:
+        ledger = retry.call(self._own_and_recover, stop=self._stop, on_wait=self._reporter.waiting)
+        if ledger is None:
             return
-        self._warn_about(pipeline.table)
+        self._warn_about(ledger.table)
         if self._drain and self._until is None:
-            self._until = self._services.planner.ends()
+            self._until = self._planner.ends()
         try:
             with self._tolerating_a_swap(), self._services.compaction.active():
-                pipeline.run(self._until)
+                self._work(ledger)
         except (WorkerLost, JobTimeout) as error:
             self._count_failed_stage(error)
             raise
 
-    def _own_and_recover(self) -> Pipeline | None:
-        """Become the owner, recover, and return a pipeline that starts at the committed position.
+    def _own_and_recover(self) -> Ledger | None:
+        """Become the owner, recover, and return a ledger that starts at the committed position.
 
         Returns None when stopped as a standby.
         """
         ownership = self._services.ownership
         if not ownership.confirm():
             self._recovery.release()
-            if not ownership.acquire(self._services.signals.stop, self.reporter.standby):
+            if not ownership.acquire(self._stop, self._on_standby):
                 return None
+            self._requests.accept()
         # A daemon without an engine must leave the mapping to a standby.
-        self._services.engine.check()
-        self.reporter.monitor.entered("recovering", owner=ownership.agent)
+        self._engine.check()
+        self._reporter.monitor.entered("recovering", owner=ownership.agent)
         with self._tolerating_a_swap():
             checkpoint = self._recovery.run()
-            pipeline = Pipeline(self._services, self._mirror, checkpoint, self._on_commit)
+            ledger = Ledger(self._services, checkpoint, self._on_commit)
             if checkpoint.state is None:
-                pipeline.store_start()
+                ledger.store_start(self._planner.first_position())
         self._has_recovered, self._missing_until = True, None
-        self.reporter.owner(pipeline.state, checkpoint.aborted, is_takeover=ownership.is_takeover)
+        self._reporter.owner(ledger.state, checkpoint.aborted, is_takeover=ownership.is_takeover)
         ownership.is_takeover = False
-        return pipeline
+        return ledger
+
+    def _on_standby(self, claim: Claim) -> None:
+        """Report the owner, and refuse requests: only the owner can carry them out."""
+        self._reporter.standby(claim)
+        self._requests.refuse(
+            RequestFailed(
+                f"another daemon owns the mapping: {claim.agent}",
+                where=f"mapping {self.options.name}",
+                hint="send the request to that daemon",
+            )
+        )
+
+    def _work(self, ledger: Ledger) -> None:
+        """Run transactions, and carry out requests between them, until the mapping is stopped or has caught up."""
+        while not self._stop.is_set():
+            self._requests.carry_out(ledger, self._planner.ends)
+            if ledger.state.paused:
+                self._reporter.paused(ledger.state)
+                if self._drain:
+                    return
+                self._stay_paused(ledger)
+                continue
+            self._reporter.monitor.entered("running")
+            goal = self._requests.goal
+            pipeline = Pipeline(self._services, ledger, self._planner, self._engine, self._jobs)
+            if pipeline.run(goal or self._until, self._is_interrupted):
+                if goal is None:
+                    return
+                self._requests.reached()
+
+    def _stay_paused(self, ledger: Ledger) -> None:
+        """Keep the lease and observe the ends of the partitions, until a request arrives or the mapping is stopped."""
+        while not self._is_interrupted():
+            self._services.ownership.check()
+            self._reporter.monitor.polled(ledger.state.position.offsets, self._planner.ends())
+            self._requests.wait(_PAUSED_SECONDS)
+
+    def _is_interrupted(self) -> bool:
+        return self._stop.is_set() or self._requests.are_waiting
 
     def _on_commit(self) -> None:
         """Reset the backoff and the count of failed stages."""
@@ -176,9 +202,9 @@ class MappingLoop:
                 hint=error.hint or _OUT_OF_MEMORY,
             ) from error
         if isinstance(error, JobTimeout):
-            self.reporter.aborted(self._services.ownership.abort_leftovers())
+            self._reporter.aborted(self._services.ownership.abort_leftovers())
             self._services.ownership.release()
-            pause(_ASIDE_SECONDS, self._services.signals.stop)
+            pause(_ASIDE_SECONDS, self._stop)
 
     def _warn_about(self, table: Table) -> None:
         """Log warnings about the table, once per process."""
@@ -190,20 +216,3 @@ class MappingLoop:
         if odd:
             events.odd_partitions(self.options.name, str(table.name), len(odd), partitions.describe_odd(odd))
         self._has_warned = True
-
-    def _close(self) -> None:
-        """Abort open transactions, release the lease and close the Kafka client.
-
-        If the metastore is unavailable, the transactions and the lease remain until they time out.
-        """
-        ownership = self._services.ownership
-        try:
-            try:
-                if ownership.confirm():
-                    self.reporter.aborted(ownership.abort_leftovers())
-            finally:
-                ownership.release()
-        except IngestdError as error:
-            events.left_open(self.options.name, error)
-        self._recovery.close()
-        self._mirror.close()

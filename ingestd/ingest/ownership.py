@@ -15,8 +15,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ingestd.clock import pause
-from ingestd.errors import OwnershipLost, Unavailable
+from ingestd.clock import monotonic, pause
+from ingestd.errors import IngestdError, OwnershipLost, Unavailable
 from ingestd.hive import leases, transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import Claim
@@ -29,6 +29,12 @@ _POLL_SECONDS = 1.0
 # The same interval while there is no owner. Daemons that request the lease at the same moment see only each other's
 # waiting locks.
 _CONTEST_SECONDS = 0.2
+
+
+class OwnerAlive(IngestdError):
+    """Another daemon owns the mapping and sends heartbeats."""
+
+    exit_code = 69
 
 
 class Ownership:
@@ -76,10 +82,7 @@ class Ownership:
             alive = self._release_dead(interval)
             self._monitor.progressed()
             if not alive:
-                lock_id = leases.try_acquire(self._metastore, self._lease, self.agent)
-                if lock_id is not None:
-                    self._lock_id = lock_id
-                    self._liveness.keep(lock_id, self._monitor.heard_metastore, self._lose)
+                if self._try_acquire():
                     return True
             elif alive[0].lock_id != reported and self._is_reportable(alive[0]):
                 self.is_takeover = True
@@ -88,6 +91,35 @@ class Ownership:
             interval = _POLL_SECONDS if alive and alive[0].is_held else _CONTEST_SECONDS
             pause(interval, stop)
         return False
+
+    def acquire_unowned(self) -> None:
+        """Become the owner, unless another daemon owns or requests the mapping and sends heartbeats.
+
+        Waits a few seconds for the heartbeats of the claims that exist. Raises OwnerAlive or MetastoreUnavailable.
+        """
+        self._liveness.enter()
+        seen: dict[int, float] = {}
+        while True:
+            alive = self._release_dead(_CONTEST_SECONDS)
+            for claim in alive:
+                watched = monotonic() - seen.setdefault(claim.lock_id, monotonic())
+                if watched - self._liveness.claims.silence(claim) > _CONTEST_SECONDS:
+                    raise OwnerAlive(
+                        f"a running daemon owns the mapping: {claim.agent}",
+                        where=f"lease {self._lease}",
+                        hint="send the request to this daemon, or stop it first",
+                    )
+            if not alive and self._try_acquire():
+                return
+            pause(_CONTEST_SECONDS)
+
+    def _try_acquire(self) -> bool:
+        lock_id = leases.try_acquire(self._metastore, self._lease, self.agent)
+        if lock_id is None:
+            return False
+        self._lock_id = lock_id
+        self._liveness.keep(lock_id, self._monitor.heard_metastore, self._lose)
+        return True
 
     def _is_reportable(self, claim: Claim) -> bool:
         """Return whether the claim is held or has waited for more than a second.

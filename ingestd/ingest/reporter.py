@@ -61,6 +61,11 @@ class Reporter:
         self.monitor.entered("running")
         events.owner(self._name, sum(state.position.offsets.values()), aborted)
 
+    def paused(self, state: MappingState) -> None:
+        """Report that the mapping is paused. `state` says who paused it."""
+        self.monitor.entered("paused")
+        events.paused(self._name, state.changed_by)
+
     # --- transactions
 
     def opened(self, pending: PendingTransaction) -> None:

@@ -1,4 +1,4 @@
-"""The objects that the main loop, the recovery and the pipeline of one mapping share.
+"""The objects that the main loop, the recovery, the ledger and the pipeline of one mapping share.
 
 Invariant: these objects live as long as the main loop. A `Checkpoint`, in contrast, is valid until the next recovery.
 """
@@ -6,18 +6,22 @@ Invariant: these objects live as long as the main loop. A `Checkpoint`, in contr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from ingestd.compaction.pacing import Pace
 from ingestd.compaction.watch import TableWatch
+from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
+from ingestd.ingest import events
+from ingestd.ingest.compaction_report import CompactionReport
+from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
-from ingestd.ingest.plan import Planner
 from ingestd.ingest.reporter import Reporter
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.staging_area import StagingArea
 from ingestd.ingest.steps import Observe
-from ingestd.spark.engine import Engine, JobGroup
+from ingestd.kafka.admin import Broker, OffsetMirror
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +30,56 @@ class Services:
 
     options: MappingOptions
     metastore: Metastore
-    engine: Engine
-    jobs: JobGroup
     signals: Signals
     observe: Observe
     reporter: Reporter
     ownership: Ownership
-    planner: Planner
     staging: StagingArea
+    broker: Broker
+    mirror: OffsetMirror
     pace: Pace
     compaction: TableWatch
+
+    @classmethod
+    def of(
+        cls,
+        metastore: Metastore,
+        liveness: Liveness,
+        options: MappingOptions,
+        reporter: Reporter,
+        signals: Signals,
+        observe: Observe,
+    ) -> Services:
+        """Create the clients of a mapping, which connect when they are used. Raises ConfigError."""
+        on_lost = partial(events.lease_lost, options.name)
+        ownership = Ownership(metastore, options, reporter.monitor, liveness, on_lost=on_lost)
+        pace = Pace(options.pacing, options.commit.interval, reporter.paced)
+        report = CompactionReport(options.name, reporter.monitor)
+        return cls(
+            options,
+            metastore,
+            signals,
+            reporter.observing(observe),
+            reporter,
+            ownership,
+            StagingArea(metastore, options.name),
+            Broker(options.kafka),
+            OffsetMirror(options.kafka, options.consumer_group),
+            pace,
+            TableWatch(options.table, options.compaction, pace, report, ownership.agent),
+        )
+
+    def close(self) -> None:
+        """Abort open transactions, release the lease and close the Kafka client.
+
+        If the metastore is unavailable, the transactions and the lease remain until they time out.
+        """
+        try:
+            try:
+                if self.ownership.confirm():
+                    self.reporter.aborted(self.ownership.abort_leftovers())
+            finally:
+                self.ownership.release()
+        except IngestdError as error:
+            events.left_open(self.options.name, error)
+        self.mirror.close()

@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
+from ingestd.errors import InvalidTable
 from ingestd.kafka.ranges import Position, TopicIdentity, TopicPartition
 
-# Version 2 added `topics`. A state of version 1 contains no topic ids.
-_VERSION = 2
+# Version 2 added `topics`, without which a state contains no topic ids. Version 3 added `paused` and the last change.
+_VERSION = 3
+_COMMIT_KEYS = ("table", "rows", "txn", "write_id", "owner", "at")
+_CHANGE_KEYS = ("paused", "changed_by", "changed_at", "change")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,8 @@ class MappingState:
     """The state after a commit.
 
     `position` is the committed position, and `rows` is the number of rows of all commits so far. `txn`, `write_id`,
-    `owner` and `at` (ISO 8601, UTC) describe the last commit.
+    `owner` and `at` (ISO 8601, UTC) describe the last commit. `paused` says that no record is ingested until an
+    operator resumes the mapping. `change` describes the last change by an operator, `changed_by` at `changed_at`.
     """
 
     table: str
@@ -29,6 +33,10 @@ class MappingState:
     write_id: int = 0
     owner: str = ""
     at: str = ""
+    paused: bool = False
+    changed_by: str = ""
+    changed_at: str = ""
+    change: str = ""
 
     def text(self) -> str:
         """Return the state as one line of ASCII JSON."""
@@ -36,21 +44,31 @@ class MappingState:
         for (topic, partition), offset in sorted(self.position.offsets.items()):
             offsets.setdefault(topic, {})[str(partition)] = offset
         topics = {name: {"cluster": i.cluster_id, "id": i.topic_id} for name, i in sorted(self.position.topics.items())}
-        document = {"v": _VERSION, "table": self.table, "offsets": offsets, "topics": topics, "rows": self.rows}
-        document |= {"txn": self.txn, "write_id": self.write_id, "owner": self.owner, "at": self.at}
+        document: dict[str, object] = {"v": _VERSION, "offsets": offsets, "topics": topics}
+        document |= {key: getattr(self, key) for key in (*_COMMIT_KEYS, *_CHANGE_KEYS)}
         return json.dumps(document, separators=(",", ":"))
 
     @classmethod
     def parse(cls, text: str) -> MappingState | None:
-        """Parse the text of a state. Returns None for the empty text of a mapping that has never committed."""
+        """Parse the text of a state. Returns None for the empty text of a mapping that has never committed.
+
+        Raises InvalidTable for a state of a newer version of ingestd.
+        """
         if not text:
             return None
         document = json.loads(text)
+        if document["v"] > _VERSION:
+            raise InvalidTable(
+                f"the stored state has version {document['v']}, and this ingestd knows only {_VERSION}",
+                where=f"state of the mapping into {document.get('table', '?')}",
+                hint="a newer ingestd stored it: run that version or a later one",
+            )
         offsets = {
             TopicPartition(topic, int(partition)): offset
             for topic, partitions in document["offsets"].items()
             for partition, offset in partitions.items()
         }
         topics = {name: TopicIdentity(i["cluster"], i["id"]) for name, i in document.get("topics", {}).items()}
-        keys = ("table", "rows", "txn", "write_id", "owner", "at")
-        return cls(position=Position(offsets, topics), **{key: document[key] for key in keys})
+        values = {key: document[key] for key in _COMMIT_KEYS}
+        values |= {key: document[key] for key in _CHANGE_KEYS if key in document}
+        return cls(position=Position(offsets, topics), **values)

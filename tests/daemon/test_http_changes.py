@@ -106,8 +106,7 @@ def test_change_when_its_client_disconnects_then_it_is_still_carried_out(client:
     with closing(client.open()) as connection:
         connection.request("POST", "/mappings/orders/pause", "{}", JSON)
         eventually("the request", fleet.controls["orders"].changed.is_set)
-    [request] = fleet.controls["orders"].take()
-    assert request.done.set_running_or_notify_cancel()
+    [request] = fleet.controls["orders"].take()  # without requests that were cancelled
     request.done.set_result(None)
 
 
