@@ -58,7 +58,7 @@ def _findings(files: tuple[Path, ...], directory: Path | None, timeout: float) -
     except ConfigError as error:
         for one in error.faults if isinstance(error, ConfigFaults) else [error]:
             yield Finding("configuration", "configuration", refused(one))
-        yield from examine_machine(0)
+        yield from examine_machine(0, limit_seconds=timeout)
         return
     yield from examine(document, limit_seconds=timeout)
 

@@ -13,12 +13,11 @@ from ingestd.doctor.finding import Check, Verdict, fault, ok, warning
 from ingestd.errors import BrokerUnavailable, OffsetsLost
 from ingestd.hive import health, leases
 from ingestd.hive.client import Metastore
-from ingestd.hive.control import find_control_table, read_state
 from ingestd.ingest.checks import readable_topic
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.state import MappingState
+from ingestd.ingest.stored import PartitionOffsets, read_mapping
 from ingestd.kafka.admin import Broker, OffsetMirror
-from ingestd.kafka.ranges import TopicPartition
+from ingestd.kafka.ranges import Offsets, TopicPartition
 
 _ANSWER_SECONDS = 5.0
 # Of the retention time: records that are older than this part of it, and not yet stored in Hive, are reported.
@@ -45,11 +44,6 @@ class Examined:
         """Return a client of the mapping's Kafka cluster, which waits a few seconds for an answer."""
         return Broker(self.options.kafka, timeout_seconds=_ANSWER_SECONDS)
 
-    def state(self) -> MappingState | None:
-        """Return the stored state, or None if the mapping has never committed."""
-        control = find_control_table(self.metastore, self.options.control)
-        return MappingState.parse(read_state(self.metastore, control)) if control else None
-
 
 def _cluster(mapping: Examined) -> Iterator[Verdict]:
     broker = mapping.broker()
@@ -74,30 +68,32 @@ def _group(mapping: Examined) -> Iterator[Verdict]:
 
 
 def _retention(mapping: Examined) -> Iterator[Verdict]:
-    broker, state = mapping.broker(), mapping.state()
-    stored = state.position.offsets if state else {}
+    broker, stored = mapping.broker(), read_mapping(mapping.metastore, mapping.options)
     for topic in mapping.options.topics:
-        partitions = broker.partitions([topic])
-        first, ends = broker.earliest(partitions), broker.ends(partitions)
-        position = {p: stored.get(p, _start(mapping.options, first[p], ends[p])) for p in partitions}
-        lag = sum(max(0, ends[p] - position[p]) for p in partitions)
+        offsets = [one for one in stored.offsets if one.partition.topic == topic]
+        position = {one.partition: _position(mapping.options, one) for one in offsets}
+        lag = sum(max(0, one.end - position[one.partition]) for one in offsets)
         found = f"topic {topic}: {lag:,} offsets are not stored yet"
-        lost = {p: first[p] - position[p] for p in partitions if position[p] < first[p]}
-        if lost:
-            yield _lost(mapping.options, found, lost)
-            continue
-        keep = _retention_ms(broker.topic_settings(topic))
-        if keep is None:
-            yield ok(f"{found}; the topic has no retention time")
-            continue
-        yield _expiring(broker, f"{found}; {_TIME} is {_days(keep)}", position, keep)
+        deleted = {one.partition: one.earliest - position[one.partition] for one in offsets}
+        beyond = {one.partition: position[one.partition] - one.end for one in offsets}
+        if stored.is_recreated(topic):
+            yield _lost(mapping.options, f"{found}: the committed position is that of an earlier topic of this name")
+        elif lost := _positive(deleted):
+            yield _lost(mapping.options, f"{found}: Kafka has deleted {_listed(lost)} before they were stored")
+        elif lost := _positive(beyond):
+            yield _lost(mapping.options, f"{found}: Kafka has lost {_listed(lost)} that were stored already")
+        else:
+            yield _expiring(broker, found, position, _retention_ms(broker.topic_settings(topic)))
 
 
 _TIME = "retention.ms"
 
 
-def _expiring(broker: Broker, found: str, position: Mapping[TopicPartition, int], keep_ms: int) -> Verdict:
+def _expiring(broker: Broker, found: str, position: Offsets, keep_ms: int | None) -> Verdict:
     """Judge how much of the retention time has passed for the records that are not stored yet."""
+    if keep_ms is None:
+        return ok(f"{found}; the topic has no retention time")
+    found = f"{found}; {_TIME} is {_days(keep_ms)}"
     now_ms = int(now() * 1000)
     fix = f"raise {_TIME} of the topic until the mapping has caught up, and find out why it lags"
     expired = _older(broker, position, now_ms - keep_ms)
@@ -110,23 +106,29 @@ def _expiring(broker: Broker, found: str, position: Mapping[TopicPartition, int]
     return ok(found)
 
 
-def _older(broker: Broker, position: Mapping[TopicPartition, int], time_ms: int) -> dict[TopicPartition, int]:
+def _older(broker: Broker, position: Offsets, time_ms: int) -> dict[TopicPartition, int]:
     """Return how many offsets from `position` have records with an earlier timestamp, for partitions with some."""
     later = broker.at_time(position, max(0, time_ms))
     return {p: later[p] - offset for p, offset in position.items() if later[p] > offset}
 
 
-def _lost(options: MappingOptions, found: str, lost: Mapping[TopicPartition, int]) -> Verdict:
-    text = f"{found}: Kafka has deleted {_listed(lost)} before they were stored"
+def _lost(options: MappingOptions, found: str) -> Verdict:
     if options.on_offset_loss != "stop":
-        fix = f"no action is needed: on_offset_loss is {options.on_offset_loss}; raise {_TIME} to prevent it"
-        return warning(text, fix)
-    return fault(text, "restore the records, or set on_offset_loss of the mapping to earliest or latest", OffsetsLost)
+        return warning(
+            found, f"no action is needed: the mapping continues at {options.on_offset_loss} (on_offset_loss)"
+        )
+    return fault(found, "restore the records, or set on_offset_loss of the mapping to earliest or latest", OffsetsLost)
 
 
-def _start(options: MappingOptions, first: int, end: int) -> int:
-    """Return the offset where the first run starts, or the end if only the run itself can determine it."""
-    return first if options.start.at == "earliest" else end
+def _positive(counts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    return {partition: count for partition, count in counts.items() if count > 0}
+
+
+def _position(options: MappingOptions, one: PartitionOffsets) -> int:
+    """Return the committed position, or where the first run starts; the end if only the run itself determines it."""
+    if one.committed is not None:
+        return one.committed
+    return one.earliest if options.start.at == "earliest" else one.end
 
 
 def _retention_ms(settings: Mapping[str, str]) -> int | None:

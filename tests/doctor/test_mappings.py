@@ -61,15 +61,24 @@ class _Clinic:
         assert producer.flush(30) == 0
         return topic
 
-    def lose_records(self) -> str:
-        """Store a position of a topic, then delete a record behind it that was not stored. Return the topic."""
-        topic = self.stack.topic(1, f"{self.stack.name}_lost")
-        self.stack.produce([{"id": 1}], topic)
-        self.stack.drain(self.stack.config(self.mapping("lost", topics=[topic]), self.mapping("fine")))
-        self.stack.produce([{"id": 2}, {"id": 3}], topic)
-        partition = TopicPartition(topic, 0, 2)
-        self.stack.admin.delete_records([partition])[partition].result(30)
-        return topic
+    def lose_records(self) -> tuple[str, str]:
+        """Store positions of two topics, then delete a record of the first that was not stored, and recreate the other.
+
+        Return their names.
+        """
+        stack = self.stack
+        lost, recreated = (stack.topic(1, f"{stack.name}_{case}") for case in ("lost", "recreated"))
+        for topic in (lost, recreated):
+            stack.produce([{"id": 1}], topic)
+        mappings = [self.mapping("lost", topics=[lost]), self.mapping("recreated", topics=[recreated])]
+        stack.drain(stack.config(*mappings, self.mapping("fine")))
+        stack.produce([{"id": 2}, {"id": 3}], lost)
+        partition = TopicPartition(lost, 0, 2)
+        stack.admin.delete_records([partition])[partition].result(30)
+        stack.admin.delete_topics([recreated])[recreated].result(30)
+        eventually("the topic to be deleted", lambda: recreated not in stack.admin.list_topics(timeout=30).topics)
+        stack.topic(1, recreated)
+        return lost, recreated
 
     def count_wrong(self) -> TableName:
         """Claim a row count that is not that of the files."""
@@ -134,13 +143,15 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
     homeless = clinic.table("homeless")
     place = local_path(load_acid_table(stack.metastore, homeless).location)
     place.rename(place.with_name(f"{place.name}.moved"))
+    lost, recreated = clinic.lose_records()
     mappings = [
         clinic.mapping("fine"),
         clinic.mapping("no_topic", topics=[f"{stack.name}-none"]),
         clinic.mapping("no_table", table=f"default.{stack.name}_none"),
         clinic.mapping("not_acid", table=f"default.{stack.name}_plain"),
         clinic.mapping("homeless", table=str(homeless)),
-        clinic.mapping("lost", topics=[clinic.lose_records()]),
+        clinic.mapping("lost", topics=[lost]),
+        clinic.mapping("recreated", topics=[recreated]),
         clinic.mapping("expired", topics=[clinic.old_topic("expired", 2 * HOUR_MS)]),
         clinic.mapping("expiring", topics=[clinic.old_topic("expiring", HOUR_MS * 9 // 10)]),
         clinic.mapping("future", topics=[clinic.old_topic("future", -HOUR_MS)]),
@@ -158,6 +169,7 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
         clinic.name("not_acid"): {"table.definition": "fault"},
         clinic.name("homeless"): {"table.storage": "fault"},
         clinic.name("lost"): {"kafka.retention": "fault"},
+        clinic.name("recreated"): {"kafka.retention": "fault"},
         clinic.name("expired"): {"kafka.retention": "fault"},
         clinic.name("expiring"): {"kafka.retention": "warning"},
         clinic.name("future"): {"kafka.clock": "warning"},
