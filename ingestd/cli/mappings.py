@@ -8,11 +8,11 @@ from typing import Any, Literal
 import click
 
 from ingestd.cli.client import author
-from ingestd.cli.presentation import Column, Output, console, print_json, table, with_output
+from ingestd.cli.presentation import Column, Output, confirm, console, print_json, table, with_output
 from ingestd.cli.run import with_config
 from ingestd.cli.source import Source, with_endpoint
 from ingestd.cli.status import read_status
-from ingestd.ingest.control import RequestFailed
+from ingestd.ingest.control import Request, RequestFailed
 
 _COLUMNS = (Column("mapping"), Column("topics"), Column("table"), Column("state"), Column("owner"))
 
@@ -70,12 +70,38 @@ def flush(mapping: str, output: Output, **where: Any) -> None:
     _request("flush", mapping, output, Source(**where))
 
 
+@mappings.command()
+@click.argument("mapping")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation. Required without a terminal.")
+@with_config
+@with_output
+def retire(mapping: str, yes: bool, files: tuple[Path, ...], directory: Path | None, output: Output) -> None:
+    """Remove the stored state of MAPPING: its control table, and its consumer group in Kafka.
+
+    The table and its rows stay. MAPPING need not be in the configuration any longer. If it is run again, it starts
+    where its key `start` says. Refused while a daemon runs it.
+    """
+    source = Source(files, directory)
+    stored = source.read_retirable(mapping)
+    if output == "table":
+        state = stored.state
+        click.echo(f"control table: {stored.options.control}, {len(stored.committed)} partitions")
+        click.echo(f"last commit: {state.at if state else 'none'}, {state.rows if state else 0:,} rows in total")
+        click.echo(f"consumer group: {stored.options.consumer_group}")
+    if not yes:
+        confirm(f"Remove the state of mapping {mapping}?")
+    source.retire(stored)
+    _report("retire", mapping, "removed", output)
+
+
 def _request(action: Literal["pause", "resume", "flush"], mapping: str, output: Output, source: Source) -> None:
     """Let the daemon carry out the request. Without a daemon, store it."""
     is_done = source.ask(lambda daemon: daemon.change(mapping, action, {"by": author()}))
     if is_done is None:
-        hint = "start the daemon, or name it with --url"
-        raise RequestFailed(f"no daemon answers that could {action} it", where=f"mapping {mapping}", hint=hint)
+        if action == "flush":
+            hint = "start the daemon, or name it with --url"
+            raise RequestFailed("no daemon answers that could flush it", where=f"mapping {mapping}", hint=hint)
+        source.change_stored(source.mapping(mapping), Request(action, author()))
     _report(action, mapping, "accepted" if is_done is False else "done", output)
 
 

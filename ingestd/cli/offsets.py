@@ -18,8 +18,9 @@ from ingestd.cli.presentation import Column, Output, confirm, console, number, p
 from ingestd.cli.run import with_config
 from ingestd.cli.source import Source, with_endpoint
 from ingestd.errors import ConfigError
-from ingestd.ingest.control import PositionChange
-from ingestd.ingest.options import parse_time
+from ingestd.ingest.control import PositionChange, Request
+from ingestd.ingest.options import MappingOptions, parse_time
+from ingestd.ingest.ownership import OwnerAlive
 from ingestd.ingest.positions import PartitionMove, Target, position_change, preview
 from ingestd.ingest.stored import StoredMapping
 from ingestd.kafka.ranges import Offsets, TopicPartition
@@ -60,6 +61,7 @@ def _with_change_options(command: Any) -> Any:
     options: list[Any] = [
         click.option("--dry-run", is_flag=True, help="Show what would be skipped or read again, and change nothing."),
         click.option("--yes", is_flag=True, help="Do not ask for confirmation. Required without a terminal."),
+        click.option("--hand-over", is_flag=True, help="Let the daemon that runs the mapping make the change."),
         with_endpoint,
         with_config,
         with_output,
@@ -124,6 +126,7 @@ def _change(  # noqa: PLR0913 - the options of two commands
     directory: Path | None,
     dry_run: bool,
     yes: bool,
+    hand_over: bool,
     output: Output,
     **endpoint: Any,
 ) -> None:
@@ -139,7 +142,7 @@ def _change(  # noqa: PLR0913 - the options of two commands
     result = "unchanged"
     if is_wanted:
         change = position_change(moves)
-        result = _hand_over(source, mapping, change)
+        result = _hand_over(source, mapping, change) if hand_over else _store(source, stored.options, change)
     if output == "json":
         print_json({"mapping": mapping, "result": result, "moves": [_move(move) for move in moves]})
     else:
@@ -153,6 +156,16 @@ def _hand_over(source: Source, mapping: str, change: PositionChange) -> str:
         raise click.UsageError("--hand-over needs the address of the daemon: set http.listen or use --url")
     fields = {"offsets": _nested(change.offsets), "expected": _nested(change.expected), "by": author()}
     return "changed" if Daemon(endpoint).change(mapping, "offsets", fields) else "accepted"
+
+
+def _store(source: Source, options: MappingOptions, change: PositionChange) -> str:
+    """Commit the change without a daemon. Returns `changed`. Raises OwnerAlive if a daemon runs the mapping."""
+    try:
+        source.change_stored(options, Request("set_position", author(), change))
+    except OwnerAlive as error:
+        hint = "let the daemon make the change (--hand-over), or stop it first"
+        raise OwnerAlive(error.what, where=error.where, hint=hint) from None
+    return "changed"
 
 
 def _show(moves: Sequence[PartitionMove]) -> None:
@@ -245,7 +258,11 @@ def _document(found: StoredMapping) -> dict[str, object]:
     return {
         "mapping": found.options.name,
         "table": str(found.options.table),
-        "stored": state and {"txn": state.txn, "write_id": state.write_id, "owner": state.owner, "at": state.at},
+        "paused": bool(state and state.paused),
+        "last_commit": state and {"txn": state.txn, "write_id": state.write_id, "owner": state.owner, "at": state.at},
+        "last_change": {"change": state.change, "by": state.changed_by, "at": state.changed_at}
+        if state and state.changed_by
+        else None,
         "offsets": [
             {
                 "topic": one.partition.topic,

@@ -16,10 +16,14 @@ import click
 
 from ingestd.cli.client import Daemon, DaemonUnreachable, Endpoint
 from ingestd.config.document import Document, load
+from ingestd.daemon import failpoints, log
 from ingestd.errors import ConfigError
 from ingestd.hive.client import Metastore
+from ingestd.ingest.control import Request
+from ingestd.ingest.offline import change_stored
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.stored import StoredMapping, read_mapping, read_mappings
+from ingestd.ingest.retire import retire
+from ingestd.ingest.stored import StoredMapping, find_options, read_mapping, read_mappings
 
 T = TypeVar("T")
 _endpoint_options: list[Any] = [
@@ -106,6 +110,26 @@ class Source:
         options = self.mapping(name)
         with self._metastore() as metastore:
             return read_mapping(metastore, options)
+
+    def read_retirable(self, name: str) -> StoredMapping:
+        """Read a mapping that may no longer be in the configuration."""
+        with self._metastore() as metastore:
+            options = next((one for one in self.document.mappings if one.name == name), None)
+            if options is None:
+                options = find_options(metastore, name, self.document.control.database, self.document.kafka)
+            return read_mapping(metastore, options or self.mapping(name))
+
+    def change_stored(self, options: MappingOptions, request: Request) -> None:
+        """Carry out a request without a daemon. Raises OwnerAlive if a daemon runs the mapping."""
+        log.configure("auto", "warning")
+        with self._metastore() as metastore:
+            change_stored(metastore, options, request, failpoints.from_environment())
+
+    def retire(self, stored: StoredMapping) -> None:
+        """Remove the stored state of a mapping. Raises OwnerAlive if a daemon runs the mapping."""
+        log.configure("auto", "warning")
+        with self._metastore() as metastore:
+            retire(metastore, stored)
 
     @contextmanager
     def _metastore(self) -> Iterator[Metastore]:

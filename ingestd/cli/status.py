@@ -164,9 +164,11 @@ def _entry(found: StoredMapping) -> dict[str, Any]:
 
 
 def _state(found: StoredMapping) -> str:
-    """Return `owned`, `silent` if the owner sends no heartbeats, `unowned`, or `unknown` after an error."""
+    """Return `paused`, `owned`, `silent` if the owner sends no heartbeats, `unowned`, or `unknown` after an error."""
     if found.problem is not None:
         return "unknown"
+    if found.state and found.state.paused:
+        return "paused"
     if found.owner is None:
         return "unowned"
     return "silent" if now() - found.owner.beat[0] / 1000 > _SILENT_SECONDS else "owned"

@@ -15,10 +15,12 @@ from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import find_control_table, read_state
 from ingestd.hive.leases import Claim
+from ingestd.hive.tables import TableName
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.state import MappingState
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import Offsets, TopicIdentity, TopicPartition
+from ingestd.keys import Setting
 
 # Mappings that are read at the same time. Each takes about ten requests.
 _READERS = 8
@@ -92,6 +94,18 @@ def read_mapping(metastore: Metastore, options: MappingOptions) -> StoredMapping
     if found.problem is not None:
         raise found.problem
     return found
+
+
+def find_options(
+    metastore: Metastore, name: str, control_database: str, kafka: Mapping[str, Setting]
+) -> MappingOptions | None:
+    """Return the options of a mapping that is only known from its stored state; None if there is no such state."""
+    control = find_control_table(metastore, TableName(control_database, f"mapping_{name}"))
+    state = MappingState.parse(read_state(metastore, control)) if control else None
+    if state is None:
+        return None
+    topics = tuple(sorted({partition.topic for partition in state.position.offsets}))
+    return MappingOptions(name, topics, TableName.parse(state.table), kafka=kafka, control_database=control_database)
 
 
 def _read(metastore: Metastore, brokers: _Brokers, options: MappingOptions) -> StoredMapping:

@@ -58,7 +58,7 @@ def test_offsets_show_then_shows_committed_and_available_offsets(run: Run, stack
     config = stack.config()
     name = stack.name[-40:]
     before = run("offsets", "show", name, "--output", "json", "--config", config).json
-    assert before["stored"] is None
+    assert before["last_commit"] is None
     assert [one["committed"] for one in before["offsets"]] == [None, None]
     stack.produce(_rows(0, 10), partition=0)
     stack.drain(config)
@@ -67,7 +67,7 @@ def test_offsets_show_then_shows_committed_and_available_offsets(run: Run, stack
     keys = ("topic", "partition", "earliest", "committed", "end", "lag")
     expected = [[stack.name, 0, 0, 10, 10, 0], [stack.name, 1, 0, 0, 3, 3]]
     assert [[one[key] for key in keys] for one in after["offsets"]] == expected
-    assert after["stored"]["txn"] > 0
+    assert after["last_commit"]["txn"] > 0
     table = run("offsets", "show", name, "--config", config).out.splitlines()
     assert table[0].split() == list(keys)
     assert [line.split() for line in table[1:]] == [[str(value) for value in row] for row in expected]
