@@ -5,8 +5,8 @@ commit, so that a number which ANALYZE reverted is recounted even if no commit f
 
 After each compaction Hive runs ANALYZE, which writes back parameters that it read up to a few seconds earlier, so the
 count of a commit in between is lost. Usually the next commit to the partition detects this; if no commit follows, the
-checks of this module detect it. Recounts happen only here, in a thread that runs while checks are due, so a commit
-never has to recount. A check costs one metastore call per 200 partitions and one listing of each directory.
+checks of this module detect it. Recounts happen only here, in a few threads that all tables of the process share, so a
+commit never has to recount. A check costs one metastore call per 200 partitions and one listing of each directory.
 
 A recount holds the counting lease for about 2 s at a time. It locks the table as a reader, so that no partition is
 recreated after its files were read and before its number is written.
@@ -31,6 +31,7 @@ from ingestd.hive.tables import WHOLE_TABLE, Table, TableName, load_acid_table
 from ingestd.hive.transaction_leases import TransactionLease
 from ingestd.hive.transactions import LockTimeout, Transaction, Wait
 from ingestd.hive.write_ids import is_committed, read_snapshot
+from ingestd.publish.agenda import Agenda
 from ingestd.publish.row_count_parameters import Known, WriteIdRange, is_ours, is_right, recounted
 from ingestd.retry import Backoff
 from ingestd.storage.local import local_path
@@ -47,6 +48,9 @@ _MAX_BATCHES = 32
 # After this time a recount releases the lease to let commits proceed, and continues later.
 _RECOUNT_SECONDS = 2.0
 _RETRIED = "no action is needed: the recount is retried"
+# The threads that check and recount, for all tables of the process.
+_THREADS = 4
+_agenda = Agenda(_THREADS)
 
 
 class Report(Protocol):
@@ -80,7 +84,7 @@ class _State:
     watched: dict[str, _Watched] = field(default_factory=dict)
     batches: dict[WriteIdRange, None] = field(default_factory=dict)
     survey_due: float | None = None
-    thread: threading.Thread | None = None
+    running: bool = False
     closing: bool = False
 
 
@@ -167,54 +171,59 @@ class RowCountRepair:
         """Run checks that are due soon immediately, then stop. Waits until `deadline` or until `stop` is set."""
         with self._changed:
             self._state.closing = True
-            self._changed.notify_all()
-            thread = self._state.thread
-        while thread and thread.is_alive() and not deadline.passed and not stop.is_set():
-            thread.join(min(0.1, deadline.left))
+            self._wake()
+            while self._state.running or self._next_time() is not None:
+                if deadline.passed or stop.is_set():
+                    break
+                self._changed.wait(min(0.1, deadline.left))
         self._halt.set()
 
     def _wake(self) -> None:
-        """Start the thread if there is none, and notify it of a change; the caller holds `_changed`."""
-        if self._state.thread is None and not self._state.closing:
-            self._state.thread = threading.Thread(target=self._run, name=f"row-counts-{self._writer}", daemon=True)
-            self._state.thread.start()
-        self._changed.notify_all()
+        """Plan the next check; the caller holds `_changed`."""
+        at = self._next_time()
+        if at is not None:
+            _agenda.plan(self._run, at)
 
-    def _run(self) -> None:
-        """Run the scheduled checks until none remain."""
+    def _next_time(self) -> float | None:
+        """Return when the next check is due (monotonic seconds), None if there is none; the caller holds `_changed`."""
+        state = self._state
+        if self._halt.is_set():
+            return None
+        if state.closing:
+            is_due = state.survey_due is not None or any(not one.checks for one in state.watched.values())
+            return monotonic() if is_due else None
+        times = [one.due for one in state.watched.values()]
+        if state.survey_due is not None:
+            times.append(state.survey_due)
+        return min(times, default=None)
+
+    def _run(self) -> float | None:
+        """Run the checks that are due, and return when the next ones are due; None if nothing is left to do."""
+        with self._changed:
+            until = monotonic() + _TOGETHER_SECONDS
+            is_closing = self._state.closing
+            due = {
+                name: one
+                for name, one in self._state.watched.items()
+                if (not one.checks if is_closing else one.due <= until)
+            }
+            self._state.running = self._next_time() is not None
+            if not self._state.running:
+                return None
+        pause_seconds = 0.0
         try:
-            while (due := self._next_due()) is not None and self._work(due):
-                pass
+            pause_seconds = self._work(due)
         finally:
             with self._changed:
-                if self._state.thread is threading.current_thread():
-                    self._state.thread = None
+                self._state.running = False
+                self._changed.notify_all()
+                again = self._next_time()
+                if pause_seconds and self._state.closing:
+                    self._halt.set()
+        return None if again is None else max(again, monotonic() + pause_seconds)
 
-    def _next_due(self) -> dict[str, _Watched] | None:
-        """Wait for the next check; return the partitions that are due, by name, or None if nothing is left to do."""
-        with self._changed:
-            state = self._state
-            while not self._halt.is_set():
-                if state.closing:
-                    due = {name: one for name, one in state.watched.items() if not one.checks}
-                    if due or state.survey_due is not None:
-                        return due
-                    break
-                times = [one.due for one in state.watched.values()]
-                if state.survey_due is not None:
-                    times.append(state.survey_due)
-                if not times:
-                    break
-                seconds = min(times) - monotonic()
-                if seconds <= 0:
-                    until = monotonic() + _TOGETHER_SECONDS
-                    return {name: one for name, one in state.watched.items() if one.due <= until}
-                self._changed.wait(seconds)
-            state.thread = None  # from now on `_wake` starts a new thread
-            return None
-
-    def _work(self, due: Mapping[str, _Watched]) -> bool:
-        """Run the checks that are due; return False if they failed and the thread must end."""
+    def _work(self, due: Mapping[str, _Watched]) -> float:
+        """Run the checks that are due. Returns 0, or if they failed, the seconds to wait before the retry."""
         try:
             self._check_due(due)
             self._survey_if_due()
@@ -223,11 +232,14 @@ class RowCountRepair:
                 self._state.watched.clear()
                 self._state.survey_due = None
         except IngestdError as error:
-            return self._wait_after(error)
+            if not self._is_delayed:
+                self._report.delayed(error)  # only the first failure of a series
+            self._is_delayed = True
+            return self._backoff.seconds()
         else:
             self._is_delayed = False
             self._backoff.reset()
-        return True
+        return 0.0
 
     def _check_due(self, due: Mapping[str, _Watched]) -> None:
         """Check the partitions that are due, and recount those that are wrong."""
@@ -347,17 +359,6 @@ class RowCountRepair:
     def _visible_rows(self, found: Parameters, snapshot: ValidWriteIds) -> int:
         path = local_path(found.location)
         return visible_rows(path, snapshot, lambda txn_id: is_committed(self._metastore, txn_id))
-
-    def _wait_after(self, error: IngestdError) -> bool:
-        """Report the first failure of a series and wait before the retry; return False if the thread must end."""
-        if not self._is_delayed:
-            self._report.delayed(error)
-        self._is_delayed = True
-        with self._changed:
-            if self._state.closing or self._halt.is_set():
-                return False
-            self._changed.wait_for(lambda: self._state.closing, self._backoff.seconds())
-            return True
 
 
 def counting_lease(table: Table) -> TransactionLease:
