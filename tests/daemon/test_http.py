@@ -167,7 +167,7 @@ def test_events_when_a_mapping_changes_then_only_the_changed_fields_are_sent(
     fleet.monitors["orders"].entered("paused")
     kind, change = events.next()
     assert (kind, set(change["mappings"]["orders"])) == ("change", {"state", "state_since_unix"})  # type: ignore[index]
-    del fleet.monitors["orders"]
+    fleet.remove("orders")
     assert events.next()[1]["removed"] == ["orders"]
     events.connection.close()
 

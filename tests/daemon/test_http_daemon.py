@@ -1,10 +1,11 @@
-"""The HTTP server of a daemon process that moves records."""
+"""The HTTP server and the status page of a daemon process that moves records."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ingestd.config.http import Address
+from tests.support.browser import browser
 from tests.support.http import Client
 from tests.support.stack import Stack, eventually
 
@@ -14,32 +15,50 @@ def _client(daemon: Any) -> Client:
     return Client(Address("127.0.0.1", int(listening["url"].rstrip("/").rpartition(":")[2])))
 
 
-def test_daemon_when_it_runs_then_its_server_reports_what_it_does(stack: Stack) -> None:
-    stack.topic(2)
-    stack.table("id bigint", "dt string")
-    stack.produce({"id": n, "dt": f"2026-11-{n % 3 + 1:02}"} for n in range(300))
-    config = stack.config(http={"listen": "127.0.0.1:0"})
-    daemon = stack.start_process(config)
+def test_daemon_when_it_runs_then_server_and_page_show_what_it_does(stack: Stack) -> None:
+    good, bad = f"{stack.name}_good"[-40:], f"{stack.name}_bad"[-40:]
+    for name in (good, bad):
+        stack.topic(2, name)
+        stack.table("id bigint", "dt string", name=f"default.{name}")
+        stack.produce(({"id": n, "dt": f"2026-11-{n % 3 + 1:02}"} for n in range(300)), name)
+    stack.produce([{"id": "seven", "dt": "x"}], bad, partition=1)
+    mappings = [{"name": name, "topics": [name], "table": f"default.{name}"} for name in (good, bad)]
+    daemon = stack.start_process(stack.config(*mappings, http={"listen": "127.0.0.1:0"}))
     client = _client(daemon)
-    name = stack.name[-40:]
-    path = f"/mappings/{name}"
-    eventually("300 rows", lambda: client.get(path).status == 200 and client.get(path).json["totals"]["rows"] == 300)
-    eventually("readiness", lambda: client.get("/readyz").status == 200)
-    assert client.get("/livez").status == 200
-    mapping = client.get(path).json
-    assert (mapping["state"], mapping["is_owner"], mapping["lag_offsets"], mapping["lag_seconds"]) == (
-        "running", True, 0, 0,
-    )  # fmt: skip
-    assert sum(part["position"] for part in mapping["partitions"]) == 300
-    assert [part["name"] for part in mapping["hive_partitions"]] == [f"dt=2026-11-{n:02}" for n in (3, 2, 1)]
-    commits = client.get(f"{path}/commits").json["commits"]
-    assert sum(commit["rows"] for commit in commits) == 300
-    assert {"staged", "committed"} <= commits[0]["steps_ms"].keys()
-    assert f'ingestd_rows_total{{mapping="{name}"}} 300' in client.get("/metrics").text
+    eventually("the end of a mapping", lambda: client.get("/readyz").json["ended"])
+    _check_documents(client, good)
+    _check_page(client, good, bad)
 
     # A second daemon that would use the same address does not start.
     second = stack.start_process(stack.config(http={"listen": str(client.address)}))
     assert second.wait() == 78
     assert "http.listen: cannot listen on 127.0.0.1:" in second.text()
     daemon.terminate()
-    assert daemon.wait() == 0
+    assert daemon.wait() == 65  # the record that stopped a mapping
+
+
+def _check_documents(client: Client, name: str) -> None:
+    path = f"/mappings/{name}"
+    eventually("300 rows", lambda: client.get(path).json["totals"]["rows"] == 300)
+    eventually("readiness", lambda: client.get("/readyz").status == 200)
+    assert client.get("/livez").status == 200
+    mapping = client.get(path).json
+    assert (mapping["state"], mapping["is_owner"], mapping["lag_offsets"]) == ("running", True, 0)
+    assert sum(part["position"] for part in mapping["partitions"]) == 300
+    assert sorted(part["name"] for part in mapping["hive_partitions"]) == [f"dt=2026-11-0{n}" for n in (1, 2, 3)]
+    commits = client.get(f"{path}/commits").json["commits"]
+    assert sum(commit["rows"] for commit in commits) == 300
+    assert {"staged", "committed"} <= commits[0]["steps_ms"].keys()
+    assert f'ingestd_rows_total{{mapping="{name}"}} 300' in client.get("/metrics").text
+
+
+def _check_page(client: Client, good: str, bad: str) -> None:
+    url = f"http://{client.address}/"
+    with browser() as page:
+        page.open(url)
+        page.wait("the states", lambda: page.texts("tbody .badge") == ["failed", "running"])
+        assert page.texts("tbody .name") == [bad, good]
+        assert page.text("tbody .problem .error").startswith(f"{bad}[1]")
+        page.open(f"{url}#/mappings/{good}")
+        page.wait("a commit", lambda: f"{good}[" in page.text("table.commits tbody tr"))
+        assert page.complaints() == []

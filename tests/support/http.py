@@ -14,6 +14,7 @@ from typing import Any
 from ingestd.compaction.pacing import Pacing
 from ingestd.compaction.watch import CompactionStatus
 from ingestd.config.http import Address, HttpOptions
+from ingestd.daemon.http.history import History
 from ingestd.daemon.http.server import HttpServer
 from ingestd.hive.tables import TableName
 from ingestd.ingest.control import Control
@@ -43,9 +44,15 @@ class StaticFleet:
 
     def add(self, name: str) -> Monitor:
         """Add a mapping and return its monitor."""
-        self.monitors[name] = Monitor(options(name))
-        self.controls[name] = Control()
+        # The server may be iterating over the old dictionaries.
+        self.monitors = {**self.monitors, name: Monitor(options(name))}
+        self.controls = {**self.controls, name: Control()}
         return self.monitors[name]
+
+    def remove(self, name: str) -> None:
+        """Remove a mapping."""
+        self.monitors = {known: monitor for known, monitor in self.monitors.items() if known != name}
+        self.controls = {known: control for known, control in self.controls.items() if known != name}
 
     def run(self, name: str, rows: int = 1000, lag: int = 0) -> Monitor:
         """Add a mapping that runs, has committed once, and has the given lag."""
@@ -146,8 +153,10 @@ class Client:
 
 
 @contextmanager
-def serving(fleet: StaticFleet, listen: Address = LOOPBACK, **settings: Any) -> Iterator[Client]:
+def serving(
+    fleet: StaticFleet, listen: Address = LOOPBACK, *, history: History | None = None, **settings: Any
+) -> Iterator[Client]:
     """Run a server for `fleet` and yield a client of it. `settings` are keys of the section `http`."""
     server = HttpServer(listen, HttpOptions(**settings))
-    with server.serving(fleet, lambda: (b"ingestd_up 1\n", "text/plain; version=0.0.4")):
+    with server.serving(fleet, lambda: (b"ingestd_up 1\n", "text/plain; version=0.0.4"), history):
         yield Client(Address("127.0.0.1", server.address.port))

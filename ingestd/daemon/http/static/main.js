@@ -64,7 +64,7 @@ function onLink(link) {
   document.body.classList.toggle("stale", link === "gone");
   gone.hidden = link !== "gone";
   if (link === "gone") {
-    gone.replaceChildren(h("strong", {}, "The daemon does not answer"), h("span", { id: "gone-since" }));
+    gone.replaceChildren(h("strong", {}, "The daemon does not answer"), " ", h("span", { id: "gone-since" }));
     tick();
   }
 }

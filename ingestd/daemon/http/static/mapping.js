@@ -141,12 +141,13 @@ export class MappingPage {
   async #loadHistory() {
     clearTimeout(this.historyTimer);
     try {
+      if (!this.live.mappings.has(this.name)) throw new Error("no mapping has this name");
       const found = await load(`${this.path}/history`);
       if (this.isClosed) return;
       const series = [found.records_per_second, found.lag_offsets, found.lag_seconds, found.latency_seconds];
       this.charts.forEach((chart, index) => chart.show(series[index], found.last_unix, found.step_seconds));
     } catch {
-      // The connection state shows an outage, and the next attempt follows.
+      // The page shows an outage and a missing mapping already, and the next attempt follows.
     }
     if (!this.isClosed) this.historyTimer = setTimeout(() => { this.#loadHistory(); this.#loadDetailsSoon(); }, HISTORY_MS);
   }
