@@ -28,6 +28,7 @@ def test_daemon_when_it_runs_then_server_and_page_show_what_it_does(stack: Stack
     eventually("the end of a mapping", lambda: client.get("/readyz").json["ended"])
     _check_documents(client, good)
     _check_page(client, good, bad)
+    _check_changes(client, good)
 
     # A second daemon that would use the same address does not start.
     second = stack.start_process(stack.config(http={"listen": str(client.address)}))
@@ -62,3 +63,19 @@ def _check_page(client: Client, good: str, bad: str) -> None:
         page.open(f"{url}#/mappings/{good}")
         page.wait("a commit", lambda: f"{good}[" in page.text("table.commits tbody tr"))
         assert page.complaints() == []
+
+
+def _check_changes(client: Client, name: str) -> None:
+    path = f"/mappings/{name}"
+    for verb, state in (("pause", "paused"), ("resume", "running")):
+        answer = client.post(f"{path}/{verb}", {"by": "ann", "wait_seconds": 60})
+        assert (answer.status, answer.json["result"]) == (200, "done")
+        eventually(state, lambda state=state: client.get(path).json["state"] == state)  # type: ignore[misc]
+    assert client.post(f"{path}/flush", {"wait_seconds": 60}).json["result"] == "done"
+    first = client.get(path).json["partitions"][0]
+    seen, wanted = ({name: {str(first["partition"]): offset}} for offset in (first["position"], first["position"] - 1))
+    stale = client.post(f"{path}/offsets", {"offsets": wanted, "expected": wanted, "wait_seconds": 60})
+    assert (stale.status, bool(stale.json["error"])) == (409, True)
+    done = client.post(f"{path}/offsets", {"offsets": wanted, "expected": seen, "wait_seconds": 60})
+    assert (done.status, done.json["result"]) == (200, "done")
+    eventually("one row again", lambda: client.get(path).json["totals"]["rows"] == 301)

@@ -139,10 +139,12 @@ def _refuse_unknown(fields: Mapping[str, Any]) -> None:
 
 def _position_change(fields: Json) -> PositionChange:
     offsets, expected = (_offsets(fields.pop(key, None), key) for key in ("offsets", "expected"))
-    if offsets.keys() != expected.keys():
+    if not offsets:
+        raise Refused(400, "must contain at least one offset", where="body: offsets", hint=_OFFSETS_FORM)
+    if not expected.keys() <= offsets.keys():
         raise Refused(
             400,
-            "must name the same partitions as offsets",
+            "must not name other partitions than offsets",
             where="body: expected",
             hint="send the committed positions that you saw, from GET /mappings/NAME",
         )
@@ -157,11 +159,9 @@ def _offsets(value: Any, key: str) -> Offsets:
             for partition, offset in partitions.items()
         }
     except (AttributeError, ValueError):
-        found = {}
-    if not found or not all(type(offset) is int and offset >= 0 for offset in found.values()):
-        raise Refused(
-            400, "must contain an offset for at least one partition", where=f"body: {key}", hint=_OFFSETS_FORM
-        )
+        found = {TopicPartition("", 0): -1}
+    if not all(type(offset) is int and offset >= 0 for offset in found.values()):
+        raise Refused(400, "must contain offsets by topic and partition", where=f"body: {key}", hint=_OFFSETS_FORM)
     return found
 
 
