@@ -1,7 +1,6 @@
 """The container image: it is built from the Dockerfile, and its daemon survives kills and restarts without privileges.
 
 There is no container engine: buildah builds the image, and the test runs its file system, read-only, in namespaces.
-INGESTD_TEST_BASE names another base image; INGESTD_TEST_IMAGE names a built image, which is then tested instead.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,27 +17,13 @@ import yaml
 
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.storage.local import local_path
-from tests.support.container import Container, image_root
+from tests.support.container import Container
 from tests.support.stack import Stack, eventually
 
 pytestmark = [
     pytest.mark.soak,
     pytest.mark.skipif(shutil.which("buildah") is None or os.geteuid() != 0, reason="needs buildah and root"),
 ]
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def image(processes: None) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the root directory of the image and its configuration."""
-    name = os.environ.get("INGESTD_TEST_IMAGE")
-    if name is None:
-        name = "localhost/ingestd-test"
-        base = os.environ.get("INGESTD_TEST_BASE", "python:3.11-slim-bookworm")
-        options = ("--isolation", "chroot", "--format", "docker", "--build-arg", f"BASE={base}")
-        subprocess.run(["buildah", "bud", *options, "--tag", name, ROOT], check=True)
-    with image_root(name) as found:
-        yield found
 
 
 def _files(stack: Stack) -> Path:
@@ -56,9 +39,9 @@ def _files(stack: Stack) -> Path:
 
 
 def test_image_when_it_runs_read_only_without_privileges_then_survives_kill_and_restart(
-    stack: Stack, image: tuple[Path, dict[str, Any]]
+    stack: Stack, image: tuple[str, Path, dict[str, Any]]
 ) -> None:
-    root, config = image
+    _name, root, config = image
     stack.topic(2)
     stack.table("id bigint")
     location = local_path(load_acid_table(stack.metastore, TableName("default", stack.name)).location)

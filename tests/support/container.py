@@ -35,17 +35,18 @@ exec chroot --userspec={uid}:{uid} "$root" env -C /tmp -i "$@"
 
 
 @contextmanager
-def image_root(image: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the root directory of a new container of the image, and the configuration of the image."""
-    container = _buildah("from", "--pull=false", image)
+def image_root(image: str) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """Yield the name and the root directory of a new container of the image, and the configuration of the image."""
+    container = buildah("from", "--pull=false", image)
     try:
-        described = json.loads(_buildah("inspect", "--type", "image", image))
-        yield Path(_buildah("mount", container)), json.loads(described["Config"])["config"]
+        described = json.loads(buildah("inspect", "--type", "image", image))
+        yield container, Path(buildah("mount", container)), json.loads(described["Config"])["config"]
     finally:
-        _buildah("rm", container)
+        buildah("rm", container)
 
 
-def _buildah(*arguments: str) -> str:
+def buildah(*arguments: str) -> str:
+    """Run buildah and return what it prints."""
     return subprocess.run(["buildah", *arguments], capture_output=True, text=True, check=True).stdout.strip()
 
 

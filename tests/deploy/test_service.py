@@ -1,0 +1,111 @@
+"""The service under a real systemd, installed as docs/deploy.md describes, in the file system of the image."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.storage.local import local_path
+from tests.support.container import buildah
+from tests.support.machine import Machine
+from tests.support.stack import Stack, eventually
+
+pytestmark = [
+    pytest.mark.soak,
+    pytest.mark.skipif(shutil.which("buildah") is None or os.geteuid() != 0, reason="needs buildah and root"),
+]
+UNITS = Path(__file__).parents[2] / "systemd"
+
+
+@pytest.fixture
+def root(image: tuple[str, Path, dict[str, Any]]) -> Path:
+    """Return the file system of the image, with systemd and with the units."""
+    container, root, _config = image
+    install = "apt-get update -qq && apt-get install -qq --yes --no-install-recommends systemd dbus && userdel ingestd"
+    buildah("run", "--isolation", "chroot", "--user", "root", container, "--", "sh", "-c", install)
+    for name in ("ingestd.service", "ingestd@.service"):
+        shutil.copy(UNITS / name, root / "etc/systemd/system")
+    for name in ("sysusers.d", "tmpfiles.d"):
+        (root / "etc" / name).mkdir(exist_ok=True)
+        shutil.copy(UNITS / name / "ingestd.conf", root / "etc" / name)
+    (root / "etc/hosts").write_bytes(Path("/etc/hosts").read_bytes())
+    return root
+
+
+@pytest.fixture
+def machine(root: Path, stack: Stack) -> Iterator[Machine]:
+    """Boot a machine with the service enabled, which may write the table of the test."""
+    stack.topic(2)
+    stack.table("id bigint")
+    table = local_path(load_acid_table(stack.metastore, TableName("default", stack.name)).location)
+    table.chmod(0o777)
+    drop_in = root / "etc/systemd/system/ingestd.service.d"
+    drop_in.mkdir()
+    # The watchdog of the test is short, and a suspended daemon does not end by its first signal.
+    settings = f"[Service]\nReadWritePaths={table}\nWatchdogSec=6\nTimeoutAbortSec=2\n"
+    (drop_in / "site.conf").write_text(settings, encoding="utf-8")
+    (root / "etc/ingestd").mkdir(exist_ok=True)
+    shutil.copy(stack.config(), root / "etc/ingestd/ingestd.yaml")
+    (root / "etc/ingestd/ingestd.yaml").chmod(0o644)
+    subprocess.run(["systemctl", f"--root={root}", "enable", "ingestd"], check=True, capture_output=True)
+    machine = Machine(root, table)
+    yield machine
+    machine.power_off()
+
+
+def test_service_when_killed_suspended_and_rebooted_then_loses_and_duplicates_nothing(
+    stack: Stack, machine: Machine, root: Path
+) -> None:
+    total = 0
+
+    def produce() -> None:
+        nonlocal total
+        total += stack.produce({"id": n} for n in range(total, total + 500))
+
+    def is_complete() -> bool:
+        return stack.count() == total
+
+    def has_restarted(times: int) -> bool:
+        return machine.show("ingestd", "NRestarts") == str(times) and is_active()
+
+    def is_active() -> bool:
+        return machine.is_running() and machine.show("ingestd", "ActiveState") == "active"
+
+    produce()
+    eventually("the start at boot", is_active)
+    eventually("the records", is_complete)
+    eventually("the status", lambda: "last commit" in machine.show("ingestd", "StatusText"))
+
+    machine.run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "ingestd")
+    produce()
+    eventually("the restart after a kill", lambda: has_restarted(1))
+    eventually("the records", is_complete)
+
+    machine.run("systemctl", "kill", "--signal=STOP", "--kill-who=main", "ingestd")
+    produce()
+    eventually("the restart by the watchdog", lambda: has_restarted(2))
+    eventually("the records", is_complete)
+
+    machine.power_off()
+    produce()
+    machine.boot()
+    eventually("the start after the loss of power", is_active)
+    eventually("the records", is_complete)
+
+    machine.run("systemctl", "stop", "ingestd")
+    assert machine.show("ingestd", "ExecMainStatus") == "0"
+    assert stack.ids() == list(range(total))
+
+    with (root / "etc/ingestd/ingestd.yaml").open("a", encoding="utf-8") as file:
+        file.write("unknown: 1\n")
+    machine.run("systemctl", "start", "--no-block", "ingestd")
+    eventually("the failure", lambda: machine.show("ingestd", "ActiveState") == "failed")
+    assert machine.show("ingestd", "ExecMainStatus") == "78"
+    assert machine.show("ingestd", "NRestarts") == "0"
