@@ -43,7 +43,7 @@ class PacingOptions:
     """
 
     deltas: Annotated[Count, Doc("Commits become rarer if a partition that they write has more deltas.")] = 100
-    latency: Annotated[Seconds, Doc("Commits become rarer if opening and committing a transaction takes longer.")] = 1.0
+    latency: Annotated[Seconds, Doc("Commits become rarer if opening and committing a transaction takes longer.")] = 2.0
     max_interval: Annotated[
         Seconds | None, Doc("The longest time between commits; by default four times commit.interval.")
     ] = None

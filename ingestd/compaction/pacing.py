@@ -14,7 +14,8 @@ from typing import Literal
 
 from ingestd.compaction.options import PacingOptions
 
-# The weight of the latest commit in the average latency. Five commits replace five sixths of it.
+# The weight of the latest commit in the average latency, which starts at 0: one slow commit, for example the first one,
+# changes little, and five commits replace five sixths of it.
 _WEIGHT = 0.3
 
 
@@ -56,7 +57,7 @@ class Pace:
     def committed(self, latency: float) -> None:
         """Note the seconds in which the metastore opened and committed a transaction."""
         with self._lock:
-            known = self._now.latency or latency
+            known = self._now.latency
             before, after = self._update(self._now.deltas, known + _WEIGHT * (latency - known))
         self._report(before, after)
 

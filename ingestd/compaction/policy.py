@@ -69,10 +69,10 @@ class Queue:
     def allows(self, table: TableName, partition: str) -> bool:
         """Return whether the policy may request a compaction of a partition.
 
-        Hive refuses a request while the files that the previous compaction replaced are not removed.
+        The previous one may still be ready for cleaning: an open transaction can delay Hive's cleaner for hours.
         """
         newest = self._newest.get((table, partition))
-        if newest is None or newest.state == "succeeded":
+        if newest is None or newest.has_result:
             return True
         seconds = _RETRY_SECONDS if newest.state == "failed" else _REFUSED_SECONDS
         return newest.has_failed and now() - max(newest.ended, newest.enqueued) > seconds

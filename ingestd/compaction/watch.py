@@ -35,6 +35,8 @@ _REQUESTS = 20
 # A partition is checked in this many cycles after its compaction has ended. Its transaction commits a moment after the
 # state in the queue has changed, and only then do readers use the result.
 _CHECKS_AFTER_COMPACTION = 3
+# No compaction of the partition is requested for so long, because a survey may not have seen the result.
+_SETTLE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,9 @@ class TableWatch:
         self._survey_at = Deadline.after(0.0)
         self._next_partition = 0
         self._history = History()
-        self._faults: list[str] | None = None
+        self._settling: dict[str, Deadline] = {}
+        self._faults: list[str] = []
+        self._metastore_faults: Sequence[str] = ()
         self._stalls: dict[Service, Stall] = {}
         self._is_delayed = False
         self._reads_queue = True
@@ -165,6 +169,7 @@ class TableWatch:
             self._survey_at = Deadline.after(self._options.survey)
             self._reads_queue = True
         self._remember(found, checked)
+        self._metastore_faults = metastore_faults
         self._note_faults([*metastore_faults, *table_faults(table.parameters, list(self._deltas))])
         if self._options.request == "never" or is_excluded(table.parameters):
             return {}
@@ -182,7 +187,8 @@ class TableWatch:
         self._reads_queue = False
         for ended in self._history.ended(queue.of(self._table)):
             self._end(ended)
-        allowed = [name for name in crowded if queue.allows(self._table, name)]
+        self._settling = {name: limit for name, limit in self._settling.items() if not limit.passed}
+        allowed = [name for name in crowded if name not in self._settling and queue.allows(self._table, name)]
         for name in sorted(allowed, key=lambda name: -crowded[name].deltas)[:_REQUESTS]:
             self._request(metastore, queue, name, crowded[name])
         entries = queue.of(self._table)
@@ -205,7 +211,7 @@ class TableWatch:
         self._is_delayed = True
 
     def _note_faults(self, faults: list[str]) -> None:
-        if faults != (self._faults or []):
+        if faults != self._faults:
             self._report.requirements(faults)
         self._faults = faults
 
@@ -240,6 +246,7 @@ class TableWatch:
         self._pace.counted(deltas)
 
     def _end(self, compaction: Compaction) -> None:
+        self._settling[compaction.partition] = Deadline.after(_SETTLE_SECONDS)
         with self._lock:
             self._checks[compaction.partition] = _CHECKS_AFTER_COMPACTION
         totals = self._totals
@@ -262,10 +269,10 @@ class TableWatch:
         self._report.requested(requested, files.deltas)
 
     def _problem(self, queue: Queue) -> str:
-        """Return why compaction does not work; '' if it works."""
+        """Return why compaction does not work; '' if it works, or if the table is excluded from it on purpose."""
         if self._stalls:
             return "; ".join(stall.hint for stall in self._stalls.values())
         failed = [one for one in queue.newest_of(self._table) if one.state == "failed"]
         if failed:
             return f"the last compaction of {failed[-1].partition or 'the table'} failed: {failed[-1].error}"
-        return "; ".join(self._faults or [])
+        return "; ".join(self._metastore_faults)

@@ -1,0 +1,91 @@
+"""The rules of the policy, without services."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingestd.clock import now
+from ingestd.compaction.options import CompactionOptions
+from ingestd.compaction.policy import History, Progress, Queue, choose_kind
+from ingestd.compaction.survey import PartitionFiles
+from ingestd.hive.client import Metastore
+from ingestd.hive.compactions import Compaction
+from ingestd.hive.tables import TableName
+from tests.compaction.support import watching
+from tests.support.stack import eventually
+
+TABLE = TableName("web", "clicks")
+
+
+def _entry(number: int, state: str, *, age: float = 0.0, partition: str = "day=x") -> Compaction:
+    at = now() - age
+    return Compaction(number, TABLE, partition, "minor", state, "", at, at, at, "tests")
+
+
+@pytest.mark.parametrize(
+    ("state", "age", "allowed"),
+    [
+        *(("initiated", 90_000, False), ("working", 90_000, False)),
+        *(("ready for cleaning", 0, True), ("succeeded", 0, True)),
+        *(("failed", 600, False), ("failed", 4_000, True)),
+        *(("refused", 300, False), ("did not initiate", 300, False), ("refused", 700, True)),
+    ],
+)
+def test_queue_when_the_newest_entry_has_a_state_then_it_decides_about_a_request(
+    state: str, age: float, allowed: bool
+) -> None:
+    queue = Queue([_entry(2, state, age=age), _entry(1, "initiated"), _entry(3, "working", partition="day=y")])
+    assert queue.allows(TABLE, "day=x") == allowed
+    assert queue.allows(TABLE, "day=z")
+
+
+@pytest.mark.parametrize(
+    ("has_base", "delta_bytes", "kind"), [(False, 1, "major"), (True, 100, "minor"), (True, 101, "major")]
+)
+def test_kind_when_the_deltas_are_large_or_there_is_no_base_then_is_major(
+    has_base: bool, delta_bytes: int, kind: str
+) -> None:
+    files = PartitionFiles(10, 10, delta_bytes, 1_000 if has_base else 0, has_base, frozenset())
+    assert choose_kind(files, CompactionOptions()) == kind
+
+
+def test_progress_when_no_worker_starts_anything_then_it_is_a_stall_until_one_does() -> None:
+    progress, waiting = Progress(), [_entry(1, "initiated"), _entry(2, "initiated", partition="day=y")]
+    progress.observe(Queue(waiting))
+    assert not progress.stalls(waiting, 60.0)
+    [stall] = progress.stalls(waiting, 0.0)
+    assert (stall.service, stall.count) == ("worker", 2)
+    assert "hive.compactor.worker.threads" in stall.hint
+    # The worker is busy with a table of somebody else.
+    other = Compaction(3, TableName("web", "other"), "", "major", "working", "", 0.0, 0.0, 0.0, "")
+    eventually("time to pass", lambda: progress.stalls(waiting, 0.05))
+    progress.observe(Queue([*waiting, other]))
+    assert not progress.stalls(waiting, 0.05)
+
+
+def test_progress_when_replaced_files_are_not_removed_then_it_is_a_stall() -> None:
+    progress, uncleaned = Progress(), [_entry(1, "ready for cleaning")]
+    progress.observe(Queue(uncleaned))
+    [stall] = progress.stalls(uncleaned, 0.0)
+    assert stall.service == "cleaner"
+    progress.observe(Queue([_entry(1, "succeeded")]))
+    assert not progress.stalls([_entry(1, "succeeded")], 0.0)
+
+
+def test_history_when_entries_ended_before_the_first_reading_then_they_are_not_reported() -> None:
+    history = History()
+    assert not history.ended([_entry(1, "failed"), _entry(2, "working")])
+    assert [one.id for one in history.ended([_entry(1, "failed"), _entry(2, "succeeded")])] == [2]
+    assert not history.ended([_entry(1, "failed"), _entry(2, "succeeded")])
+    assert [one.id for one in history.ended([_entry(3, "ready for cleaning")])] == [3]
+
+
+def test_watch_when_the_metastore_is_unavailable_then_says_so_once() -> None:
+    calls: list[str] = []
+    metastore = Metastore(
+        "thrift://127.0.0.1:1", timeout_seconds=1.0, on_call=lambda method, _seconds, _outcome: calls.append(method)
+    )
+    with watching(metastore, TABLE, CompactionOptions()) as [(watch, notes)]:
+        eventually("several cycles", lambda: len(calls) > 3)
+        assert watch.status.deltas == 0
+    assert [type(error).__name__ for error in notes.delays] == ["MetastoreUnavailable"]
