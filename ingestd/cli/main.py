@@ -6,6 +6,7 @@ ingestd or Spark, 77 login failed, 78 invalid configuration.
 
 from __future__ import annotations
 
+import errno
 import sys
 
 import click
@@ -55,3 +56,8 @@ def main() -> None:
     except IngestdError as error:
         click.echo(f"ingestd: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        click.echo(f"ingestd: standard output cannot be written: {error.strerror}", err=True)
+        sys.exit(1)

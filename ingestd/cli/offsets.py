@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 
 from ingestd.cli.client import Daemon, author
 from ingestd.cli.presentation import Column, Output, confirm, console, number, print_json, table, with_output
@@ -134,8 +135,7 @@ def _change(  # noqa: PLR0913 - the options of two commands
     source = Source(files, directory, **endpoint)
     stored = source.read_one(mapping)
     moves = preview(stored, wanted(stored))
-    if output == "table":
-        _show(moves)
+    _show(moves, Console(stderr=True, highlight=False) if output == "json" else console())
     is_wanted = bool(moves) and not dry_run
     if is_wanted and not yes:
         confirm(f"Change the committed position of mapping {mapping}?")
@@ -168,17 +168,17 @@ def _store(source: Source, options: MappingOptions, change: PositionChange) -> s
     return "changed"
 
 
-def _show(moves: Sequence[PartitionMove]) -> None:
+def _show(moves: Sequence[PartitionMove], to: Console) -> None:
     if not moves:
-        click.echo("nothing to change: these offsets are committed already")
+        to.print("nothing to change: these offsets are committed already")
         return
     rows = ((m.partition.topic, m.partition.partition, m.before, m.after, m.read_again, m.skipped) for m in moves)
-    console().print(table(_MOVES, rows))
+    to.print(table(_MOVES, rows))
     again, skipped = sum(m.read_again for m in moves), sum(m.skipped for m in moves)
     if again:
-        click.echo(f"{again:,} offsets are read again: the table gets their rows a second time.")
+        to.print(f"{again:,} offsets are read again: the table gets their rows a second time.")
     if skipped:
-        click.echo(f"{skipped:,} offsets are skipped: their records are never read.")
+        to.print(f"{skipped:,} offsets are skipped: their records are never read.")
 
 
 def _target(timestamp: str | None, offset: int | None, earliest: bool, latest: bool) -> Target:
@@ -229,7 +229,8 @@ def _of_file(file: Path) -> Offsets:
     except (OSError, ValueError, KeyError, TypeError):
         found = {}
     found = {partition: offset for partition, offset in found.items() if offset is not None}
-    if not found or not all(type(offset) is int and offset >= 0 for offset in found.values()):
+    numbers = [number for partition, offset in found.items() for number in (partition.partition, offset)]
+    if not found or not all(type(number) is int and number >= 0 for number in numbers):
         raise ConfigError("contains no offsets", where=str(file), hint=f"write {_FILE_FORM}")
     return found
 

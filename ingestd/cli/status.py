@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -70,18 +71,26 @@ def read_status(source: Source) -> dict[str, Any]:
 
 
 def _watch(source: Source) -> None:
-    """Show the table until Ctrl-C. An error is shown in place of the table, and the next refresh tries again."""
+    """Show the table until Ctrl-C; without a terminal, print it again and again.
+
+    An error is shown in place of the table, and the next refresh tries again.
+    """
     screen = console()
-    with Live(console=screen, auto_refresh=False) as live:
-        try:
-            while True:
-                try:
-                    live.update(_view(read_status(source)), refresh=True)
-                except IngestdError as error:
-                    live.update(Text(str(error), "red"), refresh=True)
-                pause(_REFRESH_SECONDS)
-        except KeyboardInterrupt:
-            return
+    with Live(console=screen, auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        while True:
+            view = _current(source)
+            if screen.is_terminal:
+                live.update(view, refresh=True)
+            else:
+                screen.print(view)
+            pause(_REFRESH_SECONDS)
+
+
+def _current(source: Source) -> Group | Text:
+    try:
+        return _view(read_status(source))
+    except IngestdError as error:
+        return Text(str(error), "red")
 
 
 def _view(document: dict[str, Any]) -> Group:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +105,12 @@ def test_show_when_the_configuration_is_invalid_then_exit_code_is_78(run: Run, f
 def test_schema_then_prints_the_schema_of_a_document_or_of_a_mapping(run: Run) -> None:
     assert run("config", "schema").json == json.loads(json.dumps(json_schema(Document)))
     assert run("config", "schema", "--mapping").json["required"] == ["name", "topics", "table"]
+
+
+@pytest.mark.parametrize(("command", "code"), [("show --output json > /dev/full", 1), ("show | head -1", 0)])
+def test_show_when_its_output_cannot_be_written_then_says_so_without_a_stack_trace(command: str, code: int) -> None:
+    words = f"{sys.executable} -m ingestd config {command.replace('show', f'show --config {EXAMPLE}')}"
+    result = subprocess.run(["bash", "-o", "pipefail", "-c", words], capture_output=True, text=True, check=False)
+    assert result.returncode == code
+    assert "Traceback" not in result.stderr
+    assert ("standard output cannot be written" in result.stderr) == bool(code)

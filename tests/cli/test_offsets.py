@@ -87,6 +87,17 @@ def test_preview_when_the_file_is_what_show_printed_then_restores_that_position(
     assert _moves(ingested.preview(run, "set", "--file", file)) == [[0, 10, 2, 8, 0]]
 
 
+@pytest.mark.parametrize("content", ["[", "{}", '{"offsets": [{"topic": "a", "partition": "0", "committed": 1}]}'])
+def test_preview_when_the_file_has_another_form_then_names_it(
+    run: Run, ingested: Ingested, tmp_path: Path, content: str
+) -> None:
+    file = tmp_path / "offsets.json"
+    file.write_text(content, encoding="utf-8")
+    result = ingested.preview(run, "set", "--file", file)
+    assert (result.code, result.out) == (78, "")
+    assert f"{file}: contains no offsets" in result.err
+
+
 def test_preview_then_the_table_warns_about_rows_that_appear_twice(run: Run, ingested: Ingested) -> None:
     arguments = ("--to-offset", 7, "--dry-run", "--config", ingested.config)
     lines = run("offsets", "rewind", ingested.mapping, *arguments).out.splitlines()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from ingestd.hive.control import find_control_table
@@ -123,6 +126,12 @@ def test_status_when_a_daemon_answers_then_shows_what_it_reports(run: Run, stack
     assert daemon.http
     [listed] = run("mappings", "list", "--output", "json", "--url", daemon.http.url).json
     assert listed == {key: mapping[key] for key in ("name", "topics", "table", "state", "owner")}
+    watching = [sys.executable, "-m", "ingestd", "status", "--watch", "--url", daemon.http.url]
+    with subprocess.Popen(watching, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as watch:
+        assert watch.stdout
+        assert watch.stdout.readline().startswith("daemon ")
+        watch.send_signal(signal.SIGINT)
+        assert watch.wait(30) == 0
     wrong = tmp_path / "wrong"
     wrong.write_text("fedcba9876543210", encoding="ascii")
     refused = run("mappings", "flush", mapping["name"], "--config", config, "--token-file", wrong)
