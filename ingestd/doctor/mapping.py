@@ -14,6 +14,7 @@ from ingestd.errors import BrokerUnavailable, OffsetsLost
 from ingestd.hive import health, leases
 from ingestd.hive.client import Metastore
 from ingestd.ingest.checks import readable_topic
+from ingestd.ingest.claims import last_heartbeat
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.stored import PartitionOffsets, read_mapping
 from ingestd.kafka.admin import Broker, OffsetMirror
@@ -176,7 +177,7 @@ def _lease(mapping: Examined) -> Iterator[Verdict]:
     if not claims:
         yield ok("no daemon runs the mapping")
     for claim in claims:
-        age = max(0.0, time - claim.beat[0] / 1000)
+        age = max(0.0, time - last_heartbeat(mapping.metastore, claim))
         found = f"{claim.agent} {'owns' if claim.is_held else 'waits for'} the mapping; last heartbeat {age:,.1f} s ago"
         if age > _STALE_SECONDS:
             yield warning(

@@ -22,6 +22,15 @@ def daemon_lease(database: str, agent: str) -> TableName:
     return TableName(database, f"daemon_{agent.rpartition('-')[2]}")
 
 
+def last_heartbeat(metastore: Metastore, claim: Claim) -> float:
+    """Return the Unix time, by the metastore's clock, of the last heartbeat of a claim or of its daemon.
+
+    An owner lease itself receives few heartbeats. Raises MetastoreUnavailable.
+    """
+    daemon = leases.claims(metastore, daemon_lease(claim.lease.database, claim.agent))
+    return max(one.beat[0] for one in (claim, *daemon)) / 1000
+
+
 @dataclass(frozen=True, slots=True)
 class _Observation:
     """The latest heartbeats of a claim and of its daemon's lease, and the time when they were first seen."""

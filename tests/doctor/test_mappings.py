@@ -20,6 +20,7 @@ from ingestd.hive.parameters import Parameters, WriterView, change_parameters
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import Wait
 from ingestd.hive.write_ids import read_snapshot
+from ingestd.ingest.claims import last_heartbeat
 from ingestd.ingest.options import MappingOptions
 from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
@@ -115,7 +116,13 @@ class _Clinic:
         os.killpg(daemon.process.pid, signal.SIGSTOP)
         options = MappingOptions(self.name("suspended"), (), TableName("default", "x"))
         [claim] = leases.claims(self.stack.metastore, options.owner_lease)
-        eventually("its heartbeat to be old", lambda: now() - claim.beat[0] / 1000 > 7)
+        last = last_heartbeat(self.stack.metastore, claim)
+        eventually("its heartbeat to be old", lambda: now() - last > 7)
+
+    def own(self) -> None:
+        """Start a daemon that owns the mapping `owned`, whose lease itself has received no heartbeat for a while."""
+        daemon = self.stack.start(self.stack.config(self.mapping("owned")))
+        eventually("the daemon to own the mapping", lambda: daemon.events("owner"))
 
 
 @pytest.fixture(scope="module")
@@ -136,15 +143,18 @@ def _bad(report: Report, mapping: str) -> dict[str, str]:
     return {one["check"]: one["status"] for one in found if one["status"] in ("warning", "fault")}
 
 
-def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_nothing_else(
-    examine: Examine, clinic: _Clinic
-) -> None:
-    fine, stack = clinic.table("fine"), clinic.stack
+def _broken(clinic: _Clinic) -> list[dict[str, object]]:
+    """Return mappings with one fault each, next to two without."""
+    stack = clinic.stack
+    clinic.table("fine")
     homeless = clinic.table("homeless")
     place = local_path(load_acid_table(stack.metastore, homeless).location)
     place.rename(place.with_name(f"{place.name}.moved"))
     lost, recreated = clinic.lose_records()
-    mappings = [
+    stack.sql(f"CREATE EXTERNAL TABLE default.{stack.name}_plain (id int)")
+    clinic.own()
+    clinic.suspend_owner()
+    return [
         clinic.mapping("fine"),
         clinic.mapping("no_topic", topics=[f"{stack.name}-none"]),
         clinic.mapping("no_table", table=f"default.{stack.name}_none"),
@@ -157,10 +167,15 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
         clinic.mapping("future", topics=[clinic.old_topic("future", -HOUR_MS)]),
         clinic.mapping("miscounted", table=str(clinic.count_wrong())),
         clinic.mapping("crowded", table=str(clinic.commit_often()), pacing={"deltas": 2}),
+        clinic.mapping("owned"),
         clinic.mapping("suspended"),
     ]
-    stack.sql(f"CREATE EXTERNAL TABLE default.{stack.name}_plain (id int)")
-    clinic.suspend_owner()
+
+
+def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_nothing_else(
+    examine: Examine, clinic: _Clinic
+) -> None:
+    stack, mappings = clinic.stack, _broken(clinic)
     report = examine(stack.config(*mappings))
     assert {str(one["name"]): _bad(report, str(one["name"])) for one in mappings} == {
         clinic.name("fine"): {},
@@ -175,6 +190,7 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
         clinic.name("future"): {"kafka.clock": "warning"},
         clinic.name("miscounted"): {"table.row_counts": "warning"},
         clinic.name("crowded"): {"table.deltas": "warning"},
+        clinic.name("owned"): {},
         clinic.name("suspended"): {"mapping.lease": "warning"},
     }
     assert "no_auto_compaction is true" in report.one("table.compaction", clinic.name("fine"))["evidence"]
@@ -184,6 +200,7 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
     assert "last heartbeat" in report.one("mapping.lease", "suspended")["evidence"]
     assert "deleted 1 offsets" in report.one("kafka.retention", clinic.name("lost"))["evidence"]
     assert all(one["fix"] for one in report.document["findings"] if one["status"] in ("warning", "fault"))
+    fine = TableName("default", f"{stack.name}_fine")
     assert not list(local_path(load_acid_table(stack.metastore, fine).location).glob(".ingestd-check*"))
 
 
