@@ -65,11 +65,11 @@ def run(
     """Move records from Kafka into Hive until stopped.
 
     After the first SIGTERM or SIGINT, the daemon finishes open transactions and exits with 0. A second signal aborts
-    them.
+    them. SIGHUP reads the configuration again, except with --until-caught-up.
     """
     log.configure(log_format, log_level)
     document = load(files, directory)
-    errors = run_daemon(document, drain=until_caught_up)
+    errors = run_daemon(document, lambda: load(files, directory), drain=until_caught_up)
     for error in errors:
         click.echo(f"ingestd: {log.shortened(str(error))}", err=True)
     if any(isinstance(error, StillRunning) for error in errors):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from types import FrameType
 
@@ -19,14 +20,17 @@ from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
 from ingestd.daemon.notify import Notifier
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
+from ingestd.ingest.clients import Clients
 from ingestd.ingest.lag_watch import LagWatch
+from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.signals import Signals
 from ingestd.spark.engine import Engine, EngineLimits
 
 
-def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
+def run_daemon(document: Document, read: Callable[[], Document], *, drain: bool) -> list[IngestdError]:
     """Run the daemon of this process until a signal stops it or, with `drain`, until it has caught up.
 
+    `read` reads the configuration again when a reload is requested, by SIGHUP or over HTTP.
     Returns the errors that ended mappings. The first error decides the exit code. If StillRunning is among them,
     threads are still running, and only `os._exit` can end the process. Raises ConfigError or EngineLost.
     """
@@ -44,7 +48,16 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
         raise
     metrics = Metrics(document.metastore.kerberos)
     metastore = document.metastore.connect(metrics.on_call)
-    supervisor = Supervisor(document, metastore, engine, signals, drain=drain, observe=observe)
+    clients = Clients(metastore, engine, Liveness(metastore, document.control.database))
+
+    def read_again() -> Document:
+        notifier.reloading()
+        try:
+            return read()
+        finally:
+            notifier.reloaded()
+
+    supervisor = Supervisor(document, clients, signals, drain=drain, read=read_again, observe=observe)
 
     def render() -> tuple[bytes, str]:
         return metrics.text(supervisor.monitors.values(), engine), CONTENT_TYPE
@@ -58,12 +71,12 @@ def run_daemon(document: Document, *, drain: bool) -> list[IngestdError]:
         engine.stop()
         metastore.close()
         # A late signal must not interrupt the interpreter's own shutdown.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
 
 
 def install_signals() -> Signals:
-    """Install handlers for SIGTERM and SIGINT: the first signal sets `stop`, the second sets `abort`.
+    """Install handlers: the first SIGTERM or SIGINT sets `stop`, the second `abort`, and SIGHUP sets `reload`.
 
     Must be called in the main thread.
     """
@@ -74,6 +87,7 @@ def install_signals() -> Signals:
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGHUP, lambda _number, _frame: signals.reload.set())
     return signals
 
 

@@ -31,7 +31,8 @@ class UnexpectedError(IngestdError):
 class Runner:
     """Runs one mapping. `create` yields its main loop. All methods return immediately.
 
-    `error` is the error that ended the mapping, at the monotonic time `failed_at`; None while it runs.
+    `is_running` is True until the last main loop has ended. `error` is the error that ended the mapping, at the
+    monotonic time `failed_at`; None while it runs.
     """
 
     def __init__(
@@ -44,40 +45,47 @@ class Runner:
         self._lock = threading.Lock()
         self._handles = Handles(Reporter(options), observe=observe)
         self._loop: MappingLoop | None = None
-        self._thread: threading.Thread | None = None
+        # The options of the next run, if the mapping restarts when the current run has ended.
+        self._next: MappingOptions | None = None
         self.options = options
         self.monitor = self._handles.reporter.monitor
         self.control = self._handles.control
+        self.is_running = False
         self.error: IngestdError | None = None
         self.failed_at = 0.0
 
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread of the mapping runs."""
-        return self._thread is not None and self._thread.is_alive()
-
     def start(self) -> None:
         """Start the thread of the mapping."""
-        self.error = None
-        self._handles = replace(self._handles, signals=Signals())
-        self._thread = threading.Thread(target=self._run, name=self.options.name)
-        self._thread.start()
+        with self._lock:
+            self._start()
+
+    def restart(self, options: MappingOptions) -> None:
+        """Run the mapping with other options, as soon as its open transactions have ended."""
+        with self._lock:
+            self._next = options
+            self._handles.signals.stop.set()
+            if not self.is_running:
+                self._prepare(options)
+                self._start()
 
     def revive_on_request(self) -> None:
         """Start a mapping again that has failed, if a request waits for it. A flush does not revive it."""
-        if self.error is None or self.is_running or not self.control.changed.is_set():
-            return
-        requests = self.control.take()
-        for request in requests:
-            if request.action == "flush":
-                request.done.set_exception(self._has_failed(self.error))
-        self.control.put_back([request for request in requests if not request.done.done()])
-        if self.control.changed.is_set():
-            self.start()
+        with self._lock:
+            if self.error is None or self.is_running or not self.control.changed.is_set():
+                return
+            requests = self.control.take()
+            for request in requests:
+                if request.action == "flush":
+                    request.done.set_exception(self._has_failed(self.error))
+            self.control.put_back([request for request in requests if not request.done.done()])
+            if self.control.changed.is_set():
+                self._start()
 
     def stop(self) -> None:
         """Let the mapping finish its open transactions and end."""
-        self._handles.signals.stop.set()
+        with self._lock:
+            self._next = None
+            self._handles.signals.stop.set()
 
     def abort(self) -> None:
         """Abort the open transactions of the mapping."""
@@ -85,22 +93,46 @@ class Runner:
         if self._loop is not None:
             self._loop.cancel()
 
+    def _start(self) -> None:
+        self.is_running, self.error = True, None
+        self._handles = replace(self._handles, signals=Signals())
+        self.control.open()
+        threading.Thread(target=self._run, name=self.options.name).start()
+
+    def _prepare(self, options: MappingOptions) -> None:
+        self.options, self._next = options, None
+        self.monitor.restarted(options)
+
     def _run(self) -> None:
+        while True:
+            error = self._run_loop()
+            with self._lock:
+                if self._next is None:
+                    self._end(error)
+                    return
+                if error is not None:
+                    self._handles.reporter.failed(error)
+                self._prepare(self._next)
+                self._handles = replace(self._handles, signals=Signals())
+
+    def _run_loop(self) -> IngestdError | None:
+        """Run the main loop once; return the error that ended it."""
         signals = self._handles.signals
-        error: IngestdError | None = None
         try:
             with self._create(self.options, self._handles) as self._loop:
                 self._loop.run()
         except IngestdError as known:
             # A retry that a stop interrupted is not a failure: the next run reads the uncommitted records again.
-            error = None if signals.stop.is_set() and known.is_retriable else known
+            return None if signals.stop.is_set() and known.is_retriable else known
         except Exception as unknown:  # noqa: BLE001 - the last frame of the thread: no error may be lost here
             error = UnexpectedError(f"{type(unknown).__name__}: {unknown}", where=f"mapping {self.options.name}")
             error.__cause__ = unknown
-        self._end(error)
+            return error
+        return None
 
     def _end(self, error: IngestdError | None) -> None:
         """Report the end of the mapping, and fail the requests that wait. A failed mapping accepts later requests."""
+        self.is_running = False
         if error is None:
             self._handles.reporter.stopped()
             self.control.close(RequestFailed("the mapping has stopped", where=f"mapping {self.options.name}"))

@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.compaction.compactor import Compactor
 from ingestd.config.document import Document
+from ingestd.daemon.reload import Changes, find_changes
 from ingestd.daemon.runner import Runner
 from ingestd.errors import ConfigError, IngestdError
-from ingestd.hive.client import Metastore
 from ingestd.ingest import events
 from ingestd.ingest.clients import Clients
 from ingestd.ingest.commit import LOCK_SECONDS
 from ingestd.ingest.control import Control
 from ingestd.ingest.handles import Handles
-from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.mapping import MappingLoop
 from ingestd.ingest.monitor import Limits, Monitor, is_stuck
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import Observe, ignore
-from ingestd.spark.engine import Engine
 from ingestd.spark.errors import EngineLost
 
 
@@ -49,30 +47,36 @@ _WITHOUT_ENGINE_SECONDS = 10.0
 class Supervisor:
     """Runs mappings until they end by themselves or `signals` ends them.
 
-    Uses the caller's `metastore` and `engine`, and does not stop them. Installs no signal handler, configures no
-    logging and reads no environment variable. With `drain`, a mapping ends when it has caught up. `signals.abort` is
-    set `shutdown.timeout` after `signals.stop`. `observe` is called with the name of each step of each transaction, in
-    the thread that completed the step.
+    Uses the caller's `clients`, and closes only their heartbeats. Installs no signal handler, configures no logging and
+    reads no environment variable. With `drain`, a mapping ends when it has caught up. `signals.abort` is set
+    `shutdown.timeout` after `signals.stop`. `read` reads the configuration again. `observe` is called with the name of
+    each step of each transaction, in the thread that completed the step.
     """
 
     def __init__(
         self,
         document: Document,
-        metastore: Metastore,
-        engine: Engine,
+        clients: Clients,
         signals: Signals,
         *,
         drain: bool,
+        read: Callable[[], Document],
         observe: Observe = ignore,
     ) -> None:
         self._document = document
-        self._metastore = metastore
-        self._engine = engine
-        self._clients = Clients(metastore, engine, Liveness(metastore, document.control.database))
+        self._clients = clients
+        self._engine = clients.engine
         self._signals = signals
         self._drain = drain
+        self._read = read
+        self._observe = observe
         self._runners = [Runner(self._create, mapping, observe) for mapping in document.mappings]
-        self._compactor = Compactor(metastore)
+        # Runners of mappings that a reload has removed, while they finish their open transactions.
+        self._leaving: list[Runner] = []
+        self._has_ended = False
+        self._reload_lock = threading.Lock()
+        self._reloading: threading.Thread | None = None
+        self._compactor = Compactor(clients.metastore)
         self._lock = threading.Lock()
         self._lost: list[EngineLost] = []
         self._hung: list[StillRunning] = []
@@ -90,15 +94,60 @@ class Supervisor:
         return {runner.options.name: runner.control for runner in self._runners}
 
     def reload(self) -> None:
-        """Read the configuration again. Raises ConfigError, because this is not possible yet."""
-        raise ConfigError("the configuration cannot be reloaded yet", hint="restart the daemon")
+        """Read the configuration again and apply it. Raises ConfigError, and then nothing has changed.
+
+        New mappings start. Removed and changed mappings finish their open transactions, then end or restart. Others do
+        not notice. Blocks while the files are read.
+        """
+        with self._reload_lock:
+            try:
+                if self._drain:
+                    raise ConfigError("--until-caught-up does not reload the configuration")
+                document = self._read()
+                changes = find_changes(self._document, document)
+                self._apply(document, changes)
+            except ConfigError as error:
+                events.reload_rejected(error)
+                raise
+        events.reloaded(*([mapping.name for mapping in some] for some in changes))
+
+    def _apply(self, document: Document, changes: Changes) -> None:
+        with self._lock:
+            if self._has_ended or self._signals.stop.is_set():
+                raise ConfigError("the daemon is stopping")
+            known = {runner.options.name: runner for runner in (*self._leaving, *self._runners)}
+            for options in changes.removed:
+                known[options.name].stop()
+            for options in changes.changed:
+                known[options.name].restart(options)
+            for options in changes.added:
+                if options.name in known:  # an earlier reload has removed it
+                    known[options.name].restart(options)
+                else:
+                    known[options.name] = Runner(self._create, options, self._observe)
+                    known[options.name].start()
+            names = [options.name for options in document.mappings]
+            self._runners = [known[name] for name in names]
+            self._leaving = [runner for name, runner in known.items() if name not in names and runner.is_running]
+            self._document = document
+
+    def _reload_on_signal(self) -> None:
+        """Start a reload in a thread if SIGHUP asked for one, because a file system that hangs blocks it."""
+        if self._signals.reload.is_set() and (self._reloading is None or not self._reloading.is_alive()):
+            self._signals.reload.clear()
+            self._reloading = threading.Thread(target=self._reload_quietly, name="reload", daemon=True)
+            self._reloading.start()
+
+    def _reload_quietly(self) -> None:
+        with suppress(ConfigError):  # `reload` has logged it
+            self.reload()
 
     def stuck(self) -> list[str]:
         """Return the names of the mappings that have made no progress for longer than their longest wait."""
         metastore, spark = self._document.metastore, self._document.spark
         limits = Limits(
             # A step contains one wait for locks, and calls that each may try every address.
-            step_seconds=LOCK_SECONDS + metastore.timeout * (len(self._metastore.addresses) + 1),
+            step_seconds=LOCK_SECONDS + metastore.timeout * (len(self._clients.metastore.addresses) + 1),
             job_seconds=spark.stage_timeout + spark.answer_timeout,
         )
         return [name for name, monitor in self.monitors.items() if is_stuck(monitor, limits)]
@@ -115,13 +164,14 @@ class Supervisor:
         self._compactor.start()
         for runner in self._runners:
             runner.start()
-        while running := [runner.options.name for runner in self._runners if runner.is_running]:
+        while running := self._running():
             pause(_POLL_SECONDS)
             on_check()
             self._stop_without_engine()
             if self._signals.stop.is_set():
                 self._stop_all()
             else:
+                self._reload_on_signal()
                 for runner in self._runners:
                     runner.revive_on_request()
             if self._signals.abort.is_set() and self._has_hung(self._abort_all(), running):
@@ -130,11 +180,18 @@ class Supervisor:
         self._clients.liveness.close()
         return self._all_errors()
 
+    def _running(self) -> list[str]:
+        """Return the names of the mappings that run. Once there are none, no reload can add one."""
+        with self._lock:
+            running = [runner.options.name for runner in (*self._leaving, *self._runners) if runner.is_running]
+            self._has_ended = not running
+            return running
+
     def _stop_all(self) -> None:
         """Stop all mappings, and set `signals.abort` when their time to finish is over."""
         patience = _WITHOUT_ENGINE_SECONDS if self._engine.lost else self._document.shutdown.timeout
         self._stop_limit = self._stop_limit or Deadline.after(patience)
-        for runner in self._runners:
+        for runner in (*self._leaving, *self._runners):
             runner.stop()
         if self._stop_limit.passed:
             self._signals.abort.set()
@@ -142,7 +199,7 @@ class Supervisor:
     def _abort_all(self) -> float:
         """Abort all mappings; return the seconds since the first call."""
         self._aborted_at = self._aborted_at or monotonic()
-        for runner in self._runners:
+        for runner in (*self._leaving, *self._runners):
             runner.abort()
         return monotonic() - self._aborted_at
 

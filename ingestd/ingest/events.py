@@ -161,6 +161,16 @@ def engine_lost(error: IngestdError) -> None:
     _log.error("engine_lost", error=str(error))
 
 
+def reloaded(added: list[str], changed: list[str], removed: list[str]) -> None:
+    """Log that the configuration was read again, with the names of the mappings that it adds, changes and removes."""
+    _log.info("reloaded", added=added, changed=changed, removed=removed)
+
+
+def reload_rejected(error: IngestdError) -> None:
+    """Log that the configuration was read again and is not used. The daemon continues with the previous one."""
+    _log.error("reload_rejected", error=str(error))
+
+
 def left_running(mappings: str, error: IngestdError) -> None:
     """Log that threads of these mappings are still running after an abort. The process does not wait for them."""
     _log.error("left_running", mapping=mappings, error=str(error))

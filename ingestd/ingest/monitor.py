@@ -186,6 +186,13 @@ class Monitor:
                 self._jobs -= 1
                 self._progress_at = monotonic()
 
+    def restarted(self, options: MappingOptions) -> None:
+        """Note that the mapping starts again with other options."""
+        with self._lock:
+            self.kafka = options.kafka
+            self._now = replace(self._now, table=str(options.table), topics=options.topics, ends={}, polled_at=None)
+        self.entered("starting")
+
     def progressed(self) -> None:
         """Note that the commit loop of the mapping is not stuck."""
         with self._lock:

@@ -11,6 +11,8 @@ import pytest
 from ingestd.config.document import Document, load
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError, TransactionAborted
+from ingestd.ingest.clients import Clients
+from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS, Observe, ignore
 from ingestd.spark.engine import Engine, JobGroup
@@ -39,7 +41,9 @@ def _run(
 ) -> list[IngestdError]:
     metastore = document.metastore.connect()
     try:
-        return Supervisor(document, metastore, engine, signals or Signals(), drain=True, observe=observe).run()
+        clients = Clients(metastore, engine, Liveness(metastore, document.control.database))
+        signals = signals or Signals()
+        return Supervisor(document, clients, signals, drain=True, read=lambda: document, observe=observe).run()
     finally:
         metastore.close()
 

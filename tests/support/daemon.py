@@ -23,6 +23,8 @@ from ingestd.daemon.http.server import HttpServer
 from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
+from ingestd.ingest.clients import Clients
+from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS, ignore
 from ingestd.spark.engine import Engine
@@ -144,8 +146,9 @@ class DaemonThread:
         self._metastore = document.metastore.connect(self._metrics.on_call)
         listen = document.http.listen
         self.http = None if listen is None else HttpServer(listen, document.http)
+        clients = Clients(self._metastore, shared_engine(), Liveness(self._metastore, document.control.database))
         self.supervisor = Supervisor(
-            document, self._metastore, shared_engine(), self._signals, drain=drain, observe=hold or ignore
+            document, clients, self._signals, drain=drain, read=lambda: load([config]), observe=hold or ignore
         )
         self._errors: Future[list[IngestdError]] = Future()
         self._thread = threading.Thread(target=self._run, name=f"daemon {config.stem}")

@@ -1,0 +1,140 @@
+"""Another configuration takes effect while the daemon runs, without a lost or repeated record."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingestd.errors import ConfigError
+from tests.support.daemon import Daemon, DaemonProcess, DaemonThread
+from tests.support.stack import Stack, eventually
+
+
+def _add(stack: Stack, case: str) -> dict[str, Any]:
+    name = f"{stack.name}_{case}"[-40:]
+    stack.topic(1, name)
+    stack.table("id bigint", name=f"default.{name}")
+    return {"name": name, "topics": [name], "table": f"default.{name}", "commit": {"interval": "200ms"}}
+
+
+@contextmanager
+def _flowing(stack: Stack, *mappings: dict[str, Any]) -> Iterator[dict[str, int]]:
+    """Produce records to the topics inside the `with` block; yield how many, by mapping."""
+    counts = dict.fromkeys((mapping["name"] for mapping in mappings), 0)
+    ended = threading.Event()
+
+    def produce() -> None:
+        while not ended.wait(0.05):
+            for name, count in list(counts.items()):
+                stack.produce(({"id": n} for n in range(count, count + 20)), name)
+                counts[name] += 20
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    try:
+        yield counts
+    finally:
+        ended.set()
+        producer.join()
+
+
+def _write(stack: Stack, path: Path, *mappings: dict[str, Any], **sections: Any) -> None:
+    """Replace the configuration file by one with these mappings."""
+    stack.config(*mappings, **sections).replace(path)
+
+
+def _owners(daemon: Daemon, mapping: dict[str, Any]) -> int:
+    return len([event for event in daemon.events("owner") if event["mapping"] == mapping["name"]])
+
+
+def _rows(daemon: DaemonThread, mapping: dict[str, Any]) -> int:
+    return daemon.supervisor.monitors[mapping["name"]].snapshot().totals.rows
+
+
+def test_reload_when_data_flows_then_changed_mappings_restart_and_others_do_not_notice(stack: Stack) -> None:
+    same, changed, removed, added = (_add(stack, case) for case in ("same", "changed", "removed", "added"))
+    config = stack.config(same, changed, removed)
+    daemon = stack.start(config)
+    with _flowing(stack, same, changed, removed, added) as counts:
+        eventually("rows", lambda: all(_rows(daemon, one) for one in (same, changed, removed)))
+        changed["commit"] = {"interval": "100ms"}
+        _write(stack, config, same, changed, added)
+        daemon.supervisor.reload()
+        assert set(daemon.supervisor.monitors) == {one["name"] for one in (same, changed, added)}
+        before = _rows(daemon, changed)
+        eventually("rows of the new mapping", lambda: _rows(daemon, added))
+        eventually("rows of the changed mapping", lambda: _rows(daemon, changed) > before)
+    for one in (same, changed, added):
+        eventually("all rows", lambda one=one: _rows(daemon, one) == counts[one["name"]])  # type: ignore[misc]
+    _refuses_invalid_changes(stack, daemon, config, (same, changed, added))
+    # A mapping that was removed continues where it ended.
+    eventually("the end of the removed mapping", lambda: daemon.events("stopped"))
+    assert len(stack.ids(removed["name"])) < counts[removed["name"]]
+    _write(stack, config, same, changed, removed)
+    daemon.supervisor.reload()
+    eventually("the removed mapping again", lambda: len(stack.ids(removed["name"])) == counts[removed["name"]])
+    for one in (same, changed, removed, added):
+        assert stack.ids(one["name"]) == list(range(counts[one["name"]]))
+    assert [_owners(daemon, one) for one in (same, changed, removed)] == [1, 2, 2]
+    daemon.terminate()
+    assert daemon.wait() == 0
+    with pytest.raises(ConfigError, match="stopping"):
+        daemon.supervisor.reload()
+
+
+def _refuses_invalid_changes(
+    stack: Stack, daemon: DaemonThread, config: Path, mappings: tuple[dict[str, Any], ...]
+) -> None:
+    """Check that a configuration is rejected whole, and that the daemon continues with the previous one."""
+    other = {**mappings[0], "name": f"{mappings[0]['name'][:30]}_other"}
+    moved = {**mappings[0], "table": mappings[1]["table"]}
+    owners = len(daemon.events("owner"))
+    for sections, first, words in (
+        ({"spark": {"master": "local[1]"}}, mappings[0], "spark: a running daemon cannot change"),
+        ({"kafak": {}}, mappings[0], "kafak"),
+        ({}, moved, "the table of a mapping cannot change"),
+    ):
+        _write(stack, config, first, other, *mappings[1:], **sections)
+        with pytest.raises(ConfigError) as caught:
+            daemon.supervisor.reload()
+        assert words in str(caught.value)
+    assert len(daemon.events("owner")) == owners
+    assert other["name"] not in daemon.supervisor.monitors
+
+
+def test_sighup_when_received_then_reloads_once_mappings_run_and_a_hanging_file_blocks_nothing(stack: Stack) -> None:
+    first, second = _add(stack, "first"), _add(stack, "second")
+    config = stack.config(first)
+    daemon = stack.start_process(config)
+    eventually("the signal handlers", lambda: _handles_sighup(daemon))
+    _write(stack, config, first, second)
+    daemon.process.send_signal(signal.SIGHUP)
+    [event] = eventually("the reload", lambda: daemon.events("reloaded"))
+    assert (event["added"], event["changed"], event["removed"]) == ([second["name"]], [], [])
+    stack.produce(({"id": n} for n in range(10)), second["name"])
+    eventually("the rows of the new mapping", lambda: len(stack.ids(second["name"])) == 10)
+    config.write_text("mappings: [", encoding="utf-8")
+    daemon.process.send_signal(signal.SIGHUP)
+    [event] = eventually("the rejection", lambda: daemon.events("reload_rejected"))
+    assert f"{config}:1" in event["error"]
+    config.unlink()
+    os.mkfifo(config)  # reading it blocks, like a network file system that hangs
+    daemon.process.send_signal(signal.SIGHUP)
+    stack.produce(({"id": n} for n in range(10, 20)), second["name"])
+    eventually("more rows", lambda: len(stack.ids(second["name"])) == 20)
+    daemon.terminate()
+    assert daemon.wait(30) == 0, daemon.text()[-3000:]
+    assert stack.ids(second["name"]) == list(range(20))
+
+
+def _handles_sighup(daemon: DaemonProcess) -> bool:
+    status = Path(f"/proc/{daemon.process.pid}/status").read_text(encoding="ascii")
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (signal.SIGHUP - 1) & 1)
