@@ -22,10 +22,11 @@ from ingestd.hive.options import MetastoreOptions
 
 # The properties that determine the connections to Kafka (Examined.cluster).
 _Cluster = tuple[tuple[str, str], ...]
+# The checks whose verdict says whether a service can be examined further.
+_ANSWERS = (service.VERSION.name, mapping.CLUSTER.name)
+_NO_METASTORE, _NO_KAFKA = (f"not examined, because of the fault that {name} found" for name in _ANSWERS)
 # The metastore has this part of a check's time limit to answer one call.
 _CALL_PART = 0.4
-_NO_METASTORE = "not examined, because the metastore does not answer"
-_NO_KAFKA = "not examined, because Kafka does not answer"
 
 
 def examine_machine(mappings: int, *, limit_seconds: float = 20.0) -> Iterator[Finding]:
@@ -62,10 +63,6 @@ def _examine_services(document: Document, limit_seconds: float) -> Iterator[Find
     yield from _without_repetition(run(_jobs(examined, mappings, clusters, down), limit_seconds))
     for client in (metastore, *members.values()):
         client.close()
-
-
-# The checks whose verdict says whether a service answers.
-_ANSWERS = (service.VERSION.name, mapping.CLUSTER.name)
 
 
 def _member(options: MetastoreOptions, host: str, port: int) -> Metastore:

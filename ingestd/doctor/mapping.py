@@ -141,7 +141,7 @@ def _retention_ms(settings: Mapping[str, str]) -> int | None:
 
 
 def _listed(counts: Mapping[TopicPartition, int]) -> str:
-    shown = [f"{count:,} offsets of {p}" for p, count in sorted(counts.items())[:3]]
+    shown = [f"{count:,} offset{'' if count == 1 else 's'} of {p}" for p, count in sorted(counts.items())[:3]]
     return ", ".join(shown) + (f" and of {len(counts) - 3} more partitions" if len(counts) > 3 else "")
 
 

@@ -15,10 +15,10 @@ from ingestd.doctor.finding import Check, Verdict, fault, ok, refused, warning
 from ingestd.errors import IngestdError, InvalidTable, MetastoreUnavailable
 from ingestd.hive import health
 from ingestd.hive.client import Metastore
-from ingestd.hive.health import Uncommitted
+from ingestd.hive.health import ClockReading, Uncommitted
 from ingestd.ingest.checks import grants_locks
 
-OLDEST_MAJOR = 4
+_OLDEST_MAJOR = 4
 _MANAGER = "org.apache.hadoop.hive.ql.lockmgr.DbTxnManager"
 # A daemon sends a heartbeat for its transactions every 10 s, and may be delayed by a pause of the metastore.
 _TIMEOUT_FAULT_SECONDS, _TIMEOUT_WARNING_SECONDS, _TIMEOUT_LONG_SECONDS = 30.0, 120.0, 3_600.0
@@ -57,7 +57,7 @@ def _version(member: Metastore) -> Iterator[Verdict]:
     version = health.version(member)
     found = f"version {version}, answered in {(monotonic() - began) * 1000:,.0f} ms"
     major = version.partition(".")[0]
-    if not major.isdigit() or int(major) < OLDEST_MAJOR:
+    if not major.isdigit() or int(major) < _OLDEST_MAJOR:
         yield fault(
             f"{found}: its commits cannot store offsets (keyValue)", "upgrade the metastore to Hive 4", InvalidTable
         )
@@ -98,7 +98,11 @@ def _transaction_timeout(service: Service) -> Iterator[Verdict]:
 
 
 def _clock(service: Service) -> Iterator[Verdict]:
-    reading = health.read_clock(service.metastore)
+    yield judge_clock(health.read_clock(service.metastore))
+
+
+def judge_clock(reading: ClockReading) -> Verdict:
+    """Return the verdict on the part of the difference that the error of the reading does not explain."""
     ahead = "ahead of" if reading.skew > 0 else "behind"
     found = (
         f"the metastore's database is {abs(reading.skew):,.2f} s {ahead} this machine (± {reading.uncertainty:,.2f} s)"
@@ -106,11 +110,8 @@ def _clock(service: Service) -> Iterator[Verdict]:
     certain = abs(reading.skew) - reading.uncertainty
     fix = "synchronize the clocks of this machine and of the metastore's database with NTP"
     if certain > _SKEW_FAULT_SECONDS:
-        yield fault(found, fix, MetastoreUnavailable)
-    elif certain > _SKEW_WARNING_SECONDS:
-        yield warning(found, fix)
-    else:
-        yield ok(found)
+        return fault(found, fix, MetastoreUnavailable)
+    return warning(found, fix) if certain > _SKEW_WARNING_SECONDS else ok(found)
 
 
 def _transactions(service: Service) -> Iterator[Verdict]:

@@ -65,6 +65,18 @@ def test_duration_of_hive_then_is_read_in_seconds(text: str, seconds: float | No
     assert health.seconds(text) == seconds
 
 
+@pytest.mark.parametrize(
+    ("skew", "uncertainty", "status"),
+    [(0.2, 0.01, "ok"), (-1.5, 1.0, "ok"), (-2.5, 0.1, "warning"), (59.0, 0.0, "warning"), (3_600.0, 0.1, "fault")],
+)
+def test_clock_then_is_judged_by_the_part_of_the_difference_that_is_certain(
+    skew: float, uncertainty: float, status: str
+) -> None:
+    verdict = metastore.judge_clock(health.ClockReading(skew, uncertainty))
+    assert verdict.status == status
+    assert ("behind" if skew < 0 else "ahead of") in verdict.evidence
+
+
 def test_configuration_when_invalid_then_each_fault_is_a_finding_and_the_machine_is_examined(
     examine: Examine, tmp_path: Path
 ) -> None:

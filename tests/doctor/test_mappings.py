@@ -198,7 +198,7 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
     assert report.code == 65
     assert "numRows is 7, but the files contain 0 rows" in report.one("table.row_counts", "miscounted")["evidence"]
     assert "last heartbeat" in report.one("mapping.lease", "suspended")["evidence"]
-    assert "deleted 1 offsets" in report.one("kafka.retention", clinic.name("lost"))["evidence"]
+    assert "deleted 1 offset of" in report.one("kafka.retention", clinic.name("lost"))["evidence"]
     assert all(one["fix"] for one in report.document["findings"] if one["status"] in ("warning", "fault"))
     fine = TableName("default", f"{stack.name}_fine")
     assert not list(local_path(load_acid_table(stack.metastore, fine).location).glob(".ingestd-check*"))
