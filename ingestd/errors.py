@@ -40,12 +40,13 @@ class IngestdError(Exception):
     """An error that says what is wrong, where, and how to fix it.
 
     `what` is one sentence. `where` names the file and key, topic, partition and offset, table or column, or service.
-    `hint` says how to fix it; it may be empty.
+    `hint` says how to fix it; it may be empty. `txn` is the id of the transaction that failed with it, if any.
     """
 
     is_retriable: ClassVar[bool] = False
     """Whether a retry may succeed without human intervention."""
     exit_code: ClassVar[int] = 1
+    txn: int | None = None
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(what, where, hint)

@@ -43,7 +43,7 @@ def with_config(command: Any) -> Any:
 @click.option("--until-caught-up", is_flag=True, help="Commit all records that Kafka has now, then exit with 0.")
 @click.option(
     "--log-format",
-    type=click.Choice(["auto", "text", "json"]),
+    type=click.Choice(["auto", "text", "json", "logfmt"]),
     default="auto",
     show_default=True,
     help="Log format. auto: text on a terminal, JSON otherwise.",

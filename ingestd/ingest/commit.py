@@ -178,4 +178,8 @@ class Committer:
                 )
             return stored == text
 
-        return CommitRequest(has_committed, self._on_wait, self._stop, self._control.key_value(text))
+        def on_wait(error: IngestdError, seconds: float) -> None:
+            error.txn = pending.txn.id
+            self._on_wait(error, seconds)
+
+        return CommitRequest(has_committed, on_wait, self._stop, self._control.key_value(text))

@@ -90,9 +90,9 @@ def owner(mapping: str, next_offsets_sum: int, aborted: list[int]) -> None:
     _log.info("owner", mapping=mapping, next_offsets_sum=next_offsets_sum, aborted_transactions=aborted)
 
 
-def changed(mapping: str, change: str, by: str) -> None:
+def changed(mapping: str, txn: int, change: str, by: str) -> None:
     """Log that the change of an operator was committed."""
-    _log.info("changed", mapping=mapping, change=change, by=by)
+    _log.info("changed", mapping=mapping, txn=txn, change=change, by=by)
 
 
 def paused(mapping: str, by: str) -> None:
@@ -123,17 +123,21 @@ def lease_lost(mapping: str, error: Exception) -> None:
 
 def waiting(mapping: str, error: IngestdError, seconds: float) -> None:
     """Log that a step failed and will be retried after `seconds`."""
-    _log.warning("waiting", mapping=mapping, reason=type(error).__name__, error=str(error), again_in=round(seconds, 1))
+    optional: dict[str, Any] = {}
+    if (txn := _transaction(error)) is not None:
+        optional["txn"] = txn
+    reason, again_in = type(error).__name__, round(seconds, 1)
+    _log.warning("waiting", mapping=mapping, reason=reason, error=str(error), again_in=again_in, **optional)
 
 
-def left_open(mapping: str, error: IngestdError) -> None:
-    """Log that the metastore was unavailable at shutdown, so that a lock or transaction remains until it times out."""
-    _log.warning("left_open", mapping=mapping, error=str(error))
+def left_open(mapping: str, transactions: list[int], error: IngestdError) -> None:
+    """Log that the metastore was unavailable at shutdown, so that a lock or transactions remain until they time out."""
+    _log.warning("left_open", mapping=mapping, transactions=transactions, error=str(error))
 
 
-def offsets_lost(mapping: str, gap: str) -> None:
+def offsets_lost(mapping: str, txn: int, gap: str) -> None:
     """Log that offsets were lost and that, as `on_offset_loss` allows, the position after the gap was committed."""
-    _log.error("offsets_lost", mapping=mapping, gap=gap)
+    _log.error("offsets_lost", mapping=mapping, txn=txn, gap=gap)
 
 
 def row_counts_repaired(mapping: str, partitions: Sequence[str]) -> None:
@@ -146,9 +150,9 @@ def row_counts_delayed(mapping: str, error: IngestdError) -> None:
     _log.warning("row_counts_delayed", mapping=mapping, reason=type(error).__name__, error=str(error))
 
 
-def mirror_failed(mapping: str, error: IngestdError) -> None:
+def mirror_failed(mapping: str, txn: int, error: IngestdError) -> None:
     """Log that the consumer group's offsets could not be committed to Kafka. The next commit updates them."""
-    _log.warning("mirror_failed", mapping=mapping, error=str(error))
+    _log.warning("mirror_failed", mapping=mapping, txn=txn, error=str(error))
 
 
 def lag_unknown(error: IngestdError) -> None:
@@ -256,7 +260,19 @@ def stopped(mapping: str) -> None:
 
 def failed(mapping: str, error: IngestdError) -> None:
     """Log that an error ended the mapping."""
-    _log.error("failed", mapping=mapping, reason=type(error).__name__, error=str(error))
+    optional: dict[str, Any] = {}
+    if (txn := _transaction(error)) is not None:
+        optional["txn"] = txn
+    _log.error("failed", mapping=mapping, reason=type(error).__name__, error=str(error), **optional)
+
+
+def _transaction(error: BaseException | None) -> int | None:
+    """Return the id of the transaction that failed with an error or its cause, if any."""
+    while error is not None:
+        if isinstance(error, IngestdError) and error.txn is not None:
+            return error.txn
+        error = error.__cause__
+    return None
 
 
 def http_listening(url: str, changes: str) -> None:

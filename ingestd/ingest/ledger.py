@@ -97,7 +97,7 @@ class Ledger:
         self._services.ownership.check()
         author = replace(self._state, changed_by=change.by, changed_at=_now(), change=change.text)
         self._commit(pending, replace(author, position=change.position, paused=change.paused))
-        events.changed(self._options.name, change.text, change.by)
+        events.changed(self._options.name, pending.txn.id, change.text, change.by)
 
     def _commit(self, pending: PendingTransaction, after: MappingState) -> None:
         """Commit `after`, mirror the offsets to Kafka, and report the commit."""
@@ -122,7 +122,7 @@ class Ledger:
         try:
             self._services.mirror.commit(after.position.offsets)
         except IngestdError as error:
-            events.mirror_failed(self._options.name, error)
+            events.mirror_failed(self._options.name, after.txn, error)
 
 
 def _now() -> str:

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from ingestd.errors import IngestdError, StorageUnavailable, TransactionAborted
+from ingestd.hive.transactions import Transaction
 from ingestd.ingest import stage
 from ingestd.ingest.commit import PendingTransaction
 from ingestd.ingest.ledger import Ledger
@@ -75,8 +76,9 @@ class Pipeline:
             self._services.observe("planned")
             # Each transaction uses the current definition of the table: columns may have been added.
             self._table = load_target(self._services.metastore, self._options)
-            staged = stages.submit(self._stage, self._ledger.open(plan, self._table))
-            queued.append(commits.submit(self._commit_staged, staged))
+            pending = self._ledger.open(plan, self._table)
+            staged = stages.submit(self._stage, pending)
+            queued.append(commits.submit(self._commit_staged, pending.txn, staged))
             position = plan.after
             if len(queued) > _STAGES_AHEAD:
                 queued.popleft().result()
@@ -140,16 +142,18 @@ class Pipeline:
 
     # --- commit
 
-    def _commit_staged(self, staged: Future[PendingTransaction]) -> None:
-        """Commit a transaction once it is staged, unless an earlier transaction has failed."""
+    def _commit_staged(self, txn: Transaction, staged: Future[PendingTransaction]) -> None:
+        """Commit the transaction `txn` once it is staged, unless an earlier transaction has failed."""
         if self._failed.is_set():
             raise TransactionAborted("an earlier transaction failed", where=f"mapping {self._options.name}")
         try:
             pending = staged.result()
             pending.watch.lap("queued")
             self._ledger.commit(pending)
-        except BaseException:
+        except BaseException as error:
             self._failed.set()
+            if isinstance(error, IngestdError):
+                error.txn = txn.id
             raise
 
 

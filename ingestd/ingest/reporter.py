@@ -87,7 +87,7 @@ class Reporter:
         if result.hidden:
             events.commit_hidden(self._name, result)
         for gap in result.transaction.plan.gaps:
-            events.offsets_lost(self._name, gap)
+            events.offsets_lost(self._name, result.transaction.txn.id, gap)
 
     def aborted(self, txn_ids: Sequence[int] | set[int]) -> None:
         """Note that transactions of the mapping were aborted, which this daemon or a previous owner opened."""
@@ -120,6 +120,10 @@ class Reporter:
         """Report that a step failed and will be retried after `seconds`."""
         self.monitor.failed(error, seconds)
         events.waiting(self._name, error, seconds)
+
+    def left_open(self, error: IngestdError) -> None:
+        """Report that the metastore was unavailable at shutdown, so that a lock or transactions remain."""
+        events.left_open(self._name, sorted(self._open), error)
 
     def stopped(self) -> None:
         """Report that the mapping was stopped or has caught up."""

@@ -81,5 +81,5 @@ class Services:
             finally:
                 self.ownership.release()
         except IngestdError as error:
-            events.left_open(self.options.name, error)
+            self.reporter.left_open(error)
         self.mirror.close()

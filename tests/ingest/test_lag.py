@@ -103,7 +103,8 @@ def test_lag_when_a_record_has_stopped_the_mapping_then_is_the_age_of_this_recor
     _produce(stack, b"{broken", 4_000)
     daemon = stack.start(stack.config({"commit": {"rows": 1}}))
     with LagWatch(lambda: daemon.supervisor.monitors):
-        eventually("the failure", lambda: daemon.events("failed"))
+        [failed] = eventually("the failure", lambda: daemon.events("failed"))
+        assert failed["txn"] > daemon.events("committed")[-1]["txn"]
         monitor = daemon.supervisor.monitors[stack.name]
         assert monitor.snapshot().state == "failed"
         assert _lag_seconds(monitor) == pytest.approx(4_000, abs=60)
