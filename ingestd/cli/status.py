@@ -145,7 +145,7 @@ def _entry(found: StoredMapping) -> dict[str, Any]:
         "state": _state(found),
         "owner": owner.agent if owner else "",
         "owner_host": owner.host if owner else "",
-        "owner_heartbeat_unix": owner.beat[0] / 1000 if owner else None,
+        "owner_heartbeat_unix": found.heartbeat,
         "problem": problem
         and {"reason": type(problem).__name__, "error": problem.what, "where": problem.where, "hint": problem.hint},
         "lag_offsets": found.lag,
@@ -178,6 +178,6 @@ def _state(found: StoredMapping) -> str:
         return "unknown"
     if found.state and found.state.paused:
         return "paused"
-    if found.owner is None:
+    if found.heartbeat is None:
         return "unowned"
-    return "silent" if now() - found.owner.beat[0] / 1000 > _SILENT_SECONDS else "owned"
+    return "silent" if now() - found.heartbeat > _SILENT_SECONDS else "owned"

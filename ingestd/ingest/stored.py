@@ -16,6 +16,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.control import find_control_table, read_state
 from ingestd.hive.leases import Claim
 from ingestd.hive.tables import TableName
+from ingestd.ingest.claims import last_heartbeat
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.state import MappingState
 from ingestd.kafka.admin import Broker
@@ -48,22 +49,19 @@ class PartitionOffsets:
 
 @dataclass(frozen=True, slots=True)
 class StoredMapping:
-    """The stored state of a mapping, the claims on its lease, and the offsets of its partitions.
+    """The stored state of a mapping, the claim that holds its lease, and the offsets of its partitions.
 
-    `state` is None if the mapping has never committed. `problem` is the error that prevented reading the rest.
+    `state` is None if the mapping has never committed. The daemon of `owner` may have ended: its last heartbeat was at
+    the Unix time `heartbeat`, by the metastore's clock. `problem` is the error that prevented reading the rest.
     """
 
     options: MappingOptions
     state: MappingState | None = None
-    claims: tuple[Claim, ...] = ()
+    owner: Claim | None = None
+    heartbeat: float | None = None
     topics: Mapping[str, TopicIdentity] = field(default_factory=dict)
     offsets: tuple[PartitionOffsets, ...] = ()
     problem: IngestdError | None = None
-
-    @property
-    def owner(self) -> Claim | None:
-        """The claim that holds the lease. Its daemon may have ended: see `Claim.beat`."""
-        return next((claim for claim in self.claims if claim.is_held), None)
 
     @property
     def lag(self) -> int | None:
@@ -110,20 +108,23 @@ def find_options(
 
 def _read(metastore: Metastore, brokers: _Brokers, options: MappingOptions) -> StoredMapping:
     state: MappingState | None = None
-    claims: tuple[Claim, ...] = ()
+    owner: Claim | None = None
+    heartbeat: float | None = None
     try:
         control = find_control_table(metastore, options.control)
         state = MappingState.parse(read_state(metastore, control)) if control else None
-        claims = tuple(leases.claims(metastore, options.owner_lease))
+        owner = next((claim for claim in leases.claims(metastore, options.owner_lease) if claim.is_held), None)
+        heartbeat = last_heartbeat(metastore, owner) if owner else None
         broker = brokers.get(options)
         topics = broker.topics(options.topics)
         partitions = [partition for topic in topics.values() for partition in topic.partitions]
         earliest, ends = broker.earliest(partitions), broker.ends(partitions)
     except IngestdError as error:
-        return StoredMapping(options, state, claims, problem=error)
+        return StoredMapping(options, state, owner, heartbeat, problem=error)
     committed = state.position.offsets if state else {}
     offsets = tuple(PartitionOffsets(p, earliest[p], ends[p], committed.get(p)) for p in partitions)
-    return StoredMapping(options, state, claims, {name: topic.identity for name, topic in topics.items()}, offsets)
+    identities = {name: topic.identity for name, topic in topics.items()}
+    return StoredMapping(options, state, owner, heartbeat, identities, offsets)
 
 
 class _Brokers:

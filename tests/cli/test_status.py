@@ -37,6 +37,12 @@ def test_status_when_no_daemon_runs_then_reads_hive_and_kafka_and_changes_nothin
     assert (owned["state"], owned["lag_offsets"], owned["rows"]) == ("owned", 0, 10)
     assert owned["owner"].startswith(f"ingestd/ingestd/{name}/")
     assert owned["last_commit"]["owner"] == owned["owner"]
+
+    def has_another_heartbeat() -> bool:
+        [later] = run("status", "--output", "json", "--config", config).json["mappings"]
+        return bool(later["owner_heartbeat_unix"] > owned["owner_heartbeat_unix"])
+
+    eventually("a heartbeat of the owner", has_another_heartbeat, 20)
     # After its end, with records that are not committed.
     daemon.terminate()
     assert daemon.wait() == 0
