@@ -10,7 +10,18 @@ import pytest
 
 from tests.support.stack import Stack
 
-_HEAVY = ("pyspark", "py4j", "confluent_kafka", "click", "rich", "pydantic", "yaml", "structlog")
+_HEAVY = (
+    "pyspark",
+    "py4j",
+    "confluent_kafka",
+    "click",
+    "rich",
+    "pydantic",
+    "yaml",
+    "structlog",
+    "starlette",
+    "uvicorn",
+)
 _IMPORT = f"""
 import sys
 import ingestd.streaming, ingestd.streaming.v1

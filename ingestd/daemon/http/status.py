@@ -10,12 +10,13 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from ingestd import __version__
 from ingestd.clock import now
 from ingestd.compaction.pacing import Pacing
+from ingestd.compaction.watch import CompactionStatus
 from ingestd.daemon.http.history import History
 from ingestd.ingest.monitor import CommitRecord, Monitor, Problem, Snapshot, Totals
 
@@ -87,7 +88,7 @@ def mapping_summary(seen: Snapshot, records_per_second: float) -> Json:
         "open_transactions": seen.open_transactions,
         "totals": _totals(seen.totals),
         "pacing": None if seen.pacing is None else _pacing(seen.pacing),
-        "compaction": None if seen.compaction is None else asdict(seen.compaction),
+        "compaction": None if seen.compaction is None else _flat(seen.compaction),
         "last_commit": commit_status(seen.commits[-1]) if seen.commits else None,
     }
 
@@ -164,16 +165,21 @@ def _pacing(pacing: Pacing) -> Json:
 
 
 def _totals(totals: Totals) -> Json:
-    values = asdict(totals)
+    values = _flat(totals)
     values["size_bytes"] = values.pop("bytes")
     return values
+
+
+def _flat(value: Totals | CompactionStatus) -> Json:
+    """Return the fields. `asdict` would copy them deeply, which takes ten times as long."""
+    return {one.name: getattr(value, one.name) for one in fields(value)}
 
 
 def _sum(parts: Iterable[Totals]) -> Json:
     total, retries = Counter[str](), Counter[str]()
     for part in parts:
         retries.update(part.retries)
-        total.update({name: value for name, value in asdict(part).items() if name != "retries"})
+        total.update({name: value for name, value in _flat(part).items() if name != "retries"})
     return _totals(Totals(**total, retries=dict(retries)))
 
 
