@@ -76,9 +76,9 @@ def test_daemon_when_deltas_pile_up_then_it_compacts_paces_and_recovers_without_
         eventually("a requested compaction", lambda: daemon.events("compaction_finished"), 120)
         known = daemon.events("committed")  # rows are readable while compactions run
         assert len(stack.ids(auto)) >= sum(one["rows"] for one in known if one["mapping"] != mapping)
-        request_compaction(stack.metastore, TableName("default", paced), "", "major", "tests")
-        eventually("the end of pacing", lambda: "" in [one["reason"] for one in daemon.events("pacing")], 120)
     eventually("the last record", lambda: sum(one["rows"] for one in daemon.events("committed")) == 2 * len(sent))
+    request_compaction(stack.metastore, TableName("default", paced), "", "major", "tests")
+    eventually("the end of pacing", lambda: [one["reason"] for one in daemon.events("pacing")] == ["deltas", ""], 120)
     daemon.terminate()
     assert daemon.wait() == 0
     for name in (auto, paced):
