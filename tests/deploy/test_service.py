@@ -6,10 +6,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.storage.local import local_path
@@ -60,52 +62,75 @@ def machine(root: Path, stack: Stack) -> Iterator[Machine]:
     machine.power_off()
 
 
-def test_service_when_killed_suspended_and_rebooted_then_loses_and_duplicates_nothing(
+def _add_mapping(root: Path, topic: str) -> None:
+    """Add a mapping of another topic into the same table to the configuration."""
+    file = root / "etc/ingestd/ingestd.yaml"
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    [first] = document["mappings"]
+    document["mappings"].append(first | {"name": f"{first['name'][:30]}_more", "topics": [topic]})
+    file.write_text(yaml.safe_dump(document), encoding="utf-8")
+
+
+class Records:
+    """The records of a test, whose ids are 0, 1, 2 and so on."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+        self.total = 0
+
+    def produce(self, topic: str | None = None) -> None:
+        """Produce 500 records."""
+        self.total += self._stack.produce(({"id": n} for n in range(self.total, self.total + 500)), topic)
+
+    def are_stored(self) -> bool:
+        """Return whether the table has as many rows."""
+        return self._stack.count() == self.total
+
+
+def test_service_when_killed_suspended_rebooted_and_reloaded_then_loses_and_duplicates_nothing(
     stack: Stack, machine: Machine, root: Path
 ) -> None:
-    total = 0
-
-    def produce() -> None:
-        nonlocal total
-        total += stack.produce({"id": n} for n in range(total, total + 500))
-
-    def is_complete() -> bool:
-        return stack.count() == total
-
-    def has_restarted(times: int) -> bool:
-        return machine.show("ingestd", "NRestarts") == str(times) and is_active()
+    records = Records(stack)
 
     def is_active() -> bool:
         return machine.is_running() and machine.show("ingestd", "ActiveState") == "active"
 
-    produce()
+    def has_restarted(times: int) -> bool:
+        return machine.show("ingestd", "NRestarts") == str(times) and is_active()
+
+    records.produce()
     eventually("the start at boot", is_active)
-    eventually("the records", is_complete)
+    eventually("the records", records.are_stored)
     eventually("the status", lambda: "last commit" in machine.show("ingestd", "StatusText"))
 
-    machine.run("systemctl", "kill", "--signal=KILL", "--kill-who=main", "ingestd")
-    produce()
-    eventually("the restart after a kill", lambda: has_restarted(1))
-    eventually("the records", is_complete)
-
-    machine.run("systemctl", "kill", "--signal=STOP", "--kill-who=main", "ingestd")
-    produce()
-    eventually("the restart by the watchdog", lambda: has_restarted(2))
-    eventually("the records", is_complete)
+    for times, name in enumerate(("KILL", "STOP"), 1):  # the watchdog ends a suspended daemon
+        machine.run("systemctl", "kill", f"--signal={name}", "--kill-who=main", "ingestd")
+        records.produce()
+        eventually(f"the restart after SIG{name}", partial(has_restarted, times))
+        eventually("the records", records.are_stored)
 
     machine.power_off()
-    produce()
+    records.produce()
     machine.boot()
     eventually("the start after the loss of power", is_active)
-    eventually("the records", is_complete)
+    eventually("the records", records.are_stored)
+
+    _add_mapping(root, stack.topic(1, f"{stack.name}_more"))
+    machine.run("systemctl", "reload", "ingestd")
+    records.produce(f"{stack.name}_more")
+    eventually("the records of the new mapping", records.are_stored)
+    assert machine.show("ingestd", "NRestarts") == "0"
 
     machine.run("systemctl", "stop", "ingestd")
     assert machine.show("ingestd", "ExecMainStatus") == "0"
-    assert stack.ids() == list(range(total))
+    assert stack.ids() == list(range(records.total))
 
+
+def test_service_when_the_configuration_is_invalid_then_is_not_restarted(machine: Machine, root: Path) -> None:
     with (root / "etc/ingestd/ingestd.yaml").open("a", encoding="utf-8") as file:
         file.write("unknown: 1\n")
-    machine.run("systemctl", "start", "--no-block", "ingestd")
+    eventually("the boot", machine.is_running)
+    machine.run("systemctl", "restart", "--no-block", "ingestd")
     eventually("the failure", lambda: machine.show("ingestd", "ActiveState") == "failed")
     assert machine.show("ingestd", "ExecMainStatus") == "78"
     assert machine.show("ingestd", "NRestarts") == "0"
