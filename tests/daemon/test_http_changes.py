@@ -13,7 +13,7 @@ import pytest
 from ingestd.clock import monotonic
 from ingestd.config.http import Address, HttpOptions, TlsFiles
 from ingestd.daemon.http.server import HttpServer
-from ingestd.errors import ConfigError
+from ingestd.errors import ConfigError, ConfigFaults
 from ingestd.ingest.control import Request, RequestFailed
 from ingestd.kafka.ranges import TopicPartition
 from tests.support import certificates
@@ -126,6 +126,9 @@ def test_reload_then_the_fleet_reads_its_configuration_or_says_why_not(client: C
     fleet.reload_error = ConfigError("unknown key", where="a.yaml:3: mappings[0].tabel", hint="did you mean table?")
     answer = client.post("/reload")
     assert (answer.status, answer.json["where"]) == (409, "a.yaml:3: mappings[0].tabel")
+    fleet.reload_error = ConfigFaults([fleet.reload_error, ConfigError("is missing", where="a.yaml: kafka")])
+    answer = client.post("/reload")
+    assert answer.json["error"].splitlines()[1] == "a.yaml: kafka: is missing"
 
 
 @pytest.mark.parametrize(

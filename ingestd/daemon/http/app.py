@@ -28,7 +28,7 @@ from ingestd.daemon.http.changes import Changes, status_of, unknown_mapping
 from ingestd.daemon.http.fleet import Fleet
 from ingestd.daemon.http.history import History
 from ingestd.daemon.http.live import STREAM_SECONDS, Live
-from ingestd.errors import IngestdError
+from ingestd.errors import ConfigFaults, IngestdError
 from ingestd.ingest import events
 from ingestd.ingest.monitor import Snapshot
 
@@ -181,6 +181,8 @@ def _error(code: int, what: str, where: str = "", hint: str = "", headers: Any =
 
 async def _refused(_request: Request, error: IngestdError) -> Response:
     code = status_of(error)
+    if isinstance(error, ConfigFaults):
+        return _error(code, str(error), "configuration", "correct the files and reload again")
     return _error(code, error.what, error.where, error.hint, {"www-authenticate": "Bearer"} if code == 401 else None)
 
 
