@@ -55,6 +55,7 @@ TABLE = {
     "spark.errors.WorkerLost": (True, 70),
     "spark.errors.JobTimeout": (True, 70),
     "spark.errors.EngineLost": (False, 70),
+    "daemon.http.access.Refused": (False, 1),
     "daemon.runner.UnexpectedError": (False, 70),
     "daemon.supervisor.StillRunning": (False, 69),
 }
