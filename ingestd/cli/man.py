@@ -103,6 +103,9 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Escape what roff would interpret: backslashes, hyphens, and a period or quote at the start of a line."""
-    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace("~", "\\(ti").replace("^", "\\(ha")
+    """Escape what roff would interpret, and characters that are not ASCII."""
+    escaped = (
+        text.replace("…", "...").replace("\\", "\\e").replace("-", "\\-").replace("~", "\\(ti").replace("^", "\\(ha")
+    )
+    escaped = "".join(one if one.isascii() else f"\\[u{ord(one):04X}]" for one in escaped)
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
