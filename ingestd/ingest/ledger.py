@@ -92,6 +92,7 @@ class Ledger:
         The lease is confirmed inside the transaction: a process that was suspended changes nothing after a takeover.
         """
         plan = Plan((), self._state.position, change.position)
+        self._services.observe("planned")
         pending = self.open(plan, load_target(self._services.metastore, self._options))
         self._services.ownership.confirm()
         self._services.ownership.check()

@@ -200,7 +200,7 @@ def test_offline_change_when_suspended_or_killed_then_changes_nothing_after_a_ta
     stack.table("id bigint")
     config = stack.config()
     stack.drain(config)
-    for step in ("opened", "placed"):
+    for step in ("planned", "opened", "placed"):
         gate = stack.directory / step
         command = _start_command(config, f"{step}=hold:{gate}")
         eventually("the command to be blocked", lambda gate=gate: Path(f"{gate}.held").exists())  # type: ignore[misc]
@@ -219,6 +219,23 @@ def test_offline_change_when_suspended_or_killed_then_changes_nothing_after_a_ta
     assert _start_command(config, "committed=kill").wait(60) == -signal.SIGKILL
     stack.drain(config)
     assert _state(stack, config).paused
+
+
+def test_pause_when_the_owner_is_suspended_meanwhile_then_it_commits_nothing_after_it_resumes(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint")
+    config = stack.config({"commit": {"interval": "100ms"}})
+    daemon = stack.start_process(config)
+    eventually("the owner", lambda: daemon.events("owner"))
+    os.kill(daemon.process.pid, signal.SIGSTOP)
+    try:
+        stack.produce(_rows(*range(10)))
+        assert change_stored(stack.metastore, load([config]).mappings[0], Request("pause", BY)).paused
+    finally:
+        os.kill(daemon.process.pid, signal.SIGCONT)
+    eventually("the pause", lambda: daemon.events("paused"))
+    assert _state(stack, config).paused
+    assert stack.ids() == []
 
 
 def _start_command(config: Path, failpoint: str) -> subprocess.Popen[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ingestd.errors import TransactionAborted
 from ingestd.ingest.monitor import Limits, Monitor, Snapshot, is_stuck
 from tests.support.daemon import DaemonThread, Hold
 from tests.support.proxy import proxy
@@ -74,6 +75,33 @@ def test_monitor_when_the_answer_to_a_commit_is_lost_then_counts_the_adopted_com
         assert daemon.wait() == 0
     assert monitor.snapshot().state == "stopped"
     assert [e["rows"] for e in daemon.events("committed")] == [0, 10]
+
+
+class _AbortAfterCommit(Hold):
+    """Lets the mapping fail after its second commit, as if the answer to the commit were never found out."""
+
+    def __init__(self) -> None:
+        super().__init__("committed")
+        self._commits = 0
+
+    def __call__(self, step: str) -> None:
+        self._commits += step == "committed"
+        if step == "committed" and self._commits == 2:
+            raise TransactionAborted("aborted by the test")
+
+
+def test_monitor_when_a_recovery_finds_that_a_transaction_has_committed_then_counts_its_rows(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint", "dt string")
+    stack.produce(_rows(*range(10)))
+    daemon = stack.start(stack.config(), hold=_AbortAfterCommit())
+    monitor = _monitor(daemon, stack.name)
+    eventually("the commit", lambda: monitor.snapshot().totals.rows == 10)
+    eventually("the recovery", lambda: monitor.snapshot().state == "running")
+    totals = monitor.snapshot().totals
+    assert (totals.commits, totals.records, totals.aborts) == (2, 10, 0)
+    assert monitor.snapshot().open_transactions == 0
+    assert stack.ids() == list(range(10))
 
 
 def test_monitor_when_another_daemon_owns_the_mapping_then_is_standby_until_the_takeover(stack: Stack) -> None:
