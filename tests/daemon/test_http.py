@@ -216,8 +216,30 @@ def test_server_when_idle_connections_flood_it_then_health_checks_are_answered(c
         for _ in range(1400):
             flood.enter_context(closing(socket.create_connection(client.address, timeout=5)))
         assert client.get("/livez").status == 200
-        ours = [c for c in psutil.Process().net_connections("tcp") if c.laddr.port == client.address.port and c.raddr]
-        assert len(ours) <= MAX_CONNECTIONS + 1
+        assert _accepted(client) <= MAX_CONNECTIONS + 1
+
+
+@pytest.mark.soak
+def test_server_when_clients_are_slow_then_their_connections_end(client: Client, fleet: StaticFleet) -> None:
+    unfinished = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: y"
+    no_body = b"POST /reload HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+    not_reading = b"GET /status HTTP/1.1\r\nHost: localhost\r\n\r\n" * 500
+    for number in range(300):
+        fleet.run(f"tenant_{number:03}")
+    with ExitStack() as slow:
+        for request in (b"", unfinished, no_body, not_reading):
+            connection = slow.enter_context(socket.create_connection(client.address, timeout=10))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            connection.sendall(request)
+        assert _accepted(client) == 4
+        eventually("the end of all connections", lambda: _accepted(client) == 0, seconds=90)
+    assert client.get("/livez").status == 200
+
+
+def _accepted(client: Client) -> int:
+    """Return how many connections the server has open."""
+    found = psutil.Process().net_connections("tcp")
+    return sum(1 for one in found if one.laddr.port == client.address.port and one.raddr)
 
 
 @pytest.mark.parametrize(
