@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from ingestd.config.http import Address
 from tests.support.browser import browser
 from tests.support.http import Client
 from tests.support.stack import Stack, eventually
+
+MONITOR = Path(__file__).parents[2] / "docs" / "monitor.md"
 
 
 def _client(daemon: Any) -> Client:
@@ -55,7 +58,14 @@ def _check_documents(client: Client, name: str) -> None:
     commits = client.get(f"{path}/commits").json["commits"]
     assert sum(commit["rows"] for commit in commits) == 300
     assert {"staged", "committed"} <= commits[0]["steps_ms"].keys()
-    assert f'ingestd_rows_total{{mapping="{name}"}} 300' in client.get("/metrics").text
+    metrics = client.get("/metrics").text
+    assert f'ingestd_rows_total{{mapping="{name}"}} 300' in metrics
+    assert f'ingestd_lag_seconds{{mapping="{name}"}} 0' in metrics
+    documented = re.findall(r"^\| `(ingestd_\w+)` \|", MONITOR.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(re.findall(r"^# TYPE (\w+)", metrics, re.MULTILINE)) == set(documented)
+    # Every metric has a value, except those of Kerberos, of retries, and of compaction before its first survey.
+    absent = {name for name in documented if not re.search(rf"^{name}(_count)?({{|\s)", metrics, re.MULTILINE)}
+    assert not {name for name in absent if not re.search("kerberos|retries|compaction", name)}
 
 
 def _check_page(client: Client, good: str, bad: str) -> None:
