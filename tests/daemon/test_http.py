@@ -231,7 +231,7 @@ def test_server_when_clients_are_slow_then_their_connections_end(client: Client,
             connection = slow.enter_context(socket.create_connection(client.address, timeout=10))
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             connection.sendall(request)
-        assert _accepted(client) == 4
+        eventually("all connections", lambda: _accepted(client) == 4)
         eventually("the end of all connections", lambda: _accepted(client) == 0, seconds=90)
     assert client.get("/livez").status == 200
 

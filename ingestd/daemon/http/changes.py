@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from anyio import fail_after, to_thread
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from ingestd.daemon.http.access import Access, Refused
@@ -101,6 +102,8 @@ async def _body(http: HttpRequest) -> bytes:
                 body += part
                 if len(body) > _MAX_BODY_BYTES:
                     raise Refused(413, f"the body is longer than {_MAX_BODY_BYTES:,} bytes", where="body")
+    except ClientDisconnect:
+        raise Refused(400, "the client disconnected before the end of the body", where="body") from None
     except TimeoutError:
         raise Refused(408, f"the body did not arrive within {_BODY_SECONDS:.0f} s", where="body") from None
     return bytes(body)
