@@ -2,7 +2,9 @@
 
 Invariant: one request to the metastore serves all mappings of the daemon. A claim is silent while neither it nor the
 lease of its daemon receives heartbeats. The silence is measured with the clock of this machine, and only while the
-metastore answers: during an outage no daemon can send heartbeats.
+metastore answers: during an outage no daemon can send heartbeats. It lasts from the answer that first contained the
+latest heartbeats until the last request was sent: what happened after that is unknown, even if its answer, or this
+process, was delayed for long.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def last_heartbeat(metastore: Metastore, claim: Claim) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """The latest heartbeats of a claim and of its daemon's lease, and the time when they were first seen."""
+    """The latest heartbeats of a claim and of its daemon's lease, and the time when they had first been seen."""
 
     beats: tuple[object, ...]
     since: float
@@ -66,10 +68,16 @@ class Claims:
         return {claim.lock_id for found in self._read(0.0).values() for claim in found}
 
     def silence(self, claim: Claim) -> float:
-        """Return the seconds since a heartbeat of the claim or of its daemon was first seen; 0 for an unknown claim."""
+        """Return for how many seconds the claim and its daemon have certainly been silent; 0 for an unknown claim."""
         with self._guard:
             seen = self._seen.get(claim.lock_id)
-        return monotonic() - seen.since if seen else 0.0
+            return max(0.0, self._read_at - seen.since) if seen else 0.0
+
+    def beats(self, claim: Claim) -> tuple[object, ...]:
+        """Return the latest heartbeats of the claim and of its daemon, which change while the daemon is alive."""
+        with self._guard:
+            seen = self._seen.get(claim.lock_id)
+        return seen.beats if seen else ()
 
     def _read(self, seconds: float) -> dict[TableName, list[Claim]]:
         """Return the claims by lease. Threads that ask at the same time wait for one request."""
@@ -83,6 +91,7 @@ class Claims:
         began, before = monotonic(), self._read_at
         self._read_at = float("-inf")  # stays if the request fails
         claims = leases.all_claims(self._metastore, self._database)
+        answered = monotonic()
         was_blind = began - before > self._patience
         found: dict[TableName, list[Claim]] = {}
         for claim in claims:
@@ -93,5 +102,5 @@ class Claims:
             beats = (claim, *(one.beat for one in daemon))
             known = self._seen.get(claim.lock_id)
             is_same = known is not None and known.beats == beats and not was_blind
-            seen[claim.lock_id] = known if known is not None and is_same else _Observation(beats, began)
+            seen[claim.lock_id] = known if known is not None and is_same else _Observation(beats, answered)
         self._seen, self._found, self._read_at = seen, found, began

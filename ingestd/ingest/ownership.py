@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from ingestd.clock import monotonic, pause
+from ingestd.clock import pause
 from ingestd.errors import IngestdError, OwnershipLost, Unavailable
 from ingestd.hive import leases, transactions
 from ingestd.hive.client import Metastore
@@ -98,12 +98,12 @@ class Ownership:
         Waits a few seconds for the heartbeats of the claims that exist. Raises OwnerAlive or MetastoreUnavailable.
         """
         self._liveness.enter()
-        seen: dict[int, float] = {}
+        seen: dict[int, tuple[object, ...]] = {}
         while True:
             alive = self._release_dead(_CONTEST_SECONDS)
             for claim in alive:
-                watched = monotonic() - seen.setdefault(claim.lock_id, monotonic())
-                if watched - self._liveness.claims.silence(claim) > _CONTEST_SECONDS:
+                beats = self._liveness.claims.beats(claim)
+                if seen.setdefault(claim.lock_id, beats) != beats:
                     raise OwnerAlive(
                         f"a running daemon owns the mapping: {claim.agent}",
                         where=f"lease {self._lease}",

@@ -138,6 +138,43 @@ def test_mappings_when_many_then_share_heartbeats_and_each_lease_ends_alone(stac
     assert leases.claims(stack.metastore, daemon) == []
 
 
+def test_standby_when_its_answers_are_late_then_the_living_owner_keeps_the_mapping(stack: Stack) -> None:
+    options = MappingOptions(stack.name[-40:], (stack.name,), TableName("default", stack.name))
+    stop, lost = threading.Event(), list[Exception]()
+    with proxy(stack.addresses.metastore) as between, closing(Metastore(between.uri)) as metastore:
+        living, late = Liveness(stack.metastore, "ingestd"), Liveness(metastore, "ingestd", patience_seconds=3.0)
+        owner, standby = (
+            Ownership(client, options, Monitor(options), liveness, on_lost=lost.append)
+            for client, liveness in ((stack.metastore, living), (metastore, late))
+        )
+        assert owner.acquire(stop, lambda _claim: None)
+        waiting = threading.Event()
+        thread = threading.Thread(target=lambda: standby.acquire(stop, lambda _claim: waiting.set()))
+        thread.start()
+        assert waiting.wait(20)
+        between.answering.clear()
+        (claim,) = _claims(stack)
+        daemon = daemon_lease("ingestd", claim.agent)
+
+        def beat() -> tuple[int, int]:
+            return leases.claims(stack.metastore, daemon)[0].beat
+
+        for _ in range(3):  # longer than the patience of the standby
+            before = beat()
+            eventually("a heartbeat of the owner", lambda before=before: beat() != before)  # type: ignore[misc]
+        calls = between.calls["show_locks"]
+        between.answering.set()
+        eventually("the standby to read the claims again", lambda: between.calls["show_locks"] >= calls + 2)
+        assert [one.lock_id for one in _claims(stack)] == [claim.lock_id]
+        assert owner.confirm()
+        assert not standby.held
+        stop.set()
+        thread.join()
+        for ownership, liveness in ((owner, living), (standby, late)):
+            ownership.release()
+            liveness.close()
+
+
 def test_transactions_when_kept_alive_then_adjacent_ones_share_a_call_and_ended_ones_are_returned(stack: Stack) -> None:
     with proxy(stack.addresses.metastore) as between, closing(Metastore(between.uri)) as metastore:
         ids = [transactions.begin(metastore, stack.name).id for _ in range(4)]

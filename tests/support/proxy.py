@@ -19,7 +19,8 @@ _VERSION_REPLY = 0x80010002
 class Proxy:
     """Forwards both directions. `sent` contains all bytes of the clients, and `calls` counts unencrypted Thrift calls.
 
-    While `flowing` is cleared, calls are not forwarded, as if the metastore did not answer.
+    While `flowing` is cleared, calls are not forwarded, as if the metastore did not answer. While `answering` is
+    cleared, answers are not forwarded, as if the client were suspended.
     """
 
     def __init__(self, uri: str) -> None:
@@ -34,6 +35,8 @@ class Proxy:
         self.calls: Counter[str] = Counter()
         self.flowing = threading.Event()
         self.flowing.set()
+        self.answering = threading.Event()
+        self.answering.set()
         self.sent = bytearray()
         self.accepted = 0
         self.port = 0
@@ -159,6 +162,7 @@ class _Pair:
             while (piece := self._far.recv(1 << 16)) and not self._losing:
                 if self._garbling and (method := _method(piece)):
                     piece = piece.replace(method.encode(), b"\xff" * len(method), 1)
+                self._proxy.answering.wait()
                 self._near.sendall(piece)
         self.cut()
 
