@@ -114,7 +114,7 @@ def rewind(mapping: str, partitions: tuple[str, ...], **options: Any) -> None:
     chosen = [_partition(text) for text in partitions]
 
     def wanted(stored: StoredMapping) -> Offsets:
-        return target.offsets(stored.options, chosen or sorted(stored.committed))
+        return target.offsets(stored.options, chosen or [one.partition for one in stored.offsets])
 
     _change(mapping, wanted, **options)
 

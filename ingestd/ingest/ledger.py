@@ -58,6 +58,11 @@ class Ledger:
         """The state that the last commit stored."""
         return self._state
 
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """The topics that the mapping reads."""
+        return self._options.topics
+
     def open(self, plan: Plan, table: Table) -> PendingTransaction:
         """Open a transaction and allocate its write id, which the stage writes into every row."""
         self._services.ownership.check()

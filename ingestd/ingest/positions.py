@@ -1,7 +1,7 @@
 """The preview of a new position: for each partition, what it skips and what it reads again.
 
 Invariant: a preview contains only offsets between the first offset that Kafka has and the last stable offset, and only
-partitions whose position changes.
+partitions whose position changes, or whose topic was recreated: a position in its new topic must be complete.
 """
 
 from __future__ import annotations
@@ -81,7 +81,11 @@ def preview(stored: StoredMapping, offsets: Offsets) -> list[PartitionMove]:
         names = ", ".join(map(str, unknown))
         raise InvalidPosition(f"the mapping does not read {names}", where=where, hint="see `ingestd offsets show`")
     moves = [_move(stored, known[partition], offset) for partition, offset in sorted(offsets.items())]
-    return [move for move in moves if move.before != move.after or move.read_to != move.after]
+    return [
+        move
+        for move in moves
+        if move.before != move.after or move.read_to != move.after or stored.is_recreated(move.partition.topic)
+    ]
 
 
 def position_change(moves: Iterable[PartitionMove]) -> PositionChange:

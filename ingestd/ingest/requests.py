@@ -8,7 +8,7 @@ error, the request is carried out again once the mapping has recovered.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ingestd.clock import pause
 from ingestd.errors import IngestdError
@@ -29,7 +29,7 @@ def carry_out(ledger: Ledger, broker: Broker, request: Request) -> None:
     state = ledger.state
     position, paused, text = state.position, state.paused, str(request.action)
     if request.action == "set_position" and request.change is not None:
-        position = changed_position(state.position, broker, request.change)
+        position = changed_position(state.position, broker, ledger.topics, request.change)
         text = f"set_position {_listed(state.position.offsets, request.change.offsets)}"
     elif request.action in ("pause", "resume"):
         paused = request.action == "pause"
@@ -39,21 +39,24 @@ def carry_out(ledger: Ledger, broker: Broker, request: Request) -> None:
         ledger.change(Change(position, paused, text, request.by))
 
 
-def changed_position(stored: Position, broker: Broker, change: PositionChange) -> Position:
-    """Return the position after a change, with the current ids of its topics.
+def changed_position(stored: Position, broker: Broker, read: Collection[str], change: PositionChange) -> Position:
+    """Return the position after a change, with the current ids of its topics. `read` contains the mapping's topics.
 
-    Raises RequestFailed if the committed offsets are not those that its author expects, or if Kafka does not have the
-    new offsets; BrokerUnavailable or InvalidTopic.
+    Raises RequestFailed if the mapping does not read a topic, if the committed offsets are not those that the author of
+    the change expects, or if Kafka does not have the new offsets; BrokerUnavailable or InvalidTopic.
     """
+    if others := {p.topic for p in change.offsets}.difference(read):
+        raise RequestFailed(f"the mapping does not read the topics {', '.join(sorted(others))}")
+    topics = broker.topics(sorted({p.topic for p in change.offsets}))
+    recreated = {n for n, topic in topics.items() if topic.identity.differs(stored.topics.get(n, TopicIdentity()))}
     seen = {p: stored.offsets[p] for p in change.offsets if p in stored.offsets}
-    if seen == change.offsets:  # an earlier attempt has committed the change, and its answer was lost
+    if seen == change.offsets and not recreated:  # an earlier attempt has committed it, and its answer was lost
         return stored
     if seen != {p: offset for p, offset in change.expected.items() if p in change.offsets}:
         raise RequestFailed(
             f"the committed offsets are {_named(seen)}, but the request expects {_named(change.expected)}",
             hint="look at the current offsets, and repeat the request if it is still wanted",
         )
-    topics = broker.topics(sorted({p.topic for p in change.offsets}))
     partitions = {p for topic in topics.values() for p in topic.partitions}
     if unknown := set(change.offsets) - partitions:
         raise RequestFailed(f"Kafka does not have the partitions {', '.join(map(str, sorted(unknown)))}")
@@ -64,17 +67,20 @@ def changed_position(stored: Position, broker: Broker, change: PositionChange) -
                 f"Kafka does not have the offset {offset}: it has {first[partition]}..{ends[partition]}",
                 where=str(partition),
             )
-    identities = dict(stored.topics)
-    for name, topic in topics.items():
-        known = stored.topics.get(name, TopicIdentity())
-        if topic.identity.differs(known) and not set(topic.partitions) <= set(change.offsets):
+    for name in recreated:
+        if not set(topics[name].partitions) <= set(change.offsets):
             raise RequestFailed(
                 "the topic was recreated, so the committed offsets of its other partitions belong to the old topic",
                 where=f"topic {name}",
                 hint="set the offsets of all partitions of the topic in one request",
             )
-        identities[name] = topic.identity if topic.identity.differs(known) else known.merged(topic.identity)
-    return Position({**stored.offsets, **change.offsets}, identities)
+    # The old topic may have had more partitions. Their offsets must not remain, because the new topic can grow.
+    kept = {p: offset for p, offset in stored.offsets.items() if p.topic not in recreated}
+    identities = {
+        name: topic.identity if name in recreated else stored.topics.get(name, TopicIdentity()).merged(topic.identity)
+        for name, topic in topics.items()
+    }
+    return Position({**kept, **change.offsets}, {**stored.topics, **identities})
 
 
 def _named(offsets: Offsets) -> str:

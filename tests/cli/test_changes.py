@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka.admin import NewPartitions
 
 from ingestd.hive.control import find_control_table
 from ingestd.hive.tables import TableName
@@ -145,6 +146,42 @@ def test_rewind_when_the_position_changes_before_the_answer_then_is_refused(mapp
     assert process.returncode == 69, said
     assert "but the request expects" in said
     assert mapping.position() == 11
+
+
+def _recreate(mapping: Mapping, partitions: int) -> None:
+    for answer in mapping.stack.admin.delete_topics([mapping.stack.name]).values():
+        answer.result(30)
+    eventually("the deletion", lambda: mapping.stack.name not in mapping.stack.admin.list_topics(timeout=10).topics)
+    mapping.stack.topic(partitions)
+
+
+def test_position_when_the_topic_was_recreated_then_nothing_of_the_old_one_remains(run: Run, stack: Stack) -> None:
+    stack.topic(2)
+    stack.table("id bigint")
+    stack.produce(_rows(0, 10), partition=1)
+    config = stack.config()
+    stack.drain(config)
+    mapping = Mapping(stack, config, run)
+    _recreate(mapping, 1)
+    stack.produce(_rows(10, 13))
+    result = mapping.rewind("--to-earliest")
+    assert result.code == 0, result.text
+    stack.drain(config)
+    assert stack.ids() == list(range(13))
+    # The new partition 1 starts at its first offset, although partition 1 of the old topic was read up to offset 10.
+    for answer in stack.admin.create_partitions([NewPartitions(stack.name, 2)]).values():
+        answer.result(30)
+    stack.produce(_rows(13, 25), partition=1)
+    stack.drain(config)
+    assert stack.ids() == list(range(25))
+    # An offset of the new topic is set, although the same offset of the old topic is committed.
+    _recreate(mapping, 1)
+    stack.produce(_rows(100, 105))
+    assignment = f"{stack.name}:0=3"
+    result = run("offsets", "set", mapping.name, assignment, "--yes", "--config", config)
+    assert result.code == 0, result.text
+    stack.drain(config)
+    assert stack.ids() == [*range(25), 103, 104]
 
 
 def test_requests_when_a_daemon_runs_then_it_carries_them_out(run: Run, stack: Stack) -> None:

@@ -113,6 +113,10 @@ def test_position_when_set_then_exactly_the_named_range_is_read_again_and_a_stal
         _ask(daemon, _set(stack.name, 99, 60), stack.name)
     with pytest.raises(RequestFailed, match="does not have the offset 101"):
         _ask(daemon, _set(stack.name, 100, 101), stack.name)
+    for other in ("missing", stack.topic(1, f"{stack.name}_other")):
+        change = PositionChange({}, {TopicPartition(other, 0): 0})
+        with pytest.raises(RequestFailed, match=f"does not read the topics {other}"):
+            _ask(daemon, Request("set_position", BY, change), stack.name)
     _ask(daemon, _set(stack.name, 100, 60), stack.name)
     eventually("the rows again", lambda: daemon.supervisor.monitors[stack.name].snapshot().totals.rows == 140)
     assert stack.ids() == sorted([*range(100), *range(60, 100)])
