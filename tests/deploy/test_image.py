@@ -65,6 +65,7 @@ def test_image_when_it_runs_read_only_without_privileges_then_survives_kill_and_
             container.signal(number)
             assert (container.wait() == 0) == (number == signal.SIGTERM), container.text()
     with closing(Container(root, config, files, location)) as container:
+        produce()  # until they arrive, the daemon may not have installed its signal handlers
         eventually("all records", is_complete, 90)
         container.signal(signal.SIGTERM)
         assert container.wait() == 0
