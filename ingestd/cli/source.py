@@ -23,7 +23,7 @@ from ingestd.ingest.control import Request
 from ingestd.ingest.offline import change_stored
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.retire import retire
-from ingestd.ingest.stored import StoredMapping, find_options, read_mapping, read_mappings
+from ingestd.ingest.stored import StoredMapping, find_options, read_mapping, read_mappings, read_retirable
 
 T = TypeVar("T")
 _endpoint_options: list[Any] = [
@@ -117,7 +117,7 @@ class Source:
             options = next((one for one in self.document.mappings if one.name == name), None)
             if options is None:
                 options = find_options(metastore, name, self.document.control.database, self.document.kafka)
-            return read_mapping(metastore, options or self.mapping(name))
+            return read_retirable(metastore, options or self.mapping(name))
 
     def change_stored(self, options: MappingOptions, request: Request) -> None:
         """Carry out a request without a daemon. Raises OwnerAlive if a daemon runs the mapping."""

@@ -13,7 +13,7 @@ from typing import Any
 from hive_metastore import ttypes
 
 from ingestd.clock import pause
-from ingestd.errors import InvalidTable, MetastoreUnavailable
+from ingestd.errors import InvalidTable, MetastoreUnavailable, TableMissing
 from ingestd.hive.client import CAPABILITIES, Metastore, MetastoreRefusal
 from ingestd.hive.tables import TableName, read_table
 from ingestd.hive.transactions import KeyValue
@@ -73,10 +73,17 @@ def drop_control_table(metastore: Metastore, control: ControlTable) -> None:
 
 
 def read_state(metastore: Metastore, control: ControlTable) -> str:
-    """Return the state stored by the last commit, '' before the first. Raises InvalidTable for a recreated table."""
-    raw = read_table(metastore, control.name)
-    if raw.id != control.id:
-        raise InvalidTable("the control table was dropped and recreated", where=f"control table {control.name}")
+    """Return the state stored by the last commit, '' before the first. Raises InvalidTable if the table was dropped."""
+    try:
+        raw = read_table(metastore, control.name)
+    except TableMissing:
+        raw = None
+    if raw is None or raw.id != control.id:
+        raise InvalidTable(
+            "the control table was dropped, and the committed position with it",
+            where=f"control table {control.name}",
+            hint="`ingestd mappings resume` or a restart begins where the key `start` of the mapping says",
+        )
     return str(raw.parameters[_KEY]).strip()
 
 

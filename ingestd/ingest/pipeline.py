@@ -86,7 +86,11 @@ class Pipeline:
             commit.result()
 
     def _on_poll(self, ends: Offsets) -> None:
-        """Report the ends of the partitions, and sweep staging directories if a sweep is due."""
+        """Report the ends of the partitions, and sweep staging directories if a sweep is due.
+
+        Raises OwnershipLost. Without records to commit, nothing else notices that another daemon took over.
+        """
+        self._services.ownership.check()
         self._services.reporter.monitor.polled(self._ledger.state.position.offsets, ends)
         self._services.staging.sweep_if_due(self._table)
 

@@ -2,6 +2,8 @@
 
 Invariant: nothing in memory decides what was committed. Recovery aborts every open transaction of the mapping,
 whichever daemon opened it, and then reads the state that the last commit stored. The mapping continues from this state.
+Only the first recovery creates the control table: a state that has disappeared must not make a running mapping start
+from the beginning.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class Recovery:
         self._services = services
         self._options = services.options
         self._counts: RowCounts | None = None
+        self._control: ControlTable | None = None
 
     def run(self) -> Checkpoint:
         """Abort open transactions, remove their staging directories, and read the state that the last commit stored.
@@ -55,7 +58,7 @@ class Recovery:
         aborted = services.ownership.abort_leftovers()
         table = load_target(services.metastore, self._options)
         services.staging.sweep(table)
-        control = ensure_control_table(services.metastore, self._options.control)
+        self._control = control = self._control or ensure_control_table(services.metastore, self._options.control)
         committer = Committer(
             services.metastore,
             self._options,

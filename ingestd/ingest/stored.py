@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from ingestd.errors import IngestdError
+from ingestd.errors import IngestdError, InvalidTopic
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import find_control_table, read_state
@@ -90,6 +90,14 @@ def read_mapping(metastore: Metastore, options: MappingOptions) -> StoredMapping
     """Read one mapping. Raises the IngestdError that `read_mappings` stores."""
     found = _read(metastore, _Brokers(), options)
     if found.problem is not None:
+        raise found.problem
+    return found
+
+
+def read_retirable(metastore: Metastore, options: MappingOptions) -> StoredMapping:
+    """Read one mapping, whose topics may have been deleted. Raises the other errors of `read_mapping`."""
+    found = _read(metastore, _Brokers(), options)
+    if found.problem is not None and not isinstance(found.problem, InvalidTopic):
         raise found.problem
     return found
 

@@ -17,6 +17,7 @@ from confluent_kafka.admin import NewPartitions
 from ingestd.hive.control import find_control_table
 from ingestd.hive.tables import TableName
 from tests.support.command import Run
+from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 
 
@@ -208,6 +209,45 @@ def test_requests_when_a_daemon_runs_then_it_carries_them_out(run: Run, stack: S
     refused = run("mappings", "retire", mapping.name, "--yes", "--config", config)
     assert refused.code == 69
     assert "a running daemon owns the mapping" in refused.err
+
+
+def test_retire_when_the_owner_was_cut_off_then_it_does_not_read_everything_again(mapping: Mapping) -> None:
+    run, stack = mapping.run, mapping.stack
+    with proxy(stack.addresses.metastore) as between:
+        # A second mapping keeps the daemon running.
+        other = f"{stack.name}_other"[-40:]
+        topic = stack.topic(1, other)
+        stack.table("id bigint", name=f"default.{other}")
+        config = stack.config(
+            {},
+            {"name": other, "topics": [topic], "table": f"default.{other}"},
+            metastore={"uri": between.uri, "timeout": "5s"},
+        )
+        daemon = stack.start(config)
+        eventually("the daemon to own the mappings", lambda: len(daemon.events("owner")) == 2)
+        between.flowing.clear()
+        retired = run("mappings", "retire", mapping.name, "--yes", "--config", mapping.config)
+        assert retired.code == 0, retired.text
+        between.flowing.set()
+        monitor = daemon.supervisor.monitors[mapping.name]
+        eventually("the end of the mapping", lambda: monitor.snapshot().state == "failed" or stack.count() > 10)
+        problem = monitor.snapshot().problem
+        assert problem is not None
+        assert "the control table was dropped" in problem.what
+        assert stack.ids() == list(range(10))
+        daemon.terminate()
+        assert daemon.wait() == 65
+
+
+def test_retire_when_the_topic_was_deleted_then_removes_the_state(mapping: Mapping) -> None:
+    run, stack = mapping.run, mapping.stack
+    for answer in stack.admin.delete_topics([stack.name]).values():
+        answer.result(30)
+    eventually("the deletion", lambda: stack.name not in stack.admin.list_topics(timeout=10).topics)
+    other = stack.config({"name": "other"})
+    retired = run("mappings", "retire", mapping.name, "--yes", "--config", other)
+    assert retired.code == 0, retired.text
+    assert find_control_table(stack.metastore, TableName("ingestd", f"mapping_{mapping.name}")) is None
 
 
 def test_pause_when_no_daemon_runs_then_the_next_daemon_obeys_it_and_retire_removes_the_state(mapping: Mapping) -> None:
