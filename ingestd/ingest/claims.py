@@ -13,6 +13,7 @@ import threading
 from dataclasses import dataclass
 
 from ingestd.clock import monotonic
+from ingestd.errors import MetastoreUnavailable
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import Claim
@@ -55,6 +56,8 @@ class Claims:
         self._seen: dict[int, _Observation] = {}
         self._found: dict[TableName, list[Claim]] = {}
         self._read_at = float("-inf")
+        # When the last request failed, and its error.
+        self._failed: tuple[float, MetastoreUnavailable] | None = None
 
     def of(self, lease: TableName, *, seconds: float) -> list[Claim]:
         """Return the claims of a lease, first the one that is held, as they were at most `seconds` ago.
@@ -80,11 +83,18 @@ class Claims:
         return seen.beats if seen else ()
 
     def _read(self, seconds: float) -> dict[TableName, list[Claim]]:
-        """Return the claims by lease. Threads that ask at the same time wait for one request."""
+        """Return the claims by lease. Threads that ask at the same time wait for one request, and share its error."""
         asked = monotonic()
         with self._guard:
+            # A metastore that hangs must not delay each of many mappings by the time limits of all others.
+            if self._failed is not None and self._failed[0] >= asked:
+                raise self._failed[1]
             if self._read_at < asked - seconds:
-                self._refresh()
+                try:
+                    self._refresh()
+                except MetastoreUnavailable as error:
+                    self._failed = monotonic(), error
+                    raise
             return self._found
 
     def _refresh(self) -> None:

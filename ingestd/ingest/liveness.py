@@ -20,7 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ingestd.clock import Deadline, monotonic, pause
-from ingestd.errors import Unavailable
+from ingestd.errors import MetastoreUnavailable, Unavailable
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.ingest.claims import Claims, daemon_lease
@@ -65,6 +65,8 @@ class Liveness:
         self._unreleased: set[int] = set()
         self._transactions: set[int] = set()
         self._acquiring = threading.Lock()
+        # When the last attempt to acquire the daemon's lease failed, and its error.
+        self._failed: tuple[float, MetastoreUnavailable] | None = None
         self._guard = threading.Lock()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -73,11 +75,18 @@ class Liveness:
     def enter(self) -> None:
         """Acquire the daemon's lease and start the heartbeats. Does nothing if that was done before.
 
-        Raises MetastoreUnavailable.
+        Raises MetastoreUnavailable. Threads that wait for the same attempt share its error.
         """
+        asked = monotonic()
         with self._acquiring:
+            if self._failed is not None and self._failed[0] >= asked:
+                raise self._failed[1]
             if self._lock_id is None:
-                self._lock_id = self._acquire()
+                try:
+                    self._lock_id = self._acquire()
+                except MetastoreUnavailable as error:
+                    self._failed = monotonic(), error
+                    raise
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
                 self._thread.start()

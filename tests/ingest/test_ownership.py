@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -173,6 +174,33 @@ def test_standby_when_its_answers_are_late_then_the_living_owner_keeps_the_mappi
         for ownership, liveness in ((owner, living), (standby, late)):
             ownership.release()
             liveness.close()
+
+
+@pytest.mark.parametrize("has_entered", [False, True])
+def test_mappings_when_the_metastore_hangs_then_each_waits_for_one_time_limit(stack: Stack, has_entered: bool) -> None:
+    options = MappingOptions(stack.name[-40:], (stack.name,), TableName("default", stack.name))
+    with (
+        proxy(stack.addresses.metastore) as between,
+        closing(Metastore(between.uri, timeout_seconds=1.0)) as metastore,
+    ):
+        liveness = Liveness(metastore, "ingestd")
+        if has_entered:
+            liveness.enter()
+
+        def acquire() -> float:
+            mine = Ownership(metastore, options, Monitor(options), liveness, on_lost=lambda _error: None)
+            began = monotonic()
+            with pytest.raises(MetastoreUnavailable):
+                mine.acquire(threading.Event(), lambda _claim: None)
+            return monotonic() - began
+
+        between.flowing.clear()
+        with ThreadPoolExecutor(8) as mappings:
+            waits = [wait.result() for wait in [mappings.submit(acquire) for _ in range(8)]]
+        # One request is sent twice, and a mapping that comes late may wait for the second one, too.
+        assert max(waits) < 6
+        between.flowing.set()
+        liveness.close()
 
 
 def test_transactions_when_kept_alive_then_adjacent_ones_share_a_call_and_ended_ones_are_returned(stack: Stack) -> None:
