@@ -175,6 +175,9 @@ def _parse(file: Path, faults: list[ConfigError]) -> _Section:
     except yaml.YAMLError as error:
         faults.append(_syntax_fault(file, text, error))
         return _Section({}, str(file))
+    except RecursionError:
+        faults.append(ConfigError("is not a configuration: its values are nested too deeply", where=str(file)))
+        return _Section({}, str(file))
 
 
 def _syntax_fault(file: Path, text: str, error: yaml.YAMLError) -> ConfigError:

@@ -43,6 +43,12 @@ def test_config_dir_when_missing_then_error_says_so(tmp_path: Path) -> None:
         read_document([], tmp_path / "nowhere")
 
 
+def test_file_when_nested_too_deeply_then_error_names_it(tmp_path: Path) -> None:
+    file = _written(tmp_path, f"mappings: {'[' * 3000}{']' * 3000}")
+    with pytest.raises(ConfigError, match=f"{file}: is not a configuration"):
+        read_document([file], None)
+
+
 def test_configuration_when_none_is_given_then_error_names_the_option() -> None:
     with pytest.raises(ConfigError, match="--config"):
         read_document([], None)
