@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 import tenacity
@@ -46,30 +47,35 @@ class Backoff(wait_base):
         return self.seconds(retry_state.outcome.exception() if retry_state.outcome else None)
 
 
-def call(
-    function: Callable[[], T],
+async def call(
+    function: Callable[[], Awaitable[T]],
     *,
     stop: threading.Event,
+    sleep: Callable[[float], Awaitable[None]],
     on_wait: Callable[[IngestdError, float], None],
     backoff: Backoff | None = None,
 ) -> T:
     """Call `function` until it succeeds, waiting after each retriable error, and return its result.
 
-    `on_wait(error, seconds)` is called before each wait. Raises an error that is not retriable immediately, and the
-    last error once `stop` is set.
+    `on_wait(error, seconds)` is called before each wait, and then `sleep(seconds)`, which must return when `stop` is
+    set. Raises an error that is not retriable immediately, and the last error once `stop` is set.
     """
-
-    def before_sleep(state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, IngestdError):
-            on_wait(error, state.upcoming_sleep)
-
-    retrying = tenacity.Retrying(
-        retry=tenacity.retry_if_exception(lambda error: isinstance(error, IngestdError) and error.is_retriable),
+    retrying = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_exception(_is_retriable),
         wait=backoff or Backoff(),
         stop=tenacity.stop_when_event_set(stop),
-        sleep=tenacity.sleep_using_event(stop),
-        before_sleep=before_sleep,
+        sleep=sleep,
+        before_sleep=partial(_before_sleep, on_wait),
         reraise=True,
     )
-    return retrying(function)
+    return await retrying(function)
+
+
+def _is_retriable(error: BaseException) -> bool:
+    return isinstance(error, IngestdError) and error.is_retriable
+
+
+def _before_sleep(on_wait: Callable[[IngestdError, float], None], state: tenacity.RetryCallState) -> None:
+    error = state.outcome.exception() if state.outcome else None
+    if isinstance(error, IngestdError):
+        on_wait(error, state.upcoming_sleep)

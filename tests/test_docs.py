@@ -54,7 +54,7 @@ def test_guide_then_is_short(page: Path) -> None:
 def _definitions(node: ast.AST, prefix: str = "") -> Iterator[str]:
     """Yield the names of classes, methods and functions, such as `Engine.run`."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.ClassDef, ast.FunctionDef)):
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             yield f"{prefix}{child.name}"
             yield from _definitions(child, f"{prefix}{child.name}.")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import pickle
 import pkgutil
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import pytest
 
@@ -16,6 +18,8 @@ from ingestd import errors, retry
 from ingestd.daemon.log import shortened
 from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable, TableChanged
 from ingestd.streaming import StreamingException
+
+T = TypeVar("T")
 
 # Class: whether it is retriable, and exit code. The errors of the streaming API are in docs/streaming.md and its test.
 TABLE = {
@@ -91,6 +95,22 @@ def test_error_classes_when_compared_with_the_docstring_then_the_tree_is_complet
     assert {name for name, mark in tree.items() if mark} == retriable
 
 
+def _call(
+    function: Callable[[], T],
+    stop: threading.Event | None = None,
+    on_wait: Callable[[IngestdError, float], None] = lambda *_: None,
+    backoff: retry.Backoff | None = None,
+) -> T:
+    """Call a function as the main loop of a mapping does."""
+
+    async def attempt() -> T:
+        return function()
+
+    return asyncio.run(
+        retry.call(attempt, stop=stop or threading.Event(), sleep=asyncio.sleep, on_wait=on_wait, backoff=backoff)
+    )
+
+
 @pytest.mark.parametrize("is_retriable", [True, False])
 def test_call_when_it_fails_then_only_a_retriable_error_is_retried(*, is_retriable: bool) -> None:
     class Failure(IngestdError):
@@ -108,9 +128,7 @@ def test_call_when_it_fails_then_only_a_retriable_error_is_retried(*, is_retriab
 
     def attempt() -> int:
         backoff = retry.Backoff(first_seconds=0.001)
-        return retry.call(
-            fail_twice, stop=threading.Event(), on_wait=lambda error, _: waits.append(error.what), backoff=backoff
-        )
+        return _call(fail_twice, on_wait=lambda error, _: waits.append(error.what), backoff=backoff)
 
     if is_retriable:
         assert attempt() == 3
@@ -129,7 +147,7 @@ def test_call_when_stop_is_set_then_the_last_error_is_raised() -> None:
         raise MetastoreUnavailable("no answer")
 
     with pytest.raises(MetastoreUnavailable):
-        retry.call(fail, stop=stop, on_wait=lambda *_: None)
+        _call(fail, stop=stop)
 
 
 def test_call_when_the_error_is_foreign_then_it_is_raised_immediately() -> None:
@@ -140,7 +158,7 @@ def test_call_when_the_error_is_foreign_then_it_is_raised_immediately() -> None:
         raise KeyError
 
     with pytest.raises(KeyError):
-        retry.call(fail, stop=threading.Event(), on_wait=lambda *_: None)
+        _call(fail)
     assert len(attempts) == 1
 
 
@@ -163,12 +181,7 @@ def test_backoff_when_the_error_class_changes_then_it_starts_with_the_shortest_w
             raise failures.pop(0)
 
     backoff = retry.Backoff(first_seconds=0.001, cap_seconds=0.1)
-    retry.call(
-        fail,
-        stop=threading.Event(),
-        on_wait=lambda error, seconds: waits.append((type(error), seconds)),
-        backoff=backoff,
-    )
+    _call(fail, on_wait=lambda error, seconds: waits.append((type(error), seconds)), backoff=backoff)
     outage = [seconds for kind, seconds in waits if kind is MetastoreUnavailable]
     assert outage[5] > 10 * outage[0]
     assert outage[6] > outage[4]

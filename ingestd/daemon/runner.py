@@ -1,6 +1,6 @@
-"""Runs one mapping in a thread, and runs it again when its options change or when an operator revives it.
+"""Runs one mapping, and runs it again when its options change or when an operator revives it.
 
-Invariant: at most one main loop of the mapping runs at a time. No exception leaves the thread: a mapping that ends,
+Invariant: at most one main loop of the mapping runs at a time. No exception leaves the runner: a mapping that ends,
 with or without an error, leaves the others running.
 """
 
@@ -20,6 +20,7 @@ from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.reporter import Reporter
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import Observe
+from ingestd.ingest.workers import Worker, Workers
 
 
 class UnexpectedError(IngestdError):
@@ -37,12 +38,15 @@ class Runner:
 
     def __init__(
         self,
-        create: Callable[[MappingOptions, Handles], AbstractContextManager[MappingLoop]],
+        create: Callable[[MappingOptions, Handles, Worker], AbstractContextManager[MappingLoop]],
         options: MappingOptions,
+        workers: Workers,
         observe: Observe,
     ) -> None:
         self._create = create
         self._lock = threading.Lock()
+        self._workers = workers
+        self._worker = workers.member()
         self._handles = Handles(Reporter(options), observe=observe)
         self._loop: MappingLoop | None = None
         # The options of the next run, if the mapping restarts when the current run has ended.
@@ -64,14 +68,19 @@ class Runner:
         with self._lock:
             self._next = options
             self._handles.signals.stop.set()
+            self._worker.wake()
             if not self.is_running:
                 self._prepare(options)
                 self._start()
 
-    def revive_on_request(self) -> None:
-        """Start a mapping again that has failed, if a request waits for it. A flush does not revive it."""
+    def attend_requests(self) -> None:
+        """Wake the mapping if a request waits for it, or start it again if it has failed. A flush does not start it."""
+        if not self.control.changed.is_set():
+            return
         with self._lock:
-            if self.error is None or self.is_running or not self.control.changed.is_set():
+            if self.is_running:
+                self._worker.wake()
+            if self.error is None or self.is_running:
                 return
             requests = self.control.take()
             for request in requests:
@@ -86,6 +95,7 @@ class Runner:
         with self._lock:
             self._next = None
             self._handles.signals.stop.set()
+            self._worker.wake()
 
     def abort(self) -> None:
         """Abort the open transactions of the mapping."""
@@ -97,15 +107,15 @@ class Runner:
         self.is_running, self.error = True, None
         self._handles = replace(self._handles, signals=Signals())
         self.control.open()
-        threading.Thread(target=self._run, name=self.options.name).start()
+        self._workers.start(self._run())
 
     def _prepare(self, options: MappingOptions) -> None:
         self.options, self._next = options, None
         self.monitor.restarted(options)
 
-    def _run(self) -> None:
+    async def _run(self) -> None:
         while True:
-            error = self._run_loop()
+            error = await self._run_loop()
             with self._lock:
                 if self._next is None:
                     self._end(error)
@@ -115,12 +125,12 @@ class Runner:
                 self._prepare(self._next)
                 self._handles = replace(self._handles, signals=Signals())
 
-    def _run_loop(self) -> IngestdError | None:
+    async def _run_loop(self) -> IngestdError | None:
         """Run the main loop once; return the error that ended it."""
         signals = self._handles.signals
         try:
-            with self._create(self.options, self._handles) as self._loop:
-                self._loop.run()
+            with self._create(self.options, self._handles, self._worker) as self._loop:
+                await self._loop.run()
         except IngestdError as known:
             # A retry that a stop interrupted is not a failure: the next run reads the uncommitted records again.
             return None if signals.stop.is_set() and known.is_retriable else known

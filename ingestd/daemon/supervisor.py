@@ -27,6 +27,7 @@ from ingestd.ingest.monitor import Limits, Monitor, is_stuck
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import Observe, ignore
+from ingestd.ingest.workers import Worker, Workers
 from ingestd.spark.errors import EngineLost
 
 
@@ -37,6 +38,9 @@ class StillRunning(IngestdError):
 
 
 _POLL_SECONDS = 0.1
+# How many Spark jobs run at the same time: enough to keep the cores busy while some jobs wait for Kafka or the storage.
+_LEAST_STAGES = 4
+_STAGES_PER_CORE = 2
 # Seconds from an abort until the engine is killed, which ends all calls that wait for it, and until `run` returns.
 _KILL_SECONDS = 5.0
 _END_SECONDS = 10.0
@@ -47,10 +51,10 @@ _WITHOUT_ENGINE_SECONDS = 10.0
 class Supervisor:
     """Runs mappings until they end by themselves or `signals` ends them.
 
-    Uses the caller's `clients`, and closes only their heartbeats. Installs no signal handler, configures no logging and
-    reads no environment variable. With `drain`, a mapping ends when it has caught up. `signals.abort` is set
-    `shutdown.timeout` after `signals.stop`. `read` reads the configuration again. `observe` is called with the name of
-    each step of each transaction, in the thread that completed the step.
+    Uses the caller's `clients`, and closes only their heartbeats and their Kafka consumers. Installs no signal handler,
+    configures no logging and reads no environment variable. With `drain`, a mapping ends when it has caught up.
+    `signals.abort` is set `shutdown.timeout` after `signals.stop`. `read` reads the configuration again. `observe` is
+    called with the name of each step of each transaction, in the thread that completed the step.
     """
 
     def __init__(
@@ -70,7 +74,8 @@ class Supervisor:
         self._drain = drain
         self._read = read
         self._observe = observe
-        self._runners = [Runner(self._create, mapping, observe) for mapping in document.mappings]
+        self._workers = Workers(max(_LEAST_STAGES, _STAGES_PER_CORE * clients.engine.parallelism))
+        self._runners = [Runner(self._create, mapping, self._workers, observe) for mapping in document.mappings]
         # Runners of mappings that a reload has removed, while they finish their open transactions.
         self._leaving: list[Runner] = []
         self._has_ended = False
@@ -124,7 +129,7 @@ class Supervisor:
                 if options.name in known:  # an earlier reload has removed it
                     known[options.name].restart(options)
                 else:
-                    known[options.name] = Runner(self._create, options, self._observe)
+                    known[options.name] = Runner(self._create, options, self._workers, self._observe)
                     known[options.name].start()
             names = [options.name for options in document.mappings]
             self._runners = [known[name] for name in names]
@@ -173,11 +178,14 @@ class Supervisor:
             else:
                 self._reload_on_signal()
                 for runner in self._runners:
-                    runner.revive_on_request()
+                    runner.attend_requests()
             if self._signals.abort.is_set() and self._has_hung(self._abort_all(), running):
                 break
         self._compactor.stop()
         self._clients.liveness.close()
+        self._clients.kafka.close()
+        if not self._hung:
+            self._workers.close()
         return self._all_errors()
 
     def _running(self) -> list[str]:
@@ -204,9 +212,9 @@ class Supervisor:
         return monotonic() - self._aborted_at
 
     @contextmanager
-    def _create(self, options: MappingOptions, handles: Handles) -> Iterator[MappingLoop]:
+    def _create(self, options: MappingOptions, handles: Handles, worker: Worker) -> Iterator[MappingLoop]:
         """Yield the main loop of a mapping, whose table is watched during the `with` block."""
-        loop = MappingLoop(self._clients, options, handles, drain=self._drain)
+        loop = MappingLoop(self._clients, options, handles, worker, drain=self._drain)
         with self._lock:
             self._compactor.add(loop.compaction)
         try:

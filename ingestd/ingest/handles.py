@@ -15,7 +15,7 @@ from ingestd.ingest.steps import Observe, ignore
 
 @dataclass(frozen=True, slots=True)
 class Handles:
-    """The signals that end a mapping, its reporter, its requests, and the observer of its steps."""
+    """The reporter of a mapping, the signals that end it, its requests, and the observer of its steps."""
 
     reporter: Reporter
     signals: Signals = field(default_factory=Signals)

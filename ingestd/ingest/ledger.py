@@ -126,7 +126,7 @@ class Ledger:
     def _mirror_offsets(self, after: MappingState) -> None:
         """Commit the offsets to the consumer group, for lag tools only. A failure is logged and ignored."""
         try:
-            self._services.mirror.commit(after.position.offsets)
+            self._services.kafka.mirror(self._options.kafka, self._options.consumer_group, after.position.offsets)
         except IngestdError as error:
             events.mirror_failed(self._options.name, after.txn, error)
 

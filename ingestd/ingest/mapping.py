@@ -6,11 +6,12 @@ carried out only while no transaction is open (`recovery.py`, `pipeline.py`, `re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from ingestd import retry
-from ingestd.clock import Deadline, pause
+from ingestd.clock import Deadline
 from ingestd.compaction.watch import TableWatch
 from ingestd.errors import TableChanged, TableMissing
 from ingestd.hive import partitions
@@ -23,13 +24,16 @@ from ingestd.ingest.handles import Handles
 from ingestd.ingest.ledger import Ledger
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.pipeline import Pipeline
-from ingestd.ingest.plan import Planner
+from ingestd.ingest.plan import Planner, first_position
 from ingestd.ingest.recovery import Recovery
 from ingestd.ingest.requests import Requests
 from ingestd.ingest.services import Services
+from ingestd.ingest.workers import Worker
 from ingestd.kafka.ranges import Offsets
 from ingestd.spark.engine import JobGroup
 from ingestd.spark.errors import JobFailed, JobTimeout, WorkerLost
+
+T = TypeVar("T")
 
 # The mapping stops after this many stages in a row have lost a worker or timed out.
 _STAGE_ATTEMPTS = 5
@@ -54,16 +58,17 @@ class MappingLoop:
     mapping is paused.
     """
 
-    def __init__(self, clients: Clients, options: MappingOptions, handles: Handles, *, drain: bool) -> None:
+    def __init__(
+        self, clients: Clients, options: MappingOptions, handles: Handles, worker: Worker, *, drain: bool
+    ) -> None:
         self.options = options
         self._engine = clients.engine
         self._jobs = JobGroup(options.name)
         self._reporter = handles.reporter
         self._stop = handles.signals.stop
-        self._services = Services.of(
-            clients.metastore, clients.liveness, options, handles.reporter, handles.signals, handles.observe
-        )
-        self._planner = Planner(self._services.broker, options, self._services.pace)
+        self._worker = worker
+        self._services = Services.of(clients.metastore, clients.liveness, clients.kafka, options, handles)
+        self._planner = Planner(options, self._services.pace, clients.kafka.watch(options.kafka), self._worker)
         self._requests = Requests(handles.control, self._services.broker)
         self._recovery = Recovery(self._services)
         self._drain = drain
@@ -75,14 +80,13 @@ class MappingLoop:
         # The time limit for a missing table; None while the table exists.
         self._missing_until: Deadline | None = None
 
-    def run(self) -> None:
+    async def run(self) -> None:
         """Run until stopped or caught up. Raises the first IngestdError that is not retriable."""
         try:
-            retry.call(self._attempt, stop=self._stop, on_wait=self._reporter.waiting, backoff=self._backoff)
+            await self._retried(self._attempt, self._backoff)
         finally:
             self._requests.put_back()
-            self._services.close()
-            self._recovery.close()
+            await self._worker.commit(self._close)
 
     @property
     def compaction(self) -> TableWatch:
@@ -93,33 +97,57 @@ class MappingLoop:
         """Cancel the running stages, which then fail with JobFailed. Returns immediately."""
         self._engine.cancel(self._jobs)
 
-    def _attempt(self) -> None:
+    async def _retried(self, function: Callable[[], Awaitable[T]], backoff: retry.Backoff | None = None) -> T:
+        """Call `function` until it succeeds, and wait after each retriable error."""
+
+        async def sleep(seconds: float) -> None:
+            await self._worker.wait(seconds, self._stop.is_set)
+
+        on_wait = self._reporter.waiting
+        return await retry.call(function, stop=self._stop, sleep=sleep, on_wait=on_wait, backoff=backoff)
+
+    async def _attempt(self) -> None:
         """Become the owner, recover the mapping, then work until the mapping ends or fails."""
         # This retry has a backoff of its own: a long outage must not delay the retry of a later failure.
-        ledger = retry.call(self._own_and_recover, stop=self._stop, on_wait=self._reporter.waiting)
+        ledger = await self._retried(self._own_and_recover)
         if ledger is None:
             return
-        self._warn_about(ledger.table)
-        if self._drain and self._until is None:
-            self._until = self._planner.ends()
+        await self._worker.call(self._warn_about, ledger.table)
         try:
-            with self._tolerating_a_swap(), self._services.compaction.active():
-                self._work(ledger)
+            with self._tolerating_a_swap(), self._services.compaction.active(), self._planner.watching():
+                if self._drain and self._until is None:
+                    self._until = await self._worker.call(self._planner.ends)
+                await self._work(ledger)
         except (WorkerLost, JobTimeout) as error:
-            self._count_failed_stage(error)
+            await self._count_failed_stage(error)
             raise
 
-    def _own_and_recover(self) -> Ledger | None:
+    async def _own_and_recover(self) -> Ledger | None:
         """Become the owner, recover, and return a ledger that starts at the committed position.
 
         Returns None when stopped as a standby.
         """
-        ownership = self._services.ownership
-        if not ownership.confirm():
-            self._recovery.release()
-            if not ownership.acquire(self._stop, self._on_standby):
+        if not await self._worker.call(self._services.ownership.confirm):
+            await self._worker.call(self._recovery.release)
+            if not await self._acquire():
                 return None
             self._requests.accept()
+        return await self._worker.commit(self._recover)
+
+    async def _acquire(self) -> bool:
+        """Wait until this daemon owns the mapping. Return False if the mapping is stopped first."""
+        ownership = self._services.ownership
+        await self._worker.call(ownership.begin)
+        while not self._stop.is_set():
+            seconds = await self._worker.call(ownership.try_acquire, self._on_standby)
+            if seconds is None:
+                return True
+            await self._worker.wait(seconds, self._stop.is_set)
+        return False
+
+    def _recover(self) -> Ledger:
+        """Recover the mapping, which this daemon owns."""
+        ownership = self._services.ownership
         # A daemon without an engine must leave the mapping to a standby.
         self._engine.check()
         self._reporter.monitor.entered("recovering", owner=ownership.agent)
@@ -127,7 +155,7 @@ class MappingLoop:
             checkpoint = self._recovery.run()
             ledger = Ledger(self._services, checkpoint, self._on_commit)
             if checkpoint.state is None:
-                ledger.store_start(self._planner.first_position())
+                ledger.store_start(first_position(self._services.broker, self.options))
         self._has_recovered, self._missing_until = True, None
         self._reporter.owner(ledger.state, checkpoint.aborted, is_takeover=ownership.is_takeover)
         ownership.is_takeover = False
@@ -144,30 +172,30 @@ class MappingLoop:
             )
         )
 
-    def _work(self, ledger: Ledger) -> None:
+    async def _work(self, ledger: Ledger) -> None:
         """Run transactions, and carry out requests between them, until the mapping is stopped or has caught up."""
         while not self._stop.is_set():
-            self._requests.carry_out(ledger, self._planner.ends)
+            await self._worker.commit(self._requests.carry_out, ledger, self._planner.ends)
             if ledger.state.paused:
                 self._reporter.paused(ledger.state)
                 if self._drain:
                     return
-                self._stay_paused(ledger)
+                await self._stay_paused(ledger)
                 continue
             self._reporter.monitor.entered("running")
             goal = self._requests.goal
-            pipeline = Pipeline(self._services, ledger, self._planner, self._engine, self._jobs)
-            if pipeline.run(goal or self._until, self._is_interrupted):
+            pipeline = Pipeline(self._services, ledger, self._planner, self._engine, self._jobs, self._worker)
+            if await pipeline.run(goal or self._until, self._is_interrupted):
                 if goal is None:
                     return
                 self._requests.reached()
 
-    def _stay_paused(self, ledger: Ledger) -> None:
+    async def _stay_paused(self, ledger: Ledger) -> None:
         """Keep the lease and observe the ends of the partitions, until a request arrives or the mapping is stopped."""
         while not self._is_interrupted():
             self._services.ownership.check()
-            self._reporter.monitor.polled(ledger.state.position.offsets, self._planner.ends())
-            self._requests.wait(_PAUSED_SECONDS)
+            self._reporter.monitor.polled(ledger.state.position.offsets, self._planner.known_ends())
+            await self._worker.wait(_PAUSED_SECONDS, self._is_interrupted)
 
     def _is_interrupted(self) -> bool:
         return self._stop.is_set() or self._requests.are_waiting
@@ -188,7 +216,7 @@ class MappingLoop:
                 raise
             raise TableChanged(error.what, where=error.where, hint=error.hint) from error
 
-    def _count_failed_stage(self, error: JobFailed) -> None:
+    async def _count_failed_stage(self, error: JobFailed) -> None:
         """Count a stage that lost a worker or timed out. Raises JobFailed after too many of them in a row.
 
         After a timeout, release the lease for a few seconds so that a standby can take over. The cause may be a problem
@@ -202,9 +230,12 @@ class MappingLoop:
                 hint=error.hint or _OUT_OF_MEMORY,
             ) from error
         if isinstance(error, JobTimeout):
-            self._reporter.aborted(self._services.ownership.abort_leftovers())
-            self._services.ownership.release()
-            pause(_ASIDE_SECONDS, self._stop)
+            await self._worker.call(self._step_aside)
+            await self._worker.wait(_ASIDE_SECONDS, self._stop.is_set)
+
+    def _step_aside(self) -> None:
+        self._reporter.aborted(self._services.ownership.abort_leftovers())
+        self._services.ownership.release()
 
     def _warn_about(self, table: Table) -> None:
         """Log warnings about the table, once per process."""
@@ -216,3 +247,7 @@ class MappingLoop:
         if odd:
             events.odd_partitions(self.options.name, str(table.name), len(odd), partitions.describe_odd(odd))
         self._has_warned = True
+
+    def _close(self) -> None:
+        self._services.close()
+        self._recovery.close()

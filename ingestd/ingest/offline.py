@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from ingestd.hive.client import Metastore
 from ingestd.ingest.control import Request
+from ingestd.ingest.handles import Handles
 from ingestd.ingest.ledger import Ledger
 from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.plan import Planner
+from ingestd.ingest.plan import first_position
 from ingestd.ingest.recovery import Recovery
 from ingestd.ingest.reporter import Reporter
 from ingestd.ingest.requests import carry_out
 from ingestd.ingest.services import Services
-from ingestd.ingest.signals import Signals
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.steps import Observe, ignore
+from ingestd.kafka.shared import KafkaClients
 
 
 def change_stored(
@@ -32,17 +33,19 @@ def change_stored(
     Raises OwnerAlive if a daemon runs the mapping, RequestFailed, InvalidTable, or an Unavailable error.
     """
     liveness = Liveness(metastore, options.control_database)
-    services = Services.of(metastore, liveness, options, Reporter(options), Signals(), observe)
+    kafka = KafkaClients()
+    services = Services.of(metastore, liveness, kafka, options, Handles(Reporter(options), observe=observe))
     recovery = Recovery(services)
     try:
         services.ownership.acquire_unowned()
         checkpoint = recovery.run()
         ledger = Ledger(services, checkpoint, on_commit=lambda: None)
         if checkpoint.state is None:
-            ledger.store_start(Planner(services.broker, options, services.pace).first_position())
+            ledger.store_start(first_position(services.broker, options))
         carry_out(ledger, services.broker, request)
         return ledger.state
     finally:
         services.close()
         recovery.release()
         liveness.close()
+        kafka.close()

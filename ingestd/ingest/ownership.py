@@ -40,10 +40,10 @@ class OwnerAlive(IngestdError):
 class Ownership:
     """This daemon's ownership of one mapping.
 
-    Call `acquire` first, `check` before each expensive step, and `release` at the end. `liveness` keeps the lease and
-    the open transactions alive; `on_lost` is called in its thread with the error that ended the heartbeats. `agent`
-    names this daemon in its locks and transactions. After `acquire`, `is_takeover` says whether another daemon was the
-    owner until then.
+    Call `begin` and `try_acquire` first, `check` before each expensive step, and `release` at the end. `liveness` keeps
+    the lease and the open transactions alive; `on_lost` is called in its thread with the error that ended the
+    heartbeats. `agent` names this daemon in its locks and transactions. `is_takeover` says whether another daemon was
+    the owner before.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Ownership:
         self._prefix = f"ingestd/{options.control_database}/{options.name}/"
         self.agent = f"{self._prefix}{liveness.identity}"
         self.is_takeover = False
+        self._reported = 0
         self._monitor = monitor
         self._liveness = liveness
         self._on_lost = on_lost
@@ -68,29 +69,28 @@ class Ownership:
         self._guard = threading.Lock()
         self._lost = threading.Event()
 
-    def acquire(self, stop: threading.Event, on_wait: Callable[[Claim], None]) -> bool:
-        """Wait until this daemon owns the mapping. Return False if `stop` is set first.
-
-        `on_wait` is called once for each claim that this daemon waits for. Raises MetastoreUnavailable.
-        """
+    def begin(self) -> None:
+        """Begin to request the lease with `try_acquire`. Raises MetastoreUnavailable."""
         self._liveness.enter()
         self._forget_lock()
         self._lost.clear()
-        self.is_takeover = False
-        reported, interval = 0, _CONTEST_SECONDS
-        while not stop.is_set():
-            alive = self._release_dead(interval)
-            self._monitor.progressed()
-            if not alive:
-                if self._try_acquire():
-                    return True
-            elif alive[0].lock_id != reported and self._is_reportable(alive[0]):
-                self.is_takeover = True
-                on_wait(alive[0])
-                reported = alive[0].lock_id
-            interval = _POLL_SECONDS if alive and alive[0].is_held else _CONTEST_SECONDS
-            pause(interval, stop)
-        return False
+        self.is_takeover, self._reported = False, 0
+
+    def try_acquire(self, on_wait: Callable[[Claim], None]) -> float | None:
+        """Become the owner if no other daemon is. Return None if that succeeded, else the seconds until the next try.
+
+        `on_wait` is called once for each claim that this daemon waits for. Raises MetastoreUnavailable.
+        """
+        alive = self._release_dead(_POLL_SECONDS if self._reported else _CONTEST_SECONDS)
+        self._monitor.progressed()
+        if not alive:
+            return None if self._request() else _CONTEST_SECONDS
+        first = alive[0]
+        if first.lock_id != self._reported and self._is_reportable(first):
+            self.is_takeover = True
+            on_wait(first)
+            self._reported = first.lock_id
+        return _POLL_SECONDS if first.is_held else _CONTEST_SECONDS
 
     def acquire_unowned(self) -> None:
         """Become the owner, unless another daemon owns or requests the mapping and sends heartbeats.
@@ -109,11 +109,11 @@ class Ownership:
                         where=f"lease {self._lease}",
                         hint="send the request to this daemon, or stop it first",
                     )
-            if not alive and self._try_acquire():
+            if not alive and self._request():
                 return
             pause(_CONTEST_SECONDS)
 
-    def _try_acquire(self) -> bool:
+    def _request(self) -> bool:
         lock_id = leases.try_acquire(self._metastore, self._lease, self.agent)
         if lock_id is None:
             return False

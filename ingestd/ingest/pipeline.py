@@ -7,10 +7,8 @@ the next two run, so that no core is idle.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
+import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from ingestd.errors import IngestdError, StorageUnavailable, TransactionAborted
@@ -18,10 +16,11 @@ from ingestd.hive.transactions import Transaction
 from ingestd.ingest import stage
 from ingestd.ingest.commit import PendingTransaction
 from ingestd.ingest.ledger import Ledger
-from ingestd.ingest.plan import Planner
+from ingestd.ingest.plan import Plan, Planner
 from ingestd.ingest.services import Services
 from ingestd.ingest.stage import StageResult, StageTask
 from ingestd.ingest.target import load_target, static_values
+from ingestd.ingest.workers import Worker
 from ingestd.kafka.ranges import Offsets, split
 from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.errors import JobFailed
@@ -35,8 +34,11 @@ _OFFSETS_PER_TASK = 25_000
 class Pipeline:
     """Plans and stages transactions, and commits them through a ledger, until one of them fails or the run ends."""
 
-    def __init__(self, services: Services, ledger: Ledger, planner: Planner, engine: Engine, jobs: JobGroup) -> None:
+    def __init__(
+        self, services: Services, ledger: Ledger, planner: Planner, engine: Engine, jobs: JobGroup, worker: Worker
+    ) -> None:
         self._services = services
+        self._worker = worker
         self._options = services.options
         self._ledger = ledger
         self._planner = planner
@@ -44,46 +46,47 @@ class Pipeline:
         self._jobs = jobs
         self._table = ledger.table
         # Set by the first transaction that fails. It ends the planning and prevents the commit of later transactions.
-        self._failed = threading.Event()
+        self._has_failed = False
 
-    def run(self, until: Offsets | None, is_over: Callable[[], bool]) -> bool:
+    async def run(self, until: Offsets | None, is_over: Callable[[], bool]) -> bool:
         """Run transactions until `is_over` returns True or, if `until` is given, these offsets are committed.
 
         Returns whether the offsets are committed. On return, no transaction is open. Raises the error of the first
         transaction that failed, after all other transactions have ended.
         """
-        name = self._options.name
         try:
-            with ThreadPoolExecutor(2, f"stage-{name}") as stages, ThreadPoolExecutor(1, f"commit-{name}") as commits:
-                self._feed(stages, commits, until, lambda: self._failed.is_set() or is_over())
+            await self._feed(until, lambda: self._has_failed or is_over())
         finally:
-            self._services.staging.discard()
+            await self._worker.call(self._services.staging.discard)
         return until is not None and not is_over()
 
     # --- plan
 
-    def _feed(
-        self,
-        stages: ThreadPoolExecutor,
-        commits: ThreadPoolExecutor,
-        until: Offsets | None,
-        is_over: Callable[[], bool],
-    ) -> None:
+    async def _feed(self, until: Offsets | None, is_over: Callable[[], bool]) -> None:
         """Plan and open transactions, and queue the stage and the commit of each."""
-        queued: deque[Future[None]] = deque()
+        queued: list[asyncio.Task[None]] = []
         position = self._ledger.state.position
-        while (plan := self._planner.next(position, until, is_over, self._on_poll)) is not None:
-            self._services.observe("planned")
-            # Each transaction uses the current definition of the table: columns may have been added.
-            self._table = load_target(self._services.metastore, self._options)
-            pending = self._ledger.open(plan, self._table)
-            staged = stages.submit(self._stage, pending)
-            queued.append(commits.submit(self._commit_staged, pending.txn, staged))
-            position = plan.after
-            if len(queued) > _STAGES_AHEAD:
-                queued.popleft().result()
-        for commit in queued:
-            commit.result()
+        try:
+            while (plan := await self._planner.next(position, until, is_over, self._on_poll)) is not None:
+                pending = await self._worker.call(self._open, plan)
+                staged = asyncio.create_task(self._worker.stage(self._stage, pending))
+                previous = queued[-1] if queued else None
+                queued.append(asyncio.create_task(self._commit_staged(pending.txn, staged, previous)))
+                position = plan.after
+                if len(queued) > _STAGES_AHEAD:
+                    await queued[0]
+                    del queued[0]
+        finally:
+            errors = await asyncio.gather(*queued, return_exceptions=True)
+        for error in errors:
+            if isinstance(error, BaseException):
+                raise error
+
+    def _open(self, plan: Plan) -> PendingTransaction:
+        """Open a transaction with the current definition of the table, to which columns may have been added."""
+        self._services.observe("planned")
+        self._table = load_target(self._services.metastore, self._options)
+        return self._ledger.open(plan, self._table)
 
     def _on_poll(self, ends: Offsets) -> None:
         """Report the ends of the partitions, and sweep staging directories if a sweep is due.
@@ -146,19 +149,27 @@ class Pipeline:
 
     # --- commit
 
-    def _commit_staged(self, txn: Transaction, staged: Future[PendingTransaction]) -> None:
-        """Commit the transaction `txn` once it is staged, unless an earlier transaction has failed."""
-        if self._failed.is_set():
-            raise TransactionAborted("an earlier transaction failed", where=f"mapping {self._options.name}")
+    async def _commit_staged(
+        self, txn: Transaction, staged: asyncio.Task[PendingTransaction], previous: asyncio.Task[None] | None
+    ) -> None:
+        """Commit the transaction `txn` once it is staged and the previous one has committed."""
         try:
-            pending = staged.result()
-            pending.watch.lap("queued")
-            self._ledger.commit(pending)
+            await asyncio.wait([staged, *([previous] if previous else [])])
+            pending = await staged
+            await self._worker.commit(self._commit, pending)
         except BaseException as error:
-            self._failed.set()
+            self._has_failed = True
+            self._worker.wake()
             if isinstance(error, IngestdError):
                 error.txn = txn.id
             raise
+
+    def _commit(self, pending: PendingTransaction) -> None:
+        """Commit a staged transaction, unless an earlier one has failed."""
+        if self._has_failed:
+            raise TransactionAborted("an earlier transaction failed", where=f"mapping {self._options.name}")
+        pending.watch.lap("queued")
+        self._ledger.commit(pending)
 
 
 def _results(pending: PendingTransaction, answers: Iterable[StageResult | IngestdError]) -> Iterator[StageResult]:

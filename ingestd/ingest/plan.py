@@ -8,22 +8,30 @@ after the records were read, all of them came from that topic.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ingestd.clock import Deadline, monotonic, pause
+from ingestd.clock import Deadline, monotonic
 from ingestd.compaction.pacing import Pace
 from ingestd.errors import OffsetsLost, RangeLost
 from ingestd.ingest.options import MappingOptions, OnLoss, StartOptions
+from ingestd.ingest.workers import Worker
 from ingestd.kafka.admin import Broker, Topic
 from ingestd.kafka.ranges import OffsetRange, Offsets, Position, TopicIdentity, TopicPartition, cap
+from ingestd.kafka.watch import Subscription, View, Watch
 
-# How often the ends of the partitions are read, and how often the topics are described.
-_POLL_SECONDS = 0.1
-_TOPICS_SECONDS = 10.0
+# How often the ends of the partitions are polled while no transaction is due: the limits, and the number of polls per
+# `commit.interval` between them.
+_POLL_SECONDS = 0.05, 1.0
+_POLLS_PER_INTERVAL = 8
+# How often a mapping looks at its topics if there is nothing new, and how long it waits at once for an answer.
+_IDLE_SECONDS = 5.0
+_ANSWER_SECONDS = 5.0
 # A new leader may briefly report an end below offsets that the former leader has already served.
 _BEHIND_SECONDS = 5.0
+_BEHIND_POLL_SECONDS = 0.1
 # The assumed size of a record until a stage has measured it. A high value keeps the first transactions small.
 _ASSUMED_RECORD_BYTES = 8192.0
 
@@ -48,28 +56,39 @@ class Planner:
     `confirm` and `learn_size` may be called from other threads.
     """
 
-    def __init__(self, broker: Broker, options: MappingOptions, pace: Pace) -> None:
-        self._broker = broker
+    def __init__(self, options: MappingOptions, pace: Pace, watch: Watch, worker: Worker) -> None:
         self._options = options
         self._pace = pace
+        self._watch = watch
+        self._broker = watch.broker
+        self._worker = worker
+        self._subscription: Subscription | None = None
         self._record_bytes = _ASSUMED_RECORD_BYTES
-        self._topics: dict[str, Topic] = {}
-        self._topics_expire = Deadline.after(0.0)
         self._behind: dict[TopicPartition, Deadline] = {}
         self._last_plan_at = monotonic() - options.commit.interval
 
-    def first_position(self) -> Position:
-        """Return the position where the first run of the mapping starts, according to the option `start`."""
-        topics = self._broker.topics(self._options.topics)
-        partitions = [partition for topic in topics.values() for partition in topic.partitions]
-        offsets = start_offsets(self._broker, partitions, self._options.start)
-        return Position(offsets, {name: topic.identity for name, topic in topics.items()})
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch the topics during the block. The other methods can be called only inside it."""
+        seconds = min(_POLL_SECONDS[1], max(_POLL_SECONDS[0], self._options.commit.interval / _POLLS_PER_INTERVAL))
+        self._subscription = self._watch.subscribe(self._options.topics, seconds, self._worker.wake)
+        try:
+            yield
+        finally:
+            self._subscription.close()
 
-    def ends(self) -> dict[TopicPartition, int]:
-        """Return the last stable offset of every partition. Re-reads the partitions of the topics every 10 s."""
-        if self._topics_expire.passed:
-            self._describe()
-        return self._broker.ends(p for topic in self._topics.values() for p in topic.partitions)
+    @property
+    def _kafka(self) -> Subscription:
+        assert self._subscription is not None, "the planner is not watching"
+        return self._subscription
+
+    def ends(self) -> Mapping[TopicPartition, int]:
+        """Request the last stable offset of every partition, and wait for the answer."""
+        return self._kafka.read().ends
+
+    def known_ends(self) -> Mapping[TopicPartition, int]:
+        """Return the last stable offset of every partition when the topics were last polled."""
+        return self._kafka.latest.ends
 
     def confirm(self, plan: Plan) -> None:
         """Raise RangeLost if a topic has been recreated since the plan was made.
@@ -89,60 +108,78 @@ class Planner:
         if records:
             self._record_bytes = max(1.0, size / records)
 
-    def next(
-        self,
-        stored: Position,
-        until: Offsets | None,
-        is_over: Callable[[], bool],
-        on_poll: Callable[[Offsets], None] = lambda _ends: None,
+    async def next(
+        self, stored: Position, until: Offsets | None, is_over: Callable[[], bool], on_poll: Callable[[Offsets], None]
     ) -> Plan | None:
         """Wait until a transaction is due and return its plan. Return None if `is_over` is true or `until` is reached.
 
-        `stored` is the position that the previous plan commits. `is_over` is called before each poll of Kafka, and
-        `on_poll` after it, with the last stable offsets. Raises InvalidTopic or BrokerUnavailable, or
-        OffsetsLost if Kafka no longer has this position and `on_offset_loss` is `stop`.
+        `stored` is the position that the previous plan commits. `on_poll` is called with the last stable offsets in
+        another thread. Raises InvalidTopic or BrokerUnavailable, or OffsetsLost if Kafka no longer has this position
+        and `on_offset_loss` is `stop`.
         """
-        # Makes `ends` re-read the topics, but only after `is_over`: an unavailable broker would delay a shutdown.
-        self._topics_expire = Deadline.after(0.0)
-        draft = _Draft(dict(stored.offsets), dict(stored.topics))
+        draft = _Draft(stored, dict(stored.offsets), dict(stored.topics))
+        look = _Look(0.0, is_fresh=True)
         while not is_over():
-            ends = self.ends()
-            on_poll(ends)
-            self._check_topics(draft)
-            self._check_partitions(draft, ends)
-            goal = ends if until is None else {p: min(end, until.get(p, 0)) for p, end in ends.items()}
-            waiting = sum(max(0, end - draft.offsets[p]) for p, end in goal.items())
-            must_store = bool(draft.gaps) or draft.topics != stored.topics
-            if until is not None and not (waiting or must_store or self._behind):
-                return None
-            if must_store or (waiting and (until is not None or self._is_due(waiting))):
-                self._skip_expired(draft, goal)
-                backlog = [OffsetRange(*p, draft.offsets[p], end) for p, end in goal.items() if end > draft.offsets[p]]
-                if backlog or must_store or draft.gaps:
-                    return self._plan(stored, draft, backlog)
-            pause(min(_POLL_SECONDS, self._options.commit.interval / 4))
+            if look.is_fresh:
+                since = self._kafka.ask_now(describing=bool(self._behind))
+                await self._worker.wait(_ANSWER_SECONDS, lambda: is_over() or self._kafka.is_answered(since))  # noqa: B023
+                if not self._kafka.is_answered(since):
+                    continue
+            view = self._kafka.checked()
+            look = await self._worker.call(self._look, view, draft, until, on_poll)
+            if look.is_over:
+                return look.plan
+            if look.waiting:
+                self._kafka.ask_in(min(_POLL_SECONDS[1], look.seconds))
+            await self._worker.wait(look.seconds, lambda: is_over() or self._has_news(view, draft, look))  # noqa: B023
         return None
 
-    def _describe(self) -> None:
-        self._topics = self._broker.topics(self._options.topics)
-        self._topics_expire = Deadline.after(_TOPICS_SECONDS)
+    def _look(self, view: View, draft: _Draft, until: Offsets | None, on_poll: Callable[[Offsets], None]) -> _Look:
+        """Find out whether a transaction is due."""
+        ends = view.ends
+        on_poll(ends)
+        self._check_topics(draft, view.topics)
+        self._check_partitions(draft, ends)
+        goal = ends if until is None else {p: min(end, until.get(p, 0)) for p, end in ends.items()}
+        waiting = sum(max(0, end - draft.offsets[p]) for p, end in goal.items())
+        must_store = bool(draft.gaps) or draft.topics != draft.stored.topics
+        if until is not None and not (waiting or must_store or self._behind):
+            return _Look(0.0, is_over=True)
+        seconds = 0.0 if until is not None else self._seconds_until_due()
+        if must_store or (waiting and (seconds <= 0 or waiting >= self._max_offsets())):
+            self._skip_expired(draft, goal)
+            backlog = [OffsetRange(*p, draft.offsets[p], end) for p, end in goal.items() if end > draft.offsets[p]]
+            if backlog or must_store or draft.gaps:
+                return _Look(0.0, is_over=True, plan=self._plan(draft, backlog))
+        if self._behind:
+            return _Look(_BEHIND_POLL_SECONDS, is_fresh=True)
+        return _Look(min(seconds, _IDLE_SECONDS) if waiting else _IDLE_SECONDS, is_fresh=waiting > 0, waiting=waiting)
 
-    def _is_due(self, waiting: int) -> bool:
-        return monotonic() - self._last_plan_at >= self._pace.now.interval or waiting >= self._max_offsets()
+    def _has_news(self, view: View, draft: _Draft, look: _Look) -> bool:
+        """Return whether the topics must be looked at before the time that `look` names. Makes no request."""
+        latest = self._kafka.latest
+        if self._kafka.has_failed or latest.topics != view.topics:
+            return True
+        if not look.waiting:
+            return latest.ends != view.ends
+        return sum(max(0, end - draft.offsets[p]) for p, end in latest.ends.items()) >= self._max_offsets()
+
+    def _seconds_until_due(self) -> float:
+        return max(0.0, self._last_plan_at + self._pace.now.interval - monotonic())
 
     def _max_offsets(self) -> int:
         commit = self._options.commit
         return max(1, min(commit.rows, int(commit.bytes / self._record_bytes)))
 
-    def _plan(self, stored: Position, draft: _Draft, backlog: list[OffsetRange]) -> Plan:
+    def _plan(self, draft: _Draft, backlog: list[OffsetRange]) -> Plan:
         self._last_plan_at = monotonic()
         ranges = tuple(cap(backlog, self._max_offsets()))
         after = draft.offsets | {TopicPartition(r.topic, r.partition): r.next for r in ranges}
-        return Plan(ranges, stored, Position(after, draft.topics), tuple(draft.gaps))
+        return Plan(ranges, draft.stored, Position(after, draft.topics), tuple(draft.gaps))
 
-    def _check_topics(self, draft: _Draft) -> None:
+    def _check_topics(self, draft: _Draft, topics: Mapping[str, Topic]) -> None:
         """Replace the offsets of a topic that was recreated, or that belongs to another cluster."""
-        for name, topic in self._topics.items():
+        for name, topic in topics.items():
             known = draft.topics.get(name, TopicIdentity())
             if topic.identity.differs(known):
                 gap = (
@@ -164,15 +201,10 @@ class Planner:
         """
         draft.offsets |= self._broker.earliest(p for p in ends if p not in draft.offsets)
         behind = {p: end for p, end in ends.items() if draft.offsets[p] > end}
-        self._behind = {p: self._behind[p] if p in self._behind else self._recheck_later() for p in behind}
+        self._behind = {p: self._behind[p] if p in self._behind else Deadline.after(_BEHIND_SECONDS) for p in behind}
         for partition in [p for p, limit in self._behind.items() if limit.passed]:
             self._resolve_truncated(draft, partition, ends[partition])
             del self._behind[partition]
-
-    def _recheck_later(self) -> Deadline:
-        # Makes `ends` re-read the topics, which may have been recreated.
-        self._topics_expire = Deadline.after(0.0)
-        return Deadline.after(_BEHIND_SECONDS)
 
     def _resolve_truncated(self, draft: _Draft, partition: TopicPartition, end: int) -> None:
         """Continue at the end of a truncated partition, because the records before it have been ingested.
@@ -211,11 +243,37 @@ class Planner:
 
 @dataclass(slots=True)
 class _Draft:
-    """The position where the next plan starts, and the gaps that it skips. After a gap, it must be committed."""
+    """The position where the next plan starts, and the gaps that it skips. After a gap, it must be committed.
 
+    `stored` is the position of the previous plan.
+    """
+
+    stored: Position
     offsets: dict[TopicPartition, int]
     topics: dict[str, TopicIdentity]
     gaps: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The result of a look at the topics: a plan, or how many seconds to wait for the next look.
+
+    `waiting` is the number of offsets that are not due yet. The next look needs a fresh view if `is_fresh`.
+    """
+
+    seconds: float
+    waiting: int = 0
+    is_fresh: bool = False
+    is_over: bool = False
+    plan: Plan | None = None
+
+
+def first_position(broker: Broker, options: MappingOptions) -> Position:
+    """Return the position where the first run of a mapping starts, according to the option `start`."""
+    topics = broker.topics(options.topics)
+    partitions = [partition for topic in topics.values() for partition in topic.partitions]
+    offsets = start_offsets(broker, partitions, options.start)
+    return Position(offsets, {name: topic.identity for name, topic in topics.items()})
 
 
 def start_offsets(

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 
-from ingestd.clock import pause
 from ingestd.errors import IngestdError
 from ingestd.ingest.control import Control, PositionChange, Request, RequestFailed
 from ingestd.ingest.ledger import Change, Ledger
@@ -120,10 +119,6 @@ class Requests:
         for _, ends in self._flushes:
             goal |= {p: max(end, goal.get(p, 0)) for p, end in ends.items()}
         return goal
-
-    def wait(self, seconds: float) -> None:
-        """Wait for a request, at most `seconds`."""
-        pause(0.0 if self._taken else seconds, self._control.changed)
 
     def carry_out(self, ledger: Ledger, find_ends: Callable[[], Offsets]) -> None:
         """Carry out the requests that wait. A flush begins here; `reached` ends it.

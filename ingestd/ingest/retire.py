@@ -9,13 +9,13 @@ from __future__ import annotations
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import drop_control_table, find_control_table, read_state
 from ingestd.ingest.control import RequestFailed
+from ingestd.ingest.handles import Handles
 from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.reporter import Reporter
 from ingestd.ingest.services import Services
-from ingestd.ingest.signals import Signals
 from ingestd.ingest.state import MappingState
-from ingestd.ingest.steps import ignore
 from ingestd.ingest.stored import StoredMapping
+from ingestd.kafka.shared import KafkaClients
 
 
 def retire(metastore: Metastore, stored: StoredMapping) -> None:
@@ -26,7 +26,7 @@ def retire(metastore: Metastore, stored: StoredMapping) -> None:
     """
     options = stored.options
     liveness = Liveness(metastore, options.control_database)
-    services = Services.of(metastore, liveness, options, Reporter(options), Signals(), ignore)
+    services = Services.of(metastore, liveness, KafkaClients(), options, Handles(Reporter(options)))
     try:
         services.ownership.acquire_unowned()
         services.ownership.abort_leftovers()

@@ -14,6 +14,7 @@ from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.ingest import events
 from ingestd.ingest.compaction_report import CompactionReport
+from ingestd.ingest.handles import Handles
 from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
@@ -21,7 +22,8 @@ from ingestd.ingest.reporter import Reporter
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.staging_area import StagingArea
 from ingestd.ingest.steps import Observe
-from ingestd.kafka.admin import Broker, OffsetMirror
+from ingestd.kafka.admin import Broker
+from ingestd.kafka.shared import KafkaClients
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,7 @@ class Services:
     reporter: Reporter
     ownership: Ownership
     staging: StagingArea
-    broker: Broker
-    mirror: OffsetMirror
+    kafka: KafkaClients
     pace: Pace
     compaction: TableWatch
 
@@ -45,12 +46,12 @@ class Services:
         cls,
         metastore: Metastore,
         liveness: Liveness,
+        kafka: KafkaClients,
         options: MappingOptions,
-        reporter: Reporter,
-        signals: Signals,
-        observe: Observe,
+        handles: Handles,
     ) -> Services:
-        """Create the clients of a mapping, which connect when they are used. Raises ConfigError."""
+        """Create the services of a mapping, which connect when they are used. Raises ConfigError."""
+        reporter = handles.reporter
         on_lost = partial(events.lease_lost, options.name)
         ownership = Ownership(metastore, options, reporter.monitor, liveness, on_lost=on_lost)
         pace = Pace(options.pacing, options.commit.interval, reporter.paced)
@@ -58,19 +59,23 @@ class Services:
         return cls(
             options,
             metastore,
-            signals,
-            reporter.observing(observe),
+            handles.signals,
+            reporter.observing(handles.observe),
             reporter,
             ownership,
             StagingArea(metastore, options.name),
-            Broker(options.kafka),
-            OffsetMirror(options.kafka, options.consumer_group),
+            kafka,
             pace,
             TableWatch(options.table, options.compaction, pace, report, ownership.agent),
         )
 
+    @property
+    def broker(self) -> Broker:
+        """The client for requests to the mapping's Kafka cluster."""
+        return self.kafka.broker(self.options.kafka)
+
     def close(self) -> None:
-        """Abort open transactions, release the lease and close the Kafka client.
+        """Abort open transactions and release the lease.
 
         If the metastore is unavailable, the transactions and the lease remain until they time out.
         """
@@ -82,4 +87,3 @@ class Services:
                 self.ownership.release()
         except IngestdError as error:
             self.reporter.left_open(error)
-        self.mirror.close()

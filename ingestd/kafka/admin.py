@@ -7,7 +7,7 @@ creates a topic, even if the broker's `auto.create.topics.enable` is true.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -59,21 +59,37 @@ class Broker:
 
     def topics(self, names: Sequence[str]) -> dict[str, Topic]:
         """Describe topics, by name. Raises BrokerUnavailable if a topic has disappeared since an earlier call."""
+        found = {}
+        for name, answer in self.describe(names).items():
+            if isinstance(answer, IngestdError):
+                raise answer
+            found[name] = answer
+        return found
+
+    def describe(self, names: Sequence[str]) -> dict[str, Topic | IngestdError]:
+        """Return what `topics` returns or would raise for each topic."""
+        if not names:
+            return {}
         seconds = self.timeout_seconds
         described = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=seconds)
         cluster = self._admin.describe_cluster(request_timeout=seconds)
-        cluster_id = self._answer(cluster, self.where).cluster_id or ""
-        found = {}
-        for name, answer in described.items():
-            where = f"{self.where}, topic {name}"
-            try:
-                topic = self._wait(answer, where)
-            except KafkaException as error:
-                raise (self._missing(name) if is_missing(error) else translate_error(error, where)) from error
-            self._seen.add(name)
-            partitions = sorted(TopicPartition(name, p.id) for p in topic.partitions)
-            found[name] = Topic(TopicIdentity(cluster_id, _text(topic.topic_id)), tuple(partitions))
-        return found
+        try:
+            cluster_id = self._answer(cluster, self.where).cluster_id or ""
+        except IngestdError as error:
+            return dict.fromkeys(names, error)
+        return {name: self._described(name, cluster_id, answer) for name, answer in described.items()}
+
+    def _described(self, name: str, cluster_id: str, answer: Future[Any]) -> Topic | IngestdError:
+        where = f"{self.where}, topic {name}"
+        try:
+            topic = self._wait(answer, where)
+        except KafkaException as error:
+            return self._missing(name) if is_missing(error) else translate_error(error, where)
+        except IngestdError as error:
+            return error
+        self._seen.add(name)
+        partitions = sorted(TopicPartition(name, p.id) for p in topic.partitions)
+        return Topic(TopicIdentity(cluster_id, _text(topic.topic_id)), tuple(partitions))
 
     def partitions(self, names: Sequence[str]) -> list[TopicPartition]:
         """Return all partitions of the topics. Raises the same errors as `topics`."""
@@ -106,7 +122,8 @@ class Broker:
     def newest_times(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the largest timestamp of each partition that has records, in milliseconds of Unix time."""
         answers = self._list_offsets(partitions, OffsetSpec.max_timestamp())
-        return {key: int(found.timestamp) for key, found in answers.items() if found.timestamp > 0}
+        times = {key: int(_checked(answer).timestamp) for key, answer in answers}
+        return {key: time for key, time in times.items() if time > 0}
 
     def connection_failure(self) -> IngestdError | None:
         """Return the last failed connection since the client was created, which explains why a request timed out.
@@ -156,24 +173,33 @@ class Broker:
             if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
                 raise translate_error(error, where) from error
 
-    def _offsets(self, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
-        found = {}
-        for key, answer in self._list_offsets(partitions, spec).items():
-            # librdkafka reports a timeout as an invalid offset without an error.
-            if answer.offset == OFFSET_INVALID:
-                raise BrokerUnavailable("the request for offsets timed out", where=f"{self.where}, {key}")
-            found[key] = int(answer.offset)
-        return found
+    def find_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | IngestdError]:
+        """Return what `ends` returns or would raise for each partition."""
+        answers = self._list_offsets(partitions, OffsetSpec.latest())
+        return {key: answer if isinstance(answer, IngestdError) else int(answer.offset) for key, answer in answers}
 
-    def _list_offsets(self, partitions: Iterable[TopicPartition], spec: Any) -> dict[TopicPartition, Any]:
+    def _offsets(self, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
+        return {key: int(_checked(answer).offset) for key, answer in self._list_offsets(partitions, spec)}
+
+    def _list_offsets(self, partitions: Iterable[TopicPartition], spec: Any) -> Iterator[tuple[TopicPartition, Any]]:
+        """Yield each partition with its answer or its IngestdError."""
         requested = {_TopicPartition(p.topic, p.partition): spec for p in partitions}
         if not requested:
-            return {}
+            return
         answers: Mapping[_TopicPartition, Future[Any]] = self._admin.list_offsets(
             requested, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_seconds
         )
-        keys = {partition: TopicPartition(partition.topic, partition.partition) for partition in answers}
-        return {keys[one]: self._answer(answer, f"{self.where}, {keys[one]}") for one, answer in answers.items()}
+        for partition, future in answers.items():
+            key = TopicPartition(partition.topic, partition.partition)
+            where = f"{self.where}, {key}"
+            try:
+                answer = self._answer(future, where)
+            except IngestdError as error:
+                yield key, error
+                continue
+            # librdkafka reports a timeout as an invalid offset without an error.
+            is_late = answer.offset == OFFSET_INVALID
+            yield key, BrokerUnavailable("the request for offsets timed out", where=where) if is_late else answer
 
     def _answer(self, future: Future[T], where: str) -> T:
         """Return the result of a request. Raises the errors of `translate_error`, or BrokerUnavailable on timeout."""
@@ -194,6 +220,13 @@ def _text(topic_id: Uuid) -> str:
     if not topic_id.get_most_significant_bits() and not topic_id.get_least_significant_bits():
         return ""
     return str(topic_id)
+
+
+def _checked(answer: Any) -> Any:
+    """Return an answer, or raise it if it is an error."""
+    if isinstance(answer, IngestdError):
+        raise answer
+    return answer
 
 
 class OffsetMirror:

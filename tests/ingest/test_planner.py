@@ -11,8 +11,10 @@ from ingestd.errors import OffsetsLost, RangeLost
 from ingestd.hive.tables import TableName
 from ingestd.ingest.options import CommitOptions, MappingOptions, OnLoss
 from ingestd.ingest.plan import Plan, Planner
+from ingestd.ingest.workers import Workers
 from ingestd.kafka.admin import Broker
-from ingestd.kafka.ranges import OffsetRange, Position, TopicIdentity, TopicPartition
+from ingestd.kafka.ranges import OffsetRange, Offsets, Position, TopicIdentity, TopicPartition
+from ingestd.kafka.watch import Watch
 from tests.support.stack import Stack, eventually
 
 ELSEWHERE = "another-cluster-000000"
@@ -27,11 +29,13 @@ class _Case:
         self.produce()
         settings = {"bootstrap.servers": stack.addresses.kafka}
         broker = Broker(settings)
+        self.workers = Workers(1)
         self.identity = eventually("the topic", lambda: broker.topics([self.name]))[self.name].identity
         table = TableName("default", self.name)
         commit = CommitOptions(interval=0.1)
         options = MappingOptions(self.name, (self.name,), table, commit=commit, on_offset_loss=policy, kafka=settings)
-        self.planner = Planner(broker, options, Pace(options.pacing, commit.interval, lambda _: None))
+        pace = Pace(options.pacing, commit.interval, lambda _: None)
+        self.planner = Planner(options, pace, Watch(broker), self.workers.member())
 
     def produce(self) -> None:
         self._stack.produce([{"id": n} for n in range(5)], partition=0)
@@ -39,8 +43,10 @@ class _Case:
     def position(self, offset: int, identity: TopicIdentity) -> Position:
         return Position({TopicPartition(self.name, 0): offset}, {self.name: identity})
 
-    def plan(self, stored: Position, is_over: Callable[[], bool] = lambda: False) -> Plan:
-        plan = self.planner.next(stored, None, is_over)
+    def plan(self, stored: Position, on_poll: Callable[[Offsets], None] = lambda _: None) -> Plan:
+        with self.planner.watching():
+            plan = self.workers.start(self.planner.next(stored, None, lambda: False, on_poll)).result(60)
+        self.workers.close()
         assert plan is not None
         return plan
 
@@ -48,16 +54,15 @@ class _Case:
 def test_partition_when_its_end_is_reported_too_low_for_a_moment_then_nothing_is_lost(stack: Stack) -> None:
     """A new leader may report an end offset below offsets that the old leader has served."""
     case = _Case(stack, "stop")
-    looks: list[int] = []
+    looks: list[Offsets] = []
 
-    def is_over() -> bool:
-        looks.append(len(looks))
+    def look(ends: Offsets) -> None:
+        looks.append(ends)
         if len(looks) == 2:
             case.produce()
-        return False
 
-    plan = case.plan(case.position(8, case.identity), is_over)
-    assert len(looks) == 2
+    plan = case.plan(case.position(8, case.identity), look)
+    assert len(looks) > 2
     assert plan.ranges == (OffsetRange(case.name, 0, 8, 10),)
     assert plan.gaps == ()
 

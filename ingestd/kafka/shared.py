@@ -1,0 +1,67 @@
+"""The Kafka clients of a daemon, which mappings with equal properties share.
+
+Invariant: the number of clients depends on the number of different properties, not on the number of mappings, because
+each client of librdkafka has several threads. Consumers of offset mirrors, one per group, are the exception: the ones
+that were used last stay open.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from ingestd.kafka.admin import Broker, OffsetMirror
+from ingestd.kafka.ranges import Offsets
+from ingestd.kafka.watch import Watch
+
+_MOST_MIRRORS = 32
+_Settings = tuple[tuple[str, str], ...]
+
+
+class KafkaClients:
+    """Creates each client when it is first needed. Safe for use from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watches: dict[_Settings, Watch] = {}
+        self._mirrors: dict[tuple[str, _Settings], OffsetMirror] = {}  # the one that was used last is last
+
+    def watch(self, settings: Mapping[str, Any]) -> Watch:
+        """Return the watch of the topics of the cluster. Raises ConfigError."""
+        with self._lock:
+            key = _key(settings)
+            if key not in self._watches:
+                self._watches[key] = Watch(Broker(settings))
+            return self._watches[key]
+
+    def broker(self, settings: Mapping[str, Any]) -> Broker:
+        """Return the client for requests to the cluster. Raises ConfigError."""
+        return self.watch(settings).broker
+
+    def mirror(self, settings: Mapping[str, Any], group: str, position: Offsets) -> None:
+        """Commit offsets to a consumer group. Raises the errors of `OffsetMirror.commit`."""
+        key = group, _key(settings)
+        with self._lock:
+            mirror = self._mirrors.pop(key, None)
+        mirror = mirror or OffsetMirror(settings, group)
+        try:
+            mirror.commit(position)
+        finally:
+            with self._lock:
+                replaced = self._mirrors.pop(key, None)  # two mappings may have the same group
+                self._mirrors[key] = mirror
+                evicted = [self._mirrors.pop(next(iter(self._mirrors)))] if len(self._mirrors) > _MOST_MIRRORS else []
+            for one in [*evicted, *([replaced] if replaced else [])]:
+                one.close()
+
+    def close(self) -> None:
+        """Close the consumers of the mirrors."""
+        with self._lock:
+            mirrors, self._mirrors = self._mirrors, {}
+        for mirror in mirrors.values():
+            mirror.close()
+
+
+def _key(settings: Mapping[str, Any]) -> _Settings:
+    return tuple(sorted((key, str(value)) for key, value in settings.items()))

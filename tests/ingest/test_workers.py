@@ -1,0 +1,88 @@
+"""Main loops wait without a thread, lose no wake-up, and share the stages fairly."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ingestd.clock import Deadline
+from ingestd.ingest.workers import Worker, Workers
+
+
+@pytest.fixture
+def workers() -> Iterator[Workers]:
+    made = Workers(1)
+    yield made
+    made.close()
+
+
+def test_loops_when_they_wait_then_hold_no_thread_and_each_is_woken(workers: Workers) -> None:
+    before = threading.active_count()
+    members = [workers.member() for _ in range(300)]
+    released = threading.Event()
+    ends = [workers.start(member.wait(60, released.is_set)) for member in members]
+    assert threading.active_count() == before
+    assert not any(end.done() for end in ends)
+    released.set()
+    for member in members:
+        member.wake()
+    assert all(end.result(30) for end in ends)
+
+
+def test_wait_when_woken_at_any_moment_then_no_wakeup_is_lost(workers: Workers) -> None:
+    member, counted = workers.member(), [0]
+
+    async def follow() -> int:
+        """Wait for each of the numbers up to 2,000."""
+        seen = 0
+        while seen < 2_000:
+            assert await member.wait(30, lambda: counted[0] > seen)  # noqa: B023
+            seen = counted[0]
+        return seen
+
+    end = workers.start(follow())
+    for _ in range(2_000):
+        counted[0] += 1
+        member.wake()
+    assert end.result(30) == 2_000
+
+
+def test_wait_when_the_time_is_over_then_returns_whether_the_condition_is_true(workers: Workers) -> None:
+    member = workers.member()
+    assert workers.start(member.wait(0.01, lambda: False)).result(30) is False
+    limit = Deadline.after(0.01)
+    assert workers.start(member.wait(0.02, lambda: limit.passed)).result(30) is True
+
+
+def test_stages_when_one_mapping_has_many_then_others_go_first(workers: Workers) -> None:
+    busy, other = workers.member(), workers.member()
+    order: list[str] = []
+    started, go_on = threading.Event(), threading.Event()
+
+    def first() -> None:
+        started.set()
+        assert go_on.wait(30)
+
+    async def stage_all() -> None:
+        def staged(worker: Worker, name: str) -> asyncio.Task[None]:
+            return asyncio.create_task(worker.stage(order.append, name))
+
+        running = asyncio.create_task(busy.stage(first))
+        await asyncio.sleep(0)
+        more = [staged(busy, "busy"), staged(busy, "busy"), staged(other, "other")]
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(running, *more)
+
+    workers.start(stage_all()).result(30)
+    assert started.is_set()
+    assert order[-1] == "busy"
+    assert sorted(order) == ["busy", "busy", "other"]
+
+
+def test_call_when_it_fails_then_its_caller_raises(workers: Workers) -> None:
+    with pytest.raises(ZeroDivisionError):
+        workers.start(workers.member().call(lambda: 1 // 0)).result(30)

@@ -1,0 +1,75 @@
+"""One watch asks Kafka for all subscriptions, with few requests, and reports what is new."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+import pytest
+
+from ingestd.clock import monotonic
+from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
+from ingestd.kafka.admin import Broker
+from ingestd.kafka.ranges import TopicPartition
+from ingestd.kafka.watch import Watch
+from tests.support.stack import Stack, eventually
+
+
+class _CountingBroker(Broker):
+    """Counts the requests for ends."""
+
+    requests = 0
+
+    def find_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | IngestdError]:
+        self.requests += 1
+        return super().find_ends(partitions)
+
+
+def _watch(stack: Stack) -> tuple[Watch, _CountingBroker]:
+    broker = _CountingBroker({"bootstrap.servers": stack.addresses.kafka})
+    return Watch(broker), broker
+
+
+def test_watch_when_many_subscribe_then_few_requests_serve_all_and_news_are_reported(stack: Stack) -> None:
+    topic = stack.topic(2)
+    watch, broker = _watch(stack)
+    eventually("the topic", lambda: broker.topics([topic]))
+    news = [threading.Event() for _ in range(100)]
+    subscriptions = [watch.subscribe([topic], 0.2, one.set) for one in news]
+    assert {tuple(one.read().ends.values()) for one in subscriptions} == {(0, 0)}
+    for one in news:
+        one.clear()
+    began, before = monotonic(), broker.requests
+    stack.produce([{"id": 1}], partition=1)
+    assert all(one.wait(20) for one in news)
+    assert {one.checked().ends[TopicPartition(topic, 1)] for one in subscriptions} == {1}
+    assert broker.requests - before <= 2 + 20 * (monotonic() - began)
+    for subscription in subscriptions:
+        subscription.close()
+    eventually("the thread to end", lambda: not [t for t in threading.enumerate() if t.name == "kafka-watch"])
+
+
+def test_watch_when_one_topic_is_missing_then_only_its_subscription_fails(stack: Stack) -> None:
+    watch, broker = _watch(stack)
+    topic = stack.topic(1)
+    eventually("the topic", lambda: broker.topics([topic]))
+    good, bad = watch.subscribe([topic], 0.2), watch.subscribe([f"{topic}_missing"], 0.2)
+    with pytest.raises(InvalidTopic, match="does not exist"):
+        bad.read()
+    assert good.read().topics[topic].partitions == (TopicPartition(topic, 0),)
+    bad.close()
+    with pytest.raises(BrokerUnavailable):
+        bad.read()
+    good.close()
+
+
+def test_subscription_when_it_asks_for_a_time_then_the_next_request_is_made_then(stack: Stack) -> None:
+    watch, broker = _watch(stack)
+    topic = stack.topic(1)
+    eventually("the topic", lambda: broker.topics([topic]))
+    subscription = watch.subscribe([topic], 600)
+    first = subscription.read().at
+    subscription.ask_in(0.2)
+    eventually("the next request", lambda: subscription.latest.at > first, 20)
+    assert subscription.latest.at >= first + 0.15
+    subscription.close()
