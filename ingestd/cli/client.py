@@ -36,6 +36,10 @@ class DaemonUnreachable(IngestdError):
     exit_code = 69
 
 
+class OtherDaemon(DaemonUnreachable):
+    """The daemon at the address does not run the mappings of the configuration."""
+
+
 class DaemonRefused(IngestdError):
     """The daemon answered, and did not do what was asked."""
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from ingestd.cli.client import Daemon, author
+from ingestd.cli.client import author
 from ingestd.cli.presentation import Column, Output, confirm, console, number, print_json, table, with_output
 from ingestd.cli.run import with_config
 from ingestd.cli.source import Source, with_endpoint
@@ -155,7 +155,8 @@ def _hand_over(source: Source, mapping: str, change: PositionChange) -> str:
     if endpoint is None:
         raise click.UsageError("--hand-over needs the address of the daemon: set http.listen or use --url")
     fields = {"offsets": _nested(change.offsets), "expected": _nested(change.expected), "by": author()}
-    return "changed" if Daemon(endpoint).change(mapping, "offsets", fields) else "accepted"
+    is_done = source.demand(endpoint, lambda daemon: daemon.change(mapping, "offsets", fields))
+    return "changed" if is_done else "accepted"
 
 
 def _store(source: Source, options: MappingOptions, change: PositionChange) -> str:

@@ -1,21 +1,22 @@
 """Where a command reads and changes mappings: the daemon, or Hive and Kafka if there is none.
 
-Invariant: a command with `--url` never falls back, because the user named the daemon.
+Invariant: a command with `--url` never falls back, because the user named the daemon. Without it, only a daemon that
+runs mappings of the configuration is used, because any daemon may listen at a default address.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from ingestd.cli.client import Daemon, DaemonUnreachable, Endpoint
-from ingestd.config.document import Document, load
+from ingestd.cli.client import Daemon, DaemonUnreachable, Endpoint, OtherDaemon
+from ingestd.config.document import Document, Scope, load
 from ingestd.daemon import failpoints, log
 from ingestd.errors import ConfigError
 from ingestd.hive.client import Metastore
@@ -57,6 +58,7 @@ class Source:
     url: str | None = None
     token_file: Path | None = None
     ca_file: Path | None = None
+    _is_told: bool = field(default=False, init=False)
 
     @cached_property
     def document(self) -> Document:
@@ -69,28 +71,45 @@ class Source:
         if self.url:
             return Endpoint(self.url, self.token_file, self.ca_file)
         http = self.document.http
-        if http.listen is None:
+        listen = http.address
+        if listen is None:
             return None
-        scheme, host = ("https" if http.tls else "http"), http.listen.host
+        scheme, host = ("https" if http.tls else "http"), listen.host
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - an address to connect to
-        address = http.listen._replace(host=reachable)
+        address = listen._replace(host=reachable)
         certificate = self.ca_file or (http.tls.certificate if http.tls else None)
         return Endpoint(f"{scheme}://{address}", self.token_file or http.token_file, certificate)
 
     def ask(self, call: Callable[[Daemon], T]) -> T | None:
-        """Return the answer of the daemon, or None if no daemon answers at the address of the configuration.
+        """Return the answer of the daemon, or None if none answers that runs mappings of the configuration.
 
-        Raises DaemonUnreachable if --url was given.
+        Raises DaemonUnreachable if --url was given. Otherwise, says once if a daemon of another configuration answers.
         """
         endpoint = self.endpoint
         if endpoint is None:
             return None
         try:
-            return call(Daemon(endpoint))
-        except DaemonUnreachable:
+            return self.demand(endpoint, call)
+        except DaemonUnreachable as error:
             if self.url:
                 raise
+            if isinstance(error, OtherDaemon) and not self._is_told:
+                self._is_told = True
+                click.echo(f"ingestd: {error}", err=True)
             return None
+
+    def demand(self, endpoint: Endpoint, call: Callable[[Daemon], T]) -> T:
+        """Return the answer of the daemon at the endpoint.
+
+        Raises OtherDaemon if --url was not given and the daemon runs no mapping of the configuration.
+        """
+        daemon = Daemon(endpoint)
+        if not self.url:
+            fault = _difference(daemon.status(), self.document)
+            if fault:
+                hint = "it is not asked; set http.listen to the address of your daemon, or use --url"
+                raise OtherDaemon(fault, where=f"daemon {endpoint.url}", hint=hint)
+        return call(daemon)
 
     def mapping(self, name: str) -> MappingOptions:
         """Return the mapping with this name. Raises ConfigError."""
@@ -138,3 +157,17 @@ class Source:
             yield metastore
         finally:
             metastore.close()
+
+
+def _difference(status: dict[str, Any], document: Document) -> str:
+    """Return why a daemon with this /status is not one of the configuration; empty if it is."""
+    try:
+        scope = Scope(tuple(status["daemon"]["metastore"]), status["daemon"]["control_database"])
+        names = {mapping["name"] for mapping in status["mappings"]}
+    except (KeyError, TypeError):  # of a release that does not report it
+        return "a server answers there that does not say which mappings it runs"
+    if not scope.is_same(document.scope):
+        return f"a daemon of another configuration answers there ({scope})"
+    if names.isdisjoint(options.name for options in document.mappings):
+        return "a daemon of another configuration answers there (it runs no mapping of this one)"
+    return ""

@@ -39,8 +39,8 @@ _REFRESH_SECONDS = 2.0
 def status(files: tuple[Path, ...], directory: Path | None, watch: bool, output: Output, **endpoint: Any) -> None:
     """Show the state, lag, owner and last commit of every mapping.
 
-    Asks the daemon at --url, or at `http.listen` of the configuration. If none answers there, the stored positions and
-    owners are read from Hive, and the ends of the partitions from Kafka.
+    Asks the daemon at --url, or at `http.listen` of the configuration. If none of this configuration answers there, the
+    stored positions and owners are read from Hive, and the ends of the partitions from Kafka.
     """
     source = Source(files, directory, **endpoint)
     if watch and output == "json":

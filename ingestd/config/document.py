@@ -15,6 +15,7 @@ from ingestd.config import validation
 from ingestd.config.files import Settings, read_document
 from ingestd.config.http import HttpOptions
 from ingestd.errors import ConfigError
+from ingestd.hive.client import addresses
 from ingestd.hive.options import MetastoreOptions
 from ingestd.ingest.options import CommitOptions, ControlOptions, MappingOptions
 from ingestd.kafka.settings import client_faults, setting_faults
@@ -48,6 +49,24 @@ class DefaultOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Scope:
+    """Where the state of mappings is stored: `metastore` contains addresses of one metastore, `host:port`.
+
+    A mapping is identified by its name and its scope.
+    """
+
+    metastore: tuple[str, ...]
+    control_database: str
+
+    def is_same(self, other: Scope) -> bool:
+        """Return whether both store their state in one database. One common address of the metastore is enough."""
+        return self.control_database == other.control_database and not set(self.metastore).isdisjoint(other.metastore)
+
+    def __str__(self) -> str:
+        return f"metastore {', '.join(self.metastore)}, control database {self.control_database}"
+
+
+@dataclass(frozen=True, slots=True)
 class Document:
     """A complete configuration. `kafka` contains the librdkafka properties that apply to all mappings."""
 
@@ -65,6 +84,14 @@ class Document:
     defaults: Annotated[DefaultOptions, Doc("Values for mappings that do not set them.")] = field(
         default_factory=DefaultOptions
     )
+
+    @property
+    def scope(self) -> Scope:
+        """Where the state of the mappings is stored. It contains no secret."""
+        found = (
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in addresses(self.metastore.uri)
+        )
+        return Scope(tuple(found), self.control.database)
 
 
 def load(files: Sequence[Path], directory: Path | None = None) -> Document:

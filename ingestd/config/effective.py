@@ -63,7 +63,7 @@ def _leaves(options: Any, path: str) -> Iterator[tuple[str, Any]]:
         if isinstance(options, MappingOptions) and name == "group":
             value = options.consumer_group
         if isinstance(options, HttpOptions) and name == "listen":
-            value = str(value or "off")
+            value = str(options.address or "off")
         if section(hint) is None:
             if isinstance(value, Mapping):
                 yield from ((f"{own}.{key}", one) for key, one in value.items())

@@ -9,7 +9,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from ingestd.keys import Doc, Reads
 
@@ -33,7 +33,7 @@ class Address(NamedTuple):
 
 # JSON Schema of the YAML values that `_listen` accepts.
 _LISTEN = {"type": ["string", "boolean"]}
-_DEFAULT_LISTEN = Address("127.0.0.1", 8080)
+_DEFAULT_ADDRESS = Address("127.0.0.1", 8080)
 
 
 def is_loopback(host: str) -> bool:
@@ -46,10 +46,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _listen(value: object) -> Address | None:
-    """Parse `host:port`; `off`, which YAML parses as false, is None. Raises ValueError."""
+def _listen(value: object) -> Address | Literal["off"]:
+    """Parse `host:port` or `off`, which YAML parses as false. Raises ValueError."""
     if value is False or value == "off":
-        return None
+        return "off"
     match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([\w.-]+)):(\d{1,5})", str(value))
     if match is None or int(match[3]) > _MAX_PORT:
         raise ValueError("must be host:port, such as 127.0.0.1:8080 or [::]:8080, or off")
@@ -66,12 +66,23 @@ class TlsFiles:
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """Where the HTTP server listens; None means that there is none.
+    """Where the HTTP server listens.
 
-    Requests that change the daemon must present the token in `token_file`. Without a token they are accepted only from
-    this machine.
+    Without `listen`, this is 127.0.0.1:8080 unless another process uses it, and then there is no server. Requests that
+    change the daemon must present the token in `token_file`. Without a token they are accepted only from this machine.
     """
 
-    listen: Annotated[Address | None, Reads(_listen, _LISTEN), Doc("host:port, or off.")] = _DEFAULT_LISTEN
+    listen: Annotated[
+        Address | Literal["off"] | None,
+        Reads(_listen, _LISTEN),
+        Doc("host:port, or off; by default 127.0.0.1:8080, or off if that is in use."),
+    ] = None
     token_file: Annotated[Path | None, Doc("File with the token that requests for changes must present.")] = None
     tls: Annotated[TlsFiles | None, Doc("Encrypts the connections.")] = None
+
+    @property
+    def address(self) -> Address | None:
+        """The address to listen at; None if the server is off."""
+        if self.listen is None:
+            return _DEFAULT_ADDRESS
+        return None if self.listen == "off" else self.listen

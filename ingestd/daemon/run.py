@@ -15,7 +15,7 @@ from types import FrameType
 
 from ingestd.config.document import Document
 from ingestd.daemon import failpoints
-from ingestd.daemon.http.server import HttpServer
+from ingestd.daemon.http.server import open_server
 from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
 from ingestd.daemon.notify import Notifier
 from ingestd.daemon.supervisor import Supervisor
@@ -35,8 +35,7 @@ def run_daemon(document: Document, read: Callable[[], Document], *, drain: bool)
     threads are still running, and only `os._exit` can end the process. Raises ConfigError or EngineLost.
     """
     observe = failpoints.from_environment()
-    listen = document.http.listen
-    http = None if listen is None else HttpServer(listen, document.http)
+    http = open_server(document.http)
     signals = install_signals()
     notifier = Notifier()
     notifier.starting()

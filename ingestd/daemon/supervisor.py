@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.compaction.compactor import Compactor
-from ingestd.config.document import Document
+from ingestd.config.document import Document, Scope
 from ingestd.daemon.reload import Changes, find_changes
 from ingestd.daemon.runner import Runner
 from ingestd.errors import ConfigError, IngestdError
@@ -87,6 +87,11 @@ class Supervisor:
         self._hung: list[StillRunning] = []
         self._stop_limit: Deadline | None = None
         self._aborted_at: float | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """Where the state of the mappings is stored. A reload cannot change it."""
+        return self._document.scope
 
     @property
     def monitors(self) -> dict[str, Monitor]:

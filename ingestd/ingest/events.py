@@ -280,6 +280,11 @@ def http_listening(url: str, changes: str) -> None:
     _log.info("http_listening", url=url, changes=changes)
 
 
+def http_unavailable(address: str, error: str, hint: str) -> None:
+    """Log that there is no HTTP server, because another process uses the default address. The mappings run."""
+    _log.warning("http_unavailable", address=address, error=error, hint=hint)
+
+
 def http_failed(error: str) -> None:
     """Log an error of the HTTP server. The mappings go on."""
     _log.error("http_failed", error=error)

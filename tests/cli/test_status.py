@@ -9,9 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from ingestd.config.document import Scope
+from ingestd.daemon import log
 from ingestd.hive.control import find_control_table
 from ingestd.hive.tables import TableName
 from tests.support.command import Run
+from tests.support.http import StaticFleet, serving
 from tests.support.stack import Stack, eventually
 
 
@@ -85,12 +90,18 @@ def test_offsets_show_then_shows_committed_and_available_offsets(run: Run, stack
     assert f"no mapping is named nothing → the mappings are {name}" in unknown.err
 
 
-def test_status_when_no_service_answers_then_shows_the_problem_and_exit_code_is_69(run: Run, tmp_path: Path) -> None:
-    config = tmp_path / "a.yaml"
+def _without_services(directory: Path, listen: str) -> Path:
+    """Write a configuration whose metastore and Kafka do not answer, and return its path."""
+    config = directory / "a.yaml"
     config.write_text(
         "{metastore: {uri: 'thrift://127.0.0.1:1', timeout: 2s}, kafka: {bootstrap.servers: '127.0.0.1:1'}, "
-        "mappings: [{name: orders, topics: [orders], table: shop.orders}]}"
+        f"http: {{listen: '{listen}'}}, mappings: [{{name: orders, topics: [orders], table: shop.orders}}]}}"
     )
+    return config
+
+
+def test_status_when_no_service_answers_then_shows_the_problem_and_exit_code_is_69(run: Run, tmp_path: Path) -> None:
+    config = _without_services(tmp_path, "off")
     result = run("status", "--output", "json", "--config", config)
     assert result.code == 69
     [mapping] = result.json["mappings"]
@@ -105,6 +116,39 @@ def test_status_when_the_daemon_of_a_url_does_not_answer_then_exit_code_is_69(ru
     assert "daemon http://127.0.0.1:1: " in result.err
     assert run("status", "--url", "ftp://x").code == 78
     assert run("status", "--watch", "--output", "json", "--url", "http://127.0.0.1:1").code == 2
+
+
+@pytest.mark.parametrize(
+    ("scope", "mapping", "problem"),
+    [
+        (Scope(("127.0.0.1:1", "other:9083"), "ingestd"), "orders", ""),
+        (Scope(("127.0.0.1:1",), "other"), "orders", "another configuration answers there (metastore 127.0.0.1:1, "),
+        (Scope(("127.0.0.1:2",), "ingestd"), "orders", "control database ingestd)"),
+        (Scope(("127.0.0.1:1",), "ingestd"), "clicks", "it runs no mapping of this one"),
+    ],
+)
+def test_status_when_a_daemon_answers_then_it_is_used_only_if_it_has_the_configuration(
+    run: Run, tmp_path: Path, scope: Scope, mapping: str, problem: str
+) -> None:
+    log.configure("json", "error")
+    fleet = StaticFleet(scope=scope)
+    fleet.run(mapping)
+    with serving(fleet) as client:
+        config = _without_services(tmp_path, str(client.address))
+        result = run("status", "--output", "json", "--config", config)
+        assert result.json["source"] == ("services" if problem else "daemon")
+        assert result.code == (69 if problem else 0)
+        assert problem in result.err
+        assert bool(problem) == bool(result.err)
+        if problem:
+            flushed = run("mappings", "flush", "orders", "--config", config)
+            assert flushed.code == 69
+            assert problem in flushed.err
+            assert "no daemon answers that could flush it" in flushed.err
+        # An operator who names the daemon gets its answer.
+        named = run("status", "--output", "json", "--config", config, "--url", f"http://{client.address}")
+        assert named.json["daemon"]["metastore"] == list(scope.metastore)
+        assert named.json["daemon"]["control_database"] == scope.control_database
 
 
 def _free_port() -> int:

@@ -17,7 +17,7 @@ from ingestd.clock import monotonic
 from ingestd.config.http import HttpOptions, TlsFiles
 from ingestd.daemon.http.connections import MAX_CONNECTIONS
 from ingestd.daemon.http.live import MAX_STREAMS
-from ingestd.daemon.http.server import HttpServer
+from ingestd.daemon.http.server import AddressInUse, HttpServer, open_server
 from ingestd.errors import ConfigError, MetastoreUnavailable, RecordError
 from tests.support.http import LOOPBACK, Client, StaticFleet, commit, serving
 from tests.support.stack import eventually
@@ -200,6 +200,12 @@ def test_server_when_the_port_is_in_use_then_the_error_names_the_key(fleet: Stat
     with serving(fleet) as client, pytest.raises(ConfigError, match="Address already in use") as error:
         HttpServer(client.address, HttpOptions())
     assert (error.value.where, "another port" in error.value.hint) == ("http.listen", True)
+
+
+def test_open_server_when_listen_is_set_then_it_is_used_or_off(fleet: StaticFleet) -> None:
+    assert open_server(HttpOptions(listen="off")) is None
+    with serving(fleet) as client, pytest.raises(AddressInUse):
+        open_server(HttpOptions(listen=client.address))
 
 
 def test_server_when_the_certificate_is_missing_then_the_error_names_the_key(tmp_path: Path) -> None:

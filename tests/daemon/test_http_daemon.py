@@ -38,12 +38,34 @@ def test_daemon_when_it_runs_then_server_and_page_show_what_it_does(stack: Stack
     _check_changes(client, good)
     _check_reload(client, config)
 
-    # A second daemon that would use the same address does not start.
+    # A second daemon whose configuration has the same address does not start.
     second = stack.start_process(stack.config(http={"listen": str(client.address)}))
     assert second.wait() == 78
     assert "http.listen: cannot listen on 127.0.0.1:" in second.text()
     daemon.terminate()
     assert daemon.wait() in (0, 65)
+
+
+def test_daemon_when_the_default_address_is_in_use_then_it_runs_without_http(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id bigint")
+    config = stack.config(http={})
+    owner = stack.start_process(config)
+    # Unless another process of this machine uses the default address, the first daemon listens there.
+    eventually("the first daemon", lambda: owner.events("http_listening") or owner.events("http_unavailable"))
+    standby = stack.start_process(config)
+    [unavailable] = eventually("the warning", lambda: standby.events("http_unavailable"))
+    assert (unavailable["level"], unavailable["address"]) == ("warning", "127.0.0.1:8080")
+    assert "set http.listen" in unavailable["hint"]
+    stack.produce({"id": n} for n in range(10))
+    eventually("the first rows", lambda: stack.count() == 10)
+    eventually("the standby", lambda: standby.events("standby"))
+    owner.terminate()
+    assert owner.wait() == 0
+    stack.produce({"id": n} for n in range(10, 15))
+    eventually("rows of the standby", lambda: stack.count() == 15)
+    standby.terminate()
+    assert standby.wait() == 0
 
 
 def _check_documents(client: Client, name: str) -> None:

@@ -19,7 +19,7 @@ import structlog
 
 from ingestd.config.document import load
 from ingestd.daemon import log
-from ingestd.daemon.http.server import HttpServer
+from ingestd.daemon.http.server import open_server
 from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
@@ -144,8 +144,7 @@ class DaemonThread:
         drain = "--until-caught-up" in arguments
         self._metrics = Metrics(document.metastore.kerberos)
         self._metastore = document.metastore.connect(self._metrics.on_call)
-        listen = document.http.listen
-        self.http = None if listen is None else HttpServer(listen, document.http)
+        self.http = open_server(document.http)
         clients = Clients(self._metastore, shared_engine(), Liveness(self._metastore, document.control.database))
         self.supervisor = Supervisor(
             document, clients, self._signals, drain=drain, read=lambda: load([config]), observe=hold or ignore

@@ -13,6 +13,7 @@ from typing import Any
 
 from ingestd.compaction.pacing import Pacing
 from ingestd.compaction.watch import CompactionStatus
+from ingestd.config.document import Scope
 from ingestd.config.http import Address, HttpOptions
 from ingestd.daemon.http.history import History
 from ingestd.daemon.http.server import HttpServer
@@ -41,6 +42,7 @@ class StaticFleet:
     stuck_names: list[str] = field(default_factory=list)
     reload_error: Exception | None = None
     reloads: int = 0
+    scope: Scope = field(default_factory=lambda: Scope(("127.0.0.1:1",), "ingestd"))
 
     def add(self, name: str) -> Monitor:
         """Add a mapping and return its monitor."""

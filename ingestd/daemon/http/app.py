@@ -102,7 +102,7 @@ class _Endpoints:
         return Response(body, headers={"content-type": content_type})
 
     async def status(self, _request: Request) -> Response:
-        return _json(200, status.status(self._fleet.monitors, self._history))
+        return _json(200, status.status(self._fleet, self._history))
 
     async def mapping(self, request: Request) -> Response:
         seen = self._snapshot(request)

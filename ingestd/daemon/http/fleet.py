@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from ingestd.config.document import Scope
 from ingestd.ingest.control import Control
 from ingestd.ingest.monitor import Monitor
 
 
 class Fleet(Protocol):
     """The mappings of this daemon. Every member is safe for use from any thread."""
+
+    @property
+    def scope(self) -> Scope:
+        """Where the state of the mappings is stored. It never changes."""
 
     @property
     def monitors(self) -> Mapping[str, Monitor]:

@@ -94,7 +94,7 @@ class Live:
     async def _events(self, stream: _Stream) -> AsyncIterator[str]:
         limit = Deadline.after(STREAM_SECONDS)
         try:
-            state = {"now_unix": round(now(), 3), "daemon": daemon_status(), "mappings": self._known}
+            state = {"now_unix": round(now(), 3), "daemon": daemon_status(self._fleet.scope), "mappings": self._known}
             yield f"retry: {_RETRY_MS}\n{_event('state', state)}"
             while not self._closed and not limit.passed:
                 with suppress(asyncio.TimeoutError):

@@ -43,6 +43,27 @@ _BIND_HINTS = {
 }
 
 
+class AddressInUse(ConfigError):
+    """Another process listens at the address."""
+
+
+def open_server(options: HttpOptions) -> HttpServer | None:
+    """Return a server that is bound to the address of `options`; None if there is none.
+
+    There is none if `listen` is off, or if it is not set and the default address is in use, which is then logged.
+    Raises ConfigError.
+    """
+    if options.address is None:
+        return None
+    try:
+        return HttpServer(options.address, options)
+    except AddressInUse as error:
+        if options.listen is not None:
+            raise
+        events.http_unavailable(str(options.address), error.what, "set http.listen to a free address, or to off")
+        return None
+
+
 class HttpServer:
     """A server that is bound to `listen`.
 
@@ -156,7 +177,8 @@ def _bound(listen: Address) -> Listener:
     except OSError as error:
         listener.close()
         hint = _BIND_HINTS.get(error.errno or 0, "")
-        raise ConfigError(f"cannot listen on {listen}: {error.strerror}", where="http.listen", hint=hint) from error
+        kind_of_error = AddressInUse if error.errno == errno.EADDRINUSE else ConfigError
+        raise kind_of_error(f"cannot listen on {listen}: {error.strerror}", where="http.listen", hint=hint) from error
     return listener
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
 
@@ -17,32 +17,36 @@ from ingestd import __version__
 from ingestd.clock import now
 from ingestd.compaction.pacing import Pacing
 from ingestd.compaction.watch import CompactionStatus
+from ingestd.config.document import Scope
+from ingestd.daemon.http.fleet import Fleet
 from ingestd.daemon.http.history import History
-from ingestd.ingest.monitor import CommitRecord, Monitor, Problem, Snapshot, Totals
+from ingestd.ingest.monitor import CommitRecord, Problem, Snapshot, Totals
 
 VERSION = 1
 Json = dict[str, Any]
 _STARTED = now()
 
 
-def daemon_status() -> Json:
-    """Return what identifies this process."""
+def daemon_status(scope: Scope) -> Json:
+    """Return what identifies this process and the mappings that it may run."""
     return {
         "release": __version__,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "started_unix": _moment(_STARTED),
         "now_unix": _moment(now()),
+        "metastore": list(scope.metastore),
+        "control_database": scope.control_database,
     }
 
 
-def status(monitors: Mapping[str, Monitor], history: History) -> Json:
+def status(fleet: Fleet, history: History) -> Json:
     """Return the document of /status."""
-    seen = [monitor.snapshot() for _, monitor in sorted(monitors.items())]
+    seen = [monitor.snapshot() for _, monitor in sorted(fleet.monitors.items())]
     rates = {snapshot.name: history.records_per_second(snapshot.name) for snapshot in seen}
     return {
         "version": VERSION,
-        "daemon": daemon_status(),
+        "daemon": daemon_status(fleet.scope),
         "states": dict(Counter(snapshot.state for snapshot in seen)),
         "lag_offsets": sum(snapshot.lag for snapshot in seen),
         "records_per_second": round(sum(rates.values()), 1),
