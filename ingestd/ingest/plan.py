@@ -120,11 +120,8 @@ class Planner:
         draft = _Draft(stored, dict(stored.offsets), dict(stored.topics))
         look = _Look(0.0, is_fresh=True)
         while not is_over():
-            if look.is_fresh:
-                since = self._kafka.ask_now(describing=bool(self._behind))
-                await self._worker.wait(_ANSWER_SECONDS, lambda: is_over() or self._kafka.is_answered(since))  # noqa: B023
-                if not self._kafka.is_answered(since):
-                    continue
+            if look.is_fresh and not await self._is_answered(is_over):
+                break
             view = self._kafka.checked()
             look = await self._worker.call(self._look, view, draft, until, on_poll)
             if look.is_over:
@@ -133,6 +130,13 @@ class Planner:
                 self._kafka.ask_in(min(_POLL_SECONDS[1], look.seconds))
             await self._worker.wait(look.seconds, lambda: is_over() or self._has_news(view, draft, look))  # noqa: B023
         return None
+
+    async def _is_answered(self, is_over: Callable[[], bool]) -> bool:
+        """Request a new view and wait for it. Return False if `is_over` is true first."""
+        since = self._kafka.ask_now(describing=bool(self._behind))
+        while not self._kafka.is_answered(since) and not is_over():
+            await self._worker.wait(_ANSWER_SECONDS, lambda: is_over() or self._kafka.is_answered(since))
+        return self._kafka.is_answered(since)
 
     def _look(self, view: View, draft: _Draft, until: Offsets | None, on_poll: Callable[[Offsets], None]) -> _Look:
         """Find out whether a transaction is due."""

@@ -203,7 +203,7 @@ def test_mappings_when_the_metastore_hangs_then_each_waits_for_one_time_limit(st
             mine = Ownership(metastore, options, Monitor(options), liveness, on_lost=lambda _error: None)
             began = monotonic()
             with pytest.raises(MetastoreUnavailable):
-                mine.acquire(threading.Event(), lambda _claim: None)
+                _acquires(mine)
             return monotonic() - began
 
         between.flowing.clear()

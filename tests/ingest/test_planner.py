@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable
 
 import pytest
 
 from ingestd.compaction.pacing import Pace
-from ingestd.errors import OffsetsLost, RangeLost
+from ingestd.errors import BrokerUnavailable, OffsetsLost, RangeLost
 from ingestd.hive.tables import TableName
 from ingestd.ingest.options import CommitOptions, MappingOptions, OnLoss
 from ingestd.ingest.plan import Plan, Planner
@@ -87,3 +89,22 @@ def test_plan_when_the_topic_was_recreated_after_the_read_then_the_range_is_lost
     other = TopicIdentity(case.identity.cluster_id, "AAAAAAAAAAAAAAAAAAAAAQ")
     with pytest.raises(RangeLost, match="recreated"):
         case.planner.confirm(Plan(plan.ranges, plan.before, case.position(5, other)))
+
+
+def test_broker_when_it_never_answers_then_the_error_is_raised_and_a_stop_ends_the_wait_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        settings = {"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"}
+        options = MappingOptions("silent", ("silent",), TableName("default", "silent"), kafka=settings)
+        workers, over = Workers(1), threading.Event()
+        # Longer than the planner waits for an answer without looking around.
+        watch, worker = Watch(Broker(settings, timeout_seconds=6)), workers.member()
+        planner = Planner(options, Pace(options.pacing, 1.0, lambda _: None), watch, worker)
+        with planner.watching():
+            failing = workers.start(planner.next(Position(), None, lambda: False, lambda _: None))
+            with pytest.raises(BrokerUnavailable):
+                failing.result(60)
+            waiting = workers.start(planner.next(Position(), None, over.is_set, lambda _: None))
+            over.set()
+            worker.wake()
+            assert waiting.result(5) is None
+        workers.close()
