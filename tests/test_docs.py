@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import click
 import pytest
 
 from ingestd import errors
 from ingestd.cli.main import cli
+from ingestd.cli.man import commands
 from ingestd.config.document import Document, load
 from ingestd.config.validation import keys
 from ingestd.errors import IngestdError
@@ -79,13 +79,6 @@ def test_layers_in_architecture_then_are_those_of_the_import_contract() -> None:
     assert drawn == layers
 
 
-def _commands(group: click.Group, path: str = "ingestd") -> Iterator[str]:
-    for name, command in group.commands.items():
-        yield f"{path} {name}"
-        if isinstance(command, click.Group):
-            yield from _commands(command, f"{path} {name}")
-
-
 def test_readme_then_names_every_configuration_key() -> None:
     assert len(KEYS) > 30
     readme = _text(PAGES[0])
@@ -94,7 +87,7 @@ def test_readme_then_names_every_configuration_key() -> None:
 
 def test_readme_then_names_every_command() -> None:
     readme = _text(PAGES[0])
-    assert not [command for command in _commands(cli) if command not in readme]
+    assert not [command for command, _ in commands(cli, "ingestd") if command not in readme]
 
 
 def test_readme_then_names_every_exit_code() -> None:

@@ -62,6 +62,7 @@ TABLE = {
     "spark.errors.EngineLost": (False, 70),
     "daemon.http.server.AddressInUse": (False, 78),
     "daemon.http.access.Refused": (False, 1),
+    "spark.errors.StartCancelled": (True, 70),
     "daemon.runner.UnexpectedError": (False, 70),
     "daemon.supervisor.StillRunning": (False, 69),
 }

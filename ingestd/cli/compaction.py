@@ -71,7 +71,9 @@ def status(
 @with_config
 @click.option("--major", "kind", flag_value="major", help="Rewrite base and deltas to a new base.")
 @click.option("--minor", "kind", flag_value="minor", help="Merge the deltas only. Default: by the rule of the policy.")
-@click.option("--partition", "partitions", multiple=True, help="COLUMN=VALUE/…; repeatable. Default: all with deltas.")
+@click.option(
+    "--partition", "partitions", multiple=True, help="COLUMN=VALUE/...; repeatable. Default: those with deltas."
+)
 @click.option("--wait", "waits", is_flag=True, help="Wait until readers use the results. Ctrl-C ends the wait.")
 @with_output
 def request(  # noqa: PLR0913, PLR0917 - one parameter for each option

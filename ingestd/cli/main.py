@@ -7,41 +7,41 @@ ingestd or Spark, 77 login failed, 78 invalid configuration.
 from __future__ import annotations
 
 import errno
+import importlib
 import sys
 
 import click
 
 from ingestd import __version__
-from ingestd.cli.check import check
-from ingestd.cli.compaction import compaction
-from ingestd.cli.completion import completion
-from ingestd.cli.config import config
-from ingestd.cli.demo import demo
-from ingestd.cli.doctor import doctor
-from ingestd.cli.init import init
-from ingestd.cli.man import man
-from ingestd.cli.mappings import mappings
-from ingestd.cli.offsets import offsets
 from ingestd.cli.output import protect_stderr
-from ingestd.cli.prepare import prepare
-from ingestd.cli.run import run
-from ingestd.cli.sandbox import sandbox
-from ingestd.cli.status import status
 from ingestd.errors import ConfigFaults, IngestdError
 
+# A command is the attribute of the same name of its module in this package.
+_COMMANDS = (
+    *("run", "init", "check", "config", "doctor", "status", "mappings", "offsets", "compaction"),
+    *("prepare", "demo", "sandbox", "completion", "man"),
+)
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "INGESTD"})
+
+class _Commands(click.Group):
+    """Imports only the command that is used, because the imports of all commands take a second."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of this name, or None if there is none."""
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"ingestd.cli.{cmd_name}"), cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "INGESTD"})
 @click.version_option(__version__, prog_name="ingestd")
 def cli() -> None:
     """Move Kafka records into Apache Hive ACID tables, exactly once."""
-
-
-_COMMANDS = (
-    *(run, init, check, config, doctor, status, mappings, offsets, compaction),
-    *(prepare, demo, sandbox, completion, man),
-)
-for command in _COMMANDS:
-    cli.add_command(command)
 
 
 def main() -> None:

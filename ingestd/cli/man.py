@@ -61,8 +61,12 @@ def man_page(root: click.Group) -> str:
 
 
 def commands(group: click.Group, path: str) -> Iterator[tuple[str, click.Command]]:
-    """Yield each command below `group`, and its words after `path`, in the order of the definitions."""
-    for name, command in group.commands.items():
+    """Yield each command below `group`, and its words after `path`, in the order of `--help`."""
+    context = click.Context(group, info_name=path)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command is None:
+            continue
         yield f"{path} {name}", command
         if isinstance(command, click.Group):
             yield from commands(command, f"{path} {name}")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ingestd.config.document import load
-from ingestd.daemon import log
-from ingestd.daemon.run import run_daemon
-from ingestd.daemon.supervisor import StillRunning
+from ingestd.daemon.start import start_daemon
+
+if TYPE_CHECKING:
+    from ingestd.daemon.log import Form, Level
 
 _config_options: list[Any] = [
     click.option(
@@ -59,19 +59,21 @@ def run(
     files: tuple[Path, ...],
     directory: Path | None,
     until_caught_up: bool,
-    log_format: log.Form,
-    log_level: log.Level,
+    log_format: Form,
+    log_level: Level,
 ) -> None:
     """Move records from Kafka into Hive until stopped.
 
     After the first SIGTERM or SIGINT, the daemon finishes open transactions and exits with 0. A second signal aborts
     them. SIGHUP reads the configuration again, except with --until-caught-up.
     """
-    log.configure(log_format, log_level)
-    document = load(files, directory)
-    errors = run_daemon(document, lambda: load(files, directory), drain=until_caught_up)
+    errors = start_daemon(files, directory, log_format, log_level, drain=until_caught_up)
+    # They are imported by now. `start_daemon` starts Spark before it imports them.
+    from ingestd.daemon.log import shortened  # noqa: PLC0415
+    from ingestd.daemon.supervisor import StillRunning  # noqa: PLC0415
+
     for error in errors:
-        click.echo(f"ingestd: {log.shortened(str(error))}", err=True)
+        click.echo(f"ingestd: {shortened(str(error))}", err=True)
     if any(isinstance(error, StillRunning) for error in errors):
         sys.stderr.flush()
         os._exit(errors[0].exit_code)

@@ -99,7 +99,11 @@ def load(files: Sequence[Path], directory: Path | None = None) -> Document:
 
     Raises ConfigFaults with the file, line and path of every fault.
     """
-    settings = read_document(files, directory)
+    return complete(read_document(files, directory))
+
+
+def complete(settings: Settings) -> Document:
+    """Validate the content of the files, and test the Kafka settings with librdkafka. Raises ConfigFaults."""
     document = validate(settings)
     # Only a client detects contradictory settings and unreadable certificates. It opens no connection.
     _raise_any(_kafka_faults(document, settings, client_faults), settings)

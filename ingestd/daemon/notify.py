@@ -51,10 +51,11 @@ class Notifier:
         self._is_ready = False
         self._prefix = ""
 
-    def check(self, fleet: Fleet, signals: Signals) -> None:
+    def check(self, fleet: Fleet, signals: Signals, *, has_spark: bool = True) -> None:
         """Report the state of the mappings if a report is due. The supervising loop calls this ten times a second.
 
-        Sends READY once every mapping has left the state `starting`: it is owner or standby, or waits for a service.
+        Sends READY once Spark has started and every mapping has left the state `starting`: it is owner or standby, or
+        waits for a service.
         """
         if signals.stop.is_set():
             self.stopping()
@@ -63,7 +64,7 @@ class Notifier:
         self._next = Deadline.after(self._interval)
         mappings = [monitor.snapshot() for monitor in fleet.monitors.values()]
         stuck = fleet.stuck()
-        if not self._is_ready and all(mapping.state != "starting" for mapping in mappings):
+        if not self._is_ready and has_spark and all(mapping.state != "starting" for mapping in mappings):
             self._is_ready = True
             self._send("READY=1")
         if not stuck:

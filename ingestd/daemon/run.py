@@ -1,17 +1,15 @@
 """Runs the mappings of a validated configuration, and stops them on signals.
 
 Invariant: a signal handler only sets a flag. The first signal lets open transactions finish. The second aborts them.
-`run_daemon` contains everything that concerns the whole process: signals, failpoints, the HTTP server and Spark's JVM.
+`run_daemon` contains everything that concerns the whole process: failpoints, the HTTP server and Spark.
 Several supervisors can run in one process at the same time and share an engine.
 """
 
 from __future__ import annotations
 
 import signal
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import FrameType
 
 from ingestd.config.document import Document
 from ingestd.daemon import failpoints
@@ -25,26 +23,25 @@ from ingestd.ingest.lag_watch import LagWatch
 from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.signals import Signals
 from ingestd.spark.engine import Engine, EngineLimits
+from ingestd.spark.session import Session
 
 
-def run_daemon(document: Document, read: Callable[[], Document], *, drain: bool) -> list[IngestdError]:
+def run_daemon(
+    document: Document, session: Session, signals: Signals, read: Callable[[], Document], *, drain: bool
+) -> list[IngestdError]:
     """Run the daemon of this process until a signal stops it or, with `drain`, until it has caught up.
 
+    `session` may still start; the mappings acquire their leases, recover and plan meanwhile. It is closed at the end.
     `read` reads the configuration again when a reload is requested, by SIGHUP or over HTTP.
     Returns the errors that ended mappings. The first error decides the exit code. If StillRunning is among them,
-    threads are still running, and only `os._exit` can end the process. Raises ConfigError or EngineLost.
+    threads are still running, and only `os._exit` can end the process. Raises ConfigError.
     """
     observe = failpoints.from_environment()
     http = open_server(document.http)
-    signals = install_signals()
     notifier = Notifier()
     notifier.starting()
-    try:
-        engine = _start_engine(document, signals.stop)
-    except IngestdError:
-        if signals.stop.is_set():  # a signal arrived during the start, before any mapping ran
-            return []
-        raise
+    spark = document.spark
+    engine = Engine(session, EngineLimits(job_seconds=spark.stage_timeout, silence_seconds=spark.answer_timeout))
     metrics = Metrics(document.metastore.kerberos)
     metastore = document.metastore.connect(metrics.on_call)
     clients = Clients(metastore, engine, Liveness(metastore, document.control.database))
@@ -59,12 +56,12 @@ def run_daemon(document: Document, read: Callable[[], Document], *, drain: bool)
     supervisor = Supervisor(document, clients, signals, drain=drain, read=read_again, observe=observe)
 
     def render() -> tuple[bytes, str]:
-        return metrics.text(supervisor.monitors.values(), engine), CONTENT_TYPE
+        return metrics.text(supervisor.monitors.values(), engine if engine.has_started else None), CONTENT_TYPE
 
     try:
         serving = nullcontext() if http is None else http.serving(supervisor, render)
         with serving, LagWatch(lambda: supervisor.monitors):
-            return supervisor.run(on_check=lambda: notifier.check(supervisor, signals))
+            return supervisor.run(on_check=lambda: notifier.check(supervisor, signals, has_spark=engine.has_started))
     finally:
         notifier.stopping()
         engine.stop()
@@ -72,25 +69,3 @@ def run_daemon(document: Document, read: Callable[[], Document], *, drain: bool)
         # A late signal must not interrupt the interpreter's own shutdown.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-
-
-def install_signals() -> Signals:
-    """Install handlers: the first SIGTERM or SIGINT sets `stop`, the second `abort`, and SIGHUP sets `reload`.
-
-    Must be called in the main thread.
-    """
-    signals = Signals()
-
-    def handle(_number: int, _frame: FrameType | None) -> None:
-        (signals.abort if signals.stop.is_set() else signals.stop).set()
-
-    signal.signal(signal.SIGTERM, handle)
-    signal.signal(signal.SIGINT, handle)
-    signal.signal(signal.SIGHUP, lambda _number, _frame: signals.reload.set())
-    return signals
-
-
-def _start_engine(document: Document, cancelled: threading.Event) -> Engine:
-    spark = document.spark
-    limits = EngineLimits(job_seconds=spark.stage_timeout, silence_seconds=spark.answer_timeout)
-    return Engine(spark.master, spark.properties, limits, cancelled)

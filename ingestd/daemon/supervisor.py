@@ -74,7 +74,7 @@ class Supervisor:
         self._drain = drain
         self._read = read
         self._observe = observe
-        self._workers = Workers(max(_LEAST_STAGES, _STAGES_PER_CORE * clients.engine.parallelism))
+        self._workers = Workers(max(_LEAST_STAGES, _STAGES_PER_CORE * document.spark.cores))
         self._runners = [Runner(self._create, mapping, self._workers, observe) for mapping in document.mappings]
         # Runners of mappings that a reload has removed, while they finish their open transactions.
         self._leaving: list[Runner] = []

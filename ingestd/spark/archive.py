@@ -10,14 +10,14 @@ used only if no other user could have written it.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import importlib.util
 import os
 import stat
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-
-import pyspark
 
 from ingestd.errors import IngestdError
 from ingestd.java import cache_folder
@@ -34,7 +34,9 @@ def archive_path(java: Path) -> Path:
     """Return the path of the archive for the Java home `java` and the installed Spark. It may not exist yet."""
     release = java / "release"
     version = release.read_bytes() if release.exists() else b""
-    fields = (os.fsencode(java.resolve()), version, pyspark.__version__.encode(), os.fsencode(pyspark.__file__))
+    package = importlib.util.find_spec("pyspark")  # without importing it, which takes time
+    place = os.fsencode(package.origin or "") if package is not None else b""
+    fields = (os.fsencode(java.resolve()), version, importlib.metadata.version("pyspark").encode(), place)
     return cache_folder() / "spark" / f"classes-{hashlib.sha256(b'|'.join(fields)).hexdigest()[:12]}.jsa"
 
 

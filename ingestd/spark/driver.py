@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from subprocess import Popen, TimeoutExpired
+from subprocess import TimeoutExpired
 
-import psutil
 from pyspark import SparkContext
 
 from ingestd.clock import pause
 from ingestd.spark.errors import GATEWAY_ERRORS, EngineLost, first_line
-from ingestd.spark.launch import kill_process_tree
+from ingestd.spark.launch import Launch
 
 _CHECK_SECONDS = 0.25
 _PROBE_SECONDS = 1.0
 # How long a process may take to end after its sockets have closed.
 _END_SECONDS = 1.0
-_KILL_SECONDS = 5.0
 
 
 class Driver:
-    """The JVM of a Spark context. It is killed if it leaves a probe unanswered for `silence_seconds`."""
+    """The JVM of `launch` with its Spark context. It is killed if a probe is unanswered for `silence_seconds`."""
 
-    def __init__(self, context: SparkContext, silence_seconds: float) -> None:
+    def __init__(self, context: SparkContext, launch: Launch, silence_seconds: float) -> None:
         self._context = context
         self._silence_seconds = silence_seconds
-        self._process: Popen[bytes] | None = getattr(SparkContext._gateway, "proc", None)
+        self._launch = launch
+        self._process = launch.process
         self._guard = threading.Lock()
         self._reason = ""
         self._unanswered_seconds = 0.0
@@ -45,7 +44,7 @@ class Driver:
 
     def check(self) -> None:
         """Raise EngineLost if the JVM has ended or has been found to hang."""
-        if self._process is not None and self._process.poll() is not None:
+        if self._process.poll() is not None:
             raise self.kill(self.exit_reason())
         if (lost := self.lost) is not None:
             raise lost
@@ -57,13 +56,11 @@ class Driver:
         """
         with self._guard:
             self._reason = self._reason or reason
-        self._kill_processes()
+        self._launch.kill()
         return self._error()
 
     def exit_reason(self) -> str:
         """Return how the process ended, such as `it was killed by signal 9`, or '' while it runs."""
-        if self._process is None:
-            return ""
         try:
             code = self._process.wait(_END_SECONDS)
         except TimeoutExpired:
@@ -78,7 +75,7 @@ class Driver:
             stopping.start()
             stopping.join(seconds)
         self._stopped.set()
-        self._kill_processes()
+        self._launch.kill()
 
     def _stop_context(self) -> None:
         with suppress(*GATEWAY_ERRORS):  # `stop` kills the processes anyway
@@ -90,7 +87,7 @@ class Driver:
         Counts ticks instead of reading the clock, because ingestd itself may have been suspended.
         """
         while not pause(_CHECK_SECONDS, self._stopped):
-            if self._process is not None and self._process.poll() is not None:
+            if self._process.poll() is not None:
                 self.kill(self.exit_reason())
                 return
             self._unanswered_seconds += _CHECK_SECONDS
@@ -113,19 +110,8 @@ class Driver:
                 return
 
     def _error(self) -> EngineLost:
-        pid = f" (process {self._process.pid})" if self._process is not None else ""
         return EngineLost(
             f"the Spark driver's JVM is lost: {self._reason}",
-            where=f"spark.master {self._context.master}{pid}",
+            where=f"spark.master {self._launch.master} (process {self._process.pid})",
             hint="restart ingestd; check the kernel log for the OOM killer, and raise spark.driver.memory if needed",
         )
-
-    def _kill_processes(self) -> None:
-        """Send SIGKILL, which also ends suspended processes, to the JVM and its child processes."""
-        # After `wait` the process id may belong to another process.
-        if self._process is None or self._process.returncode is not None:
-            return
-        with suppress(psutil.Error):
-            kill_process_tree(psutil.Process(self._process.pid))
-        with suppress(TimeoutExpired):  # it is in uninterruptible sleep, for example waiting for a disk
-            self._process.wait(_KILL_SECONDS)

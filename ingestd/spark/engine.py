@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ingestd.clock import pause
 from ingestd.errors import IngestdError
-from ingestd.java import find_java
-from ingestd.spark.archive import archive_options
 from ingestd.spark.driver import Driver
 from ingestd.spark.errors import GATEWAY_ERRORS, EngineLost, JobFailed, JobTimeout, first_line, job_error, job_message
-from ingestd.spark.launch import launch, spark_properties
 from ingestd.spark.options import SparkOptions
-from ingestd.spark.scratch import Scratch
+from ingestd.spark.session import Session
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -61,43 +58,32 @@ class _Job:
 
 
 class Engine:
-    """A running Spark session. `master` is a Spark master URL such as `local[*]`; `conf` overrides ingestd's defaults.
+    """A Spark session that runs jobs. It may still start: then only calls that need its answer wait for it."""
 
-    Raises EngineLost if Spark does not start, or if `cancelled` is set before it has started; ConfigError if no Java is
-    found.
-    """
-
-    def __init__(
-        self,
-        master: str,
-        conf: Mapping[str, str],
-        limits: EngineLimits | None = None,
-        cancelled: threading.Event | None = None,
-    ) -> None:
+    def __init__(self, session: Session, limits: EngineLimits | None = None) -> None:
+        self._session = session
         self._limits = limits or EngineLimits()
         self._guard = threading.Lock()
         self._jobs: list[_Job] = []
         self._stopped = threading.Event()
-        try:
-            self._scratch = Scratch()
-        except OSError as error:
-            raise EngineLost(f"cannot create a temporary directory: {error}", hint="check TMPDIR") from error
-        try:
-            java = find_java()
-            properties = spark_properties(master, conf, self._scratch.path, archive_options(java))
-            cancelled = cancelled or threading.Event()
-            self._context = launch(java, properties, self._scratch.path, cancelled, conf.values())
-        except BaseException:
-            self._scratch.remove()
-            raise
-        self._driver = Driver(self._context, self._limits.silence_seconds)
-        self.parallelism = self._context.defaultParallelism
+        self._started_driver: Driver | None = None
         threading.Thread(target=self._cancel_jobs, name="spark-cancel", daemon=True).start()
 
     @property
+    def has_started(self) -> bool:
+        """Whether Spark has started, so that no call waits for it."""
+        return self._session.has_started
+
+    @property
+    def parallelism(self) -> int:
+        """The number of tasks that run at the same time. Waits until Spark has started. Raises EngineLost."""
+        return self._session.parallelism()
+
+    @property
     def lost(self) -> EngineLost | None:
-        """The error that says why the JVM can no longer be used; None while it can be used."""
-        return self._driver.lost
+        """The error that says why the JVM can no longer be used; None while it starts or can be used."""
+        driver = self._started_driver
+        return self._session.failure if driver is None else driver.lost
 
     @property
     def is_busy(self) -> bool:
@@ -112,26 +98,30 @@ class Engine:
             return sum(job.tasks for job in self._jobs)
 
     def check(self) -> None:
-        """Raise EngineLost if the JVM has ended or has been found to hang."""
-        self._driver.check()
+        """Raise EngineLost if Spark did not start, or if the JVM has ended or has been found to hang."""
+        if self._started_driver is not None:
+            self._started_driver.check()
+        elif self._session.failure is not None:
+            raise self._session.failure
 
     def run(self, group: JobGroup, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
-        """Apply `function` to each item, one task per item.
+        """Apply `function` to each item, one task per item. Waits until Spark has started.
 
-        Raises WorkerLost, JobTimeout, JobFailed, or EngineLost if the JVM has ended.
+        Raises WorkerLost, JobTimeout, JobFailed, or EngineLost if the JVM did not start or has ended.
         """
         with self._job(group, len(items)) as job:
+            context = self._session.context()
             self.check()
             try:
-                self._context.setLocalProperty("spark.scheduler.pool", str(group))
-                self._context.setJobGroup(str(group), f"ingestd {group.name}", interruptOnCancel=False)
-                return self._context.parallelize(items, len(items)).map(function).collect()
+                context.setLocalProperty("spark.scheduler.pool", str(group))
+                context.setJobGroup(str(group), f"ingestd {group.name}", interruptOnCancel=False)
+                return context.parallelize(items, len(items)).map(function).collect()
             except GATEWAY_ERRORS as error:
                 raise self._translated(error, job) from error
 
     def java_command(self) -> tuple[str, list[str]]:
         """Return the class path of the JVM and its options."""
-        machine: Any = self._context._jvm
+        machine: Any = self._session.context()._jvm
         runtime = machine.java.lang.management.ManagementFactory.getRuntimeMXBean()
         return str(runtime.getClassPath()), [str(option) for option in runtime.getInputArguments()]
 
@@ -143,13 +133,26 @@ class Engine:
 
     def kill(self, reason: str) -> None:
         """Kill the JVM and its child processes; calls in progress raise EngineLost with this reason."""
-        self._driver.kill(reason)
+        if self._session.has_started:
+            self._driver().kill(reason)
+        else:
+            self._session.cancel()
 
     def stop(self) -> None:
         """End the session and its processes, and remove its temporary files. Never raises."""
         self._stopped.set()
-        self._driver.stop(self._limits.stop_seconds)
-        self._scratch.remove()
+        self._session.cancel()
+        with suppress(EngineLost):  # Spark did not start
+            self._driver().stop(self._limits.stop_seconds)
+        self._session.close()
+
+    def _driver(self) -> Driver:
+        """Wait until Spark has started, and return the supervision of its JVM. Raises EngineLost."""
+        context = self._session.context()
+        with self._guard:
+            if self._started_driver is None:
+                self._started_driver = Driver(context, self._session.launch, self._limits.silence_seconds)
+            return self._started_driver
 
     @contextmanager
     def _job(self, group: JobGroup, tasks: int) -> Iterator[_Job]:
@@ -167,10 +170,13 @@ class Engine:
 
         Spark ignores the cancellation of a job that it has not started yet, so one request may not be enough.
         """
-        with suppress(*GATEWAY_ERRORS, AttributeError):  # the JVM has ended; the driver's supervision reports it
+        # The JVM did not start, or it has ended: `lost` says so.
+        with suppress(*GATEWAY_ERRORS, AttributeError, EngineLost):
+            self._driver()
+            context = self._session.context()
             while not pause(_CHECK_SECONDS, self._stopped):
                 for group in self._groups_to_cancel():
-                    self._context.cancelJobGroup(str(group))
+                    context.cancelJobGroup(str(group))
 
     def _groups_to_cancel(self) -> set[JobGroup]:
         """Add a tick to the age of each job, and return the groups that are overdue or cancelled."""
@@ -187,7 +193,7 @@ class Engine:
         where = f"Spark job of {job.group.name}"
         text = job_message(error)
         if text is None:
-            return self._driver.kill(self._driver.exit_reason() or first_line(error))
+            return self._driver().kill(self._driver().exit_reason() or first_line(error))
         if (lost := self.lost) is not None:
             return lost
         if job.is_overdue:

@@ -53,6 +53,12 @@ class EngineLost(IngestdError):
     exit_code = 70
 
 
+class StartCancelled(EngineLost):
+    """Spark was stopped before it had started, because the daemon stops."""
+
+    is_retriable = True
+
+
 def job_message(error: Exception) -> str | None:
     """Return Spark's message about a failed job, or None if the JVM has ended or Spark was shut down."""
     if not isinstance(error, Py4JJavaError):

@@ -1,37 +1,38 @@
-"""Starts the driver JVM of a Spark session with its properties.
+"""Starts the driver JVM of a Spark session with its properties, without importing PySpark, which takes time.
 
 Invariant: no value of `spark.conf` appears on a command line, where every user of the machine could read it. The JVM
-reads the values from a file that only its owner can read and that is removed once the JVM runs. A JVM that fails to
-start, or whose start is cancelled, is killed.
+reads the values from a file that only its owner can read and that is removed once the JVM runs. After `close`, neither
+a process nor a file is left.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shlex
 import signal
+import struct
+import subprocess
 import sys
-import tempfile
-import threading
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
-from py4j.protocol import Py4JError
-from pyspark import SparkConf, SparkContext
-from pyspark.find_spark_home import _find_spark_home
-from pyspark.java_gateway import launch_gateway
 
 from ingestd.clock import pause
 from ingestd.errors import masked
+from ingestd.java import find_java
+from ingestd.spark.archive import archive_options
 from ingestd.spark.errors import EngineLost
+from ingestd.spark.scratch import Scratch
 
 _LOG4J = Path(__file__).with_name("log4j2.properties")
-_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
-_CHECK_SECONDS = 0.1
+_CHECK_SECONDS = 0.02
+_KILL_SECONDS = 5.0
 _MAX_MESSAGE = 300
+# The port and the length of the password, which precede it in the file that the JVM writes.
+_SIZES = struct.Struct(">ii")
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # The driver only schedules tasks; C2 compilation and a parallel collector never pay off.
 DEFAULT_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -64,85 +65,113 @@ def spark_properties(
     return properties
 
 
-def launch(
-    java: Path,
-    properties: Mapping[str, str],
-    scratch: Path,
-    cancelled: threading.Event,
-    secrets: Iterable[str] = (),
-) -> SparkContext:
-    """Start Spark with these properties and the Java home `java`. Setting `cancelled` interrupts the start.
+class Launch:
+    """A driver JVM that starts. The constructor returns at once, and the JVM starts meanwhile.
 
-    Raises EngineLost, whose message contains none of the `secrets`, and leaves no process behind.
+    `master` is a Spark master URL, and `conf` overrides ingestd's defaults. Raises ConfigError if no Java is found, and
+    EngineLost if the process cannot be created.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    interrupt = signal.getsignal(signal.SIGINT)
-    try:
-        with _killed_on_failure(cancelled):
-            context = _start(java, properties, scratch)
-    except (RuntimeError, OSError, EOFError) as error:
-        message = masked(" ".join(str(error).split()), secrets)[:_MAX_MESSAGE]
-        master = properties["spark.master"]
-        raise EngineLost(
+
+    def __init__(self, master: str, conf: Mapping[str, str]) -> None:
+        self.master = master
+        self._secrets = tuple(conf.values())
+        try:
+            self._scratch = Scratch()
+        except OSError as error:
+            raise EngineLost(f"cannot create a temporary directory: {error}", hint="check TMPDIR") from error
+        self._address = self._scratch.path / "address"
+        self._file = self._scratch.path / "spark.properties"
+        try:
+            java = find_java()
+            self.properties = spark_properties(master, conf, self._scratch.path, archive_options(java))
+            self.process = self._started(java)
+        except OSError as error:
+            self._scratch.remove()
+            raise self.failed(str(error)) from None
+        except BaseException:
+            self._scratch.remove()
+            raise
+
+    def address(self) -> tuple[int, str]:
+        """Wait until the JVM accepts connections; return its port and its password. Raises EngineLost if it ends."""
+        while not self._address.exists():
+            if self.process.poll() is not None:
+                raise self.failed(f"its JVM ended with exit code {self.process.returncode}")
+            pause(_CHECK_SECONDS)
+        self._file.unlink()
+        content = self._address.read_bytes()
+        self._address.unlink()
+        port, size = _SIZES.unpack_from(content)
+        return port, content[_SIZES.size : _SIZES.size + size].decode()
+
+    def failed(self, reason: str) -> EngineLost:
+        """Return the error of a start that failed. Its message contains no value of `conf`."""
+        message = masked(" ".join(reason.split()), self._secrets)[:_MAX_MESSAGE]
+        return EngineLost(
             f"Spark did not start: {message}",
-            where=f"spark.master {master}",
+            where=f"spark.master {self.master}",
             hint="check spark.master, spark.conf and the Java installation",
-        ) from None
-    finally:
-        if is_main:  # Spark installs a handler that raises KeyboardInterrupt
-            signal.signal(signal.SIGINT, interrupt)
-    # The accumulator server prints a traceback when the JVM's connection breaks; the driver's supervision reports that.
-    server: Any = context._accumulatorServer
-    server.handle_error = lambda *_request: None
-    return context
+        )
+
+    def kill(self) -> None:
+        """Send SIGKILL, which also ends suspended processes, to the JVM and its child processes. Never raises."""
+        # After `wait` the process id may belong to another process.
+        if self.process.returncode is not None:
+            return
+        with suppress(psutil.Error):
+            kill_process_tree(psutil.Process(self.process.pid))
+        with suppress(subprocess.TimeoutExpired):  # it is in uninterruptible sleep, for example waiting for a disk
+            self.process.wait(_KILL_SECONDS)
+
+    def close(self) -> None:
+        """Kill the JVM if it runs, and remove its temporary files. Never raises."""
+        self.kill()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        self._scratch.remove()
+
+    def _started(self, java: Path) -> subprocess.Popen[bytes]:
+        home = spark_home()
+        self._file.touch(mode=0o600)
+        self._file.write_text(_site_defaults(home) + properties_text(self.properties), encoding="utf-8")
+        arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell"))
+        return subprocess.Popen(
+            [home / "bin" / "spark-submit", "--properties-file", self._file, *arguments],
+            stdin=subprocess.PIPE,  # the JVM ends when this pipe breaks
+            env=_environment(java, home) | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._address)},
+            preexec_fn=_ignore_interrupts,  # noqa: PLW1509 - nothing that the child needs is locked by a thread
+        )
 
 
-def _start(java: Path, properties: Mapping[str, str], scratch: Path) -> SparkContext:
-    # PySpark prints this warning at each start, between lines of JSON; ingestd does not use pandas.
-    warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-    os.environ["JAVA_HOME"] = str(java)
-    # Spark would start its Python workers as `python3` from PATH, which lacks ingestd and its dependencies.
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    # Errors are raised through py4j; Spark's own log would only repeat them.
-    os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}")
-    with _properties_file(properties, scratch):
-        gateway = launch_gateway()  # type: ignore[no-untyped-call]
-    try:
-        return SparkContext(conf=SparkConf().setAll(list(properties.items())), gateway=gateway)
-    except Py4JError as error:
-        raise RuntimeError(_message(error)) from None
+def _environment(java: Path, home: Path) -> dict[str, str]:
+    defaults = {
+        # Spark would start its Python workers as `python3` from PATH, which lacks ingestd and its dependencies.
+        "PYSPARK_PYTHON": sys.executable,
+        # Errors are raised through py4j; Spark's own log would only repeat them.
+        "SPARK_SUBMIT_OPTS": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
+        # For the JVM that only computes the command line of the driver.
+        "SPARK_LAUNCHER_OPTS": DEFAULT_JAVA_OPTIONS,
+    }
+    own = {"JAVA_HOME": str(java), "SPARK_HOME": str(home), "SPARK_CONNECT_MODE": "0"}
+    return defaults | os.environ | own
 
 
-def _message(error: Py4JError) -> str:
-    """Return the error's message, or its class name if the JVM, which would send the message, has ended."""
-    try:
-        return str(error)
-    except (Py4JError, OSError, EOFError):
-        return type(error).__name__
+def _ignore_interrupts() -> None:
+    """Let the JVM ignore Ctrl-C, which a terminal sends to all processes: the daemon decides when it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-@contextmanager
-def _properties_file(properties: Mapping[str, str], scratch: Path) -> Iterator[None]:
-    """Make PySpark start its JVM with a properties file and create its own temporary files under `scratch`."""
-    file = scratch / "spark.properties"
-    file.touch(mode=0o600)
-    file.write_text(_site_defaults() + properties_text(properties), encoding="utf-8")
-    arguments, folder = os.environ.get(_ARGUMENTS), tempfile.tempdir
-    os.environ[_ARGUMENTS] = f'--properties-file "{file}" {arguments or "pyspark-shell"}'
-    tempfile.tempdir = str(scratch)
-    try:
-        yield
-    finally:
-        tempfile.tempdir = folder
-        del os.environ[_ARGUMENTS]
-        if arguments is not None:
-            os.environ[_ARGUMENTS] = arguments
-        file.unlink()
+def spark_home() -> Path:
+    """Return `SPARK_HOME`, or the directory of the package pyspark, without importing it."""
+    package = importlib.util.find_spec("pyspark")
+    assert package is not None
+    assert package.origin is not None
+    return Path(os.environ.get("SPARK_HOME") or Path(package.origin).parent)
 
 
-def _site_defaults() -> str:
+def _site_defaults(home: Path) -> str:
     """Return the site's spark-defaults.conf, which Spark does not read itself if it is given a properties file."""
-    folder = os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home(), "conf")
+    folder = os.environ.get("SPARK_CONF_DIR") or home / "conf"
     try:
         return Path(folder, "spark-defaults.conf").read_text(encoding="utf-8") + "\n"
     except FileNotFoundError:
@@ -159,34 +188,6 @@ def _escaped(text: str) -> str:
     units = text.encode("utf-16-be")
     codes = [int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2)]
     return "".join(chr(c) if c < 128 and (chr(c).isalnum() or c == ord(".")) else f"\\u{c:04x}" for c in codes)
-
-
-@contextmanager
-def _killed_on_failure(cancelled: threading.Event) -> Iterator[None]:
-    """Run the body, and kill the processes that it has started if `cancelled` is set or the body raises an error."""
-    before = set(psutil.Process().children())
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not pause(_CHECK_SECONDS, ended):
-            if cancelled.is_set():
-                _kill_since(before)
-
-    watcher = threading.Thread(target=watch, name="spark-start", daemon=True)
-    watcher.start()
-    try:
-        yield
-    except BaseException:
-        _kill_since(before)
-        raise
-    finally:
-        ended.set()
-        watcher.join()
-
-
-def _kill_since(before: set[psutil.Process]) -> None:
-    for child in set(psutil.Process().children()) - before:
-        kill_process_tree(child)
 
 
 def kill_process_tree(parent: psutil.Process) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -12,6 +14,9 @@ _MASTER = matching(
     r"local(\[(\d+|\*)(,\d+)?\]|-cluster\[[\d, ]+\])?|yarn|(spark|k8s|mesos)://\S+",
     "must be a Spark master URL: local[*], local[4], spark://HOST:7077, yarn or k8s://HOST:PORT",
 )
+
+# Executors of a cluster may come and go.
+_CLUSTER_CORES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,14 @@ class SparkOptions:
     stage_timeout: Annotated[Seconds, Doc("A Spark job that takes longer is cancelled.")] = 900.0
     answer_timeout: Annotated[Seconds, Doc("Spark's driver JVM is killed if it does not answer for longer.")] = 30.0
     conf: Annotated[Mapping[str, Setting], Doc("Spark properties.")] = field(default_factory=dict, repr=False)
+
+    @property
+    def cores(self) -> int:
+        """How many tasks run at the same time, as far as it is known before Spark has started."""
+        local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\d+)?\])?", self.master)
+        if local is None:
+            return _CLUSTER_CORES
+        return os.cpu_count() or 1 if local[1] == "*" else int(local[1] or 1)
 
     @property
     def properties(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from ingestd.java import find_java
 from ingestd.spark.archive import archive_options, archive_path, write_archive
 from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.launch import DEFAULT_JAVA_OPTIONS, JAVA_OPTIONS
+from ingestd.spark.session import Session
 
 _KEPT_OPTIONS = ("--add-", "-XX:")
 
@@ -26,7 +27,7 @@ def prepare() -> Path:
     with tempfile.TemporaryDirectory(prefix="ingestd-prepare-") as folder:
         classes = Path(folder) / "classes.lst"
         recording = f'{DEFAULT_JAVA_OPTIONS} "-XX:DumpLoadedClassList={classes}"'
-        engine = Engine(f"local[{os.cpu_count()}]", {JAVA_OPTIONS: recording})
+        engine = Engine(Session(f"local[{os.cpu_count()}]", {JAVA_OPTIONS: recording}))
         try:
             engine.run(JobGroup("prepare"), str, range(2))
             class_path, options = engine.java_command()

@@ -111,6 +111,9 @@ def test_services_when_they_refuse_a_secret_then_the_secret_is_not_printed(
 
 
 def test_spark_when_a_secret_prevents_its_start_then_the_secret_is_not_printed(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int")
+    stack.produce([{"id": 1}])
     config = stack.config(spark={"master": "local[1]", "conf": {"spark.driver.maxResultSize": CANARY}})
     daemon = stack.start_process(config, "--until-caught-up")
     assert daemon.wait() == 70

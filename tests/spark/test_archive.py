@@ -18,8 +18,10 @@ from tests.support.daemon import shared_engine
 _START = """
 import sys
 from ingestd.spark.engine import Engine
+from ingestd.spark.session import Session
 
-engine = Engine("local[1]", {})
+engine = Engine(Session("local[1]", {}))
+engine.parallelism
 print("started", flush=True)
 sys.stdin.read()
 engine.stop()
@@ -36,7 +38,7 @@ def _mapped(pid: int) -> list[str]:
 
 def test_archive_when_prepared_then_the_driver_maps_it(processes: None) -> None:
     """The fixture has run `ingestd prepare`."""
-    shared_engine()
+    assert shared_engine().parallelism == 2
     assert _mapped(os.getpid()) == [str(archive_path(find_java()))]
 
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ingestd.spark.launch import properties_text, spark_properties
+from ingestd.spark.options import SparkOptions
 
 SCRATCH = Path("/tmp/ingestd-spark-x")
 LOCAL = ["local", "local[2]", "local[*]", "local[4,2]", "local-cluster[2,1,1024]"]
 CLUSTERS = ["yarn", "spark://master:7077", "spark://one:7077,two:7077", "k8s://https://api:6443"]
+
+
+def test_cores_when_the_master_names_them_then_they_are_known_before_spark_has_started() -> None:
+    masters = {"local": 1, "local[3]": 3, "local[4,2]": 4, "local[*]": os.cpu_count(), "yarn": 16}
+    assert {master: SparkOptions(master=master).cores for master in masters} == masters
 
 
 @pytest.mark.parametrize("master", LOCAL)

@@ -29,6 +29,7 @@ from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS, ignore
 from ingestd.spark.engine import Engine
 from ingestd.spark.options import SparkOptions
+from ingestd.spark.session import Session
 
 Event = dict[str, Any]
 # `Stack.config` writes this value, so that all daemons in threads can share one Spark session.
@@ -230,7 +231,7 @@ def _capture_log_lines() -> None:
 @cache
 def shared_engine() -> Engine:
     """Return the only Spark session of this process, which the first call starts."""
-    return Engine(SPARK_MASTER, {})
+    return Engine(Session(SPARK_MASTER, {}))
 
 
 def stop_engine() -> None:

@@ -1,0 +1,76 @@
+"""Starts the daemon: Spark's JVM first, which takes longest, and everything else while it starts.
+
+Invariant: importing this module is cheap; what takes long to import is imported once the JVM starts. Whatever ends the
+start, a fault of the configuration or a signal, neither a process nor a file is left.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from ingestd.config.files import Settings, read_document
+from ingestd.errors import IngestdError
+from ingestd.ingest.signals import Signals
+from ingestd.spark.options import SparkOptions
+from ingestd.spark.session import Session
+
+if TYPE_CHECKING:
+    from ingestd.daemon.log import Form, Level
+
+
+def start_daemon(
+    files: Sequence[Path], directory: Path | None, form: Form, level: Level, *, drain: bool
+) -> list[IngestdError]:
+    """Run the daemon of this process until a signal stops it or, with `drain`, until it has caught up.
+
+    `form` and `level` are those of the log. Returns the errors that ended mappings (see `run_daemon`). Raises
+    ConfigError, and EngineLost if the JVM cannot be started.
+    """
+    signals = install_signals()
+    settings = read_document(files, directory)
+    early = _spark_options(settings)
+    session = Session(early.master, early.properties, signals.stop)
+    try:
+        from ingestd.config.document import complete, load  # noqa: PLC0415 - see the module
+        from ingestd.daemon.log import configure  # noqa: PLC0415
+        from ingestd.daemon.run import run_daemon  # noqa: PLC0415
+
+        configure(form, level)
+        document = complete(settings)
+        if document.spark.properties != early.properties or document.spark.master != early.master:
+            session.close()
+            session = Session(document.spark.master, document.spark.properties, signals.stop)
+        return run_daemon(document, session, signals, lambda: load(files, directory), drain=drain)
+    finally:
+        session.close()
+
+
+def install_signals() -> Signals:
+    """Install handlers: the first SIGTERM or SIGINT sets `stop`, the second `abort`, and SIGHUP sets `reload`.
+
+    Must be called in the main thread.
+    """
+    signals = Signals()
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        (signals.abort if signals.stop.is_set() else signals.stop).set()
+
+    signal.signal(signal.SIGTERM, handle)
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGHUP, lambda _number, _frame: signals.reload.set())
+    return signals
+
+
+def _spark_options(settings: Settings) -> SparkOptions:
+    """Return what the files say about Spark. Validation takes longer, and follows while the JVM starts."""
+    given = settings.values.get("spark")
+    given = given if isinstance(given, dict) else {}
+    master, conf = given.get("master"), given.get("conf")
+    return SparkOptions(
+        master=master if isinstance(master, str) else SparkOptions().master,
+        conf={key: value for key, value in conf.items() if value is not None} if isinstance(conf, dict) else {},
+    )

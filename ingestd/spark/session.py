@@ -1,0 +1,92 @@
+"""A Spark session that starts in the background, while the daemon does everything that does not need Spark.
+
+Invariant: importing this module does not import PySpark. A start that fails or is cancelled leaves no process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from ingestd.clock import pause
+from ingestd.spark.errors import EngineLost, StartCancelled
+from ingestd.spark.launch import Launch
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+_CHECK_SECONDS = 0.05
+
+
+class Session:
+    """The session of `master`, a Spark master URL such as `local[*]`; `conf` overrides ingestd's defaults.
+
+    The constructor starts the JVM and returns. The start ends when `cancelled` is set. Raises ConfigError if no Java is
+    found, and EngineLost if the JVM cannot be started.
+    """
+
+    def __init__(self, master: str, conf: Mapping[str, str], cancelled: threading.Event | None = None) -> None:
+        self.launch = Launch(master, conf)
+        self._cancelled = cancelled or threading.Event()
+        self._is_closed = False
+        self._parallelism = 0
+        self._context: Future[SparkContext] = Future()
+        for work in (self._start, self._watch):
+            threading.Thread(target=work, name=f"spark{work.__name__}", daemon=True).start()
+
+    @property
+    def has_started(self) -> bool:
+        """Whether jobs can run at once."""
+        return self._context.done() and self._context.exception() is None
+
+    @property
+    def failure(self) -> EngineLost | None:
+        """The error that ended the start; None while Spark starts and once it has started."""
+        error = self._context.exception() if self._context.done() else None
+        return error if isinstance(error, EngineLost) else None
+
+    def context(self) -> SparkContext:
+        """Wait until Spark has started. Raises EngineLost if it does not start, and StartCancelled."""
+        return self._context.result()
+
+    def parallelism(self) -> int:
+        """Wait like `context`, and return the number of tasks that run at the same time."""
+        self.context()
+        return self._parallelism
+
+    def cancel(self) -> None:
+        """End the start, for which `context` then raises StartCancelled. A session that has started is not affected."""
+        self._is_closed = True
+        if not self._context.done():
+            self.launch.kill()
+
+    def close(self) -> None:
+        """Kill the JVM and remove its temporary files. Never raises."""
+        self.cancel()
+        self._context.exception()  # the start uses the files until it has ended
+        self.launch.close()
+
+    def _start(self) -> None:
+        try:
+            from ingestd.spark.context import connect  # noqa: PLC0415 - takes long, and the JVM starts meanwhile
+
+            context = connect(self.launch)
+            self._parallelism = context.defaultParallelism
+            self._context.set_result(context)
+        except BaseException as error:  # noqa: BLE001 - the last frame of the thread: `context` raises it
+            self.launch.kill()
+            if self._is_closed or self._cancelled.is_set():
+                self._context.set_exception(StartCancelled("Spark was stopped while it started"))
+            elif isinstance(error, EngineLost):
+                self._context.set_exception(error)
+            else:
+                self._context.set_exception(self.launch.failed(f"{type(error).__name__}: {error}"))
+
+    def _watch(self) -> None:
+        """Kill the JVM if the start is cancelled."""
+        while not self._context.done():
+            if pause(_CHECK_SECONDS, self._cancelled):
+                self.cancel()
+                return
