@@ -47,6 +47,7 @@ TABLE = {
     "hive.client.MetastoreRefusal": (False, 65),
     "hive.client.UnknownCall": (False, 65),
     "compaction.request.CompactionFailed": (False, 1),
+    "compaction.request.CompactionTimeout": (False, 69),
     "hive.compactions.CompactionRefused": (False, 69),
     "hive.transactions.LockTimeout": (True, 69),
     "ingest.control.RequestFailed": (False, 69),

@@ -29,6 +29,8 @@ _COLUMNS = (
 )
 # Without --all, a table shows this many partitions of a mapping: those with the most deltas.
 _SHOWN = 20
+# The time limit of --wait without --timeout.
+_WAIT_SECONDS = 3600.0
 
 
 @click.group()
@@ -75,6 +77,7 @@ def status(
     "--partition", "partitions", multiple=True, help="COLUMN=VALUE/...; repeatable. Default: those with deltas."
 )
 @click.option("--wait", "waits", is_flag=True, help="Wait until readers use the results. Ctrl-C ends the wait.")
+@click.option("--timeout", type=click.FloatRange(min=0.1), help="Time limit of --wait in seconds.  [default: 3600]")
 @with_output
 def request(  # noqa: PLR0913, PLR0917 - one parameter for each option
     mapping: str,
@@ -83,12 +86,15 @@ def request(  # noqa: PLR0913, PLR0917 - one parameter for each option
     kind: Kind | None,
     partitions: tuple[str, ...],
     waits: bool,
+    timeout: float | None,
     output: Output,
 ) -> None:
     """Ask Hive to compact the partitions of the table that MAPPING writes.
 
     The exit code is 0 if all requests were accepted and, with --wait, succeeded.
     """
+    if timeout is not None and not waits:
+        raise click.UsageError("--timeout limits --wait; use both")
     source = Source(files, directory)
     options = source.mapping(mapping)
     metastore = source.document.metastore.connect()
@@ -98,7 +104,7 @@ def request(  # noqa: PLR0913, PLR0917 - one parameter for each option
         by = f"ingestd/{options.control_database}/{options.name}/{getpass.getuser()}"
         answers = submit(metastore, target, names, kind, options.compaction, by)
         if waits:
-            answers = wait(metastore, target, answers, threading.Event())
+            answers = wait(metastore, target, answers, timeout or _WAIT_SECONDS, threading.Event())
     finally:
         metastore.close()
     code = next((one.error.exit_code for one in answers if one.error), 0)

@@ -25,12 +25,16 @@ from ingestd.hive.partitions import partition_names
 from ingestd.hive.tables import WHOLE_TABLE, Table
 
 _POLL_SECONDS = 0.5
-# Seconds from the end of a compaction until its transaction has committed.
-_COMMIT_SECONDS = 30.0
 
 
 class CompactionFailed(IngestdError):
     """A compaction ended without a result."""
+
+
+class CompactionTimeout(IngestdError):
+    """Readers do not use the result of a compaction within the time limit of the wait. Hive goes on with it."""
+
+    exit_code = 69
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,23 +142,49 @@ def _submit(metastore: Metastore, table: Table, name: str, files: PartitionFiles
     return Answer(name, requested, before=files.compacted)
 
 
-def wait(metastore: Metastore, table: Table, answers: Sequence[Answer], stop: threading.Event) -> list[Answer]:
+def wait(
+    metastore: Metastore, table: Table, answers: Sequence[Answer], limit_seconds: float, stop: threading.Event
+) -> list[Answer]:
     """Wait until the accepted compactions have ended and readers use their results; return the final answers.
 
-    Returns when `stop` is set, with the latest states. Raises MetastoreUnavailable or StorageUnavailable.
+    After `limit_seconds`, the answers of the others contain CompactionTimeout; Hive goes on with them. Returns when
+    `stop` is set, with the latest states. Raises MetastoreUnavailable or StorageUnavailable.
     """
+    limit = Deadline.after(limit_seconds)
     while True:
         entries = {one.id: one for one in read_compactions(metastore)}
         latest = [_latest(one, entries) for one in answers]
-        running = any(one.compaction is not None and one.compaction.is_pending for one in latest)
-        if not running or pause(_POLL_SECONDS, stop):
-            break
-    limit = Deadline.after(_COMMIT_SECONDS)
-    unread = {one.partition: one.before for one in latest if one.compaction is not None and one.compaction.has_result}
-    while unread and not limit.passed and not pause(_POLL_SECONDS / 5, stop):
-        after = survey(metastore, table, list(unread))
-        unread = {name: old for name, old in unread.items() if name in after and not after[name].compacted - old}
-    return latest
+        unused = _unused(metastore, table, latest)
+        if unused and limit.passed:
+            late = {one.id: _late(one, limit_seconds) for one in unused}
+            return [
+                replace(one, error=late.get(one.compaction.id)) if one.compaction and not one.error else one
+                for one in latest
+            ]
+        if not unused or pause(min(_POLL_SECONDS, limit.left), stop):
+            return latest
+
+
+def _unused(metastore: Metastore, table: Table, answers: Sequence[Answer]) -> list[Compaction]:
+    """Return the compactions that have not failed and whose results readers do not use yet."""
+    known = [(one, one.compaction) for one in answers if one.compaction is not None]
+    pending = [compaction for _, compaction in known if compaction.is_pending]
+    # The worker reports its result before it commits. Once the cleaner has succeeded, it has certainly committed.
+    written = [(one, compaction) for one, compaction in known if compaction.state == "ready for cleaning"]
+    found = survey(metastore, table, [one.partition for one, _ in written]) if written else {}
+    return pending + [
+        compaction
+        for one, compaction in written
+        if one.partition in found and not found[one.partition].compacted - one.before
+    ]
+
+
+def _late(compaction: Compaction, seconds: float) -> CompactionTimeout:
+    return CompactionTimeout(
+        f"readers do not use its result after {seconds:g} s; its state is: {compaction.state}",
+        where=f"compaction {compaction.id}",
+        hint="Hive goes on with it; see `ingestd compaction status`, and `ingestd doctor` for what prevents it",
+    )
 
 
 def _latest(answer: Answer, entries: dict[int, Compaction]) -> Answer:

@@ -62,6 +62,20 @@ def test_compaction_when_requested_then_status_shows_it_and_rows_stay_the_same(s
     assert run("compaction", "request", name, "--partition", "hour=z", "--config", config).code == 65
 
 
+def test_compaction_when_the_wait_passes_its_limit_then_the_exit_code_is_69(stack: Stack, run: Run) -> None:
+    stack.table("id int, note string", "day string", **ON_REQUEST)
+    write_deltas(stack, 2, day="x")
+    request = ("compaction", "request", stack.name[-40:], "--config", stack.config(), "--output", "json")
+    assert run(*request, "--timeout", 5).code == 2
+    late = run(*request, "--wait", "--timeout", 0.1)
+    assert late.code == 69
+    [answer] = late.json["compactions"]
+    assert answer["accepted"]
+    assert "readers do not use its result after 0.1 s; its state is: " in answer["error"]
+    [requested] = entries(stack)
+    assert requested.id == answer["compaction"]["id"]
+
+
 def test_compaction_when_it_fails_or_is_refused_then_the_error_is_shown(stack: Stack, run: Run) -> None:
     stack.table("id int, note string", "day string", **ON_REQUEST)
     write_deltas(stack, 3, day="x")
