@@ -25,6 +25,9 @@ from ingestd.ingest.signals import Signals
 from ingestd.spark.engine import Engine, EngineLimits
 from ingestd.spark.session import Session
 
+# After an abort, Spark has only this long for an orderly stop, because the process must end within 10 s.
+_ABORT_STOP_SECONDS = 1.5
+
 
 def run_daemon(
     document: Document, session: Session, signals: Signals, read: Callable[[], Document], *, drain: bool
@@ -64,7 +67,7 @@ def run_daemon(
             return supervisor.run(on_check=lambda: notifier.check(supervisor, signals, has_spark=engine.has_started))
     finally:
         notifier.stopping()
-        engine.stop()
+        engine.stop(_ABORT_STOP_SECONDS if signals.abort.is_set() else None)
         metastore.close()
         # A late signal must not interrupt the interpreter's own shutdown.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -1,8 +1,8 @@
 """Runs all mappings of a configuration, which share one Spark session.
 
 Invariant: a mapping that ends leaves the others running (`runner.py`). When the Spark engine is lost, all
-mappings end and release their leases, because none can continue without it. `run` returns at most `_END_SECONDS` after
-an abort, even if a mapping hangs.
+mappings end and release their leases, because none can continue without it. `run` stops waiting for the mappings
+`_END_SECONDS` after an abort, even if one of them hangs. An abort also interrupts all requests to Kafka.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _POLL_SECONDS = 0.1
 # How many Spark jobs run at the same time: enough to keep the cores busy while some jobs wait for Kafka or the storage.
 _LEAST_STAGES = 4
 _STAGES_PER_CORE = 2
-# Seconds from an abort until the engine is killed, which ends all calls that wait for it, and until `run` returns.
-_KILL_SECONDS = 5.0
-_END_SECONDS = 10.0
+# Seconds from an abort until the engine is killed, which ends all calls that wait for it, and until mappings that hang
+# are left running. The process must end within 10 s, and closing its clients also takes time if a service hangs.
+_KILL_SECONDS = 3.0
+_END_SECONDS = 5.0
 # After the engine is lost, transactions that are already staged have this long to commit.
 _WITHOUT_ENGINE_SECONDS = 10.0
 
@@ -212,6 +213,7 @@ class Supervisor:
     def _abort_all(self) -> float:
         """Abort all mappings; return the seconds since the first call."""
         self._aborted_at = self._aborted_at or monotonic()
+        self._clients.kafka.interrupt()
         for runner in (*self._leaving, *self._runners):
             runner.abort()
         return monotonic() - self._aborted_at

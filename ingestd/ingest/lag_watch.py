@@ -20,6 +20,8 @@ from ingestd.kafka.timestamps import FirstRecord, RecordTimestamps
 
 _ROUND_SECONDS = 2.0
 _READ_SECONDS = 5.0
+# How long the end of the watch waits for a broker that hangs; the process can end without the thread.
+_STOP_SECONDS = 1.0
 _MOST_PARTITIONS = 1_000
 # How long a partition is not read again. A read takes 0.25 ms of CPU time per partition.
 _REST_SECONDS = 10.0
@@ -49,7 +51,7 @@ class LagWatch:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join(_READ_SECONDS)
+        self._thread.join(_STOP_SECONDS)
 
     def _run(self) -> None:
         while not pause(_ROUND_SECONDS, self._stop):

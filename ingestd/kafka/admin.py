@@ -6,10 +6,12 @@ creates a topic, even if the broker's `auto.create.topics.enable` is true.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -26,6 +28,8 @@ T = TypeVar("T")
 
 _POLL_SECONDS = 0.005
 _MAX_REPORTED = 16
+# How long a request may continue after `interrupt`.
+_INTERRUPT_SECONDS = 0.1
 # Their values are names of protocols, since librdkafka has accepted them.
 _ENUMERATED = ("security.protocol", "sasl.mechanism", "sasl.mechanisms")
 # Properties that every kind of client accepts; librdkafka warns about those of other kinds.
@@ -56,6 +60,11 @@ class Broker:
         ours = {"allow.auto.create.topics": False, "error_cb": self._reported.append}
         self._admin = create_client(AdminClient, self._settings | ours)
         self._seen: set[str] = set()
+        self._interrupted = threading.Event()
+
+    def interrupt(self) -> None:
+        """Let the requests in progress and all later ones raise BrokerUnavailable, because nobody needs the answers."""
+        self._interrupted.set()
 
     def topics(self, names: Sequence[str]) -> dict[str, Topic]:
         """Describe topics, by name. Raises BrokerUnavailable if a topic has disappeared since an earlier call."""
@@ -209,10 +218,13 @@ class Broker:
             raise translate_error(error, where) from error
 
     def _wait(self, future: Future[T], where: str) -> T:
-        try:
-            return future.result(timeout=self.timeout_seconds * 2)
-        except FutureTimeoutError as error:
-            raise BrokerUnavailable("the request timed out", where=where) from error
+        limit = Deadline.after(self.timeout_seconds * 2)
+        while not limit.passed:
+            if self._interrupted.is_set():
+                raise BrokerUnavailable("the request was interrupted by the end of the daemon", where=where)
+            with suppress(FutureTimeoutError):
+                return future.result(timeout=min(_INTERRUPT_SECONDS, limit.left))
+        raise BrokerUnavailable("the request timed out", where=where)
 
 
 def _text(topic_id: Uuid) -> str:

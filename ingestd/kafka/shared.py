@@ -55,6 +55,13 @@ class KafkaClients:
             for one in [*evicted, *([replaced] if replaced else [])]:
                 one.close()
 
+    def interrupt(self) -> None:
+        """Let all requests of the brokers fail: no caller waits any longer (`Broker.interrupt`)."""
+        with self._lock:
+            watches = list(self._watches.values())
+        for watch in watches:
+            watch.broker.interrupt()
+
     def close(self) -> None:
         """Close the consumers of the mirrors."""
         with self._lock:

@@ -138,12 +138,15 @@ class Engine:
         else:
             self._session.cancel()
 
-    def stop(self) -> None:
-        """End the session and its processes, and remove its temporary files. Never raises."""
+    def stop(self, seconds: float | None = None) -> None:
+        """End the session and its processes, and remove its temporary files. Never raises.
+
+        Spark has `seconds`, by default `EngineLimits.stop_seconds`, for an orderly stop.
+        """
         self._stopped.set()
         self._session.cancel()
         with suppress(EngineLost):  # Spark did not start
-            self._driver().stop(self._limits.stop_seconds)
+            self._driver().stop(self._limits.stop_seconds if seconds is None else seconds)
         self._session.close()
 
     def _driver(self) -> Driver:

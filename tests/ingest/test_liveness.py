@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from ingestd.clock import monotonic
 from ingestd.hive import leases
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import open_transactions
@@ -164,7 +165,9 @@ def test_abort_when_the_metastore_does_not_answer_then_the_process_ends(stack: S
         daemon.terminate()
         eventually("the first signal to be handled", lambda: signal.SIGTERM not in _pending(daemon))
         daemon.terminate()
+        began = monotonic()
         assert daemon.wait(40) == 69, daemon.text()[-3000:]
+        assert monotonic() - began < 10
         between.flowing.set()
     assert daemon.events("left_running")[0]["mapping"] == stack.name[-40:]
     _assert_nothing_left(stack, family)
