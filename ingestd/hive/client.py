@@ -82,6 +82,8 @@ REPEATABLE = {
     "add_write_notification_log": "the event log records each file once",
     "add_write_notification_log_in_batch": "the event log records each file once",
 }
+# Calls for which one connection is reserved, because other daemons take over from a daemon whose heartbeats are late.
+_HEARTBEATS = ("heartbeat", "heartbeat_txn_range")
 # Deliberately absent:
 # commit_txn            the caller must know whether it took effect, and has safer ways to find out (publish/outcome.py)
 # open_txns             each call opens new transactions; those of a lost answer stay open until they time out
@@ -181,7 +183,7 @@ class Metastore:
 
     def _call(self, method: str, arguments: Sequence[Any]) -> Any:
         """Send a call over a connection of the pool."""
-        with self._pool.borrowed(self.timeout_seconds) as slot:
+        with self._pool.borrowed(self.timeout_seconds, is_urgent=method in _HEARTBEATS) as slot:
             if slot is None:
                 raise MetastoreUnavailable(
                     f"{method}: all {self._pool.size} connections were in use for {self.timeout_seconds:.0f} s",

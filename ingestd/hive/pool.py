@@ -48,7 +48,8 @@ class Slot(Generic[C]):
 class Pool(Generic[C]):
     """At most `size` connections; safe for use from any thread.
 
-    A connection that has not been borrowed for `idle_seconds` is closed when another one is returned.
+    The last one is lent to urgent borrowers only. A connection that has not been borrowed for `idle_seconds` is closed
+    when another one is returned.
     """
 
     def __init__(self, size: int, idle_seconds: float = 60.0) -> None:
@@ -60,9 +61,9 @@ class Pool(Generic[C]):
         self._changed = threading.Condition()
 
     @contextmanager
-    def borrowed(self, seconds: float) -> Iterator[Slot[C] | None]:
+    def borrowed(self, seconds: float, *, is_urgent: bool = False) -> Iterator[Slot[C] | None]:
         """Borrow a slot for the block; yields None if none is free within `seconds`."""
-        slot = self._take(Deadline.after(seconds))
+        slot = self._take(Deadline.after(seconds), self.size if is_urgent else max(1, self.size - 1))
         try:
             yield slot
         finally:
@@ -86,9 +87,9 @@ class Pool(Generic[C]):
             self._idle = [slot for slot in self._idle if slot.address != address]
         _close(dropped)
 
-    def _take(self, limit: Deadline) -> Slot[C] | None:
+    def _take(self, limit: Deadline, most: int) -> Slot[C] | None:
         with self._changed:
-            while self._borrowed >= self.size:
+            while self._borrowed >= most:
                 if not self._changed.wait(limit.left) and limit.passed:
                     return None
             slot = self._idle.pop() if self._idle else Slot[C]()
@@ -100,7 +101,7 @@ class Pool(Generic[C]):
         expired = []
         with self._changed:
             self._borrowed -= 1
-            self._changed.notify()
+            self._changed.notify_all()  # a borrower that is not urgent may have to wait on
             slot.used = monotonic()
             if slot.generation != self._generation:
                 expired.append(slot)

@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from ingestd.errors import MetastoreUnavailable
+from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.pool import Pool
 from tests.support.proxy import proxy
-from tests.support.stack import Stack
+from tests.support.stack import Stack, eventually
 
 
 class _Connection:
@@ -22,8 +23,8 @@ class _Connection:
 
 
 def _pool(idle_seconds: float = 60.0) -> tuple[Pool[_Connection], list[_Connection]]:
-    """Return a pool of two with two idle connections, of which the second was used last."""
-    pool: Pool[_Connection] = Pool(2, idle_seconds)
+    """Return a pool with two idle connections, of which the second was used last."""
+    pool: Pool[_Connection] = Pool(3, idle_seconds)
     made = [_Connection(), _Connection()]
     with pool.borrowed(1) as last, pool.borrowed(1) as first:
         assert last is not None
@@ -95,6 +96,21 @@ def test_calls_when_made_by_many_threads_then_share_the_connections(stack: Stack
         answers = [threads.submit(metastore.call, "get_all_databases") for _ in range(300)]
         assert all(answer.result() for answer in answers)
         assert between.accepted <= 3
+
+
+def test_heartbeat_when_all_other_connections_are_in_use_then_does_not_wait_for_them(stack: Stack) -> None:
+    with (
+        proxy(stack.addresses.metastore) as between,
+        closing(Metastore(between.uri, timeout_seconds=30, connections=3)) as metastore,
+        ThreadPoolExecutor(5) as threads,
+    ):
+        between.hold("get_all_databases")
+        slow = [threads.submit(metastore.call, "get_all_databases") for _ in range(5)]
+        eventually("two calls to be in progress", lambda: between.calls["get_all_databases"] == 2)
+        assert not leases.heartbeat(metastore, 1 << 60)  # there is no such lease
+        assert between.calls["get_all_databases"] == 2
+        between.shut()
+        assert all(isinstance(call.exception(), MetastoreUnavailable) for call in slow)
 
 
 def test_call_when_all_connections_are_in_use_for_too_long_then_fails_and_says_so(stack: Stack) -> None:
