@@ -21,9 +21,6 @@ from ingestd.spark.session import Session
 if TYPE_CHECKING:
     from ingestd.daemon.log import Form, Level
 
-# Modules with everything that a task of a mapping needs.
-WORKER_IMPORTS = ("ingestd.ingest.stage",)
-
 
 def start_daemon(
     files: Sequence[Path], directory: Path | None, form: Form, level: Level, *, drain: bool
@@ -36,7 +33,7 @@ def start_daemon(
     signals = install_signals()
     settings = read_document(files, directory)
     early = _spark_options(settings)
-    session = _session(early, signals)
+    session = Session(early.master, early.properties, signals.stop)
     try:
         from ingestd.config.document import complete, load  # noqa: PLC0415 - see the module
         from ingestd.daemon.log import configure  # noqa: PLC0415
@@ -46,7 +43,7 @@ def start_daemon(
         document = complete(settings)
         if document.spark.properties != early.properties or document.spark.master != early.master:
             session.close()
-            session = _session(document.spark, signals)
+            session = Session(document.spark.master, document.spark.properties, signals.stop)
         return run_daemon(document, session, signals, lambda: load(files, directory), drain=drain)
     finally:
         session.close()
@@ -66,10 +63,6 @@ def install_signals() -> Signals:
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGHUP, lambda _number, _frame: signals.reload.set())
     return signals
-
-
-def _session(options: SparkOptions, signals: Signals) -> Session:
-    return Session(options.master, options.properties, signals.stop, imports=WORKER_IMPORTS)
 
 
 def _spark_options(settings: Settings) -> SparkOptions:

@@ -33,7 +33,6 @@ _KILL_SECONDS = 5.0
 _MAX_MESSAGE = 300
 # The port and the length of the password, which precede it in the file that the JVM writes.
 _SIZES = struct.Struct(">ii")
-WORKER_IMPORTS = "INGESTD_WORKER_IMPORTS"
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # The driver only schedules tasks; C2 compilation and a parallel collector never pay off.
 DEFAULT_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -45,10 +44,6 @@ _DEFAULTS = {
     "spark.driver.memory": "512m",
     JAVA_OPTIONS: DEFAULT_JAVA_OPTIONS,
     "spark.python.worker.reuse": "true",
-    "spark.python.daemon.module": "ingestd.spark.worker_daemon",
-    # The daemon forks workers after these imports, so numpy and pyarrow must not start threads in it.
-    "spark.executorEnv.OMP_NUM_THREADS": "1",
-    "spark.executorEnv.JE_ARROW_MALLOC_CONF": "background_thread:false",
     # A speculative copy of a task would double the load, and its files would be discarded.
     "spark.speculation": "false",
 }
@@ -73,12 +68,11 @@ def spark_properties(
 class Launch:
     """A driver JVM that starts. The constructor returns at once, and the JVM starts meanwhile.
 
-    `master` is a Spark master URL, and `conf` overrides ingestd's defaults. `imports` are the modules that Spark's
-    Python workers need (see `worker_daemon`). Raises ConfigError if no Java is found, and
+    `master` is a Spark master URL, and `conf` overrides ingestd's defaults. Raises ConfigError if no Java is found, and
     EngineLost if the process cannot be created.
     """
 
-    def __init__(self, master: str, conf: Mapping[str, str], imports: Sequence[str] = ()) -> None:
+    def __init__(self, master: str, conf: Mapping[str, str]) -> None:
         self.master = master
         self._secrets = tuple(conf.values())
         try:
@@ -89,8 +83,7 @@ class Launch:
         self._file = self._scratch.path / "spark.properties"
         try:
             java = find_java()
-            self.properties = {f"spark.executorEnv.{WORKER_IMPORTS}": " ".join(imports)}
-            self.properties |= spark_properties(master, conf, self._scratch.path, archive_options(java))
+            self.properties = spark_properties(master, conf, self._scratch.path, archive_options(java))
             self.process = self._started(java)
         except OSError as error:
             self._scratch.remove()

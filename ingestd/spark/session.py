@@ -6,7 +6,7 @@ Invariant: importing this module does not import PySpark. A start that fails or 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
@@ -24,17 +24,11 @@ class Session:
     """The session of `master`, a Spark master URL such as `local[*]`; `conf` overrides ingestd's defaults.
 
     The constructor starts the JVM and returns. The start ends when `cancelled` is set. Raises ConfigError if no Java is
-    found, and EngineLost if the JVM cannot be started. `imports` are the modules that Spark's Python workers need.
+    found, and EngineLost if the JVM cannot be started.
     """
 
-    def __init__(
-        self,
-        master: str,
-        conf: Mapping[str, str],
-        cancelled: threading.Event | None = None,
-        imports: Sequence[str] = (),
-    ) -> None:
-        self.launch = Launch(master, conf, imports)
+    def __init__(self, master: str, conf: Mapping[str, str], cancelled: threading.Event | None = None) -> None:
+        self.launch = Launch(master, conf)
         self._cancelled = cancelled or threading.Event()
         self._is_closed = False
         self._parallelism = 0

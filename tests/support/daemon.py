@@ -21,7 +21,6 @@ from ingestd.config.document import load
 from ingestd.daemon import log
 from ingestd.daemon.http.server import open_server
 from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
-from ingestd.daemon.start import WORKER_IMPORTS
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
 from ingestd.ingest.clients import Clients
@@ -232,7 +231,7 @@ def _capture_log_lines() -> None:
 @cache
 def shared_engine() -> Engine:
     """Return the only Spark session of this process, which the first call starts."""
-    return Engine(Session(SPARK_MASTER, {}, imports=WORKER_IMPORTS))
+    return Engine(Session(SPARK_MASTER, {}))
 
 
 def stop_engine() -> None:
