@@ -14,6 +14,8 @@ def main() -> None:
     """Run the command-line interface, or exit with a message if its packages are not installed."""
     try:
         from ingestd.cli.main import main as command  # noqa: PLC0415  # requires the extra `daemon`
+
+        command()  # imports the module of each command when it is used
     except KeyboardInterrupt:  # Ctrl-C during the imports, which take seconds
         sys.exit(1)
     except ModuleNotFoundError as error:
@@ -23,7 +25,6 @@ def main() -> None:
         fault = ConfigError(what, hint="run: pip install 'ingestd[daemon]'")
         sys.stderr.write(f"ingestd: {fault}\n")
         sys.exit(ConfigError.exit_code)
-    command()
 
 
 if __name__ == "__main__":
