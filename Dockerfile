@@ -43,7 +43,7 @@ ENV PATH=/opt/ingestd/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONFAULTHANDLER=1 \
     TMPDIR=/tmp
-# Some builders do not resolve the name of the host, which Spark asks for.
+# Some builders cannot resolve the host name, which Spark looks up.
 RUN SPARK_LOCAL_IP=127.0.0.1 ingestd prepare
 USER ${UID}:${UID}
 WORKDIR /tmp
