@@ -1,6 +1,7 @@
 """A client of the daemon's HTTP server.
 
-Invariant: a call ends within its time limit and reads a bounded number of bytes. It follows no redirect and uses no
+Invariant: a call ends within its time limit and reads a bounded number of bytes. The token is sent only with a change,
+only to a server that has answered as a daemon, and over a network only with TLS. A call follows no redirect and uses no
 proxy, because both could send the token elsewhere.
 """
 
@@ -8,6 +9,8 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -17,9 +20,10 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 from ingestd.clock import Deadline
+from ingestd.config.http import is_loopback, read_token
 from ingestd.errors import ConfigError, IngestdError, LoginFailed
 
 _ANSWER_SECONDS = 10.0
@@ -28,6 +32,10 @@ _CHANGE_SECONDS = 60.0
 _MAX_BYTES = 64 << 20
 _CHUNK = 1 << 16
 _HINT = "check --url, or the key http.listen of the daemon"
+# The first HTTP status that is not a success: a redirect is not followed.
+_FIRST_ERROR = 300
+# The version of the documents of the daemon that the commands understand.
+_VERSION = 1
 
 
 class DaemonUnreachable(IngestdError):
@@ -37,7 +45,7 @@ class DaemonUnreachable(IngestdError):
 
 
 class OtherDaemon(DaemonUnreachable):
-    """The daemon at the address does not run the mappings of the configuration."""
+    """The server at the address is not the daemon of the configuration."""
 
 
 class DaemonRefused(IngestdError):
@@ -46,64 +54,108 @@ class DaemonRefused(IngestdError):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a daemon listens: a URL without a path, the file with its token, and the CA certificates that it needs."""
+    """Where a daemon listens: a URL without a path, the file with its token, and the certificates that are trusted.
+
+    With `certificate`, the server must have the first certificate of this file, and its name does not matter. Otherwise
+    the name must be that of `url`, and the certificate issued by a CA of `ca_file` or, by default, of the system.
+    """
 
     url: str
     token_file: Path | None = None
     ca_file: Path | None = None
+    certificate: Path | None = None
 
     def __post_init__(self) -> None:
-        parsed = urlsplit(self.url)
-        if parsed.scheme not in ("http", "https") or not parsed.hostname or parsed.path not in ("", "/"):
+        if not _is_url(self.url):
             raise ConfigError("is not the URL of a daemon", where="--url", hint="write http://HOST:PORT")
+
+    @property
+    def is_private(self) -> bool:
+        """Whether nobody on a network can read what is sent to the daemon."""
+        parsed = urlsplit(self.url)
+        return parsed.scheme == "https" or is_loopback(parsed.hostname or "")
 
 
 class Daemon:
     """The daemon at an endpoint. Every method raises DaemonUnreachable, DaemonRefused or LoginFailed."""
 
     def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
         self._url = endpoint.url.rstrip("/")
         self._where = f"daemon {self._url}"
-        self._token = _read(endpoint.token_file) if endpoint.token_file else ""
-        self._opener = _opener(endpoint.ca_file)
+        self._token = read_token(endpoint.token_file, "--token-file") if endpoint.token_file else ""
+        self._opener = build_opener(ProxyHandler({}), HTTPSHandler(context=_tls(endpoint)), _NoRedirects)
+        self._is_known = False
 
     def status(self) -> dict[str, Any]:
         """Return the document of GET /status."""
-        return self._call("GET", "/status", None, _ANSWER_SECONDS)
+        document = self._call("GET", "/status", None, _ANSWER_SECONDS)
+        forms = {"version": int, "daemon": dict, "mappings": list}
+        if not all(isinstance(document.get(key), form) for key, form in forms.items()):
+            raise self._no_daemon()
+        if document["version"] != _VERSION:
+            raise DaemonUnreachable(
+                f"the daemon's documents have version {document['version']}, but this command knows version {_VERSION}",
+                where=self._where,
+                hint="use the commands of the release of the daemon",
+            )
+        self._is_known = True
+        return document
 
     def change(self, mapping: str, action: str, fields: Mapping[str, Any]) -> bool:
         """Ask for pause, resume, flush or offsets. Return False if the daemon accepted the request and is not done.
 
-        An error that prevents the request in the daemon is raised as DaemonRefused.
+        An error that prevents the request in the daemon is raised as DaemonRefused. Raises ConfigError if the token
+        would be sent over a network without TLS.
         """
+        if self._token and not self._endpoint.is_private:
+            raise ConfigError(
+                "the token is not sent over a network without TLS",
+                where=self._where,
+                hint="use an https URL, or forward the port to this machine: ssh -L 8080:127.0.0.1:8080 HOST",
+            )
+        if not self._is_known:
+            self.status()
         path = f"/mappings/{quote(mapping, safe='')}/{action}"
         body = {**fields, "wait_seconds": _CHANGE_SECONDS}
-        return bool(self._call("POST", path, body, _CHANGE_SECONDS + _ANSWER_SECONDS)["result"] == "done")
+        answer = self._call("POST", path, body, _CHANGE_SECONDS + _ANSWER_SECONDS)
+        if answer.get("result") not in ("done", "accepted"):
+            raise self._no_daemon()
+        return bool(answer["result"] == "done")
 
     def _call(self, method: str, path: str, body: object | None, seconds: float) -> dict[str, Any]:
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        if self._token:
+        if self._token and method == "POST":
             headers["Authorization"] = f"Bearer {self._token}"
         data = None if body is None else json.dumps(body).encode()
         request = Request(self._url + path, data, headers, method=method)  # noqa: S310 - Endpoint checks the scheme
-        limit = Deadline.after(seconds)
-        try:
-            with self._opener.open(request, timeout=seconds) as answer:
-                text = _body(answer, limit)
-        except HTTPError as error:
-            with error:
-                raise self._refused(error.code, _body(error, limit)) from None
-        except (URLError, HTTPException, OSError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise DaemonUnreachable(str(reason) or type(error).__name__, where=self._where, hint=_HINT) from error
+        code, text = self._exchange(request, seconds)
         document = _parsed(text)
+        if code >= _FIRST_ERROR:
+            raise self._refused(code, document)
         if document is None:
             raise self._no_daemon()
         return document
 
-    def _refused(self, code: int, text: bytes) -> IngestdError:
-        """Return the error that the daemon describes in the body of an answer."""
-        found = _parsed(text)
+    def _exchange(self, request: Request, seconds: float) -> tuple[int, bytes]:
+        """Return the HTTP status and the body of the answer. Raises DaemonUnreachable."""
+        limit = Deadline.after(seconds)
+        try:
+            try:
+                answer = self._opener.open(request, timeout=seconds)
+            except HTTPError as error:
+                answer = error
+            with answer:
+                return answer.status, _body(answer, limit)
+        except (URLError, HTTPException, OSError) as error:
+            reason = getattr(error, "reason", None) or error
+            if isinstance(reason, ssl.SSLCertVerificationError):
+                what = f"the certificate of the server is not trusted: {reason.verify_message}"
+                raise OtherDaemon(what, where=self._where, hint="check --ca-file, or the key http.tls") from error
+            raise DaemonUnreachable(str(reason) or type(error).__name__, where=self._where, hint=_HINT) from error
+
+    def _refused(self, code: int, found: dict[str, Any] | None) -> IngestdError:
+        """Return the error that the daemon describes in an answer."""
         if not found or "error" not in found:
             return self._no_daemon()
         what, where, hint = (str(found.get(key) or "") for key in ("error", "where", "hint"))
@@ -118,7 +170,11 @@ class Daemon:
 
 def author() -> str:
     """Return who runs this command, for the record of a change."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 class _NoRedirects(HTTPRedirectHandler):
@@ -126,20 +182,41 @@ class _NoRedirects(HTTPRedirectHandler):
         """Return None, so that a redirect is an error."""
 
 
-def _opener(ca_file: Path | None) -> OpenerDirector:
+def _is_url(text: str) -> bool:
+    """Return whether a text is a URL of a server: without a path, a query, or a user and password."""
     try:
-        context = ssl.create_default_context(cafile=ca_file)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"{ca_file} contains no certificates: {error}", where="--ca-file") from error
-    return build_opener(ProxyHandler({}), HTTPSHandler(context=context), _NoRedirects)
+        parsed = urlsplit(text)
+        host = (parsed.hostname or "").encode("idna")
+        is_complete = parsed.scheme in ("http", "https") and bool(host) and parsed.port != 0
+    except ValueError:
+        return False
+    return is_complete and parsed.path in ("", "/") and not re.search(r"[@?#\s]", text)
 
 
-def _read(token_file: Path) -> str:
+def _tls(endpoint: Endpoint) -> ssl.SSLContext:
+    """Return what is required of the certificate of the server. Raises ConfigError."""
+    file = endpoint.certificate or endpoint.ca_file
     try:
-        return token_file.read_text(encoding="ascii").strip()
+        if endpoint.certificate is None:
+            context = ssl.create_default_context(cafile=file)
+        else:
+            # The name of the server is in no certificate if the daemon listens on a loopback address.
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.load_verify_locations(cadata=_first_certificate(endpoint.certificate))
     except (OSError, ValueError) as error:
-        what = getattr(error, "strerror", None) or "it is not ASCII text"
-        raise ConfigError(f"{token_file} cannot be read: {what}", where="--token-file") from error
+        where = "http.tls.certificate" if endpoint.certificate else "--ca-file"
+        raise ConfigError(f"{file} contains no certificates: {error}", where=where) from error
+    # A certificate is also trusted if its issuer is not in the file.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
+
+
+def _first_certificate(file: Path) -> str:
+    """Return the certificate that a server sends as its own. Raises OSError or ValueError."""
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    text = file.read_text(encoding="ascii")
+    return text[text.index(begin) : text.index(end) + len(end)]
 
 
 def _body(answer: HTTPResponse | HTTPError, limit: Deadline) -> bytes:
@@ -155,6 +232,6 @@ def _body(answer: HTTPResponse | HTTPError, limit: Deadline) -> bytes:
 def _parsed(text: bytes) -> dict[str, Any] | None:
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None

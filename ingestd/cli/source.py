@@ -32,12 +32,13 @@ _endpoint_options: list[Any] = [
     click.option(
         "--token-file",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="File with the daemon's token.  [default: http.token_file of the configuration]",
+        help="File with the daemon's token.  [default: http.token_file of the configuration; with --url, none]",
     ),
     click.option(
         "--ca-file",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Trusted CA certificates (PEM) of the daemon.  [default: http.tls.certificate, or those of the system]",
+        help="CA certificates (PEM) that issued the daemon's.  [default: trusts only http.tls.certificate of the "
+        "configuration; with --url, those of the system]",
     ),
 ]
 
@@ -77,8 +78,8 @@ class Source:
         scheme, host = ("https" if http.tls else "http"), listen.host
         reachable = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - an address to connect to
         address = listen._replace(host=reachable)
-        certificate = self.ca_file or (http.tls.certificate if http.tls else None)
-        return Endpoint(f"{scheme}://{address}", self.token_file or http.token_file, certificate)
+        certificate = http.tls.certificate if http.tls and not self.ca_file else None
+        return Endpoint(f"{scheme}://{address}", self.token_file or http.token_file, self.ca_file, certificate)
 
     def ask(self, call: Callable[[Daemon], T]) -> T | None:
         """Return the answer of the daemon, or None if none answers that runs mappings of the configuration.

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
+from ingestd.errors import ConfigError
 from ingestd.keys import Doc, Reads
 
 _MAX_PORT = 65_535
+_TOKEN = re.compile(r"[!-~]{16,}")
 
 
 class Address(NamedTuple):
@@ -54,6 +56,24 @@ def _listen(value: object) -> Address | Literal["off"]:
     if match is None or int(match[3]) > _MAX_PORT:
         raise ValueError("must be host:port, such as 127.0.0.1:8080 or [::]:8080, or off")
     return Address(match[1] or match[2], int(match[3]))
+
+
+def read_token(file: Path, where: str) -> str:
+    """Return the token in a file, without white space around it. `where` names the setting with the name of the file.
+
+    Raises ConfigError, which does not contain the token.
+    """
+    try:
+        token = file.read_bytes().decode("latin-1").strip()
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read: {error.strerror}", where=where) from error
+    if not _TOKEN.fullmatch(token):
+        raise ConfigError(
+            f"{file} must contain a token: at least 16 ASCII characters, without white space between them",
+            where=where,
+            hint="create one with: openssl rand -hex 32",
+        )
+    return token
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.cli.client import Daemon, DaemonRefused, DaemonUnreachable, Endpoint
+from ingestd.cli.client import Daemon, DaemonRefused, DaemonUnreachable, Endpoint, OtherDaemon
+from ingestd.config.http import Address, TlsFiles
 from ingestd.errors import ConfigError, IngestdError, LoginFailed
+from tests.support import certificates
+from tests.support.http import StaticFleet, serving
 
 
 class _Server(HTTPServer):
@@ -57,16 +60,84 @@ def _answering(status: int, document: object, **headers: str) -> Iterator[tuple[
             thread.join()
 
 
-def test_change_then_sends_the_token_and_says_whether_it_is_done(tmp_path: Path) -> None:
+STATUS = {"version": 1, "daemon": {}, "mappings": []}
+TOKEN = "0123456789abcdef"
+
+
+def test_change_then_sends_the_token_once_a_daemon_has_answered_without_it(tmp_path: Path) -> None:
     token = tmp_path / "token"
-    token.write_text("s3cret\n", encoding="ascii")
-    with _answering(200, {"result": "done"}) as (server, at):
+    token.write_text(f"{TOKEN}\n", encoding="ascii")
+    with _answering(200, STATUS | {"result": "done"}) as (server, at):
         assert Daemon(Endpoint(at.url, token)).change("a/b", "pause", {"by": "ann"})
-        [(method, path, sent, body)] = server.requests
-    assert (method, path, sent) == ("POST", "/mappings/a%2Fb/pause", "Bearer s3cret")
+        first, (method, path, sent, body) = server.requests
+    assert first == ("GET", "/status", "", b"")
+    assert (method, path, sent) == ("POST", "/mappings/a%2Fb/pause", f"Bearer {TOKEN}")
     assert json.loads(body)["by"] == "ann"
-    with _answering(202, {"result": "accepted"}) as (_, at):
+    with _answering(202, STATUS | {"result": "accepted"}) as (_, at):
         assert not Daemon(at).change("a", "pause", {})
+
+
+@pytest.mark.parametrize("document", [{"result": "done"}, STATUS | {"version": 2}, b"[" * 100_000, b"\xff"])
+def test_change_when_the_server_is_no_daemon_then_it_does_not_get_the_token(document: object, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN, encoding="ascii")
+    with _answering(200, document) as (server, at), pytest.raises(DaemonUnreachable):
+        Daemon(Endpoint(at.url, token)).change("a", "pause", {})
+    assert [(method, sent) for method, _, sent, _ in server.requests] == [("GET", "")]
+
+
+def test_change_when_the_network_could_read_the_token_then_is_refused(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(TOKEN, encoding="ascii")
+    with pytest.raises(ConfigError, match="not sent over a network without TLS"):
+        Daemon(Endpoint("http://192.0.2.1:8080", token)).change("a", "pause", {})
+
+
+@pytest.mark.parametrize("content", [f"{TOKEN}\n{TOKEN}\n", "short", "", "ÿ" * 16])
+def test_token_when_it_cannot_be_sent_then_the_error_does_not_contain_it(content: str, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text(content, encoding="latin-1")
+    with pytest.raises(ConfigError, match="must contain a token") as caught:
+        Daemon(Endpoint("http://localhost", token))
+    assert not content or content[:10] not in str(caught.value)
+
+
+# --- TLS
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the certificate of a server, that of its CA, and that of another CA."""
+    return certificates.make(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def tls(folder: Path) -> Iterator[Address]:
+    """The address of a server with a certificate for localhost."""
+    fleet = StaticFleet()
+    fleet.run("orders")
+    with serving(fleet, tls=TlsFiles(folder / "server.pem", folder / "server.key")) as client:
+        yield client.address
+
+
+def test_status_when_the_certificate_is_trusted_then_is_returned(tls: Address, folder: Path) -> None:
+    named = Endpoint(f"https://localhost:{tls.port}", ca_file=folder / "ca.pem")
+    # The certificate does not contain the address.
+    configured = Endpoint(f"https://{tls}", certificate=folder / "server.pem")
+    for at in (named, configured):
+        assert [one["name"] for one in Daemon(at).status()["mappings"]] == ["orders"]
+
+
+def test_status_when_the_certificate_is_not_trusted_then_says_why(tls: Address, folder: Path) -> None:
+    by_name, by_address = f"https://localhost:{tls.port}", f"https://{tls}"
+    for at, words in (
+        (Endpoint(by_name), "unable to get local issuer"),
+        (Endpoint(by_name, ca_file=folder / "other.pem"), "unable to get local issuer"),
+        (Endpoint(by_address, ca_file=folder / "ca.pem"), "IP address mismatch"),
+        (Endpoint(by_address, certificate=folder / "other.pem"), "unable to get local issuer"),
+    ):
+        with pytest.raises(OtherDaemon, match=f"not trusted: .*{words}"):
+            Daemon(at).status()
 
 
 @pytest.mark.parametrize(
@@ -83,6 +154,8 @@ def test_change_then_sends_the_token_and_says_whether_it_is_done(tmp_path: Path)
         (200, b"<html>", DaemonUnreachable, "is not ingestd"),
         (200, b"[]", DaemonUnreachable, "is not ingestd"),
         (302, b"", DaemonUnreachable, "is not ingestd"),
+        (200, {"hello": "world"}, DaemonUnreachable, "is not ingestd"),
+        (200, STATUS | {"version": 2}, DaemonUnreachable, "use the commands of the release of the daemon"),
     ],
 )
 def test_status_when_the_answer_is_an_error_then_says_what_and_where(
@@ -99,10 +172,17 @@ def test_status_when_the_answer_is_too_long_then_stops_reading() -> None:
         Daemon(at).status()
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8080", "ftp://localhost", "http://", "http://localhost/status"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("127.0.0.1:8080", "ftp://localhost", "http://", "http://localhost/status", "http://[::1", "http://a..b"),
+        *("http://localhost:99999", "http://localhost:x", "http://localhost?a=b", "http://ann:secret@localhost"),
+    ],
+)
 def test_endpoint_when_it_is_no_url_of_a_server_then_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="http://HOST:PORT"):
+    with pytest.raises(ConfigError, match="http://HOST:PORT") as caught:
         Endpoint(url)
+    assert "secret" not in str(caught.value)
 
 
 def test_files_when_unreadable_then_the_error_names_them(tmp_path: Path) -> None:
@@ -112,3 +192,5 @@ def test_files_when_unreadable_then_the_error_names_them(tmp_path: Path) -> None
     missing.write_text("no certificate", encoding="ascii")
     with pytest.raises(ConfigError, match="--ca-file"):
         Daemon(Endpoint("https://localhost", ca_file=missing))
+    with pytest.raises(ConfigError, match=r"http\.tls\.certificate"):
+        Daemon(Endpoint("https://localhost", certificate=missing))

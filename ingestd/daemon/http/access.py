@@ -19,11 +19,10 @@ from pathlib import Path
 
 from starlette.requests import Request
 
-from ingestd.config.http import is_loopback
+from ingestd.config.http import is_loopback, read_token
 from ingestd.errors import ConfigError, IngestdError
 
 _HOST = re.compile(r"(?:\[(.+)\]|([^:]*))(?::\d+)?")
-_MIN_TOKEN = 16
 
 
 class Refused(IngestdError):
@@ -32,21 +31,6 @@ class Refused(IngestdError):
     def __init__(self, status: int, what: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(what, where=where, hint=hint)
         self.status = status
-
-
-def read_token(file: Path) -> bytes:
-    """Return the token without white space around it. Raises ConfigError if it is missing or shorter than 16 bytes."""
-    try:
-        token = file.read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be read: {error.strerror}", where="http.token_file") from error
-    if len(token) < _MIN_TOKEN:
-        raise ConfigError(
-            f"{file} must contain a token of at least {_MIN_TOKEN} characters",
-            where="http.token_file",
-            hint="create one with: openssl rand -hex 32",
-        )
-    return token
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +82,11 @@ class Access:
 
     def _check_token(self, request: Request, file: Path) -> None:
         try:
-            expected = read_token(file)
+            expected = read_token(file, "http.token_file")
         except ConfigError as error:
             raise Refused(503, error.what, where=error.where, hint=error.hint) from error
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        given_token = given.strip().encode("utf-8", "surrogateescape")
-        if scheme.lower() != "bearer" or not hmac.compare_digest(given_token, expected):
+        if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode(), expected.encode()):
             raise Refused(
                 401,
                 "the token is missing or wrong",

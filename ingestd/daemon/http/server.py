@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import uvicorn
 from anyio import to_thread
 
-from ingestd.config.http import Address, HttpOptions, TlsFiles
-from ingestd.daemon.http.access import Access, read_token
+from ingestd.config.http import Address, HttpOptions, TlsFiles, read_token
+from ingestd.daemon.http.access import Access
 from ingestd.daemon.http.app import RenderMetrics, application
 from ingestd.daemon.http.connections import (
     ACCEPTS_PER_TURN,
@@ -74,7 +74,7 @@ class HttpServer:
     def __init__(self, listen: Address, options: HttpOptions) -> None:
         self._token_file = options.token_file
         if options.token_file is not None:
-            read_token(options.token_file)
+            read_token(options.token_file, "http.token_file")
         self._certificate = None if options.tls is None else _Certificate(options.tls)
         self._listener = _bound(listen)
         self.address = Address(listen.host, self._listener.getsockname()[1])
