@@ -43,7 +43,7 @@ class DefaultOptions:
     compaction: Annotated[CompactionOptions, Doc("When compactions of the tables are requested.")] = field(
         default_factory=CompactionOptions
     )
-    pacing: Annotated[PacingOptions, Doc("When commits become rarer than commit.interval.")] = field(
+    pacing: Annotated[PacingOptions, Doc("When commits become less frequent than commit.interval.")] = field(
         default_factory=PacingOptions
     )
 

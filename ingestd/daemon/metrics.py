@@ -1,8 +1,8 @@
 """The metrics of the daemon in Prometheus' text format. Only this module imports prometheus_client.
 
-Invariant: a read takes its values from memory and from /proc. It never waits for a service, for Spark's JVM or for a
-mapping, and the data path only counts. No metric has a label whose
-number of values grows with the data, such as the names of partitions.
+Invariant: values come from memory and from /proc, so a request never waits for a service, for Spark's JVM or for a
+mapping, and the data path only counts. No metric has a label whose number of values grows with the data, such as the
+names of partitions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ingestd.spark.engine import Engine
 
 __all__ = ["CONTENT_TYPE", "Metrics"]
 
-# The time when a histogram was created is of no use: its counters start with the process.
+# The creation times of histograms are of no use: their counters start with the process.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 _CALL_LIMITS = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 _STEP_LIMITS = (*(f"{limit:g}" for limit in LIMITS), "+Inf")
@@ -69,7 +69,7 @@ def _lag_seconds(mapping: Snapshot) -> float | None:
 
 
 def _counted(value: Callable[[CompactionStatus], float]) -> Callable[[Snapshot], float | None]:
-    """Return a function that reads a value of the table's compaction, which the owner knows after its first survey."""
+    """Return a function that reads a value of the table's compaction, which an owner has after its first survey."""
 
     def read(mapping: Snapshot) -> float | None:
         return None if mapping.compaction is None or mapping.state == "standby" else value(mapping.compaction)
@@ -99,10 +99,12 @@ _FAMILIES = (
     _Family(
         "ingestd_commit_interval_seconds",
         "gauge",
-        "Time between commits, to which pacing has stretched it",
+        "Time between commits, which pacing may lengthen",
         lambda m: None if m.pacing is None else m.pacing.interval,
     ),
-    _Family("ingestd_compaction_deltas", "gauge", "The most deltas of a partition", _counted(lambda c: c.deltas)),
+    _Family(
+        "ingestd_compaction_deltas", "gauge", "Largest number of deltas in a partition", _counted(lambda c: c.deltas)
+    ),
     _Family(
         "ingestd_compaction_crowded_partitions",
         "gauge",
@@ -112,7 +114,7 @@ _FAMILIES = (
     _Family("ingestd_compaction_small_files", "gauge", "Files of less than 16 MB", _counted(lambda c: c.small_files)),
     _Family("ingestd_compaction_working", "gauge", "1 if compaction works", _counted(lambda c: int(not c.problem))),
     _Family("ingestd_compactions_pending", "gauge", "Compactions that have not ended", _counted(lambda c: c.pending)),
-    _Family("ingestd_compactions_requested_total", "counter", "Requests of ingestd", _counted(lambda c: c.requested)),
+    _Family("ingestd_compactions_requested_total", "counter", "Requested by ingestd", _counted(lambda c: c.requested)),
     _Family("ingestd_compactions_finished_total", "counter", "Finished compactions", _counted(lambda c: c.finished)),
     _Family("ingestd_compactions_failed_total", "counter", "Failed compactions", _counted(lambda c: c.failed)),
 )

@@ -1,8 +1,8 @@
 """Tells systemd the state of the daemon: ready, reloading, stopping, a status line, and progress for its watchdog.
 
 Invariant: the watchdog is fed only from the supervising loop, and only while no mapping is stuck. systemd therefore
-restarts a daemon of which the loop or a mapping hangs. No message blocks. A daemon that systemd did not start sends
-none.
+restarts a daemon whose supervising loop hangs or one of whose mappings is stuck. No message blocks. A daemon that
+systemd did not start sends none.
 """
 
 from __future__ import annotations
@@ -72,19 +72,19 @@ class Notifier:
         self._send(f"STATUS={self._prefix}{status_line(mappings, stuck)}")
 
     def starting(self) -> None:
-        """Say that Spark starts."""
+        """Report that Spark is starting."""
         self._send("STATUS=starting Spark")
 
     def reloading(self) -> None:
-        """Say that the configuration is read again. `reloaded` must follow."""
+        """Report that the configuration is being read again. `reloaded` must follow."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic() * 1e6)}")
 
     def reloaded(self) -> None:
-        """Say that the configuration was applied or rejected, and that the daemon runs."""
+        """Report that the configuration was applied or rejected, and that the daemon runs."""
         self._send("READY=1")
 
     def stopping(self) -> None:
-        """Say that the mappings finish their open transactions and end. Only the first call has an effect."""
+        """Report that the mappings finish their open transactions and end. Only the first call has an effect."""
         if not self._prefix:
             self._prefix = "stopping: "
             self._send("STOPPING=1\nSTATUS=stopping")
@@ -101,7 +101,7 @@ class Notifier:
 
 
 def status_line(mappings: Sequence[Snapshot], stuck: Sequence[str]) -> str:
-    """Return one line: how many mappings are in which state, their lag, the last commit, and their problems."""
+    """Return one line: the number of mappings in each state, their lag, the last commit, and their problems."""
     states = Counter(mapping.state for mapping in mappings)
     parts = [", ".join(f"{count} {state}" for state, count in states.most_common())]
     parts.append(f"lag {sum(mapping.lag for mapping in mappings):,} offsets")

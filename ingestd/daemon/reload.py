@@ -1,6 +1,6 @@
-"""What a new configuration changes in a running daemon.
+"""Finds out what a new configuration changes in a running daemon.
 
-Invariant: a configuration is used whole or not at all.
+Invariant: a configuration is applied as a whole or not at all.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ def run_daemon(
 ) -> list[IngestdError]:
     """Run the daemon of this process until a signal stops it or, with `drain`, until it has caught up.
 
-    `session` may still start; the mappings acquire their leases, recover and plan meanwhile. It is closed at the end.
-    `read` reads the configuration again when a reload is requested, by SIGHUP or over HTTP.
-    Returns the errors that ended mappings. The first error decides the exit code. If StillRunning is among them,
-    threads are still running, and only `os._exit` can end the process. Raises ConfigError.
+    `session` may still be starting; the mappings already acquire their leases, recover and plan. It is closed at the
+    end. `read` reads the configuration again when a reload is requested, by SIGHUP or over HTTP. Returns the errors
+    that ended mappings. The first error decides the exit code. If StillRunning is among them, threads are still
+    running, and only `os._exit` can end the process. Raises ConfigError.
     """
     observe = failpoints.from_environment()
     http = open_server(document.http)
@@ -69,6 +69,6 @@ def run_daemon(
         notifier.stopping()
         engine.stop(_ABORT_STOP_SECONDS if signals.abort.is_set() else None)
         metastore.close()
-        # A late signal must not interrupt the interpreter's own shutdown.
+        # A late signal must not interrupt the interpreter's shutdown.
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

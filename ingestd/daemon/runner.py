@@ -1,4 +1,4 @@
-"""Runs one mapping, and runs it again when its options change or when an operator revives it.
+"""Runs one mapping, and restarts it when its options change or when an operator resumes it after a failure.
 
 Invariant: at most one main loop of the mapping runs at a time. No exception leaves the runner: a mapping that ends,
 with or without an error, leaves the others running.
@@ -32,8 +32,8 @@ class UnexpectedError(IngestdError):
 class Runner:
     """Runs one mapping. `create` yields its main loop. All methods return immediately.
 
-    `is_running` is True until the last main loop has ended. `error` is the error that ended the mapping, at the
-    monotonic time `failed_at`; None while it runs.
+    `is_running` is True until the last main loop has ended. `error` is the error that ended the mapping at the
+    monotonic time `failed_at`; None while the mapping runs, or if it ended without an error.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Runner:
         self._create = create
         self._lock = threading.Lock()
         self._workers = workers
-        self._worker = workers.member()
+        self._worker = workers.worker()
         self._handles = Handles(Reporter(options), observe=observe)
         self._loop: MappingLoop | None = None
         # The options of the next run, if the mapping restarts when the current run has ended.
@@ -59,7 +59,7 @@ class Runner:
         self.failed_at = 0.0
 
     def start(self) -> None:
-        """Start the thread of the mapping."""
+        """Start the main loop of the mapping."""
         with self._lock:
             self._start()
 
@@ -73,8 +73,8 @@ class Runner:
                 self._prepare(options)
                 self._start()
 
-    def attend_requests(self) -> None:
-        """Wake the mapping if a request waits for it, or start it again if it has failed. A flush does not start it."""
+    def serve_requests(self) -> None:
+        """If a request waits, wake the mapping, or restart it if it has failed. A flush does not restart it."""
         if not self.control.changed.is_set():
             return
         with self._lock:
@@ -85,7 +85,7 @@ class Runner:
             requests = self.control.take()
             for request in requests:
                 if request.action == "flush":
-                    request.done.set_exception(self._has_failed(self.error))
+                    request.done.set_exception(self._refusal(self.error))
             self.control.put_back([request for request in requests if not request.done.done()])
             if self.control.changed.is_set():
                 self._start()
@@ -134,14 +134,14 @@ class Runner:
         except IngestdError as known:
             # A retry that a stop interrupted is not a failure: the next run reads the uncommitted records again.
             return None if signals.stop.is_set() and known.is_retriable else known
-        except Exception as unknown:  # noqa: BLE001 - the last frame of the thread: no error may be lost here
+        except Exception as unknown:  # noqa: BLE001 - the last frame of the coroutine: no error may be lost here
             error = UnexpectedError(f"{type(unknown).__name__}: {unknown}", where=f"mapping {self.options.name}")
             error.__cause__ = unknown
             return error
         return None
 
     def _end(self, error: IngestdError | None) -> None:
-        """Report the end of the mapping, and fail the requests that wait. A failed mapping accepts later requests."""
+        """Report the end of the mapping, and fail the waiting requests. After a failure, it accepts new ones."""
         self.is_running = False
         if error is None:
             self._handles.reporter.stopped()
@@ -149,10 +149,10 @@ class Runner:
         else:
             self.error, self.failed_at = error, monotonic()
             self._handles.reporter.failed(error)
-            self.control.close(self._has_failed(error))
+            self.control.close(self._refusal(error))
             self.control.open()
 
-    def _has_failed(self, error: IngestdError) -> RequestFailed:
+    def _refusal(self, error: IngestdError) -> RequestFailed:
         return RequestFailed(
             f"the mapping has failed: {error}",
             where=f"mapping {self.options.name}",

@@ -1,7 +1,7 @@
 """Starts the daemon: Spark's JVM first, which takes longest, and everything else while it starts.
 
-Invariant: importing this module is cheap; what takes long to import is imported once the JVM starts. Whatever ends the
-start, a fault of the configuration or a signal, neither a process nor a file is left.
+Invariant: importing this module is cheap; modules that take long to import are imported after the JVM was launched. If
+a fault of the configuration or a signal ends the start, neither a process nor a file is left.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def install_signals() -> Signals:
 
 
 def _spark_options(settings: Settings) -> SparkOptions:
-    """Return what the files say about Spark. Validation takes longer, and follows while the JVM starts."""
+    """Return the Spark options in the files, not validated: that takes longer, and follows while the JVM starts."""
     given = settings.values.get("spark")
     given = given if isinstance(given, dict) else {}
     master, conf = given.get("master"), given.get("conf")

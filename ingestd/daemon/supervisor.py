@@ -30,15 +30,8 @@ from ingestd.ingest.steps import Observe, ignore
 from ingestd.ingest.workers import Worker, Workers
 from ingestd.spark.errors import EngineLost
 
-
-class StillRunning(IngestdError):
-    """Mappings did not end after an abort. Their threads hang, so only `os._exit` can end the process."""
-
-    exit_code = 69
-
-
 _POLL_SECONDS = 0.1
-# How many Spark jobs run at the same time: enough to keep the cores busy while some jobs wait for Kafka or the storage.
+# The number of concurrent Spark jobs: enough to keep the cores busy while some jobs wait for Kafka or the storage.
 _LEAST_STAGES = 4
 _STAGES_PER_CORE = 2
 # Seconds from an abort until the engine is killed, which ends all calls that wait for it, and until mappings that hang
@@ -47,6 +40,12 @@ _KILL_SECONDS = 3.0
 _END_SECONDS = 5.0
 # After the engine is lost, transactions that are already staged have this long to commit.
 _WITHOUT_ENGINE_SECONDS = 10.0
+
+
+class StillRunning(IngestdError):
+    """Mappings did not end after an abort. Their threads hang, so only `os._exit` can end the process."""
+
+    exit_code = 69
 
 
 class Supervisor:
@@ -107,8 +106,8 @@ class Supervisor:
     def reload(self) -> None:
         """Read the configuration again and apply it. Raises ConfigError, and then nothing has changed.
 
-        New mappings start. Removed and changed mappings finish their open transactions, then end or restart. Others do
-        not notice. Blocks while the files are read.
+        New mappings start. Removed and changed mappings finish their open transactions, then end or restart. Other
+        mappings are not affected. Blocks while the files are read.
         """
         with self._reload_lock:
             try:
@@ -143,7 +142,7 @@ class Supervisor:
             self._document = document
 
     def _reload_on_signal(self) -> None:
-        """Start a reload in a thread if SIGHUP asked for one, because a file system that hangs blocks it."""
+        """Start a reload in a thread if SIGHUP requested one, because a file system that hangs would block it."""
         if self._signals.reload.is_set() and (self._reloading is None or not self._reloading.is_alive()):
             self._signals.reload.clear()
             self._reloading = threading.Thread(target=self._reload_quietly, name="reload", daemon=True)
@@ -184,8 +183,8 @@ class Supervisor:
             else:
                 self._reload_on_signal()
                 for runner in self._runners:
-                    runner.attend_requests()
-            if self._signals.abort.is_set() and self._has_hung(self._abort_all(), running):
+                    runner.serve_requests()
+            if self._signals.abort.is_set() and self._gives_up(self._abort_all(), running):
                 break
         self._compactor.stop()
         self._clients.liveness.close()
@@ -243,17 +242,17 @@ class Supervisor:
             self._signals.stop.set()
 
     def _all_errors(self) -> list[IngestdError]:
-        """Return the errors that ended mappings. EngineLost, which every mapping raises, is included once, as first."""
+        """Return the errors that ended mappings. EngineLost, which every mapping raises, comes first and only once."""
         failed = sorted((r for r in self._runners if r.error is not None), key=lambda runner: runner.failed_at)
         errors = [runner.error for runner in failed if runner.error is not None]
         lost = [*self._lost, *(error for error in errors if isinstance(error, EngineLost))]
         others = [error for error in errors if not isinstance(error, EngineLost)]
         return [*lost[:1], *others, *self._hung]
 
-    def _has_hung(self, seconds: float, running: list[str]) -> bool:
-        """Handle mappings that are still `running` some `seconds` after an abort; return True to stop waiting for them.
+    def _gives_up(self, seconds: float, running: list[str]) -> bool:
+        """Return whether to stop waiting for mappings that are still `running` some `seconds` after an abort.
 
-        The engine is killed first, if it is busy. Later, StillRunning is added to the errors.
+        Kills the engine first, if it is busy. Adds StillRunning to the errors when it gives up.
         """
         if seconds > _KILL_SECONDS and self._engine.is_busy and not self._engine.lost:
             self._engine.kill(f"it was killed because mappings did not end within {_KILL_SECONDS:.0f} s of an abort")

@@ -2,9 +2,9 @@
 
 Invariant: one request to the metastore serves all mappings of the daemon. A claim is silent while neither it nor the
 lease of its daemon receives heartbeats. The silence is measured with the clock of this machine, and only while the
-metastore answers: during an outage no daemon can send heartbeats. It lasts from the answer that first contained the
-latest heartbeats until the last request was sent: what happened after that is unknown, even if its answer, or this
-process, was delayed for long.
+metastore answers, because no daemon can send heartbeats during an outage. It lasts from the answer that first contained
+the latest heartbeats until the last request was sent; what happened later is unknown, even if the answer to this
+request was delayed for long.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ingestd.hive.tables import TableName
 
 
 def daemon_lease(database: str, agent: str) -> TableName:
-    """Return the name of the lease that the daemon keeps alive whose claims are made by `agent`."""
+    """Return the name of the lease that the daemon of a claim keeps alive. `agent` is the agent of the claim."""
     return TableName(database, f"daemon_{agent.rpartition('-')[2]}")
 
 
@@ -36,7 +36,7 @@ def last_heartbeat(metastore: Metastore, claim: Claim) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Observation:
-    """The latest heartbeats of a claim and of its daemon's lease, and the time when they had first been seen."""
+    """The latest heartbeats of a claim and of its daemon's lease, and the time when they were first seen."""
 
     beats: tuple[object, ...]
     since: float
@@ -71,7 +71,7 @@ class Claims:
         return {claim.lock_id for found in self._read(0.0).values() for claim in found}
 
     def silence(self, claim: Claim) -> float:
-        """Return for how many seconds the claim and its daemon have certainly been silent; 0 for an unknown claim."""
+        """Return the seconds for which the claim and its daemon have certainly been silent; 0 for an unknown claim."""
         with self._guard:
             seen = self._seen.get(claim.lock_id)
             return max(0.0, self._read_at - seen.since) if seen else 0.0

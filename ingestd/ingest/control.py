@@ -1,7 +1,7 @@
-"""What operators ask of a running mapping: pause, resume, flush, or another position.
+"""What operators request of a running mapping: pause, resume, flush, or another position.
 
 Invariant: a request only wakes the mapping. The main loop carries it out between two transactions, and then its future
-has a result. A request is carried out completely or not at all; a mapping that ends first fails it.
+has a result. A request is carried out completely or not at all. If the mapping ends first, the request fails.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ingestd.kafka.ranges import Offsets
 
 
 class RequestFailed(IngestdError):
-    """A request was not carried out: the mapping ended, is a standby or paused, or its position is not the expected."""
+    """A request was not carried out: the mapping ended, is a standby or paused, or its position is not the expected one."""
 
     exit_code = 69
 
@@ -26,8 +26,8 @@ class RequestFailed(IngestdError):
 class PositionChange:
     """A new committed position: `offsets` replaces the next offsets of the partitions that it names.
 
-    The change is refused if the committed offsets of these partitions are not `expected`, those that its author saw. A
-    partition without a committed offset is missing in `expected`.
+    The change is refused if the committed offsets of these partitions differ from `expected`, which its author saw.
+    `expected` omits partitions without a committed offset.
     """
 
     expected: Offsets
@@ -57,7 +57,7 @@ class Control:
         self.changed = threading.Event()
 
     def submit(self, request: Request) -> Future[None]:
-        """Queue a request and return its future, which ends when it was carried out or raises what prevented it.
+        """Queue a request and return its future, which raises the error if the request cannot be carried out.
 
         The future can be cancelled until the main loop takes the request.
         """
@@ -71,7 +71,7 @@ class Control:
         return request.done
 
     def take(self) -> list[Request]:
-        """Return and remove the requests that wait, in their order. The caller must finish each of them."""
+        """Return and remove the waiting requests, in their order. The caller must finish each of them."""
         with self._lock:
             requests, self._requests = self._requests, []
             self.changed.clear()
@@ -94,7 +94,7 @@ class Control:
             self._closed = None
 
     def close(self, error: IngestdError) -> None:
-        """Fail the requests that wait, and every later one until `open`, with `error`."""
+        """Fail the waiting requests, and every later one until `open`, with `error`."""
         with self._lock:
             self._closed = error
             requests, self._requests = self._requests, []

@@ -19,7 +19,7 @@ from ingestd.hive.leases import Claim
 from ingestd.ingest.commit import CommitResult
 
 _log: Any = structlog.get_logger("ingestd")
-# The most ranges, partitions or directories that one event lists.
+# The maximum number of ranges, partitions or directories that one event lists.
 _MAX_NAMES = 16
 
 
@@ -68,7 +68,7 @@ def commit_hidden(mapping: str, result: CommitResult) -> None:
         write_id=transaction.write_id,
         hidden_by=dict(result.hidden),
         ranges=[str(r) for r in transaction.plan.ranges],
-        hint="if the TRUNCATE was not meant to remove these records, ingest the offset ranges with a new mapping",
+        hint="if the rows are needed, rewind the mapping to these offsets; later records are then read again, too",
     )
 
 
@@ -166,12 +166,12 @@ def engine_lost(error: IngestdError) -> None:
 
 
 def reloaded(added: list[str], changed: list[str], removed: list[str]) -> None:
-    """Log that the configuration was read again, with the names of the mappings that it adds, changes and removes."""
+    """Log that a new configuration was applied, with the names of the mappings that it adds, changes and removes."""
     _log.info("reloaded", added=added, changed=changed, removed=removed)
 
 
 def reload_rejected(error: IngestdError) -> None:
-    """Log that the configuration was read again and is not used. The daemon continues with the previous one."""
+    """Log that a new configuration was rejected. The daemon continues with the previous one."""
     _log.error("reload_rejected", error=str(error))
 
 
@@ -181,7 +181,7 @@ def left_running(mappings: str, error: IngestdError) -> None:
 
 
 def pacing(mapping: str, pace: Pacing) -> None:
-    """Log that commits have become rarer, or as frequent as configured again; `reason` is then empty."""
+    """Log that commits became less frequent, or as frequent as configured again (then `reason` is empty)."""
     _log.warning(
         "pacing",
         mapping=mapping,
@@ -237,7 +237,7 @@ def compaction_failed(mapping: str, compaction: Compaction) -> None:
 
 
 def compaction_stalled(mapping: str, stall: Stall) -> None:
-    """Log that a service of Hive does nothing for the compactions of the mapping's table."""
+    """Log that compactions of the mapping's table wait for a service of Hive that makes no progress."""
     _log.error(
         "compaction_stalled",
         mapping=mapping,
@@ -286,5 +286,5 @@ def http_unavailable(address: str, error: str, hint: str) -> None:
 
 
 def http_failed(error: str) -> None:
-    """Log an error of the HTTP server. The mappings go on."""
+    """Log an error of the HTTP server. The mappings continue."""
     _log.error("http_failed", error=error)

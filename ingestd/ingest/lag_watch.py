@@ -1,4 +1,4 @@
-"""Reads from Kafka the timestamps of the oldest uncommitted records, from which the lag in seconds follows.
+"""Reads the timestamps of the oldest uncommitted records from Kafka, for the lag in seconds.
 
 Invariant: no mapping waits for it. All mappings with the same Kafka properties share one consumer. A record is read
 only if its partition has lag and no stage has read it, and at most one record per partition every ten seconds.
@@ -23,7 +23,7 @@ _READ_SECONDS = 5.0
 # How long the end of the watch waits for a broker that hangs; the process can end without the thread.
 _STOP_SECONDS = 1.0
 _MOST_PARTITIONS = 1_000
-# How long a partition is not read again. A read takes 0.25 ms of CPU time per partition.
+# The time between two reads of a partition. A read takes 0.25 ms of CPU time per partition.
 _REST_SECONDS = 10.0
 # The same for a partition that could not be read, for example because its topic was deleted.
 _LONG_REST_SECONDS = 30.0

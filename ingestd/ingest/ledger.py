@@ -1,4 +1,4 @@
-"""The transactions of one mapping from a checkpoint on: opens them, commits them, and knows the stored state.
+"""Opens and commits the transactions of one mapping from a checkpoint on, and knows the stored state.
 
 Invariant: `state` is the state that the last commit stored, and every commit replaces it under the lease. A transaction
 without ranges changes only the state: the start of the first run, or what an operator requested.

@@ -1,4 +1,4 @@
-"""The heartbeats of one daemon: one thread keeps its leases and open transactions alive, however many mappings it has.
+"""The heartbeats of a daemon: one thread keeps the leases and open transactions of all its mappings alive.
 
 Invariant: a daemon that runs sends a heartbeat for its own lease every 2 s. Its owner leases count as alive while the
 daemon's lease does (`claims.py`). An owner lease itself needs a heartbeat only so that the metastore does not end it,
@@ -106,7 +106,7 @@ class Liveness:
             self._kept.pop(lock_id, None)
 
     def release_later(self, lock_id: int) -> None:
-        """Release a lease when the metastore answers again. Until then standbys wait for it, as this daemon lives."""
+        """Release a lease when the metastore answers again. Until then, standbys wait, as this daemon is alive."""
         with self._guard:
             self._unreleased.add(lock_id)
 
@@ -145,7 +145,7 @@ class Liveness:
             except Exception as error:  # noqa: BLE001 - without heartbeats the leases are lost, whatever the error
                 self._lose(self._snapshot(), error)
         if self._lock_id is not None:
-            with suppress(Unavailable):  # nobody waits for this lease: it may as well time out
+            with suppress(Unavailable):  # nothing waits for this lease, so it may time out
                 leases.release(self._metastore, self._lock_id)
 
     def _beat(self) -> None:
@@ -203,7 +203,7 @@ def has_ended_here(agent: str) -> bool:
 def _identity() -> str:
     """Return `machine:pid:start_time`, which identifies this process across machines, containers and reboots.
 
-    It is short, because HMS stores 128 characters of a name that also contains those of database and mapping.
+    It is short, because HMS stores 128 characters of an agent, which also contains the names of database and mapping.
     """
     return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}"
 

@@ -1,7 +1,7 @@
 """What a mapping reports about itself while it runs: state, positions, totals, and its last commits.
 
 Invariant: a monitor only remembers. No decision of a mapping depends on it, and no method blocks: values in memory are
-replaced under a lock that is held for microseconds. `snapshot` returns values that belong to the same moment.
+replaced under a lock that is held for microseconds. The values of a `snapshot` are consistent.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ MAX_NAMES = 16
 class Problem:
     """The error that a mapping waits for or that ended it.
 
-    `reason` is the class of the error and `at` the Unix time when it was first seen in a row. `again_in` is the wait in
-    seconds before the next retry; None if there is no retry.
+    `reason` is the class of the error, and `at` the Unix time when the current series of this error began. `again_in`
+    is the wait in seconds before the next retry; None if there is no retry.
     """
 
     reason: str
@@ -98,7 +98,7 @@ class Snapshot:
 
     `since` is the Unix time of the last change of `state`. `owner` names the daemon that holds or requests the lease,
     and `is_owner` says whether it is this daemon.
-    `position` contains the committed next offsets, and `ends` the last stable offsets when Kafka was last asked, at
+    `position` contains the committed next offsets, and `ends` the last stable offsets when Kafka was last polled, at
     `polled_at`. `oldest` is the Kafka timestamp, in seconds since 1970, of the oldest record that is not committed;
     None if there is none or if it is not known yet. `metastore_at` is the Unix time of the last answer of the
     metastore. `open_transactions` counts the transactions that are opened and not yet committed.
@@ -138,7 +138,7 @@ class Snapshot:
 
 
 class Monitor:
-    """Collects what one mapping reports, whose Kafka properties are `kafka`. Safe for use from any thread."""
+    """Collects what one mapping reports. `kafka` contains its Kafka properties. Safe for use from any thread."""
 
     def __init__(self, options: MappingOptions) -> None:
         self.kafka = options.kafka
@@ -152,7 +152,7 @@ class Monitor:
         self._jobs = 0
 
     def snapshot(self) -> Snapshot:
-        """Return the current values. The last commit is the last one of `commits`."""
+        """Return the current values. The newest commit is the last one of `commits`."""
         with self._lock:
             totals = replace(self._now.totals, retries=dict(self._retries))
             oldest = self._oldest.oldest(self._now.position, self._now.ends)
@@ -230,7 +230,7 @@ class Monitor:
             self._now = replace(self._now, ends=dict(ends), polled_at=now())
 
     def learned(self, records: Iterable[FirstRecord]) -> None:
-        """Note first records that were read, from which `oldest` follows."""
+        """Note first records that were read. They determine `oldest`."""
         with self._lock:
             self._oldest.learn(records)
 
@@ -240,8 +240,8 @@ class Monitor:
             is_known = self._now.polled_at is not None and self._now.state not in ("standby", "stopped")
             return self._oldest.unread(self._now.position, self._now.ends) if is_known else {}
 
-    def heard_metastore(self) -> None:
-        """Note that the metastore answered."""
+    def metastore_answered(self) -> None:
+        """Note an answer of the metastore."""
         with self._lock:
             self._now = replace(self._now, metastore_at=now())
 
@@ -305,7 +305,7 @@ class Monitor:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The longest waits of a mapping that end by themselves, in seconds: in one step, and for one Spark job."""
+    """The longest legitimate waits of a mapping in seconds: in one step, and for one Spark job."""
 
     step_seconds: float
     job_seconds: float

@@ -98,9 +98,9 @@ class CommitOptions:
     A transaction that would write more than `partitions` partitions, new or existing, stops its mapping.
     """
 
-    rows: Annotated[Count, Doc("The most records of one transaction.")] = 1_000_000
-    bytes: Annotated[Bytes, Doc("The most bytes of record values of one transaction.")] = 256 * 1024 * 1024
-    interval: Annotated[Seconds, Doc("Time from the begin of a transaction to that of the next one.")] = 30.0
+    rows: Annotated[Count, Doc("Maximum number of records of one transaction.")] = 1_000_000
+    bytes: Annotated[Bytes, Doc("Maximum bytes of record values of one transaction.")] = 256 * 1024 * 1024
+    interval: Annotated[Seconds, Doc("Time from the start of a transaction to that of the next one.")] = 30.0
     partitions: Annotated[Count, Doc("A transaction that would write more partitions stops its mapping.")] = 3_000
 
 
@@ -154,7 +154,7 @@ class MappingOptions:
     compaction: Annotated[CompactionOptions, Doc("When compactions of the table are requested.")] = field(
         default_factory=CompactionOptions
     )
-    pacing: Annotated[PacingOptions, Doc("When commits become rarer than commit.interval.")] = field(
+    pacing: Annotated[PacingOptions, Doc("When commits become less frequent than commit.interval.")] = field(
         default_factory=PacingOptions
     )
     start: Annotated[

@@ -118,7 +118,7 @@ class Ownership:
         if lock_id is None:
             return False
         self._lock_id = lock_id
-        self._liveness.keep(lock_id, self._monitor.heard_metastore, self._lose)
+        self._liveness.keep(lock_id, self._monitor.metastore_answered, self._lose)
         return True
 
     def _is_reportable(self, claim: Claim) -> bool:
@@ -133,7 +133,7 @@ class Ownership:
         claims = self._liveness.claims
         found = claims.of(self._lease, seconds=seconds)
         alive = []
-        self._monitor.heard_metastore()
+        self._monitor.metastore_answered()
         for claim in found:
             is_silent = claims.silence(claim) > self._liveness.patience_seconds
             if is_silent or claim.agent == self.agent or has_ended_here(claim.agent):

@@ -26,7 +26,7 @@ from ingestd.kafka.watch import Subscription, View, Watch
 # `commit.interval` between them.
 _POLL_SECONDS = 0.05, 1.0
 _POLLS_PER_INTERVAL = 8
-# How often a mapping looks at its topics if there is nothing new, and how long it waits at once for an answer.
+# How often a mapping decides again if there is nothing new, and how often it checks whether an answer has arrived.
 _IDLE_SECONDS = 5.0
 _ANSWER_SECONDS = 5.0
 # A new leader may briefly report an end below offsets that the former leader has already served.
@@ -118,17 +118,17 @@ class Planner:
         and `on_offset_loss` is `stop`.
         """
         draft = _Draft(stored, dict(stored.offsets), dict(stored.topics))
-        look = _Look(0.0, is_fresh=True)
+        decision = _Decision(0.0, is_fresh=True)
         while not is_over():
-            if look.is_fresh and not await self._is_answered(is_over):
+            if decision.is_fresh and not await self._is_answered(is_over):
                 break
             view = self._kafka.checked()
-            look = await self._worker.call(self._look, view, draft, until, on_poll)
-            if look.is_over:
-                return look.plan
-            if look.waiting:
-                self._kafka.ask_in(min(_POLL_SECONDS[1], look.seconds))
-            await self._worker.wait(look.seconds, lambda: is_over() or self._has_news(view, draft, look))  # noqa: B023
+            decision = await self._worker.call(self._decide, view, draft, until, on_poll)
+            if decision.is_over:
+                return decision.plan
+            if decision.waiting:
+                self._kafka.ask_in(min(_POLL_SECONDS[1], decision.seconds))
+            await self._worker.wait(decision.seconds, lambda: is_over() or self._has_news(view, draft, decision))  # noqa: B023
         return None
 
     async def _is_answered(self, is_over: Callable[[], bool]) -> bool:
@@ -138,8 +138,10 @@ class Planner:
             await self._worker.wait(_ANSWER_SECONDS, lambda: is_over() or self._kafka.is_answered(since))
         return self._kafka.is_answered(since)
 
-    def _look(self, view: View, draft: _Draft, until: Offsets | None, on_poll: Callable[[Offsets], None]) -> _Look:
-        """Find out whether a transaction is due."""
+    def _decide(
+        self, view: View, draft: _Draft, until: Offsets | None, on_poll: Callable[[Offsets], None]
+    ) -> _Decision:
+        """Decide whether a transaction is due, and what it reads."""
         ends = view.ends
         on_poll(ends)
         self._check_topics(draft, view.topics)
@@ -148,23 +150,25 @@ class Planner:
         waiting = sum(max(0, end - draft.offsets[p]) for p, end in goal.items())
         must_store = bool(draft.gaps) or draft.topics != draft.stored.topics
         if until is not None and not (waiting or must_store or self._behind):
-            return _Look(0.0, is_over=True)
+            return _Decision(0.0, is_over=True)
         seconds = 0.0 if until is not None else self._seconds_until_due()
         if must_store or (waiting and (seconds <= 0 or waiting >= self._max_offsets())):
             self._skip_expired(draft, goal)
             backlog = [OffsetRange(*p, draft.offsets[p], end) for p, end in goal.items() if end > draft.offsets[p]]
             if backlog or must_store or draft.gaps:
-                return _Look(0.0, is_over=True, plan=self._plan(draft, backlog))
+                return _Decision(0.0, is_over=True, plan=self._plan(draft, backlog))
         if self._behind:
-            return _Look(_BEHIND_POLL_SECONDS, is_fresh=True)
-        return _Look(min(seconds, _IDLE_SECONDS) if waiting else _IDLE_SECONDS, is_fresh=waiting > 0, waiting=waiting)
+            return _Decision(_BEHIND_POLL_SECONDS, is_fresh=True)
+        return _Decision(
+            min(seconds, _IDLE_SECONDS) if waiting else _IDLE_SECONDS, is_fresh=waiting > 0, waiting=waiting
+        )
 
-    def _has_news(self, view: View, draft: _Draft, look: _Look) -> bool:
-        """Return whether the topics must be looked at before the time that `look` names. Makes no request."""
+    def _has_news(self, view: View, draft: _Draft, decision: _Decision) -> bool:
+        """Return whether the next decision is due earlier than `decision` says. Makes no request."""
         latest = self._kafka.latest
         if self._kafka.has_failed or latest.topics != view.topics:
             return True
-        if not look.waiting:
+        if not decision.waiting:
             return latest.ends != view.ends
         return sum(max(0, end - draft.offsets[p]) for p, end in latest.ends.items()) >= self._max_offsets()
 
@@ -259,8 +263,8 @@ class _Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
-    """The result of a look at the topics: a plan, or how many seconds to wait for the next look.
+class _Decision:
+    """The result of a look at the topics: a plan, or how many seconds to wait for the next decision.
 
     `waiting` is the number of offsets that are not due yet. The next look needs a fresh view if `is_fresh`.
     """

@@ -103,6 +103,6 @@ def _move(stored: StoredMapping, known: PartitionOffsets, offset: int) -> Partit
             hint=f"use an offset from {known.earliest} to {known.end}",
         )
     before = known.committed
-    # The position in a topic that was recreated says nothing about the records of the new topic.
+    # A position in the old topic says nothing about the records of the recreated one.
     read_to = known.earliest if before is None or stored.is_recreated(known.partition.topic) else before
     return PartitionMove(known.partition, before, offset, read_to)

@@ -16,12 +16,12 @@ from ingestd.ingest.ledger import Change, Ledger
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import Offsets, Position, TopicIdentity, TopicPartition
 
-# The most partitions that the text of a change lists.
+# The maximum number of partitions that the text of a change lists.
 _MAX_NAMES = 16
 
 
 def carry_out(ledger: Ledger, broker: Broker, request: Request) -> None:
-    """Pause the mapping, resume it, or set its position. Does nothing if that is the stored state already.
+    """Pause the mapping, resume it, or set its position. Does nothing if that is already the stored state.
 
     Raises RequestFailed, and the errors of a commit and of Kafka.
     """
@@ -33,7 +33,7 @@ def carry_out(ledger: Ledger, broker: Broker, request: Request) -> None:
     elif request.action in ("pause", "resume"):
         paused = request.action == "pause"
     else:
-        raise RequestFailed(f"no running mapping can carry out the request {request.action}")
+        raise RequestFailed(f"only the main loop of a mapping can carry out the request {request.action}")
     if (position, paused) != (state.position, state.paused):
         ledger.change(Change(position, paused, text, request.by))
 
@@ -96,13 +96,13 @@ def _listed(before: Offsets, after: Offsets) -> str:
 
 
 class Requests:
-    """The requests that the main loop of a mapping has taken from its `Control` and not finished."""
+    """The requests that the main loop of a mapping has taken from its `Control` and not yet finished."""
 
     def __init__(self, control: Control, broker: Broker) -> None:
         self._control = control
         self._broker = broker
         self._taken: deque[Request] = deque()
-        # The flushes under way, each with the offsets to commit.
+        # The flushes in progress, each with the offsets to commit.
         self._flushes: list[tuple[Request, Offsets]] = []
 
     @property
@@ -112,7 +112,7 @@ class Requests:
 
     @property
     def goal(self) -> Offsets | None:
-        """The offsets that must be committed without waiting for `commit.interval`; None if no flush is under way."""
+        """The offsets that must be committed without waiting for `commit.interval`; None if no flush is in progress."""
         if not self._flushes:
             return None
         goal: dict[TopicPartition, int] = {}
@@ -121,7 +121,7 @@ class Requests:
         return goal
 
     def carry_out(self, ledger: Ledger, find_ends: Callable[[], Offsets]) -> None:
-        """Carry out the requests that wait. A flush begins here; `reached` ends it.
+        """Carry out the waiting requests. A flush begins here; `reached` ends it.
 
         `find_ends` returns the last stable offsets. After a retriable error, which is raised, the request waits again.
         """

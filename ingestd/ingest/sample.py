@@ -31,7 +31,7 @@ class Match:
     """How the fields of a sample fit columns. Names of columns are in lower case, and all names are sorted.
 
     `stored` are the columns with a field, `empty` those without. `ignored` are the fields without a column.
-    `misfits` is the number of records that are rejects, and `reason` says why the first is one.
+    `misfits` is the number of rejects, and `reason` is that of the first.
     """
 
     records: int

@@ -105,7 +105,7 @@ def read_retirable(metastore: Metastore, options: MappingOptions) -> StoredMappi
 def find_options(
     metastore: Metastore, name: str, control_database: str, kafka: Mapping[str, Setting]
 ) -> MappingOptions | None:
-    """Return the options of a mapping that is only known from its stored state; None if there is no such state."""
+    """Return the options of a mapping that is known only from its stored state; None if there is no such state."""
     control = find_control_table(metastore, TableName(control_database, f"mapping_{name}"))
     state = MappingState.parse(read_state(metastore, control)) if control else None
     if state is None:

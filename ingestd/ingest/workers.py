@@ -42,8 +42,8 @@ class Workers:
         """Run a coroutine in the event loop, and return its future. Call this method from any other thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def member(self) -> Worker:
-        """Return the access of one more main loop."""
+    def worker(self) -> Worker:
+        """Return the access to the threads for one more main loop."""
         return Worker(self._loop, self._lanes)
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class Worker:
         self._woken = asyncio.Event()
 
     async def call(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """Run a call that takes milliseconds."""
+        """Run a call that usually takes milliseconds."""
         return await self._loop.run_in_executor(self._lanes.calls, lambda: function(*arguments, **options))
 
     async def commit(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
@@ -75,14 +75,14 @@ class Worker:
 
     async def stage(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Run a call that waits for a Spark job, when it is this main loop's turn."""
-        await self._lanes.turns.take(self)
+        await self._lanes.turns.acquire(self)
         try:
             return await self._loop.run_in_executor(self._lanes.stages, lambda: function(*arguments, **options))
         finally:
-            self._lanes.turns.give_back(self)
+            self._lanes.turns.release(self)
 
     def wake(self) -> None:
-        """Let `wait` look at its condition again. Never blocks, and may be called from any thread."""
+        """Let `wait` evaluate its condition again. Never blocks, and may be called from any thread."""
         with suppress(RuntimeError):  # the event loop is closed, so nothing waits
             self._loop.call_soon_threadsafe(self._woken.set)
 
@@ -112,14 +112,14 @@ class _Turns:
         self._count = 0
         self._waiting: dict[asyncio.Future[None], Worker] = {}  # in the order of their requests
 
-    async def take(self, worker: Worker) -> None:
+    async def acquire(self, worker: Worker) -> None:
         """Wait for a turn."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[turn] = worker
         self._next()
         await turn
 
-    def give_back(self, worker: Worker) -> None:
+    def release(self, worker: Worker) -> None:
         """End a turn."""
         self._free += 1
         self._running[worker] -= 1

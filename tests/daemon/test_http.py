@@ -57,7 +57,7 @@ def test_readyz_when_a_mapping_waits_then_503_says_why(client: Client, fleet: St
 def test_readyz_when_mappings_are_standby_paused_or_failed_then_200(client: Client, fleet: StaticFleet) -> None:
     for name, state in (("second", "standby"), ("third", "paused")):
         fleet.add(name).entered(state)  # type: ignore[arg-type]
-        fleet.monitors[name].heard_metastore()
+        fleet.monitors[name].metastore_answered()
     fleet.add("fourth").failed(RecordError("is not a number", where="fourth[0]@17, column id"))
     answer = client.get("/readyz")
     assert answer.status == 200
@@ -67,7 +67,7 @@ def test_readyz_when_mappings_are_standby_paused_or_failed_then_200(client: Clie
 def test_readyz_when_a_service_was_never_heard_then_503(client: Client, fleet: StaticFleet) -> None:
     fleet.add("deaf").entered("running")
     assert "no answer of the metastore" in client.get("/readyz").json["not_ready"]["deaf"]
-    fleet.monitors["deaf"].heard_metastore()
+    fleet.monitors["deaf"].metastore_answered()
     assert "no answer of Kafka" in client.get("/readyz").json["not_ready"]["deaf"]
 
 

@@ -37,7 +37,7 @@ class _Case:
         commit = CommitOptions(interval=0.1)
         options = MappingOptions(self.name, (self.name,), table, commit=commit, on_offset_loss=policy, kafka=settings)
         pace = Pace(options.pacing, commit.interval, lambda _: None)
-        self.planner = Planner(options, pace, Watch(broker), self.workers.member())
+        self.planner = Planner(options, pace, Watch(broker), self.workers.worker())
 
     def produce(self) -> None:
         self._stack.produce([{"id": n} for n in range(5)], partition=0)
@@ -97,7 +97,7 @@ def test_broker_when_it_never_answers_then_the_error_is_raised_and_a_stop_ends_t
         options = MappingOptions("silent", ("silent",), TableName("default", "silent"), kafka=settings)
         workers, over = Workers(1), threading.Event()
         # Longer than the planner waits for an answer without looking around.
-        watch, worker = Watch(Broker(settings, timeout_seconds=6)), workers.member()
+        watch, worker = Watch(Broker(settings, timeout_seconds=6)), workers.worker()
         planner = Planner(options, Pace(options.pacing, 1.0, lambda _: None), watch, worker)
         with planner.watching():
             failing = workers.start(planner.next(Position(), None, lambda: False, lambda _: None))

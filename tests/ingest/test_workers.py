@@ -21,7 +21,7 @@ def workers() -> Iterator[Workers]:
 
 def test_loops_when_they_wait_then_hold_no_thread_and_each_is_woken(workers: Workers) -> None:
     before = threading.active_count()
-    members = [workers.member() for _ in range(300)]
+    members = [workers.worker() for _ in range(300)]
     released = threading.Event()
     ends = [workers.start(member.wait(60, released.is_set)) for member in members]
     assert threading.active_count() == before
@@ -33,7 +33,7 @@ def test_loops_when_they_wait_then_hold_no_thread_and_each_is_woken(workers: Wor
 
 
 def test_wait_when_woken_at_any_moment_then_no_wakeup_is_lost(workers: Workers) -> None:
-    member, counted = workers.member(), [0]
+    member, counted = workers.worker(), [0]
 
     async def follow() -> int:
         """Wait for each of the numbers up to 2,000."""
@@ -51,14 +51,14 @@ def test_wait_when_woken_at_any_moment_then_no_wakeup_is_lost(workers: Workers) 
 
 
 def test_wait_when_the_time_is_over_then_returns_whether_the_condition_is_true(workers: Workers) -> None:
-    member = workers.member()
+    member = workers.worker()
     assert workers.start(member.wait(0.01, lambda: False)).result(30) is False
     limit = Deadline.after(0.01)
     assert workers.start(member.wait(0.02, lambda: limit.passed)).result(30) is True
 
 
 def test_stages_when_one_mapping_has_many_then_others_go_first(workers: Workers) -> None:
-    busy, other = workers.member(), workers.member()
+    busy, other = workers.worker(), workers.worker()
     order: list[str] = []
     started, go_on = threading.Event(), threading.Event()
 
@@ -85,4 +85,4 @@ def test_stages_when_one_mapping_has_many_then_others_go_first(workers: Workers)
 
 def test_call_when_it_fails_then_its_caller_raises(workers: Workers) -> None:
     with pytest.raises(ZeroDivisionError):
-        workers.start(workers.member().call(lambda: 1 // 0)).result(30)
+        workers.start(workers.worker().call(lambda: 1 // 0)).result(30)

@@ -60,7 +60,7 @@ class StaticFleet:
         """Add a mapping that runs, has committed once, and has the given lag."""
         monitor = self.add(name)
         monitor.entered("running", owner="here:1")
-        monitor.heard_metastore()
+        monitor.metastore_answered()
         commit(monitor, name, rows, end=rows + lag)
         return monitor
 

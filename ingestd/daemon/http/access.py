@@ -1,11 +1,11 @@
-"""Who may do what: the rules that each request must satisfy.
+"""Access control: the rules that each request must satisfy.
 
-- Everybody who can connect may read. Status and metrics contain no secrets and no records.
+- Anyone who can connect may read. The answers contain no secrets, and no records except the beginning of a reject.
 - A request that changes the daemon needs the token if `http.token_file` is set. Otherwise it is accepted only if the
   server listens on a loopback address.
-- A web page of another site must not use the browser of an operator. On a loopback address, `Host` must be a loopback
-  name, so that a name that was rebound to 127.0.0.1 is refused. A change needs the content type JSON, which a browser
-  sends to another site only after asking, and the answer to that question is no.
+- A web page of another site must not act through the browser of an operator. On a loopback address, `Host` must be a
+  loopback name, so that a name that was rebound to 127.0.0.1 is refused. A change needs the content type JSON, which a
+  browser sends to another site only after a CORS preflight request, which this server does not grant.
 
 Invariant: the token is compared in constant time and is never part of a message.
 """

@@ -1,6 +1,6 @@
 """The routes of the server and the form of its answers.
 
-Invariant: every error is a JSON object with the texts `error`, `where` and `hint`. Every answer forbids browsers to
+Invariant: every error is a JSON object with the strings `error`, `where` and `hint`. Every answer forbids browsers to
 load anything from other hosts and to show the page in a frame.
 """
 
@@ -142,7 +142,7 @@ class _EventStream(StreamingResponse):
             with move_on_after(STREAM_SECONDS + 1):
                 await super().__call__(scope, receive, send)
         finally:
-            # A generator that nobody reads any further would keep its stream.
+            # A generator that is no longer read would keep its stream open.
             await self.body_iterator.aclose()  # type: ignore[attr-defined]
 
 
@@ -190,7 +190,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     if error.status_code == 405:
         hint = "allowed: " + ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
     else:
-        hint = "docs/monitor.md lists all addresses"
+        hint = "docs/monitor.md lists all paths"
     what = HTTPStatus(error.status_code).phrase.lower()
     return _error(error.status_code, what, f"{request.method} {request.url.path[:200]}", hint, error.headers)
 

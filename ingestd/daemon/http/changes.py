@@ -1,7 +1,7 @@
 """Requests that change the daemon: pause, resume, flush, another position, and a reload of the configuration.
 
 Invariant: a request that was accepted is carried out even if its client disconnects. An answer never takes longer than
-`_MAX_WAIT_SECONDS`; what is not done by then is answered with 202 and goes on.
+`_MAX_WAIT_SECONDS`; a request that is not done by then is answered with 202 and continues.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Changes:
     def __init__(self, fleet: Fleet, access: Access) -> None:
         self._fleet = fleet
         self._access = access
-        # Only one reload runs at a time; the next one waits in its client.
+        # Only one reload runs at a time; another one is refused.
         self._reloading = False
 
     async def change(self, name: str, verb: str, http: HttpRequest) -> tuple[int, Json]:
@@ -48,7 +48,7 @@ class Changes:
             raise unknown_mapping(name)
         control = self._fleet.controls.get(name)
         if control is None:
-            raise Refused(409, "the mapping takes no requests", where=f"mapping {name}")
+            raise Refused(409, "the mapping accepts no requests", where=f"mapping {name}")
         action = _ACTIONS[verb]
         change = _position_change(fields) if action == "set_position" else None
         wait_seconds = _wait_seconds(fields.pop("wait_seconds", _DEFAULT_WAIT_SECONDS))
@@ -66,7 +66,7 @@ class Changes:
         fields = await self._checked(http)
         _refuse_unknown(fields)
         if self._reloading:
-            raise Refused(409, "the configuration is being read already", where="reload", hint="retry in a moment")
+            raise Refused(409, "the configuration is already being read", where="reload", hint="retry in a moment")
         self._reloading = True
         try:
             await to_thread.run_sync(self._fleet.reload)
@@ -110,7 +110,7 @@ async def _body(http: HttpRequest) -> bytes:
 
 
 async def _ended(future: Future[None], seconds: float) -> bool:
-    """Wait for the end of a request; return False if it takes longer. Raises the error that prevented it."""
+    """Wait at most `seconds` for a request, and return whether it is done. Raises the error that prevented it."""
     done = asyncio.wrap_future(future)
     # `asyncio.wait` does not cancel the future, which would withdraw the request.
     await asyncio.wait([done], timeout=seconds)
@@ -122,7 +122,7 @@ async def _ended(future: Future[None], seconds: float) -> bool:
 
 
 def _author(by: Any, http: HttpRequest) -> str:
-    """Return who asks: the name that the client gives, if any, and always its address."""
+    """Return who sent the request: the name that the client gives, if any, and always its address."""
     address = http.client.host if http.client else "unknown address"
     if not isinstance(by, str) or len(by) > _MAX_AUTHOR or not by.isprintable():
         raise Refused(400, f"must be a text of at most {_MAX_AUTHOR} characters", where="body: by")
@@ -147,7 +147,7 @@ def _position_change(fields: Json) -> PositionChange:
     if not expected.keys() <= offsets.keys():
         raise Refused(
             400,
-            "must not name other partitions than offsets",
+            "must not name partitions that offsets does not name",
             where="body: expected",
             hint="send the committed positions that you saw, from GET /mappings/NAME",
         )

@@ -1,8 +1,8 @@
-"""Bounds what clients can hold: the number of connections, and the time that each may take.
+"""Limits the connections of clients: their number, and the time that each may take.
 
 Invariant: at most `_MAX_SOCKETS` sockets are open, whatever clients do. A new connection is always accepted while
-another one is idle, because the one that has been idle longest is closed for it. A health check therefore gets its
-answer during a flood of idle connections.
+another one is idle, because the one that has been idle longest is closed. A health check is therefore answered even
+during a flood of idle connections.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MAX_SOCKETS = 256
 # of them before it handles them, because it can close an idle connection only then.
 _QUEUE = 512
 ACCEPTS_PER_TURN = 32
-# The longest line or set of headers of a request.
+# The maximum size of the request line and of the headers.
 MAX_HEADER_BYTES = 16 * 1024
-# Seconds for the headers of a request, and until a client must continue to read a response or finish a close.
+# How long a client may take to send the headers of a request, and how long it may pause while it reads a response.
 _IDLE_SECONDS = 10.0
 _STALLED_SECONDS = 20.0
 
@@ -53,7 +53,7 @@ class Listener(socket.socket):
 
 
 class Connection(H11Protocol):
-    """One HTTP connection of uvicorn that does not wait without a limit for its client."""
+    """One HTTP connection of uvicorn, whose waits for its client are limited."""
 
     _waits_since: float
 
@@ -90,7 +90,7 @@ class Connection(H11Protocol):
 
 
 def end_overdue(connections: Iterable[object]) -> None:
-    """Abort the connections whose clients keep them waiting for too long. To be called about once a second."""
+    """Abort the connections whose clients keep them waiting for too long. Call this about once a second."""
     for connection in list(connections):
         if isinstance(connection, Connection):
             connection.end_if_overdue()

@@ -26,7 +26,7 @@ class Fleet(Protocol):
         """The requests to each mapping, by its name."""
 
     def stuck(self) -> Sequence[str]:
-        """Return the names of the mappings whose commit loops have made no progress for longer than their limits."""
+        """Return the names of the mappings that have made no progress for longer than their limits."""
 
     def reload(self) -> None:
         """Read the configuration again and apply it. Blocks. Raises ConfigError, and then nothing has changed."""

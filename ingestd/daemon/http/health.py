@@ -1,12 +1,13 @@
-"""What the probes answer: /livez (should this process be restarted?) and /readyz (does it do its work?).
+"""The answers to probes: /livez (must this process be restarted?) and /readyz (does it do its work?).
 
 - Live: no commit loop has been stuck for longer than its own limits. An outage of Kafka or of the metastore is no
   reason to restart.
-- Ready: every mapping that runs owns its lease or is a standby, and heard from the metastore and, as owner, from Kafka
-  within the last minute. A paused mapping is ready: an operator asked for it. A mapping that has failed or was stopped
-  is listed, but does not count: it will not become ready by itself, and the others must stay in service.
+- Ready: every running mapping owns its lease or is a standby, and the metastore, and for an owner also Kafka, has
+  answered it within the last minute. A paused mapping is ready: an operator paused it on purpose. A mapping that has
+  failed or was stopped is listed, but does not count: it will not become ready by itself, and the others must stay in
+  service.
 
-Invariant: a probe reads memory only, so it answers at once during any outage.
+Invariant: a probe reads memory only, so it is answered immediately during any outage.
 """
 
 from __future__ import annotations

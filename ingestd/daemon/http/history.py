@@ -16,7 +16,7 @@ from ingestd.ingest.monitor import Monitor, Snapshot
 
 STEP_SECONDS = 10
 POINTS = 360
-# The rate that the overview shows is a mean, because most mappings commit less than once per point.
+# The rate that the overview shows is an average, because most mappings commit less than once per point.
 _RATE_POINTS = 6
 
 

@@ -22,7 +22,7 @@ from ingestd.daemon.http.history import History
 from ingestd.daemon.http.status import Json, daemon_status, mapping_summary
 
 MAX_STREAMS = 32
-# A stream ends after this time and its client reconnects. A client that has disappeared holds a stream no longer.
+# A stream ends after this time, and its client reconnects. A client that has disappeared holds a stream no longer.
 STREAM_SECONDS = 900.0
 _ALIVE_SECONDS = 5.0
 # How long a browser waits before it reconnects.
@@ -54,7 +54,7 @@ class _Stream:
 
 
 class Live:
-    """Watches the mappings while somebody reads a stream."""
+    """Watches the mappings while a stream is open."""
 
     def __init__(self, fleet: Fleet, history: History) -> None:
         self._fleet = fleet
@@ -64,7 +64,7 @@ class Live:
         self._closed = False
 
     def publish(self) -> None:
-        """Find what changed and pass it to all streams. To be called once a second."""
+        """Find what changed and pass it to all streams. Call this once a second."""
         if not self._streams:
             return
         current = self._summaries()

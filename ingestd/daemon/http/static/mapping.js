@@ -107,7 +107,7 @@ export class MappingPage {
       (this.pace = h("p", { class: "pace card", hidden: true })),
       h("section", { class: "charts", "aria-label": "The last hour" }, ...this.charts.map((chart) => chart.node)),
       section("Last commits", this.commits),
-      h("div", { class: "two" }, section("Kafka partitions", this.kafka), section("Hive partitions written lately", this.hive)),
+      h("div", { class: "two" }, section("Kafka partitions", this.kafka), section("Recently written Hive partitions", this.hive)),
     );
     return h("div", {}, this.missing, this.content);
   }
@@ -274,7 +274,7 @@ export class MappingPage {
   }
 }
 
-/** Return a sentence if commits are rarer than configured. */
+/** Return a sentence if commits are less frequent than configured. */
 function pace(pacing) {
   if (!pacing || pacing.factor <= 1) return "";
   const why = pacing.reason === "deltas" ? `${plural(pacing.deltas, "delta")} in a partition` : `the metastore takes ${duration(pacing.metastore_seconds)} per transaction`;

@@ -5,7 +5,7 @@ import { ago, count, duration, magnitude, plural, rate } from "./format.js";
 import { lagSeconds } from "./live.js";
 import { STATES, badge, setBadge, urgency } from "./states.js";
 
-// Rows that are sorted by a value that changes all the time must not jump while somebody reads them.
+// Rows that are sorted by a value that changes all the time must not jump while a user reads them.
 const SORT_MS = 5000;
 // Each column: its title, how two mappings compare, and whether the first click sorts the greatest value first.
 const COLUMNS = [
