@@ -17,7 +17,7 @@ from ingestd.kafka.ranges import Offsets
 
 
 class RequestFailed(IngestdError):
-    """A request was not carried out: the mapping ended, is a standby or paused, or its position is not the expected one."""
+    """A request was not carried out: the mapping ended, is a standby or paused, or has another position."""
 
     exit_code = 69
 

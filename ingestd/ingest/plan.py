@@ -118,17 +118,17 @@ class Planner:
         and `on_offset_loss` is `stop`.
         """
         draft = _Draft(stored, dict(stored.offsets), dict(stored.topics))
-        decision = _Decision(0.0, is_fresh=True)
+        choice = _Choice(0.0, is_fresh=True)
         while not is_over():
-            if decision.is_fresh and not await self._is_answered(is_over):
+            if choice.is_fresh and not await self._is_answered(is_over):
                 break
             view = self._kafka.checked()
-            decision = await self._worker.call(self._decide, view, draft, until, on_poll)
-            if decision.is_over:
-                return decision.plan
-            if decision.waiting:
-                self._kafka.ask_in(min(_POLL_SECONDS[1], decision.seconds))
-            await self._worker.wait(decision.seconds, lambda: is_over() or self._has_news(view, draft, decision))  # noqa: B023
+            choice = await self._worker.call(self._choose, view, draft, until, on_poll)
+            if choice.is_over:
+                return choice.plan
+            if choice.waiting:
+                self._kafka.ask_in(min(_POLL_SECONDS[1], choice.seconds))
+            await self._worker.wait(choice.seconds, lambda: is_over() or self._has_news(view, draft, choice))  # noqa: B023
         return None
 
     async def _is_answered(self, is_over: Callable[[], bool]) -> bool:
@@ -138,9 +138,7 @@ class Planner:
             await self._worker.wait(_ANSWER_SECONDS, lambda: is_over() or self._kafka.is_answered(since))
         return self._kafka.is_answered(since)
 
-    def _decide(
-        self, view: View, draft: _Draft, until: Offsets | None, on_poll: Callable[[Offsets], None]
-    ) -> _Decision:
+    def _choose(self, view: View, draft: _Draft, until: Offsets | None, on_poll: Callable[[Offsets], None]) -> _Choice:
         """Decide whether a transaction is due, and what it reads."""
         ends = view.ends
         on_poll(ends)
@@ -150,25 +148,23 @@ class Planner:
         waiting = sum(max(0, end - draft.offsets[p]) for p, end in goal.items())
         must_store = bool(draft.gaps) or draft.topics != draft.stored.topics
         if until is not None and not (waiting or must_store or self._behind):
-            return _Decision(0.0, is_over=True)
+            return _Choice(0.0, is_over=True)
         seconds = 0.0 if until is not None else self._seconds_until_due()
         if must_store or (waiting and (seconds <= 0 or waiting >= self._max_offsets())):
             self._skip_expired(draft, goal)
             backlog = [OffsetRange(*p, draft.offsets[p], end) for p, end in goal.items() if end > draft.offsets[p]]
             if backlog or must_store or draft.gaps:
-                return _Decision(0.0, is_over=True, plan=self._plan(draft, backlog))
+                return _Choice(0.0, is_over=True, plan=self._plan(draft, backlog))
         if self._behind:
-            return _Decision(_BEHIND_POLL_SECONDS, is_fresh=True)
-        return _Decision(
-            min(seconds, _IDLE_SECONDS) if waiting else _IDLE_SECONDS, is_fresh=waiting > 0, waiting=waiting
-        )
+            return _Choice(_BEHIND_POLL_SECONDS, is_fresh=True)
+        return _Choice(min(seconds, _IDLE_SECONDS) if waiting else _IDLE_SECONDS, is_fresh=waiting > 0, waiting=waiting)
 
-    def _has_news(self, view: View, draft: _Draft, decision: _Decision) -> bool:
-        """Return whether the next decision is due earlier than `decision` says. Makes no request."""
+    def _has_news(self, view: View, draft: _Draft, choice: _Choice) -> bool:
+        """Return whether the planner must decide again before `choice.seconds` have passed. Makes no request."""
         latest = self._kafka.latest
         if self._kafka.has_failed or latest.topics != view.topics:
             return True
-        if not decision.waiting:
+        if not choice.waiting:
             return latest.ends != view.ends
         return sum(max(0, end - draft.offsets[p]) for p, end in latest.ends.items()) >= self._max_offsets()
 
@@ -263,10 +259,10 @@ class _Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class _Decision:
-    """The result of a look at the topics: a plan, or how many seconds to wait for the next decision.
+class _Choice:
+    """The decision of the planner: a plan, or the seconds to wait before the next decision.
 
-    `waiting` is the number of offsets that are not due yet. The next look needs a fresh view if `is_fresh`.
+    `waiting` is the number of offsets that are not due yet. If `is_fresh`, the next decision needs a fresh view.
     """
 
     seconds: float
