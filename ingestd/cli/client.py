@@ -49,7 +49,7 @@ class OtherDaemon(DaemonUnreachable):
 
 
 class DaemonRefused(IngestdError):
-    """The daemon answered, and did not do what was asked."""
+    """The daemon answered with an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,9 @@ class Daemon:
         return document
 
     def change(self, mapping: str, action: str, fields: Mapping[str, Any]) -> bool:
-        """Ask for pause, resume, flush or offsets. Return False if the daemon accepted the request and is not done.
+        """Request pause, resume, flush or offsets. Return False if the daemon accepted the request and is not done yet.
 
-        An error that prevents the request in the daemon is raised as DaemonRefused. Raises ConfigError if the token
+        An error in the daemon is raised as DaemonRefused. Raises ConfigError if the token
         would be sent over a network without TLS.
         """
         if self._token and not self._endpoint.is_private:

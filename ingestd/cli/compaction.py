@@ -74,7 +74,10 @@ def status(
 @click.option("--major", "kind", flag_value="major", help="Rewrite base and deltas to a new base.")
 @click.option("--minor", "kind", flag_value="minor", help="Merge the deltas only. Default: by the rule of the policy.")
 @click.option(
-    "--partition", "partitions", multiple=True, help="COLUMN=VALUE/...; repeatable. Default: those with deltas."
+    "--partition",
+    "partitions",
+    multiple=True,
+    help="COLUMN=VALUE/...; repeatable. Default: all that have something to compact.",
 )
 @click.option("--wait", "waits", is_flag=True, help="Wait until readers use the results. Ctrl-C ends the wait.")
 @click.option("--timeout", type=click.FloatRange(min=0.1), help="Time limit of --wait in seconds.  [default: 3600]")

@@ -84,7 +84,7 @@ def _print(found: Iterator[Finding]) -> list[Finding]:
 
 
 class _Line(NamedTuple):
-    """What findings that are printed together have in common; skipped checks with the same reason share one line."""
+    """The common part of findings that are printed together; skipped checks with the same reason share one line."""
 
     subject: str
     check: str

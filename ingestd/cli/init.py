@@ -27,14 +27,16 @@ from ingestd.kafka.admin import Broker
 
 _SHOWN = 30
 _ANSWER_SECONDS = 10.0
-# They contain no tables of users.
+# Databases without tables of users.
 _OTHER_DATABASES = (ControlOptions().database, "sys", "information_schema")
 
 
 @click.command()
-@click.option("--metastore", "uri", required=True, help="Addresses of the metastore: thrift://host:port, with commas.")
 @click.option(
-    "--bootstrap-servers", "servers", required=True, help="Addresses of Kafka brokers: host:port, with commas."
+    "--metastore", "uri", required=True, help="Addresses of the metastore, thrift://host:port, separated by commas."
+)
+@click.option(
+    "--bootstrap-servers", "servers", required=True, help="Addresses of Kafka brokers, host:port, separated by commas."
 )
 @click.option("--topic", help="The topic to read. On a terminal, the command asks for it.")
 @click.option("--table", "table_text", help="The table to write, as database.table. It need not exist.")
@@ -153,7 +155,7 @@ def _compared(plain: Draft, document: Document, metastore: Metastore) -> Draft:
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
-    """Write a complete file or none, even if the process is killed."""
+    """Write a complete file or nothing, even if the process is killed."""
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         fresh.write_text(text, encoding="utf-8")

@@ -65,7 +65,7 @@ def resume(mapping: str, output: Output, **where: Any) -> None:
 def flush(mapping: str, output: Output, **where: Any) -> None:
     """Commit the records of MAPPING that Kafka has now, without waiting for `commit.interval`.
 
-    Needs the daemon that runs the mapping.
+    Requires the daemon that runs the mapping.
     """
     _request("flush", mapping, output, Source(**where))
 
@@ -78,7 +78,7 @@ def flush(mapping: str, output: Output, **where: Any) -> None:
 def retire(mapping: str, yes: bool, files: tuple[Path, ...], directory: Path | None, output: Output) -> None:
     """Remove the stored state of MAPPING: its control table, and its consumer group in Kafka.
 
-    The table and its rows stay. MAPPING need not be in the configuration any longer. If it is run again, it starts
+    The table and its rows remain. MAPPING may already be removed from the configuration. If it runs again, it starts
     where its key `start` says. Refused while a daemon runs it.
     """
     source = Source(files, directory)
@@ -95,8 +95,8 @@ def retire(mapping: str, yes: bool, files: tuple[Path, ...], directory: Path | N
 
 
 def _request(action: Literal["pause", "resume", "flush"], mapping: str, output: Output, source: Source) -> None:
-    """Let the daemon carry out the request. Without a daemon, store it."""
-    is_done = source.ask(lambda daemon: daemon.change(mapping, action, {"by": author()}))
+    """Let the daemon carry out the request. Without a daemon, carry it out here."""
+    is_done = source.try_daemon(lambda daemon: daemon.change(mapping, action, {"by": author()}))
     if is_done is None:
         if action == "flush":
             hint = "start the daemon, or name it with --url"

@@ -153,9 +153,9 @@ def _hand_over(source: Source, mapping: str, change: PositionChange) -> str:
     """Let the daemon commit the change. Returns `changed`, or `accepted` if the daemon is not done yet."""
     endpoint = source.endpoint
     if endpoint is None:
-        raise click.UsageError("--hand-over needs the address of the daemon: set http.listen or use --url")
+        raise click.UsageError("--hand-over requires the address of the daemon: set http.listen or use --url")
     fields = {"offsets": _nested(change.offsets), "expected": _nested(change.expected), "by": author()}
-    is_done = source.demand(endpoint, lambda daemon: daemon.change(mapping, "offsets", fields))
+    is_done = source.call_daemon(endpoint, lambda daemon: daemon.change(mapping, "offsets", fields))
     return "changed" if is_done else "accepted"
 
 
@@ -171,7 +171,7 @@ def _store(source: Source, options: MappingOptions, change: PositionChange) -> s
 
 def _show(moves: Sequence[PartitionMove], to: Console) -> None:
     if not moves:
-        to.print("nothing to change: these offsets are committed already")
+        to.print("nothing to change: these offsets are already committed")
         return
     rows = ((m.partition.topic, m.partition.partition, m.before, m.after, m.read_again, m.skipped) for m in moves)
     to.print(table(_MOVES, rows))

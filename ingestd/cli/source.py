@@ -1,7 +1,7 @@
-"""Where a command reads and changes mappings: the daemon, or Hive and Kafka if there is none.
+"""The source from which a command reads and changes mappings: the daemon, or Hive and Kafka if there is none.
 
-Invariant: a command with `--url` never falls back, because the user named the daemon. Without it, only a daemon that
-runs mappings of the configuration is used, because any daemon may listen at a default address.
+Invariant: a command with `--url` never falls back, because the user named the daemon. Without `--url`, only a daemon
+that runs mappings of the configuration is used, because any daemon may listen at the default address.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Source:
     url: str | None = None
     token_file: Path | None = None
     ca_file: Path | None = None
-    _is_told: bool = field(default=False, init=False)
+    _has_reported: bool = field(default=False, init=False)
 
     @cached_property
     def document(self) -> Document:
@@ -81,25 +81,25 @@ class Source:
         certificate = http.tls.certificate if http.tls and not self.ca_file else None
         return Endpoint(f"{scheme}://{address}", self.token_file or http.token_file, self.ca_file, certificate)
 
-    def ask(self, call: Callable[[Daemon], T]) -> T | None:
-        """Return the answer of the daemon, or None if none answers that runs mappings of the configuration.
+    def try_daemon(self, call: Callable[[Daemon], T]) -> T | None:
+        """Return the answer of the daemon, or None if no daemon of the configuration answers.
 
-        Raises DaemonUnreachable if --url was given. Otherwise, says once if a daemon of another configuration answers.
+        With --url, raises DaemonUnreachable instead. Reports once if a daemon of another configuration answers.
         """
         endpoint = self.endpoint
         if endpoint is None:
             return None
         try:
-            return self.demand(endpoint, call)
+            return self.call_daemon(endpoint, call)
         except DaemonUnreachable as error:
             if self.url:
                 raise
-            if isinstance(error, OtherDaemon) and not self._is_told:
-                self._is_told = True
+            if isinstance(error, OtherDaemon) and not self._has_reported:
+                self._has_reported = True
                 click.echo(f"ingestd: {error}", err=True)
             return None
 
-    def demand(self, endpoint: Endpoint, call: Callable[[Daemon], T]) -> T:
+    def call_daemon(self, endpoint: Endpoint, call: Callable[[Daemon], T]) -> T:
         """Return the answer of the daemon at the endpoint.
 
         Raises OtherDaemon if --url was not given and the daemon runs no mapping of the configuration.
@@ -108,7 +108,7 @@ class Source:
         if not self.url:
             fault = _difference(daemon.status(), self.document)
             if fault:
-                hint = "it is not asked; set http.listen to the address of your daemon, or use --url"
+                hint = "it is not used; set http.listen to the address of your daemon, or use --url"
                 raise OtherDaemon(fault, where=f"daemon {endpoint.url}", hint=hint)
         return call(daemon)
 
@@ -161,12 +161,12 @@ class Source:
 
 
 def _difference(status: dict[str, Any], document: Document) -> str:
-    """Return why a daemon with this /status is not one of the configuration; empty if it is."""
+    """Return why a daemon with this /status does not belong to the configuration; empty if it does."""
     try:
         scope = Scope(tuple(status["daemon"]["metastore"]), status["daemon"]["control_database"])
         names = {mapping["name"] for mapping in status["mappings"]}
-    except (KeyError, TypeError):  # of a release that does not report it
-        return "a server answers there that does not say which mappings it runs"
+    except (KeyError, TypeError):  # an older release, or another program
+        return "the server there does not report which mappings it runs"
     if not scope.is_same(document.scope):
         return f"a daemon of another configuration answers there ({scope})"
     if names.isdisjoint(options.name for options in document.mappings):

@@ -39,7 +39,7 @@ _REFRESH_SECONDS = 2.0
 def status(files: tuple[Path, ...], directory: Path | None, watch: bool, output: Output, **endpoint: Any) -> None:
     """Show the state, lag, owner and last commit of every mapping.
 
-    Asks the daemon at --url, or at `http.listen` of the configuration. If none of this configuration answers there, the
+    Asks the daemon at --url, or at `http.listen` of the configuration. If no daemon of this configuration answers, the
     stored positions and owners are read from Hive, and the ends of the partitions from Kafka.
     """
     source = Source(files, directory, **endpoint)
@@ -62,7 +62,7 @@ def read_status(source: Source) -> dict[str, Any]:
 
     `source` says which. `exit_code` is that of the first mapping that could not be read, else 0.
     """
-    answer = source.ask(Daemon.status)
+    answer = source.try_daemon(Daemon.status)
     if answer is not None:
         return {"source": "daemon", "exit_code": 0, **answer}
     found = source.read_stored()
@@ -71,9 +71,9 @@ def read_status(source: Source) -> dict[str, Any]:
 
 
 def _watch(source: Source) -> None:
-    """Show the table until Ctrl-C; without a terminal, print it again and again.
+    """Show the table until Ctrl-C; without a terminal, print it repeatedly.
 
-    An error is shown in place of the table, and the next refresh tries again.
+    An error is shown in place of the table until a refresh succeeds.
     """
     screen = console()
     with Live(console=screen, auto_refresh=False) as live, suppress(KeyboardInterrupt):

@@ -1,7 +1,7 @@
 """The background thread that serves the watches of all mappings.
 
-Invariant: the thread never ends because of an error, and no mapping waits for it. The metastore is asked for the queue
-at most once per cycle for all mappings. While the metastore is unavailable, a cycle ends with its first call.
+Invariant: the thread never ends because of an error, and no mapping waits for it. The queue is read at most once per
+cycle, for all mappings. While the metastore is unavailable, a cycle ends with its first call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.compactions import read_compactions
 
 _CYCLE_SECONDS = 5.0
-# The pause after a long cycle, relative to its duration: a long history of the queue must not occupy the metastore.
+# The pause after a cycle, as a multiple of its duration: a long history of the queue must not occupy the metastore.
 _REST = 10.0
 # How often the settings of the metastore are read.
 _SETTINGS_SECONDS = 300.0
@@ -79,12 +79,12 @@ class Compactor:
             if self._ended.is_set():
                 return
             try:
-                surveyed.append((watch, watch.look(self._metastore, self._faults)))
+                surveyed.append((watch, watch.find_crowded(self._metastore, self._faults)))
             except MetastoreUnavailable:
                 raise
             except Exception as error:  # noqa: BLE001 - one table must not prevent the compaction of the others
                 watch.delayed(error)
-        if any(watch.wants_queue(crowded) for watch, crowded in surveyed):
+        if any(watch.needs_queue(crowded) for watch, crowded in surveyed):
             queue = Queue(read_compactions(self._metastore))
             self._progress.observe(queue)
             for watch, crowded in surveyed:

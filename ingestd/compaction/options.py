@@ -20,21 +20,21 @@ class CompactionOptions:
 
     With `request: auto`, a partition with `deltas` deltas is compacted. The compaction is major if the partition has no
     base, or if its deltas are larger than `ratio` times its base; otherwise it is minor. `survey` is the time between
-    two listings of the table, which find the deltas of other writers. A compaction that no worker has started, or whose
-    replaced files were not removed, after `patience` is reported.
+    two listings of the table, which find the deltas of other writers. A compaction is reported if no worker has started
+    it, or if the files that it replaced were not removed, after `patience`.
     """
 
     request: Annotated[Literal["auto", "never"], Doc("Whether compactions are requested, or only counted.")] = "auto"
-    deltas: Annotated[Count, Doc("The number of deltas of a partition from which it is compacted.")] = 10
+    deltas: Annotated[Count, Doc("Number of deltas at which a compaction of a partition is requested.")] = 10
     # The default of hive.compactor.delta.pct.threshold.
-    ratio: Annotated[Number, Doc("The compaction is major if the deltas are larger than this part of the base.")] = 0.1
+    ratio: Annotated[Number, Doc("The compaction is major if the deltas exceed this fraction of the base.")] = 0.1
     survey: Annotated[Seconds, Doc("Time between two listings of the table.")] = 300.0
     patience: Annotated[Seconds, Doc("After this time, a compaction without progress is reported.")] = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class PacingOptions:
-    """When commits become rarer, and how rare.
+    """When commits become less frequent, and by how much.
 
     The time between commits grows beyond `commit.interval` in proportion to the deltas of the partitions that the last
     commit wrote, if these are more than `deltas`, and to the seconds that the metastore takes to open and to commit a
@@ -42,8 +42,10 @@ class PacingOptions:
     the interval. A `max_interval` that is not longer than the interval disables pacing.
     """
 
-    deltas: Annotated[Count, Doc("Commits become rarer if a partition that they write has more deltas.")] = 100
-    latency: Annotated[Seconds, Doc("Commits become rarer if opening and committing a transaction takes longer.")] = 2.0
+    deltas: Annotated[Count, Doc("Commits become less frequent if a partition that they write has more deltas.")] = 100
+    latency: Annotated[
+        Seconds, Doc("Commits become less frequent if opening and committing a transaction takes longer.")
+    ] = 2.0
     max_interval: Annotated[
         Seconds | None, Doc("The longest time between commits; by default four times commit.interval.")
     ] = None

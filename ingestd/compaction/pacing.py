@@ -1,7 +1,7 @@
-"""Paces commits: when partitions have too many deltas or the metastore is slow, commits become rarer and larger.
+"""Paces commits: with too many deltas or a slow metastore, commits become less frequent and larger.
 
 Invariant: the interval between commits is never shorter than the configured one, nor longer than `pacing.max_interval`.
-It depends on the latest measurements only, so it returns to the configured one as soon as they are within their bounds.
+It depends on the latest measurements only, so it returns to the configured one as soon as they are within their limits.
 `commit.rows` and `commit.bytes` still end a transaction earlier, because they bound the memory of a stage.
 """
 
@@ -21,10 +21,10 @@ _WEIGHT = 0.3
 
 @dataclass(frozen=True, slots=True)
 class Pacing:
-    """The current pace.
+    """The pace of commits.
 
     `interval` is the time between commits in seconds, `factor` times the configured one. `reason` names the measurement
-    that is out of bounds; it is empty if the factor is 1. `deltas` is the largest number of deltas in a partition that
+    that exceeds its limit; it is empty if the factor is 1. `deltas` is the largest number of deltas in a partition that
     the last commit wrote, and `latency` the average number of seconds in which the metastore opens and commits a
     transaction.
     """

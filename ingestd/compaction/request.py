@@ -1,4 +1,4 @@
-"""What operators ask: the state of a table's compaction, and compactions of partitions that they name.
+"""Requests of operators: the state of a table's compaction, and compactions of partitions that they name.
 
 Invariant: names are those of existing partitions, exactly as the metastore stores them. Nothing here depends on a
 running daemon.
@@ -32,7 +32,7 @@ class CompactionFailed(IngestdError):
 
 
 class CompactionTimeout(IngestdError):
-    """Readers do not use the result of a compaction within the time limit of the wait. Hive goes on with it."""
+    """Readers did not use the result of a compaction within the time limit of the wait. Hive continues with it."""
 
     exit_code = 69
 
@@ -147,7 +147,7 @@ def wait(
 ) -> list[Answer]:
     """Wait until the accepted compactions have ended and readers use their results; return the final answers.
 
-    After `limit_seconds`, the answers of the others contain CompactionTimeout; Hive goes on with them. Returns when
+    After `limit_seconds`, the answers of the others contain CompactionTimeout; Hive continues with them. Returns when
     `stop` is set, with the latest states. Raises MetastoreUnavailable or StorageUnavailable.
     """
     limit = Deadline.after(limit_seconds)
@@ -183,7 +183,7 @@ def _late(compaction: Compaction, seconds: float) -> CompactionTimeout:
     return CompactionTimeout(
         f"readers do not use its result after {seconds:g} s; its state is: {compaction.state}",
         where=f"compaction {compaction.id}",
-        hint="Hive goes on with it; see `ingestd compaction status`, and `ingestd doctor` for what prevents it",
+        hint="Hive continues with it; see `ingestd compaction status`, and `ingestd doctor` for what prevents it",
     )
 
 

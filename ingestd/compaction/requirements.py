@@ -3,8 +3,8 @@
 Sources: the requirements of Hive Streaming (hive.compactor.initiator.on, hive.compactor.cleaner.on,
 hive.compactor.worker.threads), and MetastoreConf.
 
-Invariant: a fault is reported only if the metastore itself says so. Workers usually run in HiveServer2, whose settings
-cannot be asked; a missing one shows in the queue (`policy.py`).
+Invariant: a fault is reported only if it follows from the settings of the metastore. Workers usually run in
+HiveServer2, whose settings cannot be read; missing workers show in the queue (`policy.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EXCLUDED = "no_auto_compaction"
 
 
 def is_excluded(parameters: Mapping[str, str]) -> bool:
-    """Return whether a table's properties exclude it from compactions that no person requested."""
+    """Return whether a table's properties exclude it from automatic compactions."""
     return any(key.lower() == _EXCLUDED and value.lower() == "true" for key, value in parameters.items())
 
 
@@ -48,8 +48,8 @@ def can_compact(partition: str) -> bool:
 def metastore_faults(metastore: Metastore) -> list[str]:
     """Return one sentence for each setting of the metastore that prevents compaction.
 
-    With several addresses there are none: usually one metastore runs these threads, and any of them answers. `ingestd
-    doctor` asks each. Makes up to four calls. Raises MetastoreUnavailable.
+    With several addresses there are none, because usually one metastore runs these threads and any of them may answer;
+    `ingestd doctor` asks each. Makes up to four calls. Raises MetastoreUnavailable.
     """
     if len(metastore.addresses) > 1:
         return []

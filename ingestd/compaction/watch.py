@@ -1,4 +1,4 @@
-"""Watches the table of one mapping: counts deltas, requests compactions and reports what becomes of them.
+"""Watches the table of one mapping: counts deltas, requests compactions and reports their results.
 
 Invariant: a commit only adds to counters in memory. All calls are made in the thread of the `Compactor`, and their
 number is bounded: surveys of at most 1,000 and 200 partitions, and 20 requests per cycle.
@@ -35,7 +35,7 @@ _REQUESTS = 20
 # A partition is checked in this many cycles after its compaction has ended. Its transaction commits a moment after the
 # state in the queue has changed, and only then do readers use the result.
 _CHECKS_AFTER_COMPACTION = 3
-# No compaction of the partition is requested for so long, because a survey may not have seen the result.
+# For this long, no other compaction of the partition is requested, because a survey may not have seen the result.
 _SETTLE_SECONDS = 5.0
 
 
@@ -152,8 +152,8 @@ class TableWatch:
 
     # --- called by the thread of the Compactor
 
-    def look(self, metastore: Metastore, metastore_faults: Sequence[str]) -> dict[str, PartitionFiles]:
-        """Survey what is due, and return the partitions for which a compaction should be requested.
+    def find_crowded(self, metastore: Metastore, metastore_faults: Sequence[str]) -> dict[str, PartitionFiles]:
+        """Survey the partitions that are due, and return those for which a compaction should be requested.
 
         Raises MetastoreUnavailable, StorageUnavailable or InvalidTable.
         """
@@ -176,7 +176,7 @@ class TableWatch:
         crowded = {name: files for name, files in found.items() if files.deltas >= self._options.deltas}
         return {name: files for name, files in crowded.items() if can_compact(name)}
 
-    def wants_queue(self, crowded: Mapping[str, PartitionFiles]) -> bool:
+    def needs_queue(self, crowded: Mapping[str, PartitionFiles]) -> bool:
         """Return whether the queue must be read in this cycle."""
         return bool(crowded or self._totals.pending or self._reads_queue)
 
@@ -269,7 +269,7 @@ class TableWatch:
         self._report.requested(requested, files.deltas)
 
     def _problem(self, queue: Queue) -> str:
-        """Return why compaction does not work; '' if it works, or if the table is excluded from it on purpose."""
+        """Return why compaction does not work; '' if it works, or if the table is excluded from it."""
         if self._stalls:
             return "; ".join(stall.hint for stall in self._stalls.values())
         failed = [one for one in queue.newest_of(self._table) if one.state == "failed"]

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ingestd.config.document import validate
+from ingestd.config.document import DefaultOptions, validate
 from ingestd.config.files import Settings, read_document
 from ingestd.config.http import HttpOptions
 from ingestd.config.validation import key_types, may_be_secret, section
@@ -30,8 +30,9 @@ _HARMLESS_NAME = re.compile(
 )
 _HARMLESS_TEXT = re.compile(r"true|false|\d+(\.\d+)?\s?[a-z]{0,3}", re.IGNORECASE)
 # The keys from which a mapping inherits values that it does not set itself.
+_DEFAULTS = "|".join(one.name for one in fields(DefaultOptions))
 _INHERITED = {
-    re.compile(r"^mappings\[\d+\]\.commit\."): "defaults.commit.",
+    re.compile(rf"^mappings\[\d+\]\.({_DEFAULTS})\."): r"defaults.\1.",
     re.compile(r"^mappings\[\d+\]\.kafka\."): "kafka.",
 }
 

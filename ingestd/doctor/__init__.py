@@ -1,4 +1,4 @@
-"""Examines an installation for everything that commonly goes wrong, with evidence and a fix for each finding.
+"""Examines an installation for common faults, with evidence and a fix for each finding.
 
 Invariant: an examination changes nothing. It removes each lock, transaction and directory that it creates.
 """

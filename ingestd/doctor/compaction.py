@@ -16,7 +16,7 @@ from ingestd.hive.compactions import Compaction, read_compactions
 _QUEUED_WARNING_SECONDS = 900.0
 _UNCLEANED_WARNING_SECONDS = 3_600.0
 _SHOWN = 3
-# A request that was refused says nothing about the compactions of its table.
+# A refused request is neither a success nor a failure of compaction.
 _FAILURES = ("failed", "did not initiate", "aborted")
 _OUTCOMES = (*_FAILURES, "ready for cleaning", "succeeded")
 
@@ -39,7 +39,7 @@ def _cleaner(service: Service) -> Iterator[Verdict]:
     if oldest is not None and now - _since(oldest) > _UNCLEANED_WARNING_SECONDS:
         yield warning(
             f"{_counted(waiting)} ready for cleaning, {_target(oldest)} for {_hours(now - _since(oldest))}",
-            "check metastore.transactions: an open transaction keeps the cleaner from removing files",
+            "check metastore.transactions: an open transaction prevents the cleaner from removing files",
         )
     elif not missing:
         yield ok(f"metastore.compactor.cleaner.on is true; {_counted(waiting)} ready for cleaning")
@@ -94,7 +94,7 @@ def _history(service: Service) -> Iterator[Verdict]:
 
 
 def _switched_off(service: Service, name: str) -> str:
-    """Return what keeps a background thread of the metastore from running, or '' if it runs at one address."""
+    """Return what prevents a background thread of the metastore from running; '' if it runs at one address."""
     if not service.is_on("metastore.housekeeping.threads.on") and service.setting("metastore.housekeeping.threads.on"):
         return "metastore.housekeeping.threads.on is false in every metastore that answers"
     return "" if service.is_on(name) else f"{name} is false in every metastore that answers"

@@ -1,4 +1,4 @@
-"""Decides what to examine, and in which order.
+"""Decides what to examine, and in what order.
 
 Invariant: findings are in the same order in every run: machine, login, metastore, Kafka, compaction, then the mappings.
 A service that does not answer is reported once, and the checks that need it are skipped.
@@ -25,7 +25,7 @@ _Cluster = tuple[tuple[str, str], ...]
 # The checks whose verdict says whether a service can be examined further.
 _ANSWERS = (service.VERSION.name, mapping.CLUSTER.name)
 _NO_METASTORE, _NO_KAFKA = (f"not examined, because of the fault that {name} found" for name in _ANSWERS)
-# The metastore has this part of a check's time limit to answer one call.
+# The time limit of one metastore call, as a part of that of a check.
 _CALL_PART = 0.4
 
 

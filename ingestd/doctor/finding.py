@@ -1,6 +1,6 @@
 """The results of an examination, and the contract of a check.
 
-Invariant: a finding names its check, what was examined, the measured value, and, unless all is well, a fix.
+Invariant: a finding names its check, what was examined and the measured value, and has a fix unless its status is `ok`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ingestd.errors import IngestdError
 T = TypeVar("T")
 Status = Literal["ok", "warning", "fault", "skipped"]
 
-# The version of the JSON document. It grows when a key changes its meaning or disappears.
+# The version of the JSON document. It increases when a key changes its meaning or is removed.
 _SCHEMA = 1
 
 
@@ -89,7 +89,7 @@ def skipped(evidence: str) -> Verdict:
 def refused(error: IngestdError) -> Verdict:
     """Return the fault that an error describes."""
     where = f"{error.where}: " if error.where else ""
-    return Verdict("fault", f"{where}{error.what}", error.hint or "see the evidence", error.exit_code)
+    return Verdict("fault", f"{where}{error.what}", error.hint or "remove this cause", error.exit_code)
 
 
 def exit_code(findings: Sequence[Finding]) -> int:

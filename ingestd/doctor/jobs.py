@@ -20,7 +20,7 @@ from ingestd.errors import Unavailable
 
 T = TypeVar("T")
 _AT_ONCE = 8
-# A check that takes longer than this part of its time limit is slow, whatever it finds.
+# A check is slow if it takes longer than this part of its time limit.
 _SLOW_PART = 0.35
 _MOST_SLOW = 16
 _DEFECT = 70  # the exit code of internal errors

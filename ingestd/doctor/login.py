@@ -25,7 +25,7 @@ def _keytab(options: MetastoreOptions) -> Iterator[Verdict]:
     found = f"{login.keytab} has a key for {login.user}"
     mode = stat.S_IMODE(os.stat(login.keytab).st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO) & ~stat.S_IRGRP:
-        yield warning(f"{found}; its mode is {mode:04o}", f"run chmod 0400 {login.keytab}: it replaces a password")
+        yield warning(f"{found}; its mode is {mode:04o}", f"run chmod 0440 {login.keytab}: it is a secret")
     else:
         yield ok(found)
 

@@ -69,7 +69,7 @@ def _temporary_disk(_mappings: int) -> Iterator[Verdict]:
         yield ok(found)
 
 
-# They are given the number of mappings in the configuration.
+# Each check receives the number of mappings in the configuration.
 CHECKS: tuple[Check[int], ...] = (
     Check("machine.python", _python),
     Check("machine.java", _java),

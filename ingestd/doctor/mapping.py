@@ -21,7 +21,7 @@ from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import Offsets, TopicPartition
 
 _ANSWER_SECONDS = 5.0
-# Of the retention time: records that are older than this part of it, and not yet stored in Hive, are reported.
+# Records that are not stored in Hive yet are reported if they are older than this part of the retention time.
 _EXPIRING = 0.8
 _FUTURE_SECONDS = 60.0
 # An owner sends a heartbeat every two seconds, and standbys take over after six.
@@ -91,7 +91,7 @@ _TIME = "retention.ms"
 
 
 def _expiring(broker: Broker, found: str, position: Offsets, keep_ms: int | None) -> Verdict:
-    """Judge how much of the retention time has passed for the records that are not stored yet."""
+    """Return the verdict on how much of the retention time has passed for records that are not stored yet."""
     if keep_ms is None:
         return ok(f"{found}; the topic has no retention time")
     found = f"{found}; {_TIME} is {_days(keep_ms)}"
@@ -182,8 +182,8 @@ def _lease(mapping: Examined) -> Iterator[Verdict]:
         if age > _STALE_SECONDS:
             yield warning(
                 f"{found} (lock {claim.lock_id})",
-                "the process is suspended, has ended, or cannot reach the metastore: end it; the next daemon that"
-                " starts the mapping takes over",
+                "the process has ended, is suspended, or cannot reach the metastore: end it; another daemon with this"
+                " mapping then takes over",
             )
         else:
             yield ok(found)

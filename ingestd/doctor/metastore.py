@@ -83,7 +83,7 @@ def _transaction_timeout(service: Service) -> Iterator[Verdict]:
         yield warning(f"{name} is {' and '.join(values)}", "set the same value in every metastore")
     lengths = [length for value in values if (length := health.seconds(value)) is not None]
     if not lengths:
-        yield warning(f"{name} is {values or 'not set'}", f"set {name} to a duration such as 300s")
+        yield warning(f"{name} is {' and '.join(values) or 'not set'}", f"set {name} to a duration such as 300s")
         return
     shortest, found = min(lengths), f"{name} is {min(lengths):,.0f} s"
     if shortest < _TIMEOUT_FAULT_SECONDS:
@@ -148,7 +148,7 @@ def _most_frequent(some: Sequence[Uncommitted]) -> str:
 
 
 def _connections(service: Service) -> Iterator[Verdict]:
-    """Send many calls at once: with a small connection pool, or without free threads, some wait for the others."""
+    """Send many calls at once. If the connection pool is small or no thread is free, some wait for the others."""
     metastore = service.connect(_CALLS_AT_ONCE)
     began, limit = monotonic(), Deadline.after(_CALL_LIMIT_SECONDS)
     ends: list[float] = []

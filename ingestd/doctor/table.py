@@ -32,7 +32,7 @@ def _storage(mapping: Examined) -> Iterator[Verdict]:
 
 
 def _deltas(mapping: Examined) -> Iterator[Verdict]:
-    """Report partitions that readers find slow, because they merge all deltas of a partition."""
+    """Report partitions with many deltas, which make queries slow because these merge all deltas of a partition."""
     metastore, most = mapping.metastore, mapping.options.pacing.deltas
     table, limit = load_acid_table(metastore, mapping.options.table), Deadline.after(_SECONDS)
     names = _newest(mapping, table, _SURVEYED_PARTITIONS)
@@ -57,7 +57,7 @@ def _compaction(mapping: Examined) -> Iterator[Verdict]:
     table = load_acid_table(mapping.metastore, mapping.options.table)
     faults = table_faults(table.parameters, _newest(mapping, table, _SURVEYED_PARTITIONS))
     for sentence in faults:
-        yield warning(sentence, "compact the table on a schedule, or remove what prevents its compaction")
+        yield warning(sentence, "remove what prevents the compaction, or compact the table on a schedule")
     if not faults:
         yield ok("no property of the table prevents its compaction")
 

@@ -27,7 +27,7 @@ class MetastoreOptions:
 
     uri: Annotated[str, Doc("Addresses of one metastore, thrift://host:port, separated by commas and tried in order.")]
     timeout: Annotated[Seconds, Doc("Time limit of one call.")] = 60.0
-    connections: Annotated[Count, Doc("The most connections, which all mappings share.")] = CONNECTIONS
+    connections: Annotated[Count, Doc("Maximum number of connections, shared by all mappings.")] = CONNECTIONS
     kerberos: Annotated[Kerberos | None, Doc("Kerberos login; requires the extra `kerberos`.")] = None
     plain: Annotated[Plain | None, Doc("Login with user name and password over SASL (LDAP).")] = None
     tls: Annotated[Tls | None, Doc("Encrypts the connection; {} uses the defaults.")] = None

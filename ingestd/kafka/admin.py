@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.005
 _MAX_REPORTED = 16
 # How long a request may continue after `interrupt`.
 _INTERRUPT_SECONDS = 0.1
-# Their values are names of protocols, since librdkafka has accepted them.
+# Their values are not secret: librdkafka has accepted them, so they are names of protocols.
 _ENUMERATED = ("security.protocol", "sasl.mechanism", "sasl.mechanisms")
 # Properties that every kind of client accepts; librdkafka warns about those of other kinds.
 _SHARED_PROPERTIES = ("bootstrap.servers", "client.", "broker.", "security.", "sasl.", "ssl.", "socket.")
@@ -63,7 +63,7 @@ class Broker:
         self._interrupted = threading.Event()
 
     def interrupt(self) -> None:
-        """Let the requests in progress and all later ones raise BrokerUnavailable, because nobody needs the answers."""
+        """Make the requests in progress and all later ones raise BrokerUnavailable, as their answers are not needed."""
         self._interrupted.set()
 
     def topics(self, names: Sequence[str]) -> dict[str, Topic]:

@@ -1,8 +1,8 @@
-"""The Kafka clients of a daemon, which mappings with equal properties share.
+"""The Kafka clients of a daemon, shared by mappings with equal properties.
 
 Invariant: the number of clients depends on the number of different properties, not on the number of mappings, because
-each client of librdkafka has several threads. Consumers of offset mirrors, one per group, are the exception: the ones
-that were used last stay open.
+each client of librdkafka has several threads. Offset mirrors, which need one consumer per group, are the exception: a
+bounded number of them, those that were used last, stay open.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KafkaClients:
                 one.close()
 
     def interrupt(self) -> None:
-        """Let all requests of the brokers fail: no caller waits any longer (`Broker.interrupt`)."""
+        """Make all requests of the brokers fail, so that no caller waits any longer (`Broker.interrupt`)."""
         with self._lock:
             watches = list(self._watches.values())
         for watch in watches:

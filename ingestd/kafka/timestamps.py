@@ -1,4 +1,4 @@
-"""Reads the timestamps of single records: of the first record at or after an offset, for many partitions at once.
+"""Reads the timestamp of the first record at or after an offset, for many partitions at once.
 
 Invariant: one consumer serves all partitions of a cluster. It is assigned partitions only during a read, and each of
 them only until its first record has arrived.

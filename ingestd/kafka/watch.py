@@ -1,8 +1,8 @@
 """Watches the topics and the ends of many mappings with a few requests to each Kafka cluster.
 
-Invariant: one thread asks for everything that is due soon, in one request for topics and one for ends, so the number of
-requests depends on the shortest interval and not on the number of subscriptions. A subscription that nobody reads costs
-no wake-up: `on_news` is called only when something has changed, or when the request failed.
+Invariant: one thread requests everything that is due soon, with one request for topics and one for ends, so the number
+of requests depends on the shortest interval and not on the number of subscriptions. Topics without news cause no
+wake-ups: `on_news` is called only when something has changed, or when the request failed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from ingestd.kafka.ranges import TopicPartition
 
 # How often topics are described.
 _TOPICS_SECONDS = 10.0
-# A request that others need may come earlier than needed by this part of the interval, or by this time if the mapping
-# has asked for the exact time.
+# A subscription takes part in a request that others need if its own is due within this part of its interval, or within
+# this time after `ask_in`.
 _EARLY = 0.5
 _TOGETHER_SECONDS = 0.02
 # How long a reader waits, as a multiple of the time limit of a request: one request may be in progress already.
@@ -44,7 +44,7 @@ class View:
 
 
 class Subscription:
-    """The topics of one mapping, which are asked for every `interval_seconds`. Create it with `Watch.subscribe`."""
+    """The topics of one mapping, which are polled every `interval_seconds`. Create it with `Watch.subscribe`."""
 
     def __init__(
         self, watch: Watch, topics: Sequence[str], interval_seconds: float, on_news: Callable[[], None]
@@ -60,7 +60,7 @@ class Subscription:
         self._topics_since = float("-inf")
         self._wanted_since = float("-inf")
         self.due = Deadline.after(0.0)
-        # How much earlier than that a request may be made that others need.
+        # How long before `due` the subscription takes part in a request that others need.
         self.early_seconds = 0.0
 
     @property
@@ -154,7 +154,7 @@ class Subscription:
 
 
 class Watch:
-    """Asks one cluster on behalf of all subscriptions. Safe for use from any thread.
+    """Polls one cluster on behalf of all subscriptions. Safe for use from any thread.
 
     Its thread runs while there are subscriptions. `changed` protects the subscriptions. `broker` is the client that the
     watch uses, and that others may use, too.
@@ -191,7 +191,7 @@ class Watch:
         with self.changed:
             while not subscription.is_answered(since):
                 if limit.passed or subscription not in self._subscriptions:
-                    raise BrokerUnavailable("the broker was not asked in time", where=self.broker.where)
+                    raise BrokerUnavailable("the broker did not answer in time", where=self.broker.where)
                 self.changed.wait(limit.left)
 
     def _run(self) -> None:

@@ -1,7 +1,7 @@
-"""A few threads that do the work of many owners, each at the time that it asks for.
+"""Runs planned work of many owners in a few threads.
 
-Invariant: the work of one owner runs in one thread at a time, and a time that it asks for meanwhile is kept. A thread
-ends when no work is planned for it.
+Invariant: work never runs in two threads at a time; a time that is planned for it while it runs is kept. A thread ends
+when no work is left for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Agenda:
             again: float | None = None
             try:
                 again = work()
-            except Exception as error:  # noqa: BLE001 - reported as that of a thread; the work of others goes on
+            except Exception as error:  # noqa: BLE001 - reported like that of a thread; other work continues
                 thread = threading.current_thread()
                 threading.excepthook(threading.ExceptHookArgs((type(error), error, error.__traceback__, thread)))
             with self._changed:

@@ -1,4 +1,4 @@
-"""Connects PySpark to a driver JVM that starts, and creates its Spark context.
+"""Connects PySpark to a driver JVM that is starting, and creates its Spark context.
 
 Invariant: no call changes the signal handlers of the process. Errors contain no value of `spark.conf`.
 """

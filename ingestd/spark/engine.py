@@ -58,7 +58,7 @@ class _Job:
 
 
 class Engine:
-    """A Spark session that runs jobs. It may still start: then only calls that need its answer wait for it."""
+    """A Spark session that runs jobs. While it is still starting, only calls that need its JVM wait for it."""
 
     def __init__(self, session: Session, limits: EngineLimits | None = None) -> None:
         self._session = session
@@ -173,7 +173,7 @@ class Engine:
 
         Spark ignores the cancellation of a job that it has not started yet, so one request may not be enough.
         """
-        # The JVM did not start, or it has ended: `lost` says so.
+        # The JVM did not start, or it has ended: `lost` reports it.
         with suppress(*GATEWAY_ERRORS, AttributeError, EngineLost):
             self._driver()
             context = self._session.context()

@@ -66,7 +66,7 @@ def spark_properties(
 
 
 class Launch:
-    """A driver JVM that starts. The constructor returns at once, and the JVM starts meanwhile.
+    """A driver JVM. The constructor launches it and returns; `address` waits until it accepts connections.
 
     `master` is a Spark master URL, and `conf` overrides ingestd's defaults. Raises ConfigError if no Java is found, and
     EngineLost if the process cannot be created.

@@ -38,7 +38,7 @@ class Session:
 
     @property
     def has_started(self) -> bool:
-        """Whether jobs can run at once."""
+        """Whether Spark has started, so that no call waits for it."""
         return self._context.done() and self._context.exception() is None
 
     @property

@@ -26,7 +26,7 @@ kafka:
 spark:
   stage_timeout: ${ENV:STAGE:-5m}
 defaults:
-  commit: {rows: 7}
+  {commit: {rows: 7}, pacing: {deltas: 8}}
 mappings:
   - name: orders
     topics: [b, a]
@@ -69,6 +69,7 @@ def test_show_then_every_value_has_its_source_and_no_secret_is_printed(run: Run,
     assert shown["mappings[0].kafka.sasl.password"] == shown["kafka.sasl.password"]
     assert shown["mappings[0].topics"] == (["b", "a"], f"{first}:12")
     assert shown["mappings[0].commit.rows"] == (7, f"{first}:9")
+    assert shown["mappings[0].pacing.deltas"] == (8, f"{first}:9")
     assert shown["mappings[0].commit.interval"] == (2.0, f"{first}:14")
     assert shown["mappings[0].group"] == ("ingestd-orders", "default")
     assert shown["spark.stage_timeout"] == (300.0, f"{first}:7, the default of ENV:STAGE")

@@ -69,7 +69,7 @@ def test_policy_when_the_name_of_a_partition_is_not_ascii_then_requests_none_and
     stack.table("id int, note string", "day string", **ON_REQUEST)
     write_deltas(stack, 3, day="é")
     with watching(stack.metastore, _name(stack), CompactionOptions(deltas=3)) as [(watch, notes)]:
-        eventually("the reading of the queue", lambda: watch.status.crowded and not watch.wants_queue({}))
+        eventually("the reading of the queue", lambda: watch.status.crowded and not watch.needs_queue({}))
     assert not entries(stack)
     assert "ASCII" in notes.faults[-1][-1]
 
@@ -107,7 +107,7 @@ def test_policy_when_excluded_then_counts_but_requests_nothing(
     with watching(stack.metastore, _name(stack), options) as [(watch, notes)]:
         eventually("the survey", lambda: watch.status.crowded == 1)
         assert (watch.status.deltas, watch.status.small_files) == (3, 3)
-        eventually("the reading of the queue", lambda: not watch.wants_queue({}))
+        eventually("the reading of the queue", lambda: not watch.needs_queue({}))
     assert not entries(stack)
     assert bool(notes.faults) == (options.request == "auto")
 
