@@ -16,6 +16,7 @@ from ingestd.errors import IngestdError
 from ingestd.ingest import events
 from ingestd.ingest.monitor import Monitor
 from ingestd.kafka.ranges import TopicPartition
+from ingestd.kafka.settings import ClientKey, client_key
 from ingestd.kafka.timestamps import FirstRecord, RecordTimestamps
 
 _ROUND_SECONDS = 2.0
@@ -27,8 +28,6 @@ _MOST_PARTITIONS = 1_000
 _REST_SECONDS = 10.0
 # The same for a partition that could not be read, for example because its topic was deleted.
 _LONG_REST_SECONDS = 30.0
-# The properties of a client, sorted.
-_Settings = tuple[tuple[str, str], ...]
 
 
 class LagWatch:
@@ -39,8 +38,8 @@ class LagWatch:
 
     def __init__(self, monitors: Callable[[], Mapping[str, Monitor]]) -> None:
         self._monitors = monitors
-        self._clients: dict[_Settings, RecordTimestamps] = {}
-        self._resting: dict[tuple[_Settings, TopicPartition], Deadline] = {}
+        self._clients: dict[ClientKey, RecordTimestamps] = {}
+        self._resting: dict[tuple[ClientKey, TopicPartition], Deadline] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lag", daemon=True)
 
@@ -55,9 +54,9 @@ class LagWatch:
 
     def _run(self) -> None:
         while not pause(_ROUND_SECONDS, self._stop):
-            monitors: dict[_Settings, list[Monitor]] = {}
+            monitors: dict[ClientKey, list[Monitor]] = {}
             for monitor in self._monitors().values():
-                monitors.setdefault(_key(monitor), []).append(monitor)
+                monitors.setdefault(client_key(monitor.kafka), []).append(monitor)
             for settings, sharing in monitors.items():
                 self._update(settings, sharing)
             for settings in self._clients.keys() - monitors.keys():
@@ -65,7 +64,7 @@ class LagWatch:
         for client in self._clients.values():
             client.close()
 
-    def _update(self, settings: _Settings, monitors: list[Monitor]) -> None:
+    def _update(self, settings: ClientKey, monitors: list[Monitor]) -> None:
         """Read the first records that mappings with the same properties do not know."""
         self._resting = {key: until for key, until in self._resting.items() if not until.passed}
         unread = [monitor.unread() for monitor in monitors]
@@ -78,7 +77,7 @@ class LagWatch:
         for monitor, positions in zip(monitors, unread, strict=True):
             monitor.learned(record for record in records if positions.get(record.partition) == record.offset)
 
-    def _read(self, settings: _Settings, wanted: dict[TopicPartition, int]) -> list[FirstRecord]:
+    def _read(self, settings: ClientKey, wanted: dict[TopicPartition, int]) -> list[FirstRecord]:
         try:
             if settings not in self._clients:
                 self._clients[settings] = RecordTimestamps(dict(settings))
@@ -94,7 +93,3 @@ class LagWatch:
             # A consumer that has read a topic does not read a new topic of the same name.
             self._clients.pop(settings).close()
         return records
-
-
-def _key(monitor: Monitor) -> _Settings:
-    return tuple(sorted((key, str(value)) for key, value in monitor.kafka.items()))

@@ -5,7 +5,6 @@ Invariant: reading changes nothing. It creates no control table and requests no 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,8 +18,8 @@ from ingestd.hive.tables import TableName
 from ingestd.ingest.claims import last_heartbeat
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.state import MappingState
-from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import Offsets, TopicIdentity, TopicPartition
+from ingestd.kafka.shared import KafkaClients
 from ingestd.keys import Setting
 
 # Mappings that are read at the same time. Each takes about ten requests.
@@ -81,14 +80,14 @@ class StoredMapping:
 
 def read_mappings(metastore: Metastore, mappings: Sequence[MappingOptions]) -> list[StoredMapping]:
     """Read the mappings from Hive and Kafka. An error is the `problem` of its mapping; none is raised."""
-    brokers = _Brokers()
+    kafka = KafkaClients(timeout_seconds=_ANSWER_SECONDS)
     with ThreadPoolExecutor(min(_READERS, max(1, len(mappings))), "status") as readers:
-        return list(readers.map(lambda options: _read(metastore, brokers, options), mappings))
+        return list(readers.map(lambda options: _read(metastore, kafka, options), mappings))
 
 
 def read_mapping(metastore: Metastore, options: MappingOptions) -> StoredMapping:
     """Read one mapping. Raises the IngestdError that `read_mappings` stores."""
-    found = _read(metastore, _Brokers(), options)
+    found = _read(metastore, KafkaClients(timeout_seconds=_ANSWER_SECONDS), options)
     if found.problem is not None:
         raise found.problem
     return found
@@ -96,7 +95,7 @@ def read_mapping(metastore: Metastore, options: MappingOptions) -> StoredMapping
 
 def read_retirable(metastore: Metastore, options: MappingOptions) -> StoredMapping:
     """Read one mapping, whose topics may have been deleted. Raises the other errors of `read_mapping`."""
-    found = _read(metastore, _Brokers(), options)
+    found = _read(metastore, KafkaClients(timeout_seconds=_ANSWER_SECONDS), options)
     if found.problem is not None and not isinstance(found.problem, InvalidTopic):
         raise found.problem
     return found
@@ -114,7 +113,7 @@ def find_options(
     return MappingOptions(name, topics, TableName.parse(state.table), kafka=kafka, control_database=control_database)
 
 
-def _read(metastore: Metastore, brokers: _Brokers, options: MappingOptions) -> StoredMapping:
+def _read(metastore: Metastore, kafka: KafkaClients, options: MappingOptions) -> StoredMapping:
     state: MappingState | None = None
     owner: Claim | None = None
     heartbeat: float | None = None
@@ -123,7 +122,7 @@ def _read(metastore: Metastore, brokers: _Brokers, options: MappingOptions) -> S
         state = MappingState.parse(read_state(metastore, control)) if control else None
         owner = next((claim for claim in leases.claims(metastore, options.owner_lease) if claim.is_held), None)
         heartbeat = last_heartbeat(metastore, owner) if owner else None
-        broker = brokers.get(options)
+        broker = kafka.broker(options.kafka)
         topics = broker.topics(options.topics)
         partitions = [partition for topic in topics.values() for partition in topic.partitions]
         earliest, ends = broker.earliest(partitions), broker.ends(partitions)
@@ -133,19 +132,3 @@ def _read(metastore: Metastore, brokers: _Brokers, options: MappingOptions) -> S
     offsets = tuple(PartitionOffsets(p, earliest[p], ends[p], committed.get(p)) for p in partitions)
     identities = {name: topic.identity for name, topic in topics.items()}
     return StoredMapping(options, state, owner, heartbeat, identities, offsets)
-
-
-class _Brokers:
-    """One Kafka client for all mappings with the same settings, because each client has several threads."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clients: dict[frozenset[tuple[str, object]], Broker] = {}
-
-    def get(self, options: MappingOptions) -> Broker:
-        """Return the client for the settings of a mapping. Raises ConfigError."""
-        key = frozenset(options.kafka.items())
-        with self._lock:
-            if key not in self._clients:
-                self._clients[key] = Broker(options.kafka, timeout_seconds=_ANSWER_SECONDS)
-            return self._clients[key]

@@ -26,6 +26,8 @@ from ingestd.kafka.settings import QUIET, create_client, is_missing, secret_valu
 
 T = TypeVar("T")
 
+# The default time limit of a request.
+REQUEST_SECONDS = 15.0
 _POLL_SECONDS = 0.005
 _MAX_REPORTED = 16
 # How long a request may continue after `interrupt`.
@@ -51,7 +53,7 @@ class Broker:
     InvalidTopic or LoginFailed; the constructor raises ConfigError.
     """
 
-    def __init__(self, settings: Mapping[str, Any], *, timeout_seconds: float = 15.0) -> None:
+    def __init__(self, settings: Mapping[str, Any], *, timeout_seconds: float = REQUEST_SECONDS) -> None:
         self._settings = {k: v for k, v in settings.items() if k.startswith(_SHARED_PROPERTIES)} | QUIET
         self.where = f"broker {settings['bootstrap.servers']}"
         self.timeout_seconds = time_limit(settings, timeout_seconds)

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from ingestd.clock import Deadline
 from ingestd.errors import BrokerUnavailable
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity, TopicPartition
-from ingestd.kafka.settings import create_client, reader_settings, time_limit, translate_error
+from ingestd.kafka.settings import ClientKey, client_key, create_client, reader_settings, time_limit, translate_error
 from ingestd.kafka.timestamps import FirstRecord, timestamp
 
 _POLL_RECORDS = 20_000
 # `consume` waits until it has the requested number of messages; this limits the wait at a gap at the end of a range.
 _POLL_SECONDS = 0.05
 # Consumers outlive their task: connecting and fetching metadata again would cost each small transaction 100 ms or more.
-_consumers: dict[tuple[tuple[str, str], ...], _Pooled] = {}
+_consumers: dict[ClientKey, _Pooled] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +208,8 @@ def _concatenated(topic: str, parts: list[Batch]) -> Batch:
     )
 
 
-def _key(settings: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((k, str(v)) for k, v in settings.items()))
-
-
 def _consumer(settings: Mapping[str, Any], topics: Mapping[str, TopicIdentity]) -> Consumer:
-    key = _key(settings)
+    key = client_key(settings)
     known = _consumers[key].topics if key in _consumers else {}
     if any(identity.differs(known.get(name, identity)) for name, identity in topics.items()):
         # The leader epochs of a recreated topic start at 0; librdkafka regards them as stale and fetches nothing.
@@ -225,6 +221,6 @@ def _consumer(settings: Mapping[str, Any], topics: Mapping[str, TopicIdentity]) 
 
 
 def _close_consumer(settings: Mapping[str, Any]) -> None:
-    pooled = _consumers.pop(_key(settings), None)
+    pooled = _consumers.pop(client_key(settings), None)
     if pooled is not None:
         pooled.consumer.close()

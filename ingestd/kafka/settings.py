@@ -24,6 +24,8 @@ from ingestd.errors import (
 )
 
 C = TypeVar("C")
+# The properties of a client, sorted. Clients with equal keys can be shared.
+ClientKey = tuple[tuple[str, str], ...]
 # Properties that only ingestd may set, and the reason.
 REFUSED = {
     "enable.auto.commit": "ingestd commits offsets to Kafka only after Hive has committed",
@@ -149,6 +151,11 @@ def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
         "isolation.level": "read_committed",
         "allow.auto.create.topics": False,
     }
+
+
+def client_key(settings: Mapping[str, object]) -> ClientKey:
+    """Return a key that is equal for equal properties of a client."""
+    return tuple(sorted((key, str(value)) for key, value in settings.items()))
 
 
 def create_client(client: Callable[[Mapping[str, object]], C], settings: Mapping[str, object]) -> C:

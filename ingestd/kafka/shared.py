@@ -11,28 +11,32 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from ingestd.kafka.admin import Broker, OffsetMirror
+from ingestd.kafka.admin import REQUEST_SECONDS, Broker, OffsetMirror
 from ingestd.kafka.ranges import Offsets
+from ingestd.kafka.settings import ClientKey, client_key
 from ingestd.kafka.watch import Watch
 
 _MOST_MIRRORS = 32
-_Settings = tuple[tuple[str, str], ...]
 
 
 class KafkaClients:
-    """Creates each client when it is first needed. Safe for use from any thread."""
+    """Creates each client when it is first needed. Safe for use from any thread.
 
-    def __init__(self) -> None:
+    `timeout_seconds` bounds each request of a broker.
+    """
+
+    def __init__(self, *, timeout_seconds: float = REQUEST_SECONDS) -> None:
+        self._timeout = timeout_seconds
         self._lock = threading.Lock()
-        self._watches: dict[_Settings, Watch] = {}
-        self._mirrors: dict[tuple[str, _Settings], OffsetMirror] = {}  # the one that was used last is last
+        self._watches: dict[ClientKey, Watch] = {}
+        self._mirrors: dict[tuple[str, ClientKey], OffsetMirror] = {}  # the one that was used last is last
 
     def watch(self, settings: Mapping[str, Any]) -> Watch:
         """Return the watch of the topics of the cluster. Raises ConfigError."""
         with self._lock:
-            key = _key(settings)
+            key = client_key(settings)
             if key not in self._watches:
-                self._watches[key] = Watch(Broker(settings))
+                self._watches[key] = Watch(Broker(settings, timeout_seconds=self._timeout))
             return self._watches[key]
 
     def broker(self, settings: Mapping[str, Any]) -> Broker:
@@ -41,7 +45,7 @@ class KafkaClients:
 
     def mirror(self, settings: Mapping[str, Any], group: str, position: Offsets) -> None:
         """Commit offsets to a consumer group. Raises the errors of `OffsetMirror.commit`."""
-        key = group, _key(settings)
+        key = group, client_key(settings)
         with self._lock:
             mirror = self._mirrors.pop(key, None)
         mirror = mirror or OffsetMirror(settings, group)
@@ -68,7 +72,3 @@ class KafkaClients:
             mirrors, self._mirrors = self._mirrors, {}
         for mirror in mirrors.values():
             mirror.close()
-
-
-def _key(settings: Mapping[str, Any]) -> _Settings:
-    return tuple(sorted((key, str(value)) for key, value in settings.items()))
