@@ -21,9 +21,8 @@ from ingestd.daemon import failpoints, log
 from ingestd.errors import ConfigError
 from ingestd.hive.client import Metastore
 from ingestd.ingest.control import Request
-from ingestd.ingest.offline import change_stored
+from ingestd.ingest.offline import change_stored, retire
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.retire import retire
 from ingestd.ingest.stored import StoredMapping, find_options, read_mapping, read_mappings, read_retirable
 
 T = TypeVar("T")

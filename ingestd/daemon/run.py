@@ -18,9 +18,9 @@ from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
 from ingestd.daemon.notify import Notifier
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
-from ingestd.ingest.clients import Clients
 from ingestd.ingest.lag_watch import LagWatch
 from ingestd.ingest.liveness import Liveness
+from ingestd.ingest.mapping import Clients
 from ingestd.ingest.signals import Signals
 from ingestd.spark.engine import Engine, EngineLimits
 from ingestd.spark.session import Session

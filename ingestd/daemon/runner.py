@@ -14,10 +14,10 @@ from dataclasses import replace
 from ingestd.clock import monotonic
 from ingestd.errors import IngestdError
 from ingestd.ingest.control import RequestFailed
-from ingestd.ingest.handles import Handles
 from ingestd.ingest.mapping import MappingLoop
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.reporter import Reporter
+from ingestd.ingest.services import Handles
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import Observe
 from ingestd.ingest.workers import Worker, Workers

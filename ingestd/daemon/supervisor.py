@@ -18,13 +18,12 @@ from ingestd.daemon.reload import Changes, find_changes
 from ingestd.daemon.runner import Runner
 from ingestd.errors import ConfigError, IngestdError
 from ingestd.ingest import events
-from ingestd.ingest.clients import Clients
 from ingestd.ingest.commit import LOCK_SECONDS
 from ingestd.ingest.control import Control
-from ingestd.ingest.handles import Handles
-from ingestd.ingest.mapping import MappingLoop
+from ingestd.ingest.mapping import Clients, MappingLoop
 from ingestd.ingest.monitor import Limits, Monitor, is_stuck
 from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.services import Handles
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.ingest.workers import Worker, Workers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ingestd import retry
@@ -15,22 +16,23 @@ from ingestd.clock import Deadline
 from ingestd.compaction.watch import TableWatch
 from ingestd.errors import TableChanged, TableMissing
 from ingestd.hive import partitions
+from ingestd.hive.client import Metastore
 from ingestd.hive.leases import Claim
 from ingestd.hive.tables import Table
 from ingestd.ingest import events
-from ingestd.ingest.clients import Clients
 from ingestd.ingest.control import RequestFailed
-from ingestd.ingest.handles import Handles
 from ingestd.ingest.ledger import Ledger
+from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.pipeline import Pipeline
 from ingestd.ingest.plan import Planner, first_position
 from ingestd.ingest.recovery import Recovery
 from ingestd.ingest.requests import Requests
-from ingestd.ingest.services import Services
+from ingestd.ingest.services import Handles, Services
 from ingestd.ingest.workers import Worker
 from ingestd.kafka.ranges import Offsets
-from ingestd.spark.engine import JobGroup
+from ingestd.kafka.shared import KafkaClients
+from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.errors import JobFailed, JobTimeout, WorkerLost
 
 T = TypeVar("T")
@@ -49,6 +51,16 @@ _OUT_OF_MEMORY = (
     "commit.bytes, commit.rows or the cores of spark.master; on a cluster, raise spark.executor.pyspark.memory or "
     "spark.executor.memoryOverhead"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """The clients, the Spark session and the heartbeats, which all mappings share. A mapping never closes them."""
+
+    metastore: Metastore
+    engine: Engine
+    liveness: Liveness
+    kafka: KafkaClients = field(default_factory=KafkaClients)
 
 
 class MappingLoop:

@@ -1,14 +1,18 @@
-"""Changes the stored state of a mapping that no daemon runs: pauses it, resumes it, or sets its position.
+"""Changes the stored state of a mapping that no daemon runs: pauses it, resumes it, sets its position, or removes it.
 
-Invariant: a change without a daemon is made as the daemon makes it, by its owner, after a recovery, in one transaction
-under the lease. A process that is killed leaves either the old state or the new one, and the next owner cleans up.
+Invariant: only the owner of the mapping changes its state. A change is one transaction under the lease, after a
+recovery, as in a daemon. A process that is killed leaves either the old state or the new one, and the next owner cleans
+up.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ingestd.hive.client import Metastore
-from ingestd.ingest.control import Request
-from ingestd.ingest.handles import Handles
+from ingestd.hive.control import drop_control_table, find_control_table, read_state
+from ingestd.ingest.control import Request, RequestFailed
 from ingestd.ingest.ledger import Ledger
 from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.options import MappingOptions
@@ -16,9 +20,10 @@ from ingestd.ingest.plan import first_position
 from ingestd.ingest.recovery import Recovery
 from ingestd.ingest.reporter import Reporter
 from ingestd.ingest.requests import carry_out
-from ingestd.ingest.services import Services
+from ingestd.ingest.services import Handles, Services
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.steps import Observe, ignore
+from ingestd.ingest.stored import StoredMapping
 from ingestd.kafka.shared import KafkaClients
 
 
@@ -32,20 +37,48 @@ def change_stored(
 
     Raises OwnerAlive if a daemon runs the mapping, RequestFailed, InvalidTable, or an Unavailable error.
     """
-    liveness = Liveness(metastore, options.control_database)
-    kafka = KafkaClients()
+    with _owned(metastore, options, observe) as services:
+        recovery = Recovery(services)
+        try:
+            checkpoint = recovery.run()
+            ledger = Ledger(services, checkpoint, on_commit=lambda: None)
+            if checkpoint.state is None:
+                ledger.store_start(first_position(services.broker, options))
+            carry_out(ledger, services.broker, request)
+            return ledger.state
+        finally:
+            recovery.release()
+
+
+def retire(metastore: Metastore, stored: StoredMapping) -> None:
+    """Remove the control table of a mapping, and its consumer group, which is only a copy of the committed position.
+
+    Raises OwnerAlive if a daemon runs the mapping, RequestFailed if a transaction has committed since the state was
+    read, or an Unavailable error.
+    """
+    options = stored.options
+    with _owned(metastore, options) as services:
+        services.ownership.abort_leftovers()
+        control = find_control_table(metastore, options.control)
+        if control is not None:
+            if MappingState.parse(read_state(metastore, control)) != stored.state:
+                hint = "look at it again with `ingestd offsets show`"
+                raise RequestFailed("a daemon has committed meanwhile", where=f"mapping {options.name}", hint=hint)
+            services.ownership.confirm()
+            services.ownership.check()
+            drop_control_table(metastore, control)
+        services.broker.delete_group(options.consumer_group)
+
+
+@contextmanager
+def _owned(metastore: Metastore, options: MappingOptions, observe: Observe = ignore) -> Iterator[Services]:
+    """Own the mapping during the block. Raises OwnerAlive if a daemon runs it, or MetastoreUnavailable."""
+    liveness, kafka = Liveness(metastore, options.control_database), KafkaClients()
     services = Services.of(metastore, liveness, kafka, options, Handles(Reporter(options), observe=observe))
-    recovery = Recovery(services)
     try:
         services.ownership.acquire_unowned()
-        checkpoint = recovery.run()
-        ledger = Ledger(services, checkpoint, on_commit=lambda: None)
-        if checkpoint.state is None:
-            ledger.store_start(first_position(services.broker, options))
-        carry_out(ledger, services.broker, request)
-        return ledger.state
+        yield services
     finally:
         services.close()
-        recovery.release()
         liveness.close()
         kafka.close()

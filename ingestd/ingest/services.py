@@ -1,11 +1,12 @@
 """The objects that the main loop, the recovery, the ledger and the pipeline of one mapping share.
 
-Invariant: these objects live as long as the main loop. A `Checkpoint`, in contrast, is valid until the next recovery.
+Invariant: `Services` live as long as the main loop. A `Checkpoint`, in contrast, is valid until the next recovery, and
+`Handles` outlive the main loop: a mapping that is restarted keeps its monitor, its counters and its requests.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from ingestd.compaction.pacing import Pace
@@ -14,16 +15,26 @@ from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.ingest import events
 from ingestd.ingest.compaction_report import CompactionReport
-from ingestd.ingest.handles import Handles
+from ingestd.ingest.control import Control
 from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
 from ingestd.ingest.reporter import Reporter
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.staging_area import StagingArea
-from ingestd.ingest.steps import Observe
+from ingestd.ingest.steps import Observe, ignore
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.shared import KafkaClients
+
+
+@dataclass(frozen=True, slots=True)
+class Handles:
+    """Through these objects, the rest of the process observes, controls and stops one mapping."""
+
+    reporter: Reporter
+    signals: Signals = field(default_factory=Signals)
+    control: Control = field(default_factory=Control)
+    observe: Observe = ignore
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ import pytest
 from ingestd.config.document import Document, load
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError, TransactionAborted
-from ingestd.ingest.clients import Clients
 from ingestd.ingest.liveness import Liveness
+from ingestd.ingest.mapping import Clients
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS, Observe, ignore
 from ingestd.spark.engine import Engine, JobGroup

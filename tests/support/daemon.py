@@ -23,8 +23,8 @@ from ingestd.daemon.http.server import open_server
 from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
-from ingestd.ingest.clients import Clients
 from ingestd.ingest.liveness import Liveness
+from ingestd.ingest.mapping import Clients
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS, ignore
 from ingestd.spark.engine import Engine
