@@ -2,8 +2,9 @@
 
 Invariant: a call that may have reached a metastore is sent again only if it is in `REPEATABLE`. For every other call a
 broken connection raises MetastoreUnavailable, and the caller must find out whether the call took effect. A call that
-was answered, even with an error, is never sent again. After a broken connection the next address of the list is tried
-first. Every connect logs in again. An address that rejects the login is treated like one that is unavailable.
+was answered is not sent again, with one exception: Hive's own client repeats a call after an internal error, and so do
+repeatable calls and `open_txns` here, once. After a broken connection the next address of the list is tried first.
+Every connect logs in again. An address that rejects the login is treated like one that is unavailable.
 Transactions and locks belong to their ids, not to a connection, so any connection can continue them.
 """
 
@@ -23,7 +24,7 @@ from thrift.protocol.TProtocol import TProtocolException
 from thrift.Thrift import TApplicationException, TException
 from thrift.transport.TTransport import TTransportException
 
-from ingestd.clock import monotonic
+from ingestd.clock import monotonic, pause
 from ingestd.errors import (
     ConfigError,
     IngestdError,
@@ -53,6 +54,8 @@ _PERMANENT = re.compile(
     "|invalid byte sequence for encoding"
 )
 _TIMED_OUT = TTransportException.TIMED_OUT
+# How long to wait before a call is repeated that the metastore answered with an internal error.
+_REPEAT_SECONDS = 1.0
 # HMS returns and accepts ACID tables only for clients that declare these capabilities (MetastoreDefaultTransformer).
 CAPABILITIES = [
     "EXTWRITE", "EXTREAD", "HIVEBUCKET2", "HIVEFULLACIDREAD", "HIVEFULLACIDWRITE", "HIVEMANAGESTATS",
@@ -86,7 +89,8 @@ REPEATABLE = {
 _HEARTBEATS = ("heartbeat", "heartbeat_txn_range")
 # Deliberately absent:
 # commit_txn            the caller must know whether it took effect, and has safer ways to find out (publish/outcome.py)
-# open_txns             each call opens new transactions; those of a lost answer stay open until they time out
+# open_txns             each call opens new transactions; those of a lost answer stay open until they time out. It is
+#                       repeated after an internal error, because that answer means that none was opened
 # alter_table_req, alter_partitions_req   overwrite the whole object: a second call would revert concurrent changes, and
 #                       where HMS compares first, it is rejected although the first one succeeded
 # create_table_req, create_database   the second call is rejected although the first one succeeded
@@ -198,7 +202,7 @@ class Metastore:
 
     def _send(self, slot: Slot[_Connection], method: str, arguments: Sequence[Any], *, is_repeatable: bool) -> Any:
         """Send a call over the connection of the slot, or a new one, and repeat it if that is safe."""
-        failures = 0
+        failures, is_repeated = 0, False
         while True:
             connection = self._connection(slot)
             self.calls += 1
@@ -213,6 +217,10 @@ class Metastore:
             except TException as error:
                 if isinstance(error, TProtocolException):
                     slot.close()  # part of the answer is unread
+                if _is_internal(error) and (is_repeatable or method == "open_txns") and not is_repeated:
+                    is_repeated = True
+                    pause(_REPEAT_SECONDS)
+                    continue
                 raise _translated(method, error, _where(*self.addresses[slot.address])) from error
             except BaseException:
                 # An answer that cannot be decoded, Ctrl-C, or a raising signal handler: the next call over this
@@ -320,6 +328,12 @@ def _is_timeout(error: BaseException) -> bool:
     """Return whether the call timed out. An address that did not answer is not tried again in the same call."""
     kinds = (error, getattr(error, "inner", None))
     return any(isinstance(one, TimeoutError) for one in kinds) or getattr(error, "type", None) == _TIMED_OUT
+
+
+def _is_internal(error: TException) -> bool:
+    """Return whether the metastore failed to execute the call, for example because its database was busy."""
+    internal = isinstance(error, TApplicationException) and error.type == TApplicationException.INTERNAL_ERROR
+    return internal and not _PERMANENT.search(str(error))
 
 
 def _message(error: BaseException) -> str:

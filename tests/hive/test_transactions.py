@@ -118,3 +118,11 @@ def _leave_id_gap(metastore: Metastore) -> None:
     )
     with pytest.raises(MetastoreUnavailable):
         metastore.call("open_txns", request)
+
+
+def test_open_when_the_metastore_answers_an_internal_error_then_it_is_repeated_once(stack: Stack) -> None:
+    invalid = ttypes.OpenTxnRequest(num_txns=-1, user="tests", hostname="tests")  # the call declares no exception
+    with closing(Metastore(stack.addresses.metastore)) as metastore:
+        with pytest.raises(MetastoreUnavailable, match="Internal error processing open_txns"):
+            metastore.call("open_txns", invalid)
+        assert metastore.calls == 2

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Collection
 
 from hive_metastore import ttypes
 
 from ingestd.errors import SandboxError
-from ingestd.hive.transactions import open_transactions
 from tests.support.stack import Stack, eventually
 
 
@@ -34,8 +32,8 @@ def request_compaction(stack: Stack, table: str, kind: str, partition: str = "")
         eventually(f"the {kind} compaction of {table}", lambda: len(_done(stack, table)) > before, 120)
         # Its state changes before its transaction commits. Hive reads the files of a simple SELECT after the query's
         # transaction has ended, so a query that starts in between can find neither the new base nor the old deltas.
-        running = _transactions_of_hive(stack)
-        eventually("the commit of the compaction", lambda: not running & _transactions_of_hive(stack), 60)
+        running = _readers(stack, table)
+        eventually("the commit of the compaction", lambda: not running & _readers(stack, table), 120)
 
     return wait
 
@@ -57,9 +55,11 @@ def compaction_states(stack: Stack, tables: Collection[str]) -> list[str]:
     return [one.state for one in answer.compacts if one.tablename in tables]
 
 
-def _transactions_of_hive(stack: Stack) -> set[int]:
-    """Return the ids of the open transactions of HiveServer2 and of compactions."""
-    return set(open_transactions(stack.metastore, socket.gethostname()))
+def _readers(stack: Stack, table: str) -> set[int]:
+    """Return the ids of the transactions that hold a shared lock on a table, among them that of its compaction."""
+    database, _, name = table.rpartition(".")
+    answer = stack.metastore.call("show_locks", ttypes.ShowLocksRequest(dbname=database, tablename=name))
+    return {lock.txnid for lock in answer.locks if lock.type == ttypes.LockType.SHARED_READ}
 
 
 def _done(stack: Stack, table: str) -> list[str]:
