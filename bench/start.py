@@ -28,6 +28,7 @@ from ingestd.sandbox.hiveserver2 import query
 
 _RECORDS = 1_000
 _PER_SECOND = 1_000
+_WARM_UP_SECONDS = 60
 _WAIT_SECONDS = 120.0
 # Spark as a user would start it, with a first job that needs a Python worker.
 _SPARK_ALONE = """
@@ -84,8 +85,8 @@ class Bench:
         """Measure the latency at a steady rate with a commit at this interval."""
         name, config = self._mapping(interval)
         daemon = self._start(name, config)
-        # In the first seconds, Spark and its workers start, which is not the steady state.
-        produce_steadily(self._addresses.kafka, name, _PER_SECOND, 10)
+        # In the first minute, Spark's workers start and the JVMs compile their code, which is not the steady state.
+        produce_steadily(self._addresses.kafka, name, _PER_SECOND, _WARM_UP_SECONDS)
         sent = produce_steadily(self._addresses.kafka, name, _PER_SECOND, seconds)
         last = sum(max(offset for offset, _ in pairs) + 1 for pairs in sent.values())
         self._wait_for_records(daemon, name, last)

@@ -1,8 +1,9 @@
 """The pipeline of one mapping: it plans, opens, stages and commits transactions.
 
 Invariant: transactions commit in the order of their plans. After one has failed, no later transaction of the same
-pipeline commits, and the next recovery continues at the committed position. While a transaction commits, the stages of
-the next two run, so that no core is idle.
+pipeline commits, and the next recovery continues at the committed position. While a large transaction commits, the
+stages of the next two run, so that no core is idle. While a small one commits, only the next one is staged, because
+records wait less in Kafka, where they join a later plan, than behind the commits of several small transactions.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ from ingestd.kafka.ranges import Offsets, split
 from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.errors import JobFailed
 
-# How many transactions may be open in addition to the one that commits.
+# How many transactions may be open in addition to the one that commits, after a large and after a small transaction.
 _STAGES_AHEAD = 2
+_SMALL_STAGES_AHEAD = 1
 # The minimum number of offsets per task. Smaller tasks would cost more time and files than they save.
 _OFFSETS_PER_TASK = 25_000
 
@@ -73,7 +75,8 @@ class Pipeline:
                 previous = queued[-1] if queued else None
                 queued.append(asyncio.create_task(self._commit_staged(pending.txn, staged, previous)))
                 position = plan.after
-                if len(queued) > _STAGES_AHEAD:
+                is_small = sum(r.length for r in plan.ranges) < _OFFSETS_PER_TASK
+                while len(queued) > (_SMALL_STAGES_AHEAD if is_small else _STAGES_AHEAD):
                     await queued[0]
                     del queued[0]
         finally:
