@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -31,6 +32,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from bench.records import COLUMNS, records
 from ingestd.clock import Deadline, monotonic, now, pause
+from ingestd.ingest.steps import STEPS
 from ingestd.kafka.producer import produce
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.hiveserver2 import Session
@@ -229,6 +231,8 @@ def run(addresses: Addresses, mappings: Mappings, folder: Path, arguments: argpa
         f"steady: {len(found):,} of {total:,} records readable, "
         f"p50 {found[len(found) // 2]:.2f} s, p99 {found[len(found) * 99 // 100]:.2f} s, maximum {found[-1]:.2f} s"
     )
+    steps = {name: statistics.median(commit["ms"].get(name, 0) for commit in commits) for name in STEPS[1:]}
+    print(f"{len(commits)} commits, medians of their steps in ms: {json.dumps(steps)}")
     print(f"stop: {daemon.stop():.1f} s; failures: {len(daemon.events('failed'))}", flush=True)
 
 
