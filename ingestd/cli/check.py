@@ -13,7 +13,7 @@ from ingestd.cli.presentation import Output, console, print_json, with_output
 from ingestd.cli.run import with_config
 from ingestd.config.document import Document, load
 from ingestd.daemon import log
-from ingestd.ingest.checks import Finding, check_mapping, check_metastore
+from ingestd.ingest.checks import Finding, check_mapping, check_metastore, counted
 
 
 @click.command()
@@ -39,8 +39,7 @@ def check(files: tuple[Path, ...], directory: Path | None, online: bool, output:
 
 
 def _findings(document: Document, online: bool) -> Iterator[Finding]:
-    count = len(document.mappings)
-    yield Finding("configuration", f"{count} mapping{'s' if count != 1 else ''}", None)
+    yield Finding("configuration", counted(len(document.mappings), "mapping"), None)
     if not online:
         return
     metastore = document.metastore.connect()

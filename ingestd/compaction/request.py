@@ -135,10 +135,9 @@ def _submit(metastore: Metastore, table: Table, name: str, files: PartitionFiles
         )
         return Answer(name, None, refused)
     try:
-        number = request_compaction(metastore, table.name, name, kind, by)
+        requested = request_compaction(metastore, table.name, name, kind, by)
     except CompactionRefused as error:
         return Answer(name, None, error)
-    requested = Compaction(number, table.name, name, kind, "initiated", "", 0.0, 0.0, 0.0, by)
     return Answer(name, requested, before=files.compacted)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ingestd.acid.writer_pool import StagingFile
-from ingestd.clock import Deadline, now
+from ingestd.clock import Deadline
 from ingestd.compaction.options import CompactionOptions
 from ingestd.compaction.pacing import Pace
 from ingestd.compaction.policy import History, Progress, Queue, Service, Stall, choose_kind
@@ -260,10 +260,9 @@ class TableWatch:
     def _request(self, metastore: Metastore, queue: Queue, name: str, files: PartitionFiles) -> None:
         kind = choose_kind(files, self._options)
         try:
-            number = request_compaction(metastore, self._table, name, kind, self._agent)
+            requested = request_compaction(metastore, self._table, name, kind, self._agent)
         except CompactionRefused:
             return  # another client has requested one since the queue was read
-        requested = Compaction(number, self._table, name, kind, "initiated", "", now(), 0.0, 0.0, self._agent)
         queue.add(requested)
         self._totals = replace(self._totals, requested=self._totals.requested + 1)
         self._report.requested(requested, files.deltas)

@@ -11,6 +11,7 @@ from ingestd.doctor.finding import Check, Verdict, ok, warning
 from ingestd.doctor.metastore import Service
 from ingestd.hive import health
 from ingestd.hive.compactions import Compaction, read_compactions
+from ingestd.ingest.checks import counted
 
 # Hive's own check intervals are 5 minutes.
 _QUEUED_WARNING_SECONDS = 900.0
@@ -38,11 +39,11 @@ def _cleaner(service: Service) -> Iterator[Verdict]:
     oldest = min(waiting, key=_since, default=None)
     if oldest is not None and now - _since(oldest) > _UNCLEANED_WARNING_SECONDS:
         yield warning(
-            f"{_counted(waiting)} ready for cleaning, {_target(oldest)} for {_hours(now - _since(oldest))}",
+            f"{_number(waiting)} ready for cleaning, {_target(oldest)} for {_hours(now - _since(oldest))}",
             "check metastore.transactions: an open transaction prevents the cleaner from removing files",
         )
     elif not missing:
-        yield ok(f"metastore.compactor.cleaner.on is true; {_counted(waiting)} ready for cleaning")
+        yield ok(f"metastore.compactor.cleaner.on is true; {_number(waiting)} ready for cleaning")
 
 
 def _worker(service: Service) -> Iterator[Verdict]:
@@ -63,9 +64,9 @@ def _worker(service: Service) -> Iterator[Verdict]:
         yield warning(text, fix)
     elif oldest is not None and now - oldest.enqueued > _QUEUED_WARNING_SECONDS:
         hours = _hours(now - oldest.enqueued)
-        yield warning(f"{_counted(queued)} queued, {_target(oldest)} for {hours}; {text}", fix)
+        yield warning(f"{_number(queued)} queued, {_target(oldest)} for {hours}; {text}", fix)
     else:
-        yield ok(f"{text}; {_counted(queued)} queued")
+        yield ok(f"{text}; {_number(queued)} queued")
 
 
 def _history(service: Service) -> Iterator[Verdict]:
@@ -108,8 +109,8 @@ def _since(one: Compaction) -> float:
     return one.ended or one.started or one.enqueued
 
 
-def _counted(some: list[Compaction]) -> str:
-    return f"{len(some):,} compaction{'' if len(some) == 1 else 's'}"
+def _number(some: list[Compaction]) -> str:
+    return counted(len(some), "compaction")
 
 
 def _hours(seconds: float) -> str:

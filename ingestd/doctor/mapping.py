@@ -13,7 +13,7 @@ from ingestd.doctor.finding import Check, Verdict, fault, ok, warning
 from ingestd.errors import BrokerUnavailable, OffsetsLost
 from ingestd.hive import health, leases
 from ingestd.hive.client import Metastore
-from ingestd.ingest.checks import readable_topic
+from ingestd.ingest.checks import counted, readable_topic
 from ingestd.ingest.claims import last_heartbeat
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.stored import PartitionOffsets, read_mapping
@@ -52,7 +52,7 @@ def _cluster(mapping: Examined) -> Iterator[Verdict]:
         cluster, brokers = broker.describe_cluster()
     except BrokerUnavailable as error:
         raise broker.connection_failure() or error from error
-    yield ok(f"cluster {cluster or 'without an id'}, {brokers} broker{'' if brokers == 1 else 's'}")
+    yield ok(f"cluster {cluster or 'without an id'}, {counted(brokers, 'broker')}")
 
 
 def _topic(mapping: Examined) -> Iterator[Verdict]:
@@ -65,7 +65,7 @@ def _group(mapping: Examined) -> Iterator[Verdict]:
     mirror = OffsetMirror(mapping.options.kafka, group, timeout_seconds=_ANSWER_SECONDS)
     found = mirror.committed(mapping.broker().partitions(mapping.options.topics))
     mirror.close()
-    yield ok(f"consumer group {group}: offsets of {len(found)} partition{'' if len(found) == 1 else 's'} are mirrored")
+    yield ok(f"consumer group {group}: offsets of {counted(len(found), 'partition')} are mirrored")
 
 
 def _retention(mapping: Examined) -> Iterator[Verdict]:
@@ -141,7 +141,7 @@ def _retention_ms(settings: Mapping[str, str]) -> int | None:
 
 
 def _listed(counts: Mapping[TopicPartition, int]) -> str:
-    shown = [f"{count:,} offset{'' if count == 1 else 's'} of {p}" for p, count in sorted(counts.items())[:3]]
+    shown = [f"{counted(count, 'offset')} of {p}" for p, count in sorted(counts.items())[:3]]
     return ", ".join(shown) + (f" and of {len(counts) - 3} more partitions" if len(counts) > 3 else "")
 
 

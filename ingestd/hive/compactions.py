@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from hive_metastore import ttypes
 
+from ingestd.clock import now
 from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import WHOLE_TABLE, TableName
@@ -69,8 +70,10 @@ def read_compactions(metastore: Metastore) -> list[Compaction]:
     return sorted(map(_compaction, answer.compacts or ()), key=lambda one: one.id)
 
 
-def request_compaction(metastore: Metastore, table: TableName, partition: str, kind: Kind, initiator: str) -> int:
-    """Queue a compaction and return its id. `initiator` names the client in SHOW COMPACTIONS.
+def request_compaction(
+    metastore: Metastore, table: TableName, partition: str, kind: Kind, initiator: str
+) -> Compaction:
+    """Queue a compaction and return its entry. `initiator` names the client in SHOW COMPACTIONS.
 
     Raises CompactionRefused if a compaction of the partition is already queued, and MetastoreUnavailable.
     """
@@ -89,7 +92,7 @@ def request_compaction(metastore: Metastore, table: TableName, partition: str, k
             where=where,
             hint="SHOW COMPACTIONS lists the queue",
         )
-    return int(answer.id)
+    return Compaction(int(answer.id), table, partition, kind, "initiated", "", now(), 0.0, 0.0, initiator)
 
 
 def _compaction(one: Any) -> Compaction:

@@ -84,7 +84,7 @@ def readable_topic(options: MappingOptions, topic: str) -> str:
             list(read(options.kafka, [last]))
             break
     waiting = sum(ends[p] - first[p] for p in partitions)
-    return f"{_counted(len(partitions), 'partition')}, {_counted(waiting, 'offset')}, readable"
+    return f"{counted(len(partitions), 'partition')}, {counted(waiting, 'offset')}, readable"
 
 
 def usable_table(metastore: Metastore, options: MappingOptions) -> str:
@@ -93,10 +93,11 @@ def usable_table(metastore: Metastore, options: MappingOptions) -> str:
     static = static_values(table, options)
     by = ", ".join(c.name for c in table.partition_columns)
     how = "" if not by else f", partition {table.partition_name(static)}" if static else f", partitioned by {by}"
-    return f"full ACID ORC, {_counted(len(table.columns), 'column')}{how}"
+    return f"full ACID ORC, {counted(len(table.columns), 'column')}{how}"
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 offset` or `2,000 offsets`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 

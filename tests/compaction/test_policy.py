@@ -56,7 +56,7 @@ def test_progress_when_no_worker_starts_anything_then_it_is_a_stall_until_one_do
     [stall] = progress.stalls(waiting, 0.0)
     assert (stall.service, stall.count) == ("worker", 2)
     assert "hive.compactor.worker.threads" in stall.hint
-    # The worker is busy with a table of somebody else.
+    # The worker is busy with another table.
     other = Compaction(3, TableName("web", "other"), "", "major", "working", "", 0.0, 0.0, 0.0, "")
     eventually("time to pass", lambda: progress.stalls(waiting, 0.05))
     progress.observe(Queue([*waiting, other]))

@@ -64,7 +64,7 @@ def test_readyz_when_mappings_are_standby_paused_or_failed_then_200(client: Clie
     assert answer.json["ended"] == {"fourth": "failed: fourth[0]@17, column id: is not a number"}
 
 
-def test_readyz_when_a_service_was_never_heard_then_503(client: Client, fleet: StaticFleet) -> None:
+def test_readyz_when_a_service_has_never_answered_then_503(client: Client, fleet: StaticFleet) -> None:
     fleet.add("deaf").entered("running")
     assert "no answer of the metastore" in client.get("/readyz").json["not_ready"]["deaf"]
     fleet.monitors["deaf"].metastore_answered()

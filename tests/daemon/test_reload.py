@@ -58,7 +58,7 @@ def _rows(daemon: DaemonThread, mapping: dict[str, Any]) -> int:
     return daemon.supervisor.monitors[mapping["name"]].snapshot().totals.rows
 
 
-def test_reload_when_data_flows_then_changed_mappings_restart_and_others_do_not_notice(stack: Stack) -> None:
+def test_reload_when_data_flows_then_changed_mappings_restart_and_others_continue(stack: Stack) -> None:
     same, changed, removed, added = (_add(stack, case) for case in ("same", "changed", "removed", "added"))
     config = stack.config(same, changed, removed)
     daemon = stack.start(config)
@@ -92,7 +92,7 @@ def test_reload_when_data_flows_then_changed_mappings_restart_and_others_do_not_
 def _refuses_invalid_changes(
     stack: Stack, daemon: DaemonThread, config: Path, mappings: tuple[dict[str, Any], ...]
 ) -> None:
-    """Check that a configuration is rejected whole, and that the daemon continues with the previous one."""
+    """Check that a configuration is rejected as a whole, and that the daemon continues with the previous one."""
     other = {**mappings[0], "name": f"{mappings[0]['name'][:30]}_other"}
     moved = {**mappings[0], "table": mappings[1]["table"]}
     owners = len(daemon.events("owner"))

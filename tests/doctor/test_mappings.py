@@ -1,4 +1,4 @@
-"""Mappings that are broken in different ways, on the shared services: each is named correctly, and only where it is."""
+"""Mappings that are broken in different ways, on the shared services: the report names each fault, and no other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.tables import make_table
 HOUR_MS = 3_600_000
 
 
-class _Clinic:
+class _Setup:
     """Mappings with one fault each, next to one without, and the report of one examination of all of them."""
 
     def __init__(self, stack: Stack) -> None:
@@ -126,10 +126,10 @@ class _Clinic:
 
 
 @pytest.fixture(scope="module")
-def clinic(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Clinic]:
+def setup(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Setup]:
     stack = Stack(addresses, "doctor", tmp_path_factory.mktemp("doctor"))
     try:
-        yield _Clinic(stack)
+        yield _Setup(stack)
     finally:
         stack.close()
 
@@ -143,62 +143,62 @@ def _bad(report: Report, mapping: str) -> dict[str, str]:
     return {one["check"]: one["status"] for one in found if one["status"] in ("warning", "fault")}
 
 
-def _broken(clinic: _Clinic) -> list[dict[str, object]]:
+def _mappings(setup: _Setup) -> list[dict[str, object]]:
     """Return mappings with one fault each, next to two without."""
-    stack = clinic.stack
-    clinic.table("fine")
-    homeless = clinic.table("homeless")
+    stack = setup.stack
+    setup.table("fine")
+    homeless = setup.table("homeless")
     place = local_path(load_acid_table(stack.metastore, homeless).location)
     place.rename(place.with_name(f"{place.name}.moved"))
-    lost, recreated = clinic.lose_records()
+    lost, recreated = setup.lose_records()
     stack.sql(f"CREATE EXTERNAL TABLE default.{stack.name}_plain (id int)")
-    clinic.own()
-    clinic.suspend_owner()
+    setup.own()
+    setup.suspend_owner()
     return [
-        clinic.mapping("fine"),
-        clinic.mapping("no_topic", topics=[f"{stack.name}-none"]),
-        clinic.mapping("no_table", table=f"default.{stack.name}_none"),
-        clinic.mapping("not_acid", table=f"default.{stack.name}_plain"),
-        clinic.mapping("homeless", table=str(homeless)),
-        clinic.mapping("lost", topics=[lost]),
-        clinic.mapping("recreated", topics=[recreated]),
-        clinic.mapping("expired", topics=[clinic.old_topic("expired", 2 * HOUR_MS)]),
-        clinic.mapping("expiring", topics=[clinic.old_topic("expiring", HOUR_MS * 9 // 10)]),
-        clinic.mapping("future", topics=[clinic.old_topic("future", -HOUR_MS)]),
-        clinic.mapping("miscounted", table=str(clinic.count_wrong())),
-        clinic.mapping("crowded", table=str(clinic.commit_often()), pacing={"deltas": 2}),
-        clinic.mapping("owned"),
-        clinic.mapping("suspended"),
+        setup.mapping("fine"),
+        setup.mapping("no_topic", topics=[f"{stack.name}-none"]),
+        setup.mapping("no_table", table=f"default.{stack.name}_none"),
+        setup.mapping("not_acid", table=f"default.{stack.name}_plain"),
+        setup.mapping("homeless", table=str(homeless)),
+        setup.mapping("lost", topics=[lost]),
+        setup.mapping("recreated", topics=[recreated]),
+        setup.mapping("expired", topics=[setup.old_topic("expired", 2 * HOUR_MS)]),
+        setup.mapping("expiring", topics=[setup.old_topic("expiring", HOUR_MS * 9 // 10)]),
+        setup.mapping("future", topics=[setup.old_topic("future", -HOUR_MS)]),
+        setup.mapping("miscounted", table=str(setup.count_wrong())),
+        setup.mapping("crowded", table=str(setup.commit_often()), pacing={"deltas": 2}),
+        setup.mapping("owned"),
+        setup.mapping("suspended"),
     ]
 
 
 def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_nothing_else(
-    examine: Examine, clinic: _Clinic
+    examine: Examine, setup: _Setup
 ) -> None:
-    stack, mappings = clinic.stack, _broken(clinic)
+    stack, mappings = setup.stack, _mappings(setup)
     report = examine(stack.config(*mappings))
     assert {str(one["name"]): _bad(report, str(one["name"])) for one in mappings} == {
-        clinic.name("fine"): {},
-        clinic.name("no_topic"): {"kafka.topic": "fault"},
-        clinic.name("no_table"): {"table.definition": "fault"},
-        clinic.name("not_acid"): {"table.definition": "fault"},
-        clinic.name("homeless"): {"table.storage": "fault"},
-        clinic.name("lost"): {"kafka.retention": "fault"},
-        clinic.name("recreated"): {"kafka.retention": "fault"},
-        clinic.name("expired"): {"kafka.retention": "fault"},
-        clinic.name("expiring"): {"kafka.retention": "warning"},
-        clinic.name("future"): {"kafka.clock": "warning"},
-        clinic.name("miscounted"): {"table.row_counts": "warning"},
-        clinic.name("crowded"): {"table.deltas": "warning"},
-        clinic.name("owned"): {},
-        clinic.name("suspended"): {"mapping.lease": "warning"},
+        setup.name("fine"): {},
+        setup.name("no_topic"): {"kafka.topic": "fault"},
+        setup.name("no_table"): {"table.definition": "fault"},
+        setup.name("not_acid"): {"table.definition": "fault"},
+        setup.name("homeless"): {"table.storage": "fault"},
+        setup.name("lost"): {"kafka.retention": "fault"},
+        setup.name("recreated"): {"kafka.retention": "fault"},
+        setup.name("expired"): {"kafka.retention": "fault"},
+        setup.name("expiring"): {"kafka.retention": "warning"},
+        setup.name("future"): {"kafka.clock": "warning"},
+        setup.name("miscounted"): {"table.row_counts": "warning"},
+        setup.name("crowded"): {"table.deltas": "warning"},
+        setup.name("owned"): {},
+        setup.name("suspended"): {"mapping.lease": "warning"},
     }
-    assert "no_auto_compaction is true" in report.one("table.compaction", clinic.name("fine"))["evidence"]
+    assert "no_auto_compaction is true" in report.one("table.compaction", setup.name("fine"))["evidence"]
     assert "has 3 deltas" in report.one("table.deltas", "crowded")["evidence"]
     assert report.code == 65
     assert "numRows is 7, but the files contain 0 rows" in report.one("table.row_counts", "miscounted")["evidence"]
     assert "last heartbeat" in report.one("mapping.lease", "suspended")["evidence"]
-    assert "deleted 1 offset of" in report.one("kafka.retention", clinic.name("lost"))["evidence"]
+    assert "deleted 1 offset of" in report.one("kafka.retention", setup.name("lost"))["evidence"]
     assert all(one["fix"] for one in report.document["findings"] if one["status"] in ("warning", "fault"))
     fine = TableName("default", f"{stack.name}_fine")
     assert not list(local_path(load_acid_table(stack.metastore, fine).location).glob(".ingestd-check*"))
@@ -207,11 +207,11 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
 _AS_OTHER_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
 
 
-def test_storage_when_the_directory_is_not_writable_then_the_fault_names_the_user(clinic: _Clinic) -> None:
-    name = clinic.table("readonly")
-    place = local_path(load_acid_table(clinic.stack.metastore, name).location)
+def test_storage_when_the_directory_is_not_writable_then_the_fault_names_the_user(setup: _Setup) -> None:
+    name = setup.table("readonly")
+    place = local_path(load_acid_table(setup.stack.metastore, name).location)
     place.chmod(0o500)
-    config = clinic.stack.config(clinic.mapping("readonly", table=str(name)))
+    config = setup.stack.config(setup.mapping("readonly", table=str(name)))
     # Root can write to any directory unless it lacks the capability to override permissions.
     command = [*(_AS_OTHER_USER if os.geteuid() == 0 else ()), sys.executable, "-m", "ingestd", "doctor"]
     result = subprocess.run(

@@ -126,7 +126,7 @@ def test_position_when_set_then_exactly_the_named_range_is_read_again_and_a_stal
     assert not stored.paused
 
 
-def test_request_when_the_mapping_has_failed_then_revives_it(stack: Stack) -> None:
+def test_request_when_the_mapping_has_failed_then_restarts_it(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id bigint")
     other = f"{stack.name}_other"[-40:]

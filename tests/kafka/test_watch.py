@@ -1,4 +1,4 @@
-"""One watch asks Kafka for all subscriptions, with few requests, and reports what is new."""
+"""One watch polls Kafka for all subscriptions, with few requests, and reports news."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agenda runs the work of many owners at its time, in few threads, and never twice at once."""
+"""An agenda runs the work of many owners when it is due, in few threads, and never twice at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The archive of Spark's classes: it is used once `ingestd prepare` has written it, and only if nobody else could."""
+"""The archive of Spark's classes is used once `ingestd prepare` has written it, unless another user can write it."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Browser:
         self.driver = driver
 
     def open(self, url: str) -> None:
-        """Load a page from nothing, even if it differs from the current one only after `#`."""
+        """Load a page from scratch, even if it differs from the current one only after `#`."""
         self.driver.get("about:blank")
         self._log("browser")
         self._log("performance")

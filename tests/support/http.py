@@ -35,7 +35,7 @@ def options(name: str) -> MappingOptions:
 
 @dataclass
 class StaticFleet:
-    """A fleet whose mappings do what a test says."""
+    """A fleet whose monitors and controls a test sets."""
 
     monitors: dict[str, Monitor] = field(default_factory=dict)
     controls: dict[str, Control] = field(default_factory=dict)

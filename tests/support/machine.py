@@ -67,7 +67,7 @@ class Machine:
         return False
 
     def run(self, *command: str) -> str:
-        """Run a command inside and return what it prints. Fails if the command fails."""
+        """Run a command in the machine and return its output. Fails if the command fails."""
         done = self._inside(*command)
         assert done.returncode == 0, f"{' '.join(command)}: {done.stdout}{done.stderr}"
         return done.stdout
