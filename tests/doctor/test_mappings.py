@@ -32,7 +32,7 @@ from tests.support.tables import make_table
 HOUR_MS = 3_600_000
 
 
-class _Setup:
+class _Cases:
     """Mappings with one fault each, next to one without, and the report of one examination of all of them."""
 
     def __init__(self, stack: Stack) -> None:
@@ -126,10 +126,10 @@ class _Setup:
 
 
 @pytest.fixture(scope="module")
-def setup(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Setup]:
+def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Cases]:
     stack = Stack(addresses, "doctor", tmp_path_factory.mktemp("doctor"))
     try:
-        yield _Setup(stack)
+        yield _Cases(stack)
     finally:
         stack.close()
 
@@ -143,62 +143,62 @@ def _bad(report: Report, mapping: str) -> dict[str, str]:
     return {one["check"]: one["status"] for one in found if one["status"] in ("warning", "fault")}
 
 
-def _mappings(setup: _Setup) -> list[dict[str, object]]:
+def _mappings(cases: _Cases) -> list[dict[str, object]]:
     """Return mappings with one fault each, next to two without."""
-    stack = setup.stack
-    setup.table("fine")
-    homeless = setup.table("homeless")
+    stack = cases.stack
+    cases.table("fine")
+    homeless = cases.table("homeless")
     place = local_path(load_acid_table(stack.metastore, homeless).location)
     place.rename(place.with_name(f"{place.name}.moved"))
-    lost, recreated = setup.lose_records()
+    lost, recreated = cases.lose_records()
     stack.sql(f"CREATE EXTERNAL TABLE default.{stack.name}_plain (id int)")
-    setup.own()
-    setup.suspend_owner()
+    cases.own()
+    cases.suspend_owner()
     return [
-        setup.mapping("fine"),
-        setup.mapping("no_topic", topics=[f"{stack.name}-none"]),
-        setup.mapping("no_table", table=f"default.{stack.name}_none"),
-        setup.mapping("not_acid", table=f"default.{stack.name}_plain"),
-        setup.mapping("homeless", table=str(homeless)),
-        setup.mapping("lost", topics=[lost]),
-        setup.mapping("recreated", topics=[recreated]),
-        setup.mapping("expired", topics=[setup.old_topic("expired", 2 * HOUR_MS)]),
-        setup.mapping("expiring", topics=[setup.old_topic("expiring", HOUR_MS * 9 // 10)]),
-        setup.mapping("future", topics=[setup.old_topic("future", -HOUR_MS)]),
-        setup.mapping("miscounted", table=str(setup.count_wrong())),
-        setup.mapping("crowded", table=str(setup.commit_often()), pacing={"deltas": 2}),
-        setup.mapping("owned"),
-        setup.mapping("suspended"),
+        cases.mapping("fine"),
+        cases.mapping("no_topic", topics=[f"{stack.name}-none"]),
+        cases.mapping("no_table", table=f"default.{stack.name}_none"),
+        cases.mapping("not_acid", table=f"default.{stack.name}_plain"),
+        cases.mapping("homeless", table=str(homeless)),
+        cases.mapping("lost", topics=[lost]),
+        cases.mapping("recreated", topics=[recreated]),
+        cases.mapping("expired", topics=[cases.old_topic("expired", 2 * HOUR_MS)]),
+        cases.mapping("expiring", topics=[cases.old_topic("expiring", HOUR_MS * 9 // 10)]),
+        cases.mapping("future", topics=[cases.old_topic("future", -HOUR_MS)]),
+        cases.mapping("miscounted", table=str(cases.count_wrong())),
+        cases.mapping("crowded", table=str(cases.commit_often()), pacing={"deltas": 2}),
+        cases.mapping("owned"),
+        cases.mapping("suspended"),
     ]
 
 
 def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_nothing_else(
-    examine: Examine, setup: _Setup
+    examine: Examine, cases: _Cases
 ) -> None:
-    stack, mappings = setup.stack, _mappings(setup)
+    stack, mappings = cases.stack, _mappings(cases)
     report = examine(stack.config(*mappings))
     assert {str(one["name"]): _bad(report, str(one["name"])) for one in mappings} == {
-        setup.name("fine"): {},
-        setup.name("no_topic"): {"kafka.topic": "fault"},
-        setup.name("no_table"): {"table.definition": "fault"},
-        setup.name("not_acid"): {"table.definition": "fault"},
-        setup.name("homeless"): {"table.storage": "fault"},
-        setup.name("lost"): {"kafka.retention": "fault"},
-        setup.name("recreated"): {"kafka.retention": "fault"},
-        setup.name("expired"): {"kafka.retention": "fault"},
-        setup.name("expiring"): {"kafka.retention": "warning"},
-        setup.name("future"): {"kafka.clock": "warning"},
-        setup.name("miscounted"): {"table.row_counts": "warning"},
-        setup.name("crowded"): {"table.deltas": "warning"},
-        setup.name("owned"): {},
-        setup.name("suspended"): {"mapping.lease": "warning"},
+        cases.name("fine"): {},
+        cases.name("no_topic"): {"kafka.topic": "fault"},
+        cases.name("no_table"): {"table.definition": "fault"},
+        cases.name("not_acid"): {"table.definition": "fault"},
+        cases.name("homeless"): {"table.storage": "fault"},
+        cases.name("lost"): {"kafka.retention": "fault"},
+        cases.name("recreated"): {"kafka.retention": "fault"},
+        cases.name("expired"): {"kafka.retention": "fault"},
+        cases.name("expiring"): {"kafka.retention": "warning"},
+        cases.name("future"): {"kafka.clock": "warning"},
+        cases.name("miscounted"): {"table.row_counts": "warning"},
+        cases.name("crowded"): {"table.deltas": "warning"},
+        cases.name("owned"): {},
+        cases.name("suspended"): {"mapping.lease": "warning"},
     }
-    assert "no_auto_compaction is true" in report.one("table.compaction", setup.name("fine"))["evidence"]
+    assert "no_auto_compaction is true" in report.one("table.compaction", cases.name("fine"))["evidence"]
     assert "has 3 deltas" in report.one("table.deltas", "crowded")["evidence"]
     assert report.code == 65
     assert "numRows is 7, but the files contain 0 rows" in report.one("table.row_counts", "miscounted")["evidence"]
     assert "last heartbeat" in report.one("mapping.lease", "suspended")["evidence"]
-    assert "deleted 1 offset of" in report.one("kafka.retention", setup.name("lost"))["evidence"]
+    assert "deleted 1 offset of" in report.one("kafka.retention", cases.name("lost"))["evidence"]
     assert all(one["fix"] for one in report.document["findings"] if one["status"] in ("warning", "fault"))
     fine = TableName("default", f"{stack.name}_fine")
     assert not list(local_path(load_acid_table(stack.metastore, fine).location).glob(".ingestd-check*"))
@@ -207,11 +207,11 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
 _AS_OTHER_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
 
 
-def test_storage_when_the_directory_is_not_writable_then_the_fault_names_the_user(setup: _Setup) -> None:
-    name = setup.table("readonly")
-    place = local_path(load_acid_table(setup.stack.metastore, name).location)
+def test_storage_when_the_directory_is_not_writable_then_the_fault_names_the_user(cases: _Cases) -> None:
+    name = cases.table("readonly")
+    place = local_path(load_acid_table(cases.stack.metastore, name).location)
     place.chmod(0o500)
-    config = setup.stack.config(setup.mapping("readonly", table=str(name)))
+    config = cases.stack.config(cases.mapping("readonly", table=str(name)))
     # Root can write to any directory unless it lacks the capability to override permissions.
     command = [*(_AS_OTHER_USER if os.geteuid() == 0 else ()), sys.executable, "-m", "ingestd", "doctor"]
     result = subprocess.run(
