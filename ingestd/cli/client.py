@@ -71,7 +71,7 @@ class Endpoint:
 
     @property
     def is_private(self) -> bool:
-        """Whether nobody on a network can read what is sent to the daemon."""
+        """Whether the connection is encrypted, or does not leave this machine."""
         parsed = urlsplit(self.url)
         return parsed.scheme == "https" or is_loopback(parsed.hostname or "")
 
@@ -97,7 +97,7 @@ class Daemon:
             raise DaemonUnreachable(
                 f"the daemon's documents have version {document['version']}, but this command knows version {_VERSION}",
                 where=self._where,
-                hint="use the commands of the release of the daemon",
+                hint="use the release of ingestd that the daemon runs",
             )
         self._is_known = True
         return document
@@ -105,8 +105,8 @@ class Daemon:
     def change(self, mapping: str, action: str, fields: Mapping[str, Any]) -> bool:
         """Request pause, resume, flush or offsets. Return False if the daemon accepted the request and is not done yet.
 
-        An error in the daemon is raised as DaemonRefused. Raises ConfigError if the token
-        would be sent over a network without TLS.
+        An error in the daemon is raised as DaemonRefused. Raises ConfigError if the token would be sent over a network
+        without TLS.
         """
         if self._token and not self._endpoint.is_private:
             raise ConfigError(

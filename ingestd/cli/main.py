@@ -1,7 +1,6 @@
-"""`ingestd`: the command group. Only this module converts an error to a message and an exit code.
+"""`ingestd`: the command group. Only this module converts an error to a message and an exit code (listed in `man.py`).
 
-Exit codes: 0 success, 1 failure, 2 usage error, 65 invalid data or table, 69 service unavailable, 70 internal error of
-ingestd or Spark, 77 login failed, 78 invalid configuration.
+Invariant: a user's mistake never causes a stack trace.
 """
 
 from __future__ import annotations

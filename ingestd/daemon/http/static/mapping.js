@@ -147,12 +147,12 @@ export class MappingPage {
       const series = [found.records_per_second, found.lag_offsets, found.lag_seconds, found.latency_seconds];
       this.charts.forEach((chart, index) => chart.show(series[index], found.last_unix, found.step_seconds));
     } catch {
-      // The page shows an outage and a missing mapping already, and the next attempt follows.
+      // The page already shows an outage or a missing mapping, and the next attempt follows.
     }
     if (!this.isClosed) this.historyTimer = setTimeout(() => { this.#loadHistory(); this.#loadDetailsSoon(); }, HISTORY_MS);
   }
 
-  /** Load the details now, or two seconds after they were loaded last. */
+  /** Load the details now, or two seconds after the last time. */
   #loadDetailsSoon() {
     if (this.detailsTimer) return;
     const wait = Math.max(0, (this.loadedAt ?? 0) + DETAILS_MS - Date.now());
