@@ -1,4 +1,4 @@
-"""Runs checks, several at once, each in a thread of its own with a time limit.
+"""Runs checks concurrently, each in a thread of its own with a time limit.
 
 Invariant: a check that hangs, fails or is defective does not stop the others. It delays them by at most one time limit,
 and all checks that hang together delay the examination by a few time limits, however many checks there are.
@@ -51,7 +51,7 @@ def skip(check: Check[T], subject: str, reason: str) -> Job:
 
 
 def run(jobs: Iterable[Job], limit_seconds: float) -> Iterator[Finding]:
-    """Run the jobs, several at once, and yield their findings in order.
+    """Run the jobs, several of them concurrently, and yield their findings in order.
 
     After 16 slow checks, for example because a service hangs, the others are skipped.
     """

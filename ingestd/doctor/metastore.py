@@ -24,7 +24,7 @@ _MANAGER = "org.apache.hadoop.hive.ql.lockmgr.DbTxnManager"
 _TIMEOUT_FAULT_SECONDS, _TIMEOUT_WARNING_SECONDS, _TIMEOUT_LONG_SECONDS = 30.0, 120.0, 3_600.0
 _SKEW_WARNING_SECONDS, _SKEW_FAULT_SECONDS = 1.0, 60.0
 _OPEN_WARNING, _ABORTED_WARNING, _AGE_WARNING_SECONDS = 1_000, 1_000, 3_600.0
-_CALLS_AT_ONCE, _CALL_WARNING_SECONDS, _CALL_LIMIT_SECONDS = 16, 2.0, 15.0
+_CONCURRENT_CALLS, _CALL_WARNING_SECONDS, _CALL_LIMIT_SECONDS = 16, 2.0, 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +148,8 @@ def _most_frequent(some: Sequence[Uncommitted]) -> str:
 
 
 def _connections(service: Service) -> Iterator[Verdict]:
-    """Send many calls at once. If the connection pool is small or no thread is free, some wait for the others."""
-    metastore = service.connect(_CALLS_AT_ONCE)
+    """Send many concurrent calls. If the connection pool is small or no thread is free, some wait for the others."""
+    metastore = service.connect(_CONCURRENT_CALLS)
     began, limit = monotonic(), Deadline.after(_CALL_LIMIT_SECONDS)
     ends: list[float] = []
     failures: list[IngestdError] = []
@@ -161,7 +161,7 @@ def _connections(service: Service) -> Iterator[Verdict]:
         except IngestdError as error:
             failures.append(error)
 
-    senders = [threading.Thread(target=send, name="doctor-connection", daemon=True) for _ in range(_CALLS_AT_ONCE)]
+    senders = [threading.Thread(target=send, name="doctor-connection", daemon=True) for _ in range(_CONCURRENT_CALLS)]
     for sender in senders:
         sender.start()
     for sender in senders:
@@ -171,9 +171,9 @@ def _connections(service: Service) -> Iterator[Verdict]:
         "raise datanucleus.connectionPool.maxPoolSize (10 by default) above the number of clients that commit at the"
         " same time, and check the load of the metastore and of its database"
     )
-    late = _CALLS_AT_ONCE - len(ends) - len(failures)
+    late = _CONCURRENT_CALLS - len(ends) - len(failures)
     slowest = max(ends, default=began) - began
-    found = f"{len(ends)} of {_CALLS_AT_ONCE} calls at once were answered, the last after {slowest:.2f} s"
+    found = f"{len(ends)} of {_CONCURRENT_CALLS} concurrent calls were answered, the last after {slowest:.2f} s"
     if failures:
         yield Verdict("fault", f"{found}; {refused(failures[0]).evidence}", fix, failures[0].exit_code)
     elif late:

@@ -62,8 +62,10 @@ def retire(metastore: Metastore, stored: StoredMapping) -> None:
         control = find_control_table(metastore, options.control)
         if control is not None:
             if MappingState.parse(read_state(metastore, control)) != stored.state:
-                hint = "look at it again with `ingestd offsets show`"
-                raise RequestFailed("a daemon has committed meanwhile", where=f"mapping {options.name}", hint=hint)
+                hint = "check the state with `ingestd offsets show`, and repeat the command"
+                raise RequestFailed(
+                    "a daemon has committed since the state was read", where=f"mapping {options.name}", hint=hint
+                )
             services.ownership.confirm()
             services.ownership.check()
             drop_control_table(metastore, control)

@@ -186,7 +186,7 @@ class Ownership:
         return ids
 
     def release(self) -> None:
-        """Release the lease, so that a standby can take over at once. Raises MetastoreUnavailable."""
+        """Release the lease, so that a standby can take over immediately. Raises MetastoreUnavailable."""
         lock_id = self._lock_id
         self._forget_lock()
         self._untrack_all()

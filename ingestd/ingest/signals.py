@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 class Signals:
     """The events that end mappings: `stop` commits the open transactions first, `abort` aborts them.
 
-    `reload` asks the supervisor to read the configuration again; it is cleared when that begins.
+    `reload` requests that the supervisor reads the configuration again; it is cleared when that begins.
     """
 
     stop: threading.Event = field(default_factory=threading.Event)

@@ -89,7 +89,7 @@ class Worker:
     async def wait(self, seconds: float, until: Callable[[], bool]) -> bool:
         """Wait for `seconds` or until the condition is true; return whether it is true.
 
-        The condition is evaluated at once and after each `wake`, so no change that is followed by `wake` is missed.
+        The condition is evaluated immediately and after each `wake`, so no change that is followed by `wake` is missed.
         """
         limit = Deadline.after(seconds)
         while True:

@@ -147,7 +147,7 @@ class Subscription:
     def _finish(self, asked: float, error: Exception | None, *, is_news: bool) -> None:
         is_news |= error is not None or self._error is not None or self._asked_at < self._wanted_since <= asked
         self._asked_at, self._error = asked, error
-        if asked >= self._wanted_since:  # otherwise another request is wanted at once
+        if asked >= self._wanted_since:  # otherwise another request must follow immediately
             self.due, self.early_seconds = Deadline(asked + self._interval), _EARLY * self._interval
         if is_news:
             self._on_news()

@@ -31,7 +31,7 @@ _STALLED_SECONDS = 20.0
 
 
 class Listener(socket.socket):
-    """A listening socket that closes a new connection at once while too many accepted ones are open."""
+    """A listening socket that closes a new connection immediately while too many accepted ones are open."""
 
     def __init__(self, family: int, kind: int) -> None:
         super().__init__(family, kind)

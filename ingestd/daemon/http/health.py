@@ -44,7 +44,7 @@ def _why_not(seen: Snapshot) -> str:
         return _described(seen)
     if _is_old(seen.metastore_at):
         return f"{seen.state}, but no answer of the metastore for {_CONTACT_SECONDS:.0f} s"
-    # The loop asks Kafka again once the stages of its open transactions have ended.
+    # The loop polls Kafka again once the stages of its open transactions have ended.
     if seen.state == "running" and not seen.open_transactions and _is_old(seen.polled_at):
         return f"running, but no answer of Kafka for {_CONTACT_SECONDS:.0f} s"
     return ""
