@@ -46,10 +46,10 @@ def compaction() -> None:
 def status(
     mappings: tuple[str, ...], files: tuple[Path, ...], directory: Path | None, everything: bool, output: Output
 ) -> None:
-    """Show deltas, small files and compactions of each partition that MAPPINGS (default: all) write.
+    """Show the deltas and compactions of each partition.
 
-    Lists the directories of the tables and reads the queue from the metastore; no daemon is needed. Small files have
-    less than 16 MB.
+    MAPPINGS are the mappings whose tables are shown, by default all. Lists the directories of the tables and reads the
+    queue from the metastore; no daemon is needed. Small files have less than 16 MB.
     """
     source = Source(files, directory)
     chosen = [source.mapping(name) for name in mappings] or list(source.document.mappings)
@@ -92,7 +92,7 @@ def request(  # noqa: PLR0913, PLR0917 - one parameter for each option
     timeout: float | None,
     output: Output,
 ) -> None:
-    """Ask Hive to compact the partitions of the table that MAPPING writes.
+    """Ask Hive to compact partitions of the table of MAPPING.
 
     The exit code is 0 if all requests were accepted and, with --wait, succeeded.
     """

@@ -12,7 +12,7 @@ _VARIABLE = "_INGESTD_COMPLETE"
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell.
+    """Print a completion script for bash, zsh or fish.
 
     \b
     bash:  ingestd completion bash > ~/.local/share/bash-completion/completions/ingestd

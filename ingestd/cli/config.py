@@ -17,7 +17,7 @@ from ingestd.ingest.options import MappingOptions
 
 @click.group()
 def config() -> None:
-    """Show the effective configuration, or the JSON Schema of its files."""
+    """Show the effective configuration, or its JSON Schema."""
 
 
 @config.command()

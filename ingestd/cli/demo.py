@@ -66,7 +66,10 @@ mappings:
 @click.option("--records", type=click.IntRange(1), default=1_000_000, show_default=True, help="Number of records.")
 @click.option("--keep", is_flag=True, help="Keep the sandbox running and keep its files.")
 def demo(records: int, keep: bool) -> None:
-    """Run a demonstration: move a million records from a real Kafka into a real Hive table, exactly once."""
+    """Move a million records from a real Kafka into a real Hive table.
+
+    Starts the services on this machine, runs the daemon, and queries the table.
+    """
     client()  # fails, before any service starts, if the client for the queries is not installed
     console = Console(highlight=False)
     state_dir = Path(tempfile.mkdtemp(prefix="ingestd-demo-"))

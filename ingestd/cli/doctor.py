@@ -39,7 +39,7 @@ _SIGNS: dict[Status, str] = {
     help="Time limit of a check in seconds.",
 )
 def doctor(files: tuple[Path, ...], directory: Path | None, output: Output, timeout: float) -> None:
-    """Examine the configuration, this machine, Kafka, the metastore and the tables of all mappings.
+    """Examine this machine, Kafka, the metastore and all tables.
 
     Each finding has its evidence and, if something is wrong, a fix. Nothing is changed. The exit code is 0 if there is
     no fault, and otherwise that of the first fault. Warnings do not change it.

@@ -46,9 +46,10 @@ def _with_request_options(command: Any) -> Any:
 @mappings.command()
 @_with_request_options
 def pause(mapping: str, output: Output, **where: Any) -> None:
-    """Stop ingesting MAPPING until it is resumed, also after restarts and takeovers.
+    """Stop ingesting MAPPING until it is resumed.
 
-    The daemon finishes the open transactions first. Without a daemon, the pause is stored and the next daemon obeys it.
+    The daemon finishes the open transactions first. The pause is stored, so it survives restarts and takeovers. Without
+    a daemon, it is stored for the next one.
     """
     _request("pause", mapping, output, Source(**where))
 
@@ -56,16 +57,16 @@ def pause(mapping: str, output: Output, **where: Any) -> None:
 @mappings.command()
 @_with_request_options
 def resume(mapping: str, output: Output, **where: Any) -> None:
-    """Continue MAPPING after a pause, or start it again after an error."""
+    """Continue MAPPING after a pause, or restart it after an error."""
     _request("resume", mapping, output, Source(**where))
 
 
 @mappings.command()
 @_with_request_options
 def flush(mapping: str, output: Output, **where: Any) -> None:
-    """Commit the records of MAPPING that Kafka has now, without waiting for `commit.interval`.
+    """Commit the records of MAPPING that Kafka has now.
 
-    Requires the daemon that runs the mapping.
+    Does not wait for `commit.interval`. Requires the daemon that runs the mapping.
     """
     _request("flush", mapping, output, Source(**where))
 
@@ -76,10 +77,11 @@ def flush(mapping: str, output: Output, **where: Any) -> None:
 @with_config
 @with_output
 def retire(mapping: str, yes: bool, files: tuple[Path, ...], directory: Path | None, output: Output) -> None:
-    """Remove the stored state of MAPPING: its control table, and its consumer group in Kafka.
+    """Remove the stored state of MAPPING.
 
-    The table and its rows remain. MAPPING may already be removed from the configuration. If it runs again, it starts
-    where its key `start` says. Refused while a daemon runs it.
+    The state consists of its control table, and its consumer group in Kafka. The table and its rows remain. MAPPING may
+    already be removed from the configuration. If it runs again, it starts where its key `start` says. Refused while a
+    daemon runs it.
     """
     source = Source(files, directory)
     stored = source.read_retirable(mapping)

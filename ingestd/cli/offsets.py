@@ -44,7 +44,7 @@ def offsets() -> None:
 @with_config
 @with_output
 def show(mapping: str, files: tuple[Path, ...], directory: Path | None, output: Output) -> None:
-    """Show the committed position of MAPPING and the offsets that Kafka has.
+    """Show the committed position of MAPPING and Kafka's offsets.
 
     The position is read from Hive, which is the source of truth. The consumer group in Kafka is only a copy.
     """

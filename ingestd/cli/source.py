@@ -36,8 +36,8 @@ _endpoint_options: list[Any] = [
     click.option(
         "--ca-file",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="CA certificates (PEM) that issued the daemon's.  [default: trusts only http.tls.certificate of the "
-        "configuration; with --url, those of the system]",
+        help="PEM file with the CAs that may issue the daemon's certificate.  [default: only http.tls.certificate"
+        " of the configuration; with --url, the CAs of the system]",
     ),
 ]
 

@@ -155,7 +155,7 @@ def test_status_when_the_certificate_is_not_trusted_then_says_why(tls: Address, 
         (200, b"[]", DaemonUnreachable, "is not ingestd"),
         (302, b"", DaemonUnreachable, "is not ingestd"),
         (200, {"hello": "world"}, DaemonUnreachable, "is not ingestd"),
-        (200, STATUS | {"version": 2}, DaemonUnreachable, "use the commands of the release of the daemon"),
+        (200, STATUS | {"version": 2}, DaemonUnreachable, "use the release of ingestd that the daemon runs"),
     ],
 )
 def test_status_when_the_answer_is_an_error_then_says_what_and_where(

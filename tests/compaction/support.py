@@ -51,7 +51,7 @@ class Notes:
     delays: list[Exception] = field(default_factory=list)
 
     def counted(self, status: CompactionStatus) -> None:
-        """Every test asks the watch itself."""
+        """Do nothing: the tests read the status from the watch."""
 
     def requirements(self, faults: Sequence[str]) -> None:
         self.faults.append(faults)

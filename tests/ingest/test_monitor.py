@@ -78,7 +78,7 @@ def test_monitor_when_the_answer_to_a_commit_is_lost_then_counts_the_adopted_com
 
 
 class _AbortAfterCommit(Hold):
-    """Lets the mapping fail after its second commit, as if the answer to the commit were never found out."""
+    """Lets the mapping fail after its second commit, as if the outcome of the commit were never determined."""
 
     def __init__(self) -> None:
         super().__init__("committed")

@@ -96,7 +96,7 @@ def test_broker_when_it_never_answers_then_the_error_is_raised_and_a_stop_ends_t
         settings = {"bootstrap.servers": f"127.0.0.1:{silent.getsockname()[1]}"}
         options = MappingOptions("silent", ("silent",), TableName("default", "silent"), kafka=settings)
         workers, over = Workers(1), threading.Event()
-        # Longer than the planner waits for an answer without looking around.
+        # Longer than the planner waits for an answer without checking for a stop.
         watch, worker = Watch(Broker(settings, timeout_seconds=6)), workers.worker()
         planner = Planner(options, Pace(options.pacing, 1.0, lambda _: None), watch, worker)
         with planner.watching():

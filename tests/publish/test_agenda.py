@@ -11,7 +11,7 @@ from tests.support.stack import eventually
 
 
 class _Count:
-    """Works `times` times. `most` is the largest number of works that ran at once."""
+    """Work that asks to run `times` times. `most` is the largest number of instances that ran concurrently."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -77,7 +77,7 @@ class Machine:
         return self.run("systemctl", "show", unit, "--property", name, "--value").strip()
 
     def _inside(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command inside. Raises ValueError while the first process does not exist."""
+        """Run a command in the machine. Raises ValueError while the first process does not exist."""
         [first] = psutil.Process(self._process.pid).children()
         enter = ["nsenter", "--target", str(first.pid), "--mount", "--uts", "--ipc", "--pid"]
         return subprocess.run([*enter, *command], capture_output=True, text=True, check=False)
