@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
@@ -75,13 +76,20 @@ class Notifier:
         """Report that Spark is starting."""
         self._send("STATUS=starting Spark")
 
-    def reloading(self) -> None:
-        """Report that the configuration is being read again. `reloaded` must follow."""
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic() * 1e6)}")
+    @contextmanager
+    def reloading(self) -> Iterator[None]:
+        """Report that the configuration is read again inside the `with` block, and then that the daemon runs.
 
-    def reloaded(self) -> None:
-        """Report that the configuration was applied or rejected, and that the daemon runs."""
-        self._send("READY=1")
+        Reports nothing before the daemon is ready: the end of the reload would be taken for the end of the start.
+        """
+        is_running = self._is_ready and not self._prefix
+        if is_running:
+            self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic() * 1e6)}")
+        try:
+            yield
+        finally:
+            if is_running:
+                self._send("READY=1")
 
     def stopping(self) -> None:
         """Report that the mappings finish their open transactions and end. Only the first call has an effect."""

@@ -50,11 +50,8 @@ def run_daemon(
     clients = Clients(metastore, engine, Liveness(metastore, document.control.database))
 
     def read_again() -> Document:
-        notifier.reloading()
-        try:
+        with notifier.reloading():
             return read()
-        finally:
-            notifier.reloaded()
 
     supervisor = Supervisor(document, clients, signals, drain=drain, read=read_again, observe=observe)
 

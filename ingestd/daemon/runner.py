@@ -28,6 +28,13 @@ class UnexpectedError(IngestdError):
 
     exit_code = 70
 
+    @classmethod
+    def of(cls, unknown: Exception, *, where: str) -> UnexpectedError:
+        """Return the error that reports an unknown exception."""
+        error = cls(f"{type(unknown).__name__}: {unknown}", where=where)
+        error.__cause__ = unknown
+        return error
+
 
 class Runner:
     """Runs one mapping. `create` yields its main loop. All methods return immediately.
@@ -91,11 +98,13 @@ class Runner:
                 self._start()
 
     def stop(self) -> None:
-        """Let the mapping finish its open transactions and end."""
+        """Let the mapping finish its open transactions and end. If it has ended, refuse requests from now on."""
         with self._lock:
             self._next = None
             self._handles.signals.stop.set()
             self._worker.wake()
+            if not self.is_running:
+                self._refuse_requests()
 
     def abort(self) -> None:
         """Abort the open transactions of the mapping."""
@@ -135,9 +144,7 @@ class Runner:
             # A retry that a stop interrupted is not a failure: the next run reads the uncommitted records again.
             return None if signals.stop.is_set() and known.is_retriable else known
         except Exception as unknown:  # noqa: BLE001 - the last frame of the coroutine: no error may be lost here
-            error = UnexpectedError(f"{type(unknown).__name__}: {unknown}", where=f"mapping {self.options.name}")
-            error.__cause__ = unknown
-            return error
+            return UnexpectedError.of(unknown, where=f"mapping {self.options.name}")
         return None
 
     def _end(self, error: IngestdError | None) -> None:
@@ -145,12 +152,15 @@ class Runner:
         self.is_running = False
         if error is None:
             self._handles.reporter.stopped()
-            self.control.close(RequestFailed("the mapping has stopped", where=f"mapping {self.options.name}"))
+            self._refuse_requests()
         else:
             self.error, self.failed_at = error, monotonic()
             self._handles.reporter.failed(error)
             self.control.close(self._refusal(error))
             self.control.open()
+
+    def _refuse_requests(self) -> None:
+        self.control.close(RequestFailed("the mapping has stopped", where=f"mapping {self.options.name}"))
 
     def _refusal(self, error: IngestdError) -> RequestFailed:
         return RequestFailed(

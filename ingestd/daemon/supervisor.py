@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import contextmanager
 
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.compaction.compactor import Compactor
 from ingestd.config.document import Document, Scope
 from ingestd.daemon.reload import Changes, find_changes
-from ingestd.daemon.runner import Runner
+from ingestd.daemon.runner import Runner, UnexpectedError
 from ingestd.errors import ConfigError, IngestdError
 from ingestd.ingest import events
 from ingestd.ingest.commit import LOCK_SECONDS
@@ -78,8 +79,8 @@ class Supervisor:
         # Runners of mappings that a reload has removed, while they finish their open transactions.
         self._leaving: list[Runner] = []
         self._has_ended = False
-        self._reload_lock = threading.Lock()
-        self._reloading: threading.Thread | None = None
+        self._reloading: Future[None] = Future()
+        self._reloading.set_result(None)
         self._compactor = Compactor(clients.metastore)
         self._lock = threading.Lock()
         self._lost: list[EngineLost] = []
@@ -102,23 +103,36 @@ class Supervisor:
         """The requests to each mapping, by its name. Safe for use from any thread."""
         return {runner.options.name: runner.control for runner in self._runners}
 
-    def reload(self) -> None:
-        """Read the configuration again and apply it. Raises ConfigError, and then nothing has changed.
+    def reload(self) -> Future[None]:
+        """Begin to read the configuration again and apply it. Its future raises ConfigError if nothing has changed.
 
         New mappings start. Removed and changed mappings finish their open transactions, then end or restart. Other
-        mappings are not affected. Blocks while the files are read.
+        mappings are not affected. Never blocks: a thread reads the files, because a file system that hangs blocks it.
         """
-        with self._reload_lock:
-            try:
-                if self._drain:
-                    raise ConfigError("--until-caught-up does not reload the configuration")
-                document = self._read()
-                changes = find_changes(self._document, document)
-                self._apply(document, changes)
-            except ConfigError as error:
-                events.reload_rejected(error)
-                raise
-        events.reloaded(*([mapping.name for mapping in some] for some in changes))
+        done: Future[None] = Future()
+        done.set_running_or_notify_cancel()  # nobody can cancel it
+        with self._lock:
+            if not self._reloading.done():
+                done.set_exception(ConfigError("the configuration is already being read", hint="retry in a moment"))
+                return done
+            self._reloading = done
+        threading.Thread(target=self._reload, args=(done,), name="reload", daemon=True).start()
+        return done
+
+    def _reload(self, done: Future[None]) -> None:
+        try:
+            if self._drain:
+                raise ConfigError("--until-caught-up does not reload the configuration")
+            document = self._read()
+            changes = find_changes(self._document, document)
+            self._apply(document, changes)
+        except Exception as error:  # noqa: BLE001 - the last frame of the thread: no error may be lost here
+            known = error if isinstance(error, IngestdError) else UnexpectedError.of(error, where="reload")
+            events.reload_rejected(known)
+            done.set_exception(known)
+        else:
+            events.reloaded(*([mapping.name for mapping in some] for some in changes))
+            done.set_result(None)
 
     def _apply(self, document: Document, changes: Changes) -> None:
         with self._lock:
@@ -141,14 +155,9 @@ class Supervisor:
             self._document = document
 
     def _reload_on_signal(self) -> None:
-        """Start a reload in a thread if SIGHUP requested one, because a file system that hangs would block it."""
-        if self._signals.reload.is_set() and (self._reloading is None or not self._reloading.is_alive()):
+        """Begin a reload if SIGHUP requested one. `_reload` logs its result."""
+        if self._signals.reload.is_set() and self._reloading.done():
             self._signals.reload.clear()
-            self._reloading = threading.Thread(target=self._reload_quietly, name="reload", daemon=True)
-            self._reloading.start()
-
-    def _reload_quietly(self) -> None:
-        with suppress(ConfigError):  # `reload` has logged it
             self.reload()
 
     def stuck(self) -> list[str]:
@@ -185,6 +194,8 @@ class Supervisor:
                     runner.serve_requests()
             if self._signals.abort.is_set() and self._gives_up(self._abort_all(), running):
                 break
+        for runner in self._runners:
+            runner.stop()  # requests to a mapping that has failed are no longer served
         self._compactor.stop()
         self._clients.liveness.close()
         self._clients.kafka.close()

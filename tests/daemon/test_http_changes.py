@@ -129,6 +129,9 @@ def test_reload_then_the_fleet_reads_its_configuration_or_says_why_not(client: C
     fleet.reload_error = ConfigFaults([fleet.reload_error, ConfigError("is missing", where="a.yaml: kafka")])
     answer = client.post("/reload")
     assert answer.json["error"].splitlines()[1] == "a.yaml: kafka: is missing"
+    fleet.reload_error, fleet.reload_hangs = None, True
+    answer = client.post("/reload", {"wait_seconds": 0.1})
+    assert (answer.status, answer.json) == (202, {"action": "reload", "result": "accepted"})
 
 
 @pytest.mark.parametrize(
@@ -136,11 +139,18 @@ def test_reload_then_the_fleet_reads_its_configuration_or_says_why_not(client: C
     [
         ("pause", "[1]", "body"),
         ("pause", "{", "body"),
+        ("pause", "[" * 200_000, "body"),
+        ("pause", '{"\\ud800": 1}', "body"),
+        ("pause", '{"by": "ann", "by": "bob"}', "body"),
         ("pause", {"why": "x"}, "body: why"),
         ("pause", {"by": "a\nb"}, "body: by"),
         ("pause", {"wait_seconds": 1e9}, "body: wait_seconds"),
         ("offsets", {}, "body: offsets"),
         ("offsets", {"offsets": {"orders": {"0": -1}}, "expected": {"orders": {"0": 1}}}, "body: offsets"),
+        ("offsets", {"offsets": {"orders": {"0": 1, "00": 2}}}, "body: offsets"),
+        ("offsets", {"offsets": {"orders": {"-1": 1}}}, "body: offsets"),
+        ("offsets", {"offsets": {"orders": {"0": True}}}, "body: offsets"),
+        ("offsets", '{"offsets": {"orders": {"0": 1, "0": 2}}}', "body"),
         ("offsets", {"offsets": {"orders": {"0": 1}}, "expected": {"orders": {"1": 1}}}, "body: expected"),
     ],
 )

@@ -126,11 +126,29 @@ def test_check_when_the_daemon_stops_then_says_so_once(manager: Manager, notifie
 
 
 def test_reload_then_is_announced_with_the_time_and_ends_with_ready(manager: Manager, notifier: Notifier) -> None:
-    notifier.reloading()
-    notifier.reloaded()
-    [reloading, time, ready] = manager.messages()
+    mappings = Mappings("orders")
+    mappings.monitors["orders"].entered("running")
+    notifier.check(mappings, Signals())
+    before = len(manager.messages())
+    with notifier.reloading():
+        pass
+    [reloading, time, ready] = manager.messages()[before:]
     assert (reloading, ready) == ("RELOADING=1", "READY=1")
     assert int(time.removeprefix("MONOTONIC_USEC=")) > 0
+
+
+def test_reload_when_the_daemon_still_starts_or_stops_then_is_not_announced(
+    manager: Manager, notifier: Notifier
+) -> None:
+    with notifier.reloading():
+        pass
+    assert manager.messages() == []
+    notifier.check(Mappings(), Signals())
+    notifier.stopping()
+    before = manager.messages()
+    with notifier.reloading():
+        pass
+    assert manager.messages() == before
 
 
 def test_notifier_when_systemd_did_not_start_the_process_then_opens_no_socket(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ingestd.errors import ConfigError
+from ingestd.ingest.control import Request, RequestFailed
 from tests.support.daemon import Daemon, DaemonProcess, DaemonThread
 from tests.support.stack import Stack, eventually
 
@@ -60,14 +61,18 @@ def _rows(daemon: DaemonThread, mapping: dict[str, Any]) -> int:
 
 def test_reload_when_data_flows_then_changed_mappings_restart_and_others_continue(stack: Stack) -> None:
     same, changed, removed, added = (_add(stack, case) for case in ("same", "changed", "removed", "added"))
-    config = stack.config(same, changed, removed)
+    failed = {**same, "name": f"{stack.name}_failed"[-40:], "table": "default.missing"}
+    config = stack.config(same, changed, removed, failed)
     daemon = stack.start(config)
+    eventually("the failure", lambda: daemon.events("failed"))
+    requests_to_failed = daemon.supervisor.controls[failed["name"]]
     with _flowing(stack, same, changed, removed, added) as counts:
         eventually("rows", lambda: all(_rows(daemon, one) for one in (same, changed, removed)))
         changed["commit"] = {"interval": "100ms"}
         _write(stack, config, same, changed, added)
-        daemon.supervisor.reload()
+        daemon.supervisor.reload().result()
         assert set(daemon.supervisor.monitors) == {one["name"] for one in (same, changed, added)}
+        assert isinstance(requests_to_failed.submit(Request("resume", "ann")).exception(0), RequestFailed)
         before = _rows(daemon, changed)
         eventually("rows of the new mapping", lambda: _rows(daemon, added))
         eventually("rows of the changed mapping", lambda: _rows(daemon, changed) > before)
@@ -78,7 +83,7 @@ def test_reload_when_data_flows_then_changed_mappings_restart_and_others_continu
     eventually("the end of the removed mapping", lambda: daemon.events("stopped"))
     assert len(stack.ids(removed["name"])) < counts[removed["name"]]
     _write(stack, config, same, changed, removed)
-    daemon.supervisor.reload()
+    daemon.supervisor.reload().result()
     eventually("the removed mapping again", lambda: len(stack.ids(removed["name"])) == counts[removed["name"]])
     for one in (same, changed, removed, added):
         assert stack.ids(one["name"]) == list(range(counts[one["name"]]))
@@ -86,7 +91,7 @@ def test_reload_when_data_flows_then_changed_mappings_restart_and_others_continu
     daemon.terminate()
     assert daemon.wait() == 0
     with pytest.raises(ConfigError, match="stopping"):
-        daemon.supervisor.reload()
+        daemon.supervisor.reload().result()
 
 
 def _refuses_invalid_changes(
@@ -103,7 +108,7 @@ def _refuses_invalid_changes(
     ):
         _write(stack, config, first, other, *mappings[1:], **sections)
         with pytest.raises(ConfigError) as caught:
-            daemon.supervisor.reload()
+            daemon.supervisor.reload().result()
         assert words in str(caught.value)
     assert len(daemon.events("owner")) == owners
     assert other["name"] not in daemon.supervisor.monitors

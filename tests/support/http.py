@@ -6,6 +6,7 @@ import http.client
 import json
 import ssl
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,6 +42,7 @@ class StaticFleet:
     controls: dict[str, Control] = field(default_factory=dict)
     stuck_names: list[str] = field(default_factory=list)
     reload_error: Exception | None = None
+    reload_hangs: bool = False
     reloads: int = 0
     scope: Scope = field(default_factory=lambda: Scope(("127.0.0.1:1",), "ingestd"))
 
@@ -68,11 +70,15 @@ class StaticFleet:
         """Return the names that the test has set."""
         return self.stuck_names
 
-    def reload(self) -> None:
-        """Count the reload, or raise the error that the test has set."""
+    def reload(self) -> Future[None]:
+        """Count the reload, or fail with the error that the test has set. With `reload_hangs`, never end."""
+        done: Future[None] = Future()
         if self.reload_error is not None:
-            raise self.reload_error
-        self.reloads += 1
+            done.set_exception(self.reload_error)
+        elif not self.reload_hangs:
+            self.reloads += 1
+            done.set_result(None)
+        return done
 
 
 def commit(monitor: Monitor, topic: str, rows: int, end: int, *, txn: int = 7, at: float = 1_790_000_000.0) -> None:

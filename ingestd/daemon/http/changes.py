@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Any
@@ -29,6 +30,8 @@ _BODY_SECONDS = 10.0
 _DEFAULT_WAIT_SECONDS = 10.0
 _MAX_WAIT_SECONDS = 60.0
 _MAX_AUTHOR = 100
+# The number of a partition has one form, so that none can be named twice.
+_PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
 _OFFSETS_FORM = '{"offsets": {"TOPIC": {"0": 1234}}, "expected": {"TOPIC": {"0": 1000}}}'
 
 
@@ -38,8 +41,6 @@ class Changes:
     def __init__(self, fleet: Fleet, access: Access) -> None:
         self._fleet = fleet
         self._access = access
-        # Only one reload runs at a time; another one is refused.
-        self._reloading = False
 
     async def change(self, name: str, verb: str, http: HttpRequest) -> tuple[int, Json]:
         """Carry out pause, resume, flush or offsets. Returns the HTTP status and the document. Raises IngestdError."""
@@ -51,40 +52,38 @@ class Changes:
             raise Refused(409, "the mapping accepts no requests", where=f"mapping {name}")
         action = _ACTIONS[verb]
         change = _position_change(fields) if action == "set_position" else None
-        wait_seconds = _wait_seconds(fields.pop("wait_seconds", _DEFAULT_WAIT_SECONDS))
+        wait_seconds = _wait_seconds(fields)
         request = Request(action, _author(fields.pop("by", ""), http), change)  # type: ignore[arg-type]
         _refuse_unknown(fields)
-        is_done = await _ended(control.submit(request), wait_seconds)
-        return (200 if is_done else 202), {
-            "mapping": name,
-            "action": verb,
-            "result": "done" if is_done else "accepted",
-        }
+        return await _answer(control.submit(request), wait_seconds, {"mapping": name, "action": verb})
 
     async def reload(self, http: HttpRequest) -> tuple[int, Json]:
         """Read the configuration again. Returns the HTTP status and the document. Raises IngestdError."""
         fields = await self._checked(http)
+        wait_seconds = _wait_seconds(fields)
         _refuse_unknown(fields)
-        if self._reloading:
-            raise Refused(409, "the configuration is already being read", where="reload", hint="retry in a moment")
-        self._reloading = True
-        try:
-            await to_thread.run_sync(self._fleet.reload)
-        finally:
-            self._reloading = False
-        return 200, {"action": "reload", "result": "done"}
+        return await _answer(self._fleet.reload(), wait_seconds, {"action": "reload"})
 
     async def _checked(self, http: HttpRequest) -> Json:
         """Return the fields of a request that may change the daemon. Raises Refused."""
         await to_thread.run_sync(self._access.check_change, http)
         body = await _body(http)
         try:
-            fields = json.loads(body or b"{}")
-        except ValueError:
+            fields = json.loads(body or b"{}", object_pairs_hook=_object)
+            json.dumps(fields, ensure_ascii=False).encode()  # an escape sequence may be half a character
+        except (ValueError, RecursionError):
             raise Refused(400, "the body is not JSON", where="body", hint="send an object or nothing") from None
         if not isinstance(fields, dict):
             raise Refused(400, "the body must be a JSON object", where="body", hint="send an object or nothing")
         return fields
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Json:
+    """Return a JSON object. Raises Refused if a name occurs twice, because one of its values would be ignored."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise Refused(400, "a name occurs twice in one object", where="body")
+    return found
 
 
 def unknown_mapping(name: str) -> Refused:
@@ -109,16 +108,16 @@ async def _body(http: HttpRequest) -> bytes:
     return bytes(body)
 
 
-async def _ended(future: Future[None], seconds: float) -> bool:
-    """Wait at most `seconds` for a request, and return whether it is done. Raises the error that prevented it."""
+async def _answer(future: Future[None], seconds: float, document: Json) -> tuple[int, Json]:
+    """Wait for the end of a request, and return the HTTP status and the document. Raises what prevented the request."""
     done = asyncio.wrap_future(future)
     # `asyncio.wait` does not cancel the future, which would withdraw the request.
     await asyncio.wait([done], timeout=seconds)
     if not done.done():
         done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        return False
+        return 202, {**document, "result": "accepted"}
     done.result()
-    return True
+    return 200, {**document, "result": "done"}
 
 
 def _author(by: Any, http: HttpRequest) -> str:
@@ -129,7 +128,8 @@ def _author(by: Any, http: HttpRequest) -> str:
     return f"{by} ({address})" if by else address
 
 
-def _wait_seconds(value: Any) -> float:
+def _wait_seconds(fields: Json) -> float:
+    value = fields.pop("wait_seconds", _DEFAULT_WAIT_SECONDS)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MAX_WAIT_SECONDS:
         raise Refused(400, f"must be a number from 0 to {_MAX_WAIT_SECONDS:.0f}", where="body: wait_seconds")
     return float(value)
@@ -156,16 +156,14 @@ def _position_change(fields: Json) -> PositionChange:
 
 def _offsets(value: Any, key: str) -> Offsets:
     try:
-        found = {
-            TopicPartition(topic, int(partition)): offset
-            for topic, partitions in value.items()
-            for partition, offset in partitions.items()
-        }
-    except (AttributeError, ValueError):
-        found = {TopicPartition("", 0): -1}
-    if not all(type(offset) is int and offset >= 0 for offset in found.values()):
+        items = [(topic, *item) for topic, partitions in value.items() for item in partitions.items()]
+    except AttributeError:
+        items = [("", "", None)]
+    if not all(
+        _PARTITION.fullmatch(partition) and type(offset) is int and offset >= 0 for _, partition, offset in items
+    ):
         raise Refused(400, "must contain offsets by topic and partition", where=f"body: {key}", hint=_OFFSETS_FORM)
-    return found
+    return {TopicPartition(topic, int(partition)): offset for topic, partition, offset in items}
 
 
 def status_of(error: IngestdError) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Protocol
 
 from ingestd.config.document import Scope
@@ -28,5 +29,5 @@ class Fleet(Protocol):
     def stuck(self) -> Sequence[str]:
         """Return the names of the mappings that have made no progress for longer than their limits."""
 
-    def reload(self) -> None:
-        """Read the configuration again and apply it. Blocks. Raises ConfigError, and then nothing has changed."""
+    def reload(self) -> Future[None]:
+        """Begin to read the configuration again and apply it. Its future raises ConfigError if nothing has changed."""
