@@ -55,24 +55,11 @@ def _since_commit(mapping: Snapshot) -> float | None:
     return max(0.0, now() - mapping.commits[-1].at) if mapping.commits else None
 
 
-def _knows_lag(mapping: Snapshot) -> bool:
-    """Return whether this daemon has compared the position with Kafka. A standby does not know the position."""
-    return mapping.polled_at is not None and mapping.state != "standby"
-
-
-def _lag(mapping: Snapshot) -> float | None:
-    return mapping.lag if _knows_lag(mapping) else None
-
-
-def _lag_seconds(mapping: Snapshot) -> float | None:
-    return mapping.lag_seconds if _knows_lag(mapping) else None
-
-
 def _counted(value: Callable[[CompactionStatus], float]) -> Callable[[Snapshot], float | None]:
     """Return a function that reads a value of the table's compaction, which an owner has after its first survey."""
 
     def read(mapping: Snapshot) -> float | None:
-        return None if mapping.compaction is None or mapping.state == "standby" else value(mapping.compaction)
+        return None if mapping.compaction is None else value(mapping.compaction)
 
     return read
 
@@ -92,8 +79,8 @@ _FAMILIES = (
         lambda m: m.totals.row_count_repairs,
     ),
     _Family("ingestd_owner", "gauge", "1 if this daemon owns the mapping", lambda m: int(m.is_owner)),
-    _Family("ingestd_lag_offsets", "gauge", "Offsets that are not committed", _lag),
-    _Family("ingestd_lag_seconds", "gauge", "Age of the oldest record that is not committed", _lag_seconds),
+    _Family("ingestd_lag_offsets", "gauge", "Offsets that are not committed", lambda m: m.lag),
+    _Family("ingestd_lag_seconds", "gauge", "Age of the oldest record that is not committed", lambda m: m.lag_seconds),
     _Family("ingestd_since_last_commit_seconds", "gauge", "Time since the last commit", _since_commit),
     _Family("ingestd_open_transactions", "gauge", "Transactions that are open", lambda m: m.open_transactions),
     _Family(

@@ -112,7 +112,7 @@ def status_line(mappings: Sequence[Snapshot], stuck: Sequence[str]) -> str:
     """Return one line: the number of mappings in each state, their lag, the last commit, and their problems."""
     states = Counter(mapping.state for mapping in mappings)
     parts = [", ".join(f"{count} {state}" for state, count in states.most_common())]
-    parts.append(f"lag {sum(mapping.lag for mapping in mappings):,} offsets")
+    parts.append(f"lag {sum(mapping.lag or 0 for mapping in mappings):,} offsets")
     commits = [mapping.commits[-1].at for mapping in mappings if mapping.commits]
     if commits:
         at = datetime.fromtimestamp(max(commits), timezone.utc)

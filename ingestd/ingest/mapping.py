@@ -32,6 +32,7 @@ from ingestd.ingest.services import Handles, Services
 from ingestd.ingest.workers import Worker
 from ingestd.kafka.ranges import Offsets
 from ingestd.kafka.shared import KafkaClients
+from ingestd.kafka.watch import View
 from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.errors import JobFailed, JobTimeout, WorkerLost
 
@@ -203,10 +204,17 @@ class MappingLoop:
                 self._requests.reached()
 
     async def _stay_paused(self, ledger: Ledger) -> None:
-        """Keep the lease and observe the ends of the partitions, until a request arrives or the mapping is stopped."""
+        """Keep the lease and observe the ends of the partitions, until a request arrives or the mapping is stopped.
+
+        An outage of Kafka is no problem meanwhile. The time of the last poll shows it.
+        """
+        known = View()
         while not self._is_interrupted():
             self._services.ownership.check()
-            self._reporter.monitor.polled(ledger.state.position.offsets, self._planner.known_ends())
+            self._reporter.monitor.progressed()
+            if self._planner.latest.at > known.at:
+                known = self._planner.latest
+                self._reporter.monitor.polled(ledger.state.position.offsets, known.ends)
             await self._worker.wait(_PAUSED_SECONDS, self._is_interrupted)
 
     def _is_interrupted(self) -> bool:

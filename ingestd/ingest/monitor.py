@@ -98,11 +98,12 @@ class Snapshot:
 
     `since` is the Unix time of the last change of `state`. `owner` names the daemon that holds or requests the lease,
     and `is_owner` says whether it is this daemon.
-    `position` contains the committed next offsets, and `ends` the last stable offsets when Kafka was last polled, at
-    `polled_at`. `oldest` is the Kafka timestamp, in seconds since 1970, of the oldest record that is not committed;
-    None if there is none or if it is not known yet. `metastore_at` is the Unix time of the last answer of the
-    metastore. `open_transactions` counts the transactions that are opened and not yet committed.
-    `pacing` is None before the first commit, and `compaction` before the first survey of the table.
+    `position` contains the committed next offsets, and `ends` the last stable offsets when Kafka last answered, at
+    `polled_at`. A standby knows neither, so they are empty, and `polled_at` is None.
+    `oldest` is the Kafka timestamp, in seconds since 1970, of the oldest record that is not committed; None if there is
+    none or if it is not known yet. `metastore_at` is the Unix time of the last answer of the metastore.
+    `open_transactions` counts the transactions that are opened and not yet committed.
+    `pacing` is None before the first commit as owner, and `compaction` before the first survey of the table.
     """
 
     name: str
@@ -125,16 +126,18 @@ class Snapshot:
     compaction: CompactionStatus | None = None
 
     @property
-    def lag(self) -> int:
-        """The number of offsets between the committed position and the last stable offsets."""
+    def lag(self) -> int | None:
+        """The number of offsets between the committed position and the last stable offsets; None if it is not known."""
+        if self.polled_at is None:
+            return None
         return sum(max(0, end - self.position.get(partition, end)) for partition, end in self.ends.items())
 
     @property
     def lag_seconds(self) -> float | None:
         """The age in seconds of the oldest record that is not committed; 0 without lag, None if it is not known."""
-        if not self.lag:
+        if self.lag == 0:
             return 0.0
-        return None if self.oldest is None else max(0.0, now() - self.oldest)
+        return None if self.lag is None or self.oldest is None else max(0.0, now() - self.oldest)
 
 
 class Monitor:
@@ -149,7 +152,7 @@ class Monitor:
         self._durations = StepDurations()
         self._oldest = OldestRecords()
         self._progress_at = monotonic()
-        self._jobs = 0
+        self._doing: Counter[str] = Counter()
 
     def snapshot(self) -> Snapshot:
         """Return the current values. The newest commit is the last one of `commits`."""
@@ -165,32 +168,41 @@ class Monitor:
 
     @property
     def seconds_without_progress(self) -> float:
-        """Seconds since the mapping last completed a step, polled Kafka, or began a wait that it will end itself."""
+        """Seconds since the mapping last completed a step, polled Kafka, or began a wait that it will end itself.
+
+        A poll is no progress while a transaction is staged or committed, because that may hang.
+        """
         with self._lock:
             return monotonic() - self._progress_at
 
     @property
     def is_staging(self) -> bool:
         """Whether the mapping waits for a Spark job."""
-        return self._jobs > 0
+        return self._doing["staging"] > 0
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether all that the mapping does is to wait until the Spark jobs of other mappings have ended."""
+        return self._doing["queued"] > 0 and not self.is_staging and not self._doing["committing"]
 
     @contextmanager
-    def staging(self) -> Iterator[None]:
-        """Note that the mapping waits for a Spark job while the block runs."""
+    def doing(self, phase: Literal["queued", "staging", "committing"]) -> Iterator[None]:
+        """Note what a transaction does while the block runs. Its end is progress."""
         with self._lock:
-            self._jobs += 1
+            self._doing[phase] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._jobs -= 1
+                self._doing[phase] -= 1
                 self._progress_at = monotonic()
 
     def restarted(self, options: MappingOptions) -> None:
         """Note that the mapping starts again with other options."""
         with self._lock:
             self.kafka = options.kafka
-            self._now = replace(self._now, table=str(options.table), topics=options.topics, ends={}, polled_at=None)
+            self._now = replace(self._now, table=str(options.table), topics=options.topics)
+            self._forget()
         self.entered("starting")
 
     def progressed(self) -> None:
@@ -207,6 +219,8 @@ class Monitor:
             owner = self._now.owner if owner is None else owner
             is_owner = state in _OWNER_STATES or (state == "waiting" and self._now.is_owner)
             self._now = replace(self._now, state=state, since=since, owner=owner, is_owner=is_owner, problem=problem)
+            if state == "standby":
+                self._forget()
 
     def failed(self, error: IngestdError, again_in: float | None = None) -> None:
         """Note an error. With `again_in`, the mapping retries after so many seconds; otherwise the error ended it."""
@@ -224,7 +238,8 @@ class Monitor:
     def polled(self, position: Offsets, ends: Offsets) -> None:
         """Note the committed position and the last stable offsets."""
         with self._lock:
-            self._progress_at = monotonic()
+            if not self._doing["staging"] and not self._doing["committing"]:
+                self._progress_at = monotonic()
             self._move(position)
             self._oldest.polled(position, ends)
             self._now = replace(self._now, ends=dict(ends), polled_at=now())
@@ -235,10 +250,9 @@ class Monitor:
             self._oldest.learn(records)
 
     def unread(self) -> dict[TopicPartition, int]:
-        """Return the position of the partitions with lag whose first record is not known; nothing on a standby."""
+        """Return the position of the partitions with lag whose first record is not known."""
         with self._lock:
-            is_known = self._now.polled_at is not None and self._now.state not in ("standby", "stopped")
-            return self._oldest.unread(self._now.position, self._now.ends) if is_known else {}
+            return {} if self._now.state == "stopped" else self._oldest.unread(self._now.position, self._now.ends)
 
     def metastore_answered(self) -> None:
         """Note an answer of the metastore."""
@@ -276,14 +290,21 @@ class Monitor:
             self._now = replace(self._now, pacing=pacing)
 
     def compacted(self, status: CompactionStatus) -> None:
-        """Note the state of the table's compaction."""
+        """Note the state of the table's compaction. A survey may end after this daemon has become a standby."""
         with self._lock:
-            self._now = replace(self._now, compaction=status)
+            self._now = replace(self._now, compaction=None if self._now.state == "standby" else status)
 
     def recovered(self, position: Offsets) -> None:
         """Note the committed position that a recovery has read."""
         with self._lock:
             self._move(position)
+
+    def _forget(self) -> None:
+        """Forget what only the owner knows: another daemon moves the position now, or other options apply."""
+        self._oldest = OldestRecords()
+        self._now = replace(
+            self._now, position={}, ends={}, polled_at=None, open_transactions=0, pacing=None, compaction=None
+        )
 
     def _move(self, position: Offsets) -> None:
         self._oldest.moved(self._now.position, position)
@@ -315,7 +336,9 @@ def is_stuck(monitor: Monitor, limits: Limits) -> bool:
     """Return whether the mapping has made no progress for longer than its longest wait.
 
     A mapping that has ended is not stuck. A mapping that waits for a service that is unavailable retries, which is
-    progress.
+    progress. A mapping that only waits for the Spark jobs of others is not stuck: one of these may be.
     """
+    if monitor.is_queued or monitor.snapshot().state in ("failed", "stopped"):
+        return False
     seconds = limits.step_seconds + (limits.job_seconds if monitor.is_staging else 0.0)
-    return monitor.seconds_without_progress > seconds and monitor.snapshot().state not in ("failed", "stopped")
+    return monitor.seconds_without_progress > seconds

@@ -40,6 +40,7 @@ class Pipeline:
         self, services: Services, ledger: Ledger, planner: Planner, engine: Engine, jobs: JobGroup, worker: Worker
     ) -> None:
         self._services = services
+        self._monitor = services.reporter.monitor
         self._worker = worker
         self._options = services.options
         self._ledger = ledger
@@ -71,7 +72,8 @@ class Pipeline:
         try:
             while (plan := await self._planner.next(position, until, is_over, self._on_poll)) is not None:
                 pending = await self._worker.call(self._open, plan)
-                staged = asyncio.create_task(self._worker.stage(self._stage, pending))
+                queue = self._monitor.doing("queued")
+                staged = asyncio.create_task(self._worker.stage(queue, self._stage, pending))
                 previous = queued[-1] if queued else None
                 queued.append(asyncio.create_task(self._commit_staged(pending.txn, staged, previous)))
                 position = plan.after
@@ -97,7 +99,7 @@ class Pipeline:
         Raises OwnershipLost. Without records to commit, nothing else notices that another daemon took over.
         """
         self._services.ownership.check()
-        self._services.reporter.monitor.polled(self._ledger.state.position.offsets, ends)
+        self._monitor.polled(self._ledger.state.position.offsets, ends)
         self._services.staging.sweep_if_due(self._table)
 
     # --- stage
@@ -110,9 +112,10 @@ class Pipeline:
         """
         if not pending.plan.ranges:
             return pending
-        self._services.staging.make(pending.txn, pending.staging)
-        results = self._run_tasks(pending)
-        self._planner.confirm(pending.plan)
+        with self._monitor.doing("staging"):
+            self._services.staging.make(pending.txn, pending.staging)
+            results = self._run_tasks(pending)
+            self._planner.confirm(pending.plan)
         files = tuple(file for result in results for file in result.files)
         stage.check_partition_count(len({file.partition for file in files}), self._options.commit.partitions)
         records, size = sum(r.records for r in results), sum(r.bytes for r in results)
@@ -123,8 +126,7 @@ class Pipeline:
 
     def _run_tasks(self, pending: PendingTransaction) -> list[StageResult]:
         try:
-            with self._services.reporter.monitor.staging():
-                answers = self._engine.run(self._jobs, stage.run, self._tasks(pending))
+            answers = self._engine.run(self._jobs, stage.run, self._tasks(pending))
         except JobFailed as error:
             if self._services.signals.abort.is_set():
                 raise TransactionAborted("aborted during shutdown", where=f"mapping {self._options.name}") from error
@@ -171,8 +173,9 @@ class Pipeline:
         """Commit a staged transaction, unless an earlier one has failed."""
         if self._has_failed:
             raise TransactionAborted("an earlier transaction failed", where=f"mapping {self._options.name}")
-        pending.watch.lap("queued")
-        self._ledger.commit(pending)
+        with self._monitor.doing("committing"):
+            pending.watch.lap("queued")
+            self._ledger.commit(pending)
 
 
 def _results(pending: PendingTransaction, answers: Iterable[StageResult | IngestdError]) -> Iterator[StageResult]:

@@ -86,9 +86,10 @@ class Planner:
         """Request the last stable offset of every partition, and wait for the answer."""
         return self._kafka.read().ends
 
-    def known_ends(self) -> Mapping[TopicPartition, int]:
-        """Return the last stable offset of every partition when the topics were last polled."""
-        return self._kafka.latest.ends
+    @property
+    def latest(self) -> View:
+        """The last answer of Kafka, even if a later request has failed."""
+        return self._kafka.latest
 
     def confirm(self, plan: Plan) -> None:
         """Raise RangeLost if a topic has been recreated since the plan was made.

@@ -12,7 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
@@ -73,9 +73,12 @@ class Worker:
         """Run a call that may wait for locks."""
         return await self._loop.run_in_executor(self._lanes.commits, lambda: function(*arguments, **options))
 
-    async def stage(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
-        """Run a call that waits for a Spark job, when it is this main loop's turn."""
-        await self._lanes.turns.acquire(self)
+    async def stage(
+        self, queued: AbstractContextManager[None], function: Callable[P, T], *arguments: P.args, **options: P.kwargs
+    ) -> T:
+        """Run a call that waits for a Spark job. Before that, wait inside `queued` for the turn of this main loop."""
+        with queued:
+            await self._lanes.turns.acquire(self)
         try:
             return await self._loop.run_in_executor(self._lanes.stages, lambda: function(*arguments, **options))
         finally:

@@ -90,6 +90,15 @@ def test_status_then_contains_totals_lag_and_every_mapping(client: Client, fleet
     ]
     assert orders["last_commit"]["steps_ms"]["staged"] == 340
     assert "commits" not in orders
+    fleet.monitors["orders"].entered("standby", owner="there:1")
+    status = client.get("/status").json
+    orders = status["mappings"][1]
+    assert (status["lag_offsets"], orders["lag_offsets"], orders["lag_seconds"], orders["partitions"]) == (
+        0,
+        None,
+        None,
+        [],
+    )
 
 
 def test_mapping_when_asked_alone_then_answers_its_documents(client: Client, fleet: StaticFleet) -> None:

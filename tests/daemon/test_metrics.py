@@ -132,15 +132,25 @@ def test_metrics_when_steps_took_a_time_then_each_is_in_the_bucket_of_its_limit_
     assert {s.name.rpartition("_")[2]: s.value for s in samples if "le" not in s.labels} == {"count": 5, "sum": 63.022}
 
 
-def test_metrics_when_a_mapping_is_standby_or_has_not_polled_then_its_lag_is_absent() -> None:
+def test_metrics_when_a_mapping_is_standby_or_has_not_polled_then_what_only_the_owner_knows_is_absent() -> None:
     standby, starting = _monitor("a"), _monitor("b")
     standby.polled({PARTITION: 1}, {PARTITION: 5})
+    standby.learned([FirstRecord(PARTITION, 1, now() - 3600)])
+    standby.opened(2)
+    standby.paced(Pacing(60.0))
     standby.entered("standby", owner="daemon 2")
+    standby.compacted(CompactionStatus())
     found = _families(Metrics(), [standby, starting])
-    assert not _values(found["ingestd_lag_offsets"])
-    assert not _values(found["ingestd_lag_seconds"])
-    assert not _values(found["ingestd_since_last_commit_seconds"])
+    for name in ("lag_offsets", "lag_seconds", "since_last_commit_seconds", "pacing_factor", "compaction_working"):
+        assert not _values(found[f"ingestd_{name}"])
+    assert _values(found["ingestd_open_transactions"]) == [0, 0]
     assert {s.labels["mapping"] for s in found["ingestd_commits_total"].samples} == {"a", "b"}
+    # After the takeover, the age of a record that was read before says nothing.
+    standby.entered("running")
+    standby.polled({PARTITION: 3}, {PARTITION: 5})
+    found = _families(Metrics(), [standby])
+    assert _values(found["ingestd_lag_offsets"]) == [2]
+    assert not _values(found["ingestd_lag_seconds"])
 
 
 def test_metrics_when_the_metastore_answers_rejects_or_is_unavailable_then_calls_are_counted_by_outcome(

@@ -158,9 +158,8 @@ def test_notifier_when_systemd_did_not_start_the_process_then_opens_no_socket(mo
 
 def test_status_line_then_names_states_lag_commit_and_problems() -> None:
     commit = CommitRecord(1, 1, 1_700_000_000.0, 5, 5, 0, 50, 1, (), 1, 5, (), 1, {})
-    running = replace(
-        ORDERS, position={TopicPartition("orders", 0): 10}, ends={TopicPartition("orders", 0): 1_250}, commits=(commit,)
-    )
+    partition = TopicPartition("orders", 0)
+    running = replace(ORDERS, position={partition: 10}, ends={partition: 1_250}, polled_at=1.0, commits=(commit,))
     waiting = [
         replace(ORDERS, name=f"m{n}", state="waiting", problem=Problem.of(MetastoreUnavailable("no answer"), 1.0))
         for n in range(4)

@@ -68,7 +68,7 @@ def _produce(stack: Stack, value: bytes, seconds_ago: float) -> None:
 
 def _lag_seconds(monitor: Monitor) -> float:
     """Return the lag once it is known exactly."""
-    eventually("the timestamps", lambda: monitor.snapshot().lag > 0 and not monitor.unread())
+    eventually("the timestamps", lambda: monitor.snapshot().lag and not monitor.unread())
     seconds = monitor.snapshot().lag_seconds
     assert seconds is not None
     return seconds

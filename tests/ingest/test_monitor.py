@@ -7,6 +7,7 @@ from typing import Any
 from ingestd.errors import TransactionAborted
 from ingestd.ingest.monitor import Limits, Monitor, Snapshot, is_stuck
 from tests.support.daemon import DaemonThread, Hold
+from tests.support.http import options
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 
@@ -29,14 +30,14 @@ def test_monitor_when_a_mapping_commits_waits_and_stops_then_reports_it(stack: S
     stack.topic(1)
     stack.table("id bigint", "dt string")
     stack.produce(_rows(*range(40)))
-    hold = Hold("opened", times=2)
+    hold = Hold("locked", times=2)
     daemon = stack.start(stack.config(), hold=hold)
     monitor = _monitor(daemon, stack.name)
     hold.wait()
     assert stack.name in _reaches(monitor, "running").owner
     eventually("the lag", lambda: monitor.snapshot().lag == 40)
     assert monitor.snapshot().open_transactions == 1
-    # A mapping is stuck once it has made no progress for longer than its longest wait.
+    # A mapping is stuck once it has made no progress for longer than its longest wait. It still polls Kafka.
     eventually("no progress", lambda: is_stuck(monitor, Limits(0.2, 0.0)))
     assert not is_stuck(monitor, Limits(600.0, 0.0))
     assert daemon.supervisor.stuck() == []
@@ -56,6 +57,18 @@ def test_monitor_when_a_mapping_commits_waits_and_stops_then_reports_it(stack: S
     assert failed.problem
     assert (failed.problem.reason, failed.totals.rejects, failed.totals.aborts) == ("RecordError", 1, 1)
     assert not is_stuck(monitor, Limits(0.0, 0.0))
+
+
+def test_stuck_when_a_transaction_only_waits_for_the_stages_of_others_then_is_not() -> None:
+    monitor = Monitor(options("orders"))
+    with monitor.doing("queued"):
+        assert not is_stuck(monitor, Limits(0.0, 0.0))
+        with monitor.doing("committing"):
+            assert is_stuck(monitor, Limits(0.0, 0.0))
+    with monitor.doing("staging"):
+        assert not is_stuck(monitor, Limits(0.0, 600.0))
+        monitor.polled({}, {})
+        assert is_stuck(monitor, Limits(0.0, 0.0))
 
 
 def test_monitor_when_the_answer_to_a_commit_is_lost_then_counts_the_adopted_commit_once(stack: Stack) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 
@@ -68,9 +69,9 @@ def test_stages_when_one_mapping_has_many_then_others_go_first(workers: Workers)
 
     async def stage_all() -> None:
         def staged(worker: Worker, name: str) -> asyncio.Task[None]:
-            return asyncio.create_task(worker.stage(order.append, name))
+            return asyncio.create_task(worker.stage(nullcontext(), order.append, name))
 
-        running = asyncio.create_task(busy.stage(first))
+        running = asyncio.create_task(busy.stage(nullcontext(), first))
         await asyncio.sleep(0)
         more = [staged(busy, "busy"), staged(busy, "busy"), staged(other, "other")]
         await asyncio.sleep(0)

@@ -33,11 +33,11 @@ class _Series:
 
     def add(self, seen: Snapshot, seconds: float) -> None:
         totals = seen.totals
-        age = seen.lag_seconds
+        lag, age = seen.lag, seen.lag_seconds
         values = (
             # A mapping that was removed and added again counts from 0.
             (self.rate, max(0, totals.records - self.records) / seconds),
-            (self.lag, float(seen.lag)),
+            (self.lag, nan if lag is None else float(lag)),
             (self.lag_seconds, nan if age is None else age),
             (self.latency, _latency(seen, max(0, totals.commits - self.commits))),
         )

@@ -48,7 +48,7 @@ def status(fleet: Fleet, history: History) -> Json:
         "version": VERSION,
         "daemon": daemon_status(fleet.scope),
         "states": dict(Counter(snapshot.state for snapshot in seen)),
-        "lag_offsets": sum(snapshot.lag for snapshot in seen),
+        "lag_offsets": sum(snapshot.lag or 0 for snapshot in seen),
         "records_per_second": round(sum(rates.values()), 1),
         "totals": _sum(snapshot.totals for snapshot in seen),
         "mappings": [mapping_status(snapshot, rates[snapshot.name]) for snapshot in seen],

@@ -87,8 +87,8 @@ export class Live {
 
 /** Return the age in seconds of the oldest record that is not committed; null if it is not known. */
 export function lagSeconds(mapping, now) {
-  if (!mapping.lag_offsets) return 0;
-  return mapping.oldest_record_unix === null ? null : Math.max(0, now - mapping.oldest_record_unix);
+  if (mapping.lag_offsets === 0) return 0;
+  return mapping.lag_offsets === null || mapping.oldest_record_unix === null ? null : Math.max(0, now - mapping.oldest_record_unix);
 }
 
 /** Return a document of the server. Throws if it does not answer with 200 within ten seconds. */

@@ -58,8 +58,8 @@ export class MappingPage {
     const now = this.live.now;
     const isStandby = mapping.state === "standby";
     const figures = {
-      lag: [isStandby ? "–" : count(mapping.lag_offsets), "offsets"],
-      behind: [isStandby ? "–" : duration(lagSeconds(mapping, now)), "age of the oldest record to commit"],
+      lag: [count(mapping.lag_offsets), "offsets"],
+      behind: [duration(lagSeconds(mapping, now)), "age of the oldest record to commit"],
       rate: [isStandby ? "–" : rate(mapping.records_per_second), "mean of the last minute"],
       commit: [ago(mapping.last_commit?.committed_unix, now), mapping.last_commit ? `${plural(mapping.last_commit.rows, "row")} in ${milliseconds(mapping.last_commit.duration_ms)}` : "none by this process"],
       total: [magnitude(mapping.totals.rows), `in ${plural(mapping.totals.commits, "commit")}, ${size(mapping.totals.size_bytes)}`],

@@ -11,7 +11,7 @@ const SORT_MS = 5000;
 const COLUMNS = [
   { key: "name", title: "Mapping", value: (m) => m.name },
   { key: "state", title: "State", value: (m) => urgency(m.state) },
-  { key: "lag", title: "Lag", value: (m) => m.lag_offsets, isNumber: true },
+  { key: "lag", title: "Lag", value: (m) => m.lag_offsets ?? -1, isNumber: true },
   { key: "behind", title: "Behind", value: (m, now) => lagSeconds(m, now) ?? -1, isNumber: true },
   { key: "rate", title: "Records", value: (m) => m.records_per_second, isNumber: true },
   { key: "commit", title: "Last commit", value: (m) => m.last_commit?.committed_unix ?? 0, isNumber: true },
@@ -240,7 +240,7 @@ class Row {
     setText(this.path, `${mapping.topics.join(", ")} → ${mapping.table}`);
     setBadge(this.badge, mapping.state);
     setAttribute(this.node, "data-state", mapping.state);
-    setText(this.lag, mapping.state === "standby" ? "–" : count(mapping.lag_offsets));
+    setText(this.lag, count(mapping.lag_offsets));
     setText(this.rate, mapping.state === "standby" ? "–" : rate(mapping.records_per_second));
     this.problem.hidden = !mapping.problem;
     if (mapping.problem) {
@@ -253,7 +253,7 @@ class Row {
 
   tick(now) {
     const { mapping } = this;
-    setText(this.behind, mapping.state === "standby" ? "–" : duration(lagSeconds(mapping, now)));
+    setText(this.behind, duration(lagSeconds(mapping, now)));
     setText(this.commit, ago(mapping.last_commit?.committed_unix, now));
   }
 
