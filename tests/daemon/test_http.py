@@ -19,6 +19,7 @@ from ingestd.daemon.http.connections import MAX_CONNECTIONS
 from ingestd.daemon.http.live import MAX_STREAMS
 from ingestd.daemon.http.server import AddressInUse, HttpServer, open_server
 from ingestd.errors import ConfigError, MetastoreUnavailable, RecordError
+from ingestd.ingest.control import Request
 from tests.support.http import LOOPBACK, Client, StaticFleet, commit, serving
 from tests.support.stack import eventually
 
@@ -232,6 +233,25 @@ def test_server_when_idle_connections_flood_it_then_health_checks_are_answered(c
             flood.enter_context(closing(socket.create_connection(client.address, timeout=5)))
         assert client.get("/livez").status == 200
         assert _accepted(client) <= MAX_CONNECTIONS + 1
+
+
+def test_server_when_busy_connections_flood_it_then_health_checks_are_answered(
+    client: Client, fleet: StaticFleet
+) -> None:
+    flush = b"POST /mappings/orders/flush HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\r\n"
+    waiting: list[Request] = []
+    with ExitStack() as flood:
+        for _ in range(MAX_CONNECTIONS):
+            flood.enter_context(closing(socket.create_connection(client.address, timeout=5))).sendall(flush)
+
+        def all_wait() -> bool:
+            waiting.extend(fleet.controls["orders"].take())
+            return len(waiting) == MAX_CONNECTIONS
+
+        eventually("the requests", all_wait)
+        assert client.get("/livez").status == 200
+        for request in waiting:
+            request.done.set_result(None)
 
 
 @pytest.mark.soak

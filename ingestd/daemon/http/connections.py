@@ -1,8 +1,7 @@
 """Limits the connections of clients: their number, and the time that each may take.
 
-Invariant: at most `_MAX_SOCKETS` sockets are open, whatever clients do. A new connection is always accepted while
-another one is idle, because the one that has been idle longest is closed. A health check is therefore answered even
-during a flood of idle connections.
+Invariant: at most `_MAX_SOCKETS` sockets are open, whatever clients do. A new connection is always accepted, because
+another one is closed for it if there are too many. A health check is therefore answered even during a flood.
 """
 
 from __future__ import annotations
@@ -58,16 +57,15 @@ class Connection(H11Protocol):
     _waits_since: float
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the clock, and close the connection that has been idle longest if there are too many."""
+        """Start the clock. If there are too many connections, close the one that is idle longest, or a busy one."""
         super().connection_made(transport)
         self._waits_since = monotonic()
         if len(self.connections) > MAX_CONNECTIONS:
-            idle = [other for other in self.connections if isinstance(other, Connection) and other.is_idle]
-            if idle:
-                oldest = min(idle, key=lambda other: other._waits_since)
-                # Its end is reported later, and until then it must not count.
-                self.connections.discard(oldest)
-                oldest.transport.abort()
+            others = [other for other in self.connections if isinstance(other, Connection) and other is not self]
+            oldest = min(others, key=lambda other: (not other.is_idle, other._waits_since))
+            # Its end is reported later, and until then it must not count.
+            self.connections.discard(oldest)
+            oldest.transport.abort()
 
     def on_response_complete(self) -> None:
         """Start the clock for the next request."""

@@ -21,7 +21,6 @@ from ingestd.daemon.http.access import Access
 from ingestd.daemon.http.app import RenderMetrics, application
 from ingestd.daemon.http.connections import (
     ACCEPTS_PER_TURN,
-    MAX_CONNECTIONS,
     MAX_HEADER_BYTES,
     Connection,
     Listener,
@@ -148,8 +147,6 @@ def _config(app: object) -> uvicorn.Config:
         proxy_headers=False,
         server_header=False,
         backlog=ACCEPTS_PER_TURN,
-        # `Connection` closes idle connections above its limit. This one is reached if all of them are busy.
-        limit_concurrency=MAX_CONNECTIONS + 1,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=_GRACE_SECONDS,
         timeout_notify=0,  # call `callback_notify` every second
