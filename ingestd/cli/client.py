@@ -36,6 +36,8 @@ _HINT = "check --url, or the key http.listen of the daemon"
 _FIRST_ERROR = 300
 # The version of the documents of the daemon that the commands understand.
 _VERSION = 1
+# All but the line feed, which separates the faults of a configuration.
+_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
 class DaemonUnreachable(IngestdError):
@@ -234,4 +236,13 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
         document = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return document if isinstance(document, dict) else None
+    return _printable(document) if isinstance(document, dict) else None
+
+
+def _printable(value: Any) -> Any:
+    """Return a JSON value whose texts contain no control characters, which a terminal would obey."""
+    if isinstance(value, dict):
+        return {_printable(key): _printable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_printable(item) for item in value]
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", value) if isinstance(value, str) else value

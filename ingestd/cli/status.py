@@ -94,8 +94,8 @@ def _current(source: Source) -> Group | Text:
 
 
 def _view(document: dict[str, Any]) -> Group:
-    """Return what a terminal shows of the document."""
-    mappings = document["mappings"]
+    """Return what a terminal shows of the document: mappings with a problem first, because a screen has few rows."""
+    mappings = sorted(document["mappings"], key=lambda mapping: not mapping["problem"])
     if document["source"] == "daemon":
         daemon = document["daemon"]
         title = f"daemon {daemon['release']} on {daemon['host']}, process {daemon['pid']}"

@@ -77,6 +77,11 @@ def test_change_then_sends_the_token_once_a_daemon_has_answered_without_it(tmp_p
         assert not Daemon(at).change("a", "pause", {})
 
 
+def test_status_when_a_text_contains_control_characters_then_they_are_escaped() -> None:
+    with _answering(200, STATUS | {"mappings": [{"problem": "\x1b]0;x\x07 \x9b31m Bad Ischl – 日本\n"}]}) as (_, at):
+        assert Daemon(at).status()["mappings"] == [{"problem": r"\x1b]0;x\x07 \x9b31m Bad Ischl – 日本" + "\n"}]
+
+
 @pytest.mark.parametrize("document", [{"result": "done"}, STATUS | {"version": 2}, b"[" * 100_000, b"\xff"])
 def test_change_when_the_server_is_no_daemon_then_it_does_not_get_the_token(document: object, tmp_path: Path) -> None:
     token = tmp_path / "token"
