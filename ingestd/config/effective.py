@@ -23,9 +23,9 @@ from ingestd.ingest.options import MappingOptions, StartOptions
 MASK = "***"
 DEFAULT = "default"
 # In sections that may contain secrets: names of secrets, names of other texts, and texts that are sizes or durations.
-_SECRET_NAME = re.compile(r"password|secret|token|credential|jaas|oauth|pem|key", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"pass|pwd|secret|token|credential|jaas|oauth|pem|key", re.IGNORECASE)
 _HARMLESS_NAME = re.compile(
-    r"(.+\.)?(bootstrap\.servers|client\.(id|rack)|security\.protocol|sasl\.mechanisms?|sasl\.kerberos\.\S+"
+    r"(.+\.)?(bootstrap\.servers|client\.(id|rack)|security\.protocol|sasl\.mechanisms?|sasl\.kerberos\.(keytab|principal|service\.name)"
     r"|ssl\.(ca|certificate|crl)\.location|spark\.(app\.name|driver\.(host|bindAddress)|serializer))"
 )
 _HARMLESS_TEXT = re.compile(r"true|false|\d+(\.\d+)?\s?[a-z]{0,3}", re.IGNORECASE)

@@ -23,6 +23,7 @@ kafka:
   bootstrap.servers: broker:9092
   sasl.password: ${FILE:@}
   sasl.username: hunter2canary
+  sasl.kerberos.kinit.cmd: echo hunter2canary | kinit
 spark:
   stage_timeout: ${ENV:STAGE:-5m}
 defaults:
@@ -36,7 +37,8 @@ mappings:
 SECOND = """\
 spark:
   answer_timeout: ${ENV:ANSWER}
-  conf: {spark.driver.memory: 1g, spark.x.token: hunter2canary, spark.y: hunter2canary}
+  conf:
+    {spark.driver.memory: 1g, spark.x.token: hunter2canary, spark.y: hunter2canary, spark.executorEnv.DB_PASS: 2026}
 control: {database: "${ENV:CONTROL}"}
 """
 
@@ -67,21 +69,22 @@ def test_show_then_every_value_has_its_source_and_no_secret_is_printed(run: Run,
     assert shown["kafka.bootstrap.servers"] == ("broker:9092", f"{first}:3")
     assert shown["kafka.sasl.password"] == ("***", f"{first}:4, FILE:{first.parent}/secret")
     assert shown["mappings[0].kafka.sasl.password"] == shown["kafka.sasl.password"]
-    assert shown["mappings[0].topics"] == (["b", "a"], f"{first}:12")
-    assert shown["mappings[0].commit.rows"] == (7, f"{first}:9")
-    assert shown["mappings[0].pacing.deltas"] == (8, f"{first}:9")
-    assert shown["mappings[0].commit.interval"] == (2.0, f"{first}:14")
+    assert shown["mappings[0].topics"] == (["b", "a"], f"{first}:13")
+    assert shown["mappings[0].commit.rows"] == (7, f"{first}:10")
+    assert shown["mappings[0].pacing.deltas"] == (8, f"{first}:10")
+    assert shown["mappings[0].commit.interval"] == (2.0, f"{first}:15")
     assert shown["mappings[0].group"] == ("ingestd-orders", "default")
-    assert shown["spark.stage_timeout"] == (300.0, f"{first}:7, the default of ENV:STAGE")
+    assert shown["spark.stage_timeout"] == (300.0, f"{first}:8, the default of ENV:STAGE")
     assert shown["spark.answer_timeout"] == (9.0, f"{second}:2, ENV:ANSWER")
-    assert shown["spark.conf.spark.driver.memory"] == ("1g", f"{second}:3")
-    assert shown["spark.conf.spark.y"] == ("***", f"{second}:3")
-    assert shown["control.database"] == ("***", f"{second}:4, ENV:CONTROL")
+    assert shown["spark.conf.spark.driver.memory"] == ("1g", f"{second}:4")
+    assert shown["spark.conf.spark.y"] == ("***", f"{second}:4")
+    assert shown["control.database"] == ("***", f"{second}:5, ENV:CONTROL")
+    assert shown["spark.conf.spark.executorEnv.DB_PASS"][0] == "***"
     assert CANARY not in result.text
     table = run("config", "show", *_arguments(files))
     assert CANARY not in table.text
     assert "[b, a]" in table.out
-    assert f"{first}:14" in table.out
+    assert f"{first}:15" in table.out
 
 
 def test_show_when_the_configuration_is_the_example_then_shows_every_key(run: Run) -> None:
