@@ -10,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from ingestd.config.draft import Draft, checked_settings, describe, mapping_name
 from ingestd.daemon import log
 from ingestd.errors import ConfigError, ConfigFaults, TableMissing
 from ingestd.hive.client import Metastore
-from ingestd.hive.tables import TableName, list_tables, load_acid_table
+from ingestd.hive.tables import TableName, list_tables
 from ingestd.ingest.options import ControlOptions
-from ingestd.ingest.sample import create_table, match, proposed_columns, read_sample
+from ingestd.ingest.sample import create_table, match, proposed_shape, read_sample
+from ingestd.ingest.target import load_target
 from ingestd.kafka.admin import Broker
 
 _SHOWN = 30
@@ -73,13 +75,13 @@ def init(  # noqa: PLR0913 - click passes each option
     changes nothing in Kafka or Hive. For a table that does not exist, it proposes a CREATE TABLE statement.
     """
     log.configure("auto", "error")
-    if file.exists() and not force:
+    if not force and os.path.lexists(file):
         raise ConfigError("the file exists", where=str(file), hint="use --force to replace it, or --output-file")
     given = checked_settings(
         dict(map(_setting, (f"metastore.uri={uri}", f"kafka.bootstrap.servers={servers}", *settings)))
     )
     document = _loaded(Draft(given, "first", "first", TableName("default", "first")))
-    metastore = document.metastore.connect()
+    metastore = replace(document.metastore, timeout=min(document.metastore.timeout, _ANSWER_SECONDS)).connect()
     try:
         chosen = topic or _chosen_topic(document)
         table = TableName.parse(table_text or _chosen_table(metastore, chosen))
@@ -144,14 +146,14 @@ def _compared(plain: Draft, document: Document, metastore: Metastore) -> Draft:
     """Return the draft with the result of comparing a sample of the topic with the columns of the table."""
     sample = read_sample(document.mappings[0].kafka, plain.topic)
     try:
-        table = load_acid_table(metastore, plain.table)
+        table = load_target(metastore, document.mappings[0])
     except TableMissing:
-        columns = proposed_columns(sample)
-        if columns:
-            return replace(plain, match=match(sample, columns), statement=create_table(plain.table, columns))
+        shape = proposed_shape(sample)
+        if shape.columns:
+            return replace(plain, match=match(sample, shape), statement=create_table(plain.table, shape))
         note = "The table does not exist, and the topic has no JSON objects from which columns could be derived."
         return replace(plain, notes=(note,))
-    return replace(plain, match=match(sample, (*table.columns, *table.partition_columns)))
+    return replace(plain, match=match(sample, table.shape))
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
@@ -167,7 +169,8 @@ def _write(file: Path, text: str, *, force: bool) -> None:
         hint = "choose another file with --output-file"
         raise ConfigError(f"cannot write the file: {error.strerror}", where=str(file), hint=hint) from error
     finally:
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):  # it was renamed, or could not be created
+            fresh.unlink()
 
 
 def _report(draft: Draft, file: Path) -> None:

@@ -16,7 +16,8 @@ from ingestd.ingest.sample import Match
 
 _SECTIONS = ("metastore", "kafka")
 _SECRET = re.compile(r"password|secret|token|credential|key\.pem|jaas|\.pem$", re.IGNORECASE)
-_REFERENCE = re.compile(r"\$\{(ENV|FILE):[^}]+\}")
+# A default, as in ${ENV:NAME:-secret}, would be the secret itself.
+_REFERENCE = re.compile(r"\$\{(ENV|FILE):[^}:]+\}")
 _WIDTH, _SHOWN = 110, 100
 
 

@@ -9,8 +9,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from ingestd.acid.constraints import unfit_rows
+from ingestd.acid.encoding import Encoding
+from ingestd.acid.routing import Shape
+from ingestd.formats.decoder import ConstraintDecoder
 from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.hive.tables import TableName
 from ingestd.kafka.admin import Broker
@@ -42,8 +47,8 @@ class Match:
     reason: str
 
 
-def read_sample(settings: Mapping[str, Any], topic: str) -> list[bytes]:
-    """Return the values of the last records of each partition, at most 200 in all, without tombstones.
+def read_sample(settings: Mapping[str, Any], topic: str) -> list[bytes | None]:
+    """Return the values of the last records of each partition, at most 200 in all. A tombstone is None.
 
     `settings` are librdkafka properties. Raises InvalidTopic, LoginFailed and BrokerUnavailable.
     """
@@ -53,15 +58,16 @@ def read_sample(settings: Mapping[str, Any], topic: str) -> list[bytes]:
     each = max(1, _RECORDS // len(partitions))
     ranges = [OffsetRange(*p, max(first[p], ends[p] - each), ends[p]) for p in partitions if ends[p] > first[p]]
     batches = read(settings, ranges, ReadLimits(silence_seconds=_ANSWER_SECONDS))
-    return [value for batch in batches for value in batch.values if value is not None][:_RECORDS]
+    return [value for batch in batches for value in batch.values][:_RECORDS]
 
 
-def match(sample: Sequence[bytes], columns: Sequence[Column]) -> Match:
+def match(sample: Sequence[bytes | None], shape: Shape) -> Match:
     """Compare a sample with all columns of a table, including its partition columns."""
+    columns = (*shape.columns, *shape.partition_columns)
     fields = {field for record in _objects(sample) for field in record}
     names = {column.name for column in columns}
     lower = {field.lower() for field in fields}
-    rejects = JsonDecoder(columns).decode(sample).rejects
+    rejects = ConstraintDecoder(JsonDecoder(columns), partial(unfit_rows, shape=shape)).decode(sample).rejects
     reason = f"{rejects[0].column or 'the record'}: {rejects[0].reason}" if rejects else ""
     return Match(
         records=len(sample),
@@ -73,8 +79,8 @@ def match(sample: Sequence[bytes], columns: Sequence[Column]) -> Match:
     )
 
 
-def proposed_columns(sample: Sequence[bytes]) -> list[Column]:
-    """Return a column for each field whose name can be that of a column, in the order in which the fields appear.
+def proposed_shape(sample: Sequence[bytes | None]) -> Shape:
+    """Return the shape of a table with a column for each field whose name can be that of a column, in the same order.
 
     The type is the first of boolean, bigint, double, date and timestamp that can store every value, or else string.
     """
@@ -83,21 +89,22 @@ def proposed_columns(sample: Sequence[bytes]) -> list[Column]:
         for field, value in record.items():
             if _COLUMN.fullmatch(field.lower()):
                 values.setdefault(field.lower(), []).append(value)
-    return [Column(name, _type(found)) for name, found in values.items()]
+    columns = tuple(Column(name, _type(found)) for name, found in values.items())
+    return Shape(columns, partition_columns=(), bucketing=None, encoding=Encoding())
 
 
-def create_table(name: TableName, columns: Sequence[Column]) -> str:
+def create_table(name: TableName, shape: Shape) -> str:
     """Return the statement that creates a full ACID table with these columns."""
-    listed = ",\n".join(f"  `{column.name}` {column.type}" for column in columns)
+    listed = ",\n".join(f"  `{column.name}` {column.type}" for column in shape.columns)
     place = f"`{name.database}`.`{name.table}`"
     return f"CREATE TABLE {place} (\n{listed}\n) STORED AS ORC TBLPROPERTIES ('transactional'='true')"
 
 
-def _objects(sample: Sequence[bytes]) -> Iterator[dict[str, object]]:
+def _objects(sample: Sequence[bytes | None]) -> Iterator[dict[str, object]]:
     for value in sample:
         try:
-            record = json.loads(value)
-        except (ValueError, RecursionError):  # `match` counts the record as a misfit
+            record = json.loads(value or b"")
+        except (ValueError, RecursionError):  # `match` counts the record, or the tombstone, as a misfit
             continue
         if isinstance(record, dict):
             yield record

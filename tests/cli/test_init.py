@@ -7,14 +7,14 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from ingestd.hive.tables import TableName
-from ingestd.ingest.sample import match, proposed_columns
-from ingestd.schema import Column, HiveType
+from ingestd.ingest.sample import match, proposed_shape
 from tests.support.command import Result, Run
 from tests.support.stack import Stack
 from tests.support.tables import make_table
@@ -105,6 +105,7 @@ def test_init_when_topic_or_table_is_not_given_then_asks_on_a_terminal_only(
     [
         (("--set", f"kafka.sasl.password={CANARY}"), 78, "kafka.sasl.password: a secret is not written"),
         (("--set", f"metastore.plain.password={CANARY}"), 78, "metastore.plain.password"),
+        (("--set", f"kafka.sasl.password=${{ENV:NO_SUCH:-{CANARY}}}"), 78, "kafka.sasl.password: a secret is not"),
         (("--set", CANARY), 2, "--set requires KEY=VALUE"),
         (("--set", "spark.master=local"), 78, "spark.master is not a key of metastore or kafka"),
         (("--set", "kafka.no.such=1"), 78, "no such property"),
@@ -144,7 +145,8 @@ def test_proposed_columns_then_have_the_narrowest_type_that_stores_every_value()
         {"a": None, "b": 2**70, "i": "x", "j": 1},
         {"i": 5, "j": "1"},
     )
-    found = {column.name: str(column.type) for column in proposed_columns(sample)}
+    shape = proposed_shape(sample)
+    found = {column.name: str(column.type) for column in shape.columns}
     assert found == {
         "a": "bigint",
         "b": "double",
@@ -157,9 +159,10 @@ def test_proposed_columns_then_have_the_narrowest_type_that_stores_every_value()
         "i": "string",
         "j": "string",
     }
-    assert match(sample, proposed_columns(sample)).misfits == 0
+    assert match(sample, shape).misfits == 0
 
 
-def test_match_when_the_sample_is_not_json_objects_then_counts_misfits() -> None:
-    found = match([b"[1]", b"{", b'{"a": "x"}', b'{"a": 1}'], [Column("a", HiveType.parse("int"))])
-    assert (found.records, found.misfits, found.stored) == (4, 3, ("a",))
+def test_match_when_the_sample_has_records_that_stop_a_mapping_then_counts_misfits() -> None:
+    shape = replace(proposed_shape(_records({"a": 1})), not_null=frozenset({"a"}))
+    found = match([b"[1]", b"{", b'{"a": "x"}', b'{"a": 1}', None, b'{"b": 1}'], shape)
+    assert (found.records, found.misfits, found.stored) == (6, 5, ("a",))
