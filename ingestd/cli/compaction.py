@@ -29,6 +29,7 @@ _COLUMNS = (
 )
 # Without --all, a table shows this many partitions of a mapping: those with the most deltas.
 _SHOWN = 20
+_KINDS = click.Choice(["major", "minor"])
 # The time limit of --wait without --timeout.
 _WAIT_SECONDS = 3600.0
 
@@ -71,8 +72,14 @@ def status(
 @compaction.command()
 @click.argument("mapping")
 @with_config
-@click.option("--major", "kind", flag_value="major", help="Rewrite base and deltas to a new base.")
-@click.option("--minor", "kind", flag_value="minor", help="Merge the deltas only. Default: by the rule of the policy.")
+@click.option("--major", "kind", flag_value="major", type=_KINDS, help="Rewrite base and deltas to a new base.")
+@click.option(
+    "--minor",
+    "kind",
+    flag_value="minor",
+    type=_KINDS,
+    help="Merge the deltas only. Default: by the rule of the policy.",
+)
 @click.option(
     "--partition",
     "partitions",

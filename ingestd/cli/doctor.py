@@ -33,12 +33,12 @@ _SIGNS: dict[Status, str] = {
 @with_output
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=1.0),
-    default=20.0,
+    type=click.IntRange(1, 3_600),
+    default=20,
     show_default=True,
     help="Time limit of a check in seconds.",
 )
-def doctor(files: tuple[Path, ...], directory: Path | None, output: Output, timeout: float) -> None:
+def doctor(files: tuple[Path, ...], directory: Path | None, output: Output, timeout: int) -> None:
     """Examine this machine, Kafka, the metastore and all tables.
 
     Each finding has its evidence and, if something is wrong, a fix. Nothing is changed. The exit code is 0 if there is
@@ -52,7 +52,7 @@ def doctor(files: tuple[Path, ...], directory: Path | None, output: Output, time
     sys.exit(exit_code(findings))
 
 
-def _findings(files: tuple[Path, ...], directory: Path | None, timeout: float) -> Iterator[Finding]:
+def _findings(files: tuple[Path, ...], directory: Path | None, timeout: int) -> Iterator[Finding]:
     try:
         document = load(files, directory)
     except ConfigError as error:

@@ -12,7 +12,7 @@ import sys
 import click
 
 from ingestd import __version__
-from ingestd.cli.output import protect_stderr
+from ingestd.cli.output import escape_stdout, protect_stderr
 from ingestd.errors import ConfigFaults, IngestdError
 
 # A command is the attribute of the same name of its module in this package.
@@ -34,10 +34,21 @@ class _Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         command: click.Command = getattr(importlib.import_module(f"ingestd.cli.{cmd_name}"), cmd_name)
+        _name_variables(command, f"ingestd_{cmd_name}")
         return command
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "INGESTD"})
+def _name_variables(command: click.Command, path: str) -> None:
+    """Let every option be set by the variable INGESTD_COMMAND_OPTION. click would use the names of parameters."""
+    for parameter in command.params:
+        if isinstance(parameter, click.Option):
+            option = max(parameter.opts, key=len).lstrip("-")
+            parameter.envvar = f"{path}_{option}".replace("-", "_").upper()
+    for name, one in command.commands.items() if isinstance(command, click.Group) else ():
+        _name_variables(one, f"{path}_{name}")
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="ingestd")
 def cli() -> None:
     """Move Kafka records into Apache Hive ACID tables, exactly once."""
@@ -46,6 +57,7 @@ def cli() -> None:
 def main() -> None:
     """Run the command line: the entry point of the console script."""
     protect_stderr()
+    escape_stdout()
     try:
         cli(prog_name="ingestd")
     except ConfigFaults as error:

@@ -1,6 +1,8 @@
-"""A standard error stream that tolerates a full disk, a closed pipe and a reader that does not read.
+"""Standard streams that a command can write any text to, and a daemon its log.
 
-Invariant: output that cannot be written is dropped. A daemon must not fail or hang because of its log.
+Invariant: no text fails because the terminal's encoding lacks a character. What cannot be written to standard error, on
+a full disk, to a closed pipe or to a reader that does not read, is dropped: a daemon must not fail or hang because of
+its log.
 """
 
 from __future__ import annotations
@@ -49,3 +51,9 @@ def protect_stderr(*, stuck_seconds: float = 5.0) -> None:
     if sys.stderr is sys.__stderr__:
         buffer = io.BufferedWriter(_LossyFile(_STDERR, round(stuck_seconds * 1000)))
         sys.stderr = io.TextIOWrapper(buffer, "utf-8", "backslashreplace", line_buffering=True)
+
+
+def escape_stdout() -> None:
+    """Let `sys.stdout` write characters that its encoding lacks as escapes, such as `\\u2713`."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

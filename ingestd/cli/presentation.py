@@ -69,8 +69,9 @@ def confirm(question: str) -> None:
 
 
 def print_json(document: object) -> None:
-    """Print one JSON document."""
-    click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    """Print one JSON document. Characters are escaped as in JSON unless standard output is UTF-8."""
+    is_utf8 = sys.stdout is None or (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    click.echo(json.dumps(document, indent=2, ensure_ascii=not is_utf8))
 
 
 def _cell(value: object) -> str:

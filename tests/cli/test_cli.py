@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -47,6 +48,28 @@ def test_help_then_shows_the_usage(run: Run, arguments: list[str]) -> None:
 @pytest.mark.parametrize("arguments", [["fly"], ["run", "--configg", "x"], ["run", "--log-format", "xml"]])
 def test_arguments_when_invalid_then_exit_code_is_2(run: Run, arguments: list[str]) -> None:
     assert run(*arguments).code == 2
+
+
+def test_option_when_its_variable_is_set_then_it_has_that_value(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGESTD_CONFIG_SHOW_CONFIG", str(_config(tmp_path)))
+    monkeypatch.setenv("INGESTD_CONFIG_SHOW_OUTPUT", "json")
+    assert run("config", "show").json[0]["key"] == "metastore.uri"
+    monkeypatch.setenv("INGESTD_COMPACTION_REQUEST_MAJOR", "no")
+    assert run("compaction", "request", "orders").code == 2
+
+
+def test_output_when_its_encoding_lacks_characters_then_they_are_escaped(tmp_path: Path) -> None:
+    place = tmp_path / "größe"
+    place.mkdir()
+    command = [sys.executable, "-m", "ingestd", "config", "show", "--config", str(_config(place))]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    for form, shown in (("json", json.dumps(str(place))[1:-1]), ("table", "gr\\xf6\\xdfe")):
+        result = subprocess.run(
+            [*command, "--output", form], env=environment, capture_output=True, text=True, check=True
+        )
+        assert shown in result.stdout
 
 
 def test_check_when_valid_then_exit_code_is_0(run: Run, tmp_path: Path) -> None:
