@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -13,7 +14,10 @@ from ingestd.cli.presentation import Output, console, print_json, with_output
 from ingestd.cli.run import with_config
 from ingestd.config.document import Document, load
 from ingestd.daemon import log
-from ingestd.ingest.checks import Finding, check_mapping, check_metastore, counted
+from ingestd.ingest.checks import Finding, check_metastore, check_table, check_topics, counted
+
+# The time limit of a call of the metastore. A user is waiting for the result.
+_ANSWER_SECONDS = 10.0
 
 
 @click.command()
@@ -42,11 +46,15 @@ def _findings(document: Document, online: bool) -> Iterator[Finding]:
     yield Finding("configuration", counted(len(document.mappings), "mapping"), None)
     if not online:
         return
-    metastore = document.metastore.connect()
+    metastore = replace(document.metastore, timeout=min(document.metastore.timeout, _ANSWER_SECONDS)).connect()
     try:
-        yield from check_metastore(metastore)
+        of_metastore = list(check_metastore(metastore))
+        yield from of_metastore
         for options in document.mappings:
-            yield from check_mapping(metastore, options)
+            yield from check_topics(options)
+            # Otherwise each check would only wait for the metastore again.
+            if not any(finding.error for finding in of_metastore):
+                yield from check_table(metastore, options)
     finally:
         metastore.close()
 

@@ -18,12 +18,12 @@ from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.target import load_target, static_values
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import OffsetRange
-from ingestd.kafka.reader import read
+from ingestd.kafka.reader import ReadLimits, read
 from ingestd.storage import local
 from ingestd.storage.local import Location
 
 # Short, because a user is waiting for the result.
-_ANSWER_SECONDS = 5.0
+_ANSWER_SECONDS, _RECORD_SECONDS = 5.0, 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,16 @@ def check_metastore(metastore: Metastore) -> Iterator[Finding]:
     yield _finding("metastore locks", lambda: grants_locks(metastore))
 
 
-def check_mapping(metastore: Metastore, options: MappingOptions) -> Iterator[Finding]:
-    """Check the topics, the table and the storage of one mapping. Yields one finding per check."""
-    subject = f"mapping {options.name}"
+def check_topics(options: MappingOptions) -> Iterator[Finding]:
+    """Check the topics of one mapping. Yields one finding per topic."""
     for topic in options.topics:
-        yield _finding(f"{subject}, topic {topic}", lambda topic=topic: readable_topic(options, topic))  # type: ignore[misc]
+        subject = f"mapping {options.name}, topic {topic}"
+        yield _finding(subject, lambda topic=topic: readable_topic(options, topic))  # type: ignore[misc]
+
+
+def check_table(metastore: Metastore, options: MappingOptions) -> Iterator[Finding]:
+    """Check the table and the storage of one mapping. Yields one finding per check."""
+    subject = f"mapping {options.name}"
     yield _finding(f"{subject}, table {options.table}", lambda: usable_table(metastore, options))
     yield _finding(f"{subject}, storage", lambda: writable_storage(metastore, options))
 
@@ -81,7 +86,7 @@ def readable_topic(options: MappingOptions, topic: str) -> str:
     for partition in partitions:
         if ends[partition] > first[partition]:
             last = OffsetRange(*partition, ends[partition] - 1, ends[partition])
-            list(read(options.kafka, [last]))
+            list(read(options.kafka, [last], ReadLimits(silence_seconds=_RECORD_SECONDS)))
             break
     waiting = sum(ends[p] - first[p] for p in partitions)
     return f"{counted(len(partitions), 'partition')}, {counted(waiting, 'offset')}, readable"

@@ -25,7 +25,7 @@ NOWHERE = "127.0.0.1:1"
 def _config(directory: Path, mapping: dict[str, Any] | None = None, **sections: Any) -> Path:
     document = {
         "metastore": {"uri": f"thrift://{NOWHERE}", "timeout": "2s"},
-        "kafka": {"bootstrap.servers": NOWHERE},
+        "kafka": {"bootstrap.servers": NOWHERE, "socket.timeout.ms": 100},
         "mappings": [{"name": "orders", "topics": ["orders"], "table": "shop.orders"} | (mapping or {})],
     } | sections
     path = directory / "ingestd.yaml"
