@@ -19,6 +19,7 @@ from tests.support.command import Result, Run
 from tests.support.stack import Stack
 from tests.support.tables import make_table
 
+ACID = "TBLPROPERTIES ('transactional'='true')"
 CANARY = "hunter2canary"
 RECORDS = [
     {"id": number, "Note": f"n{number}", "at": "2026-11-22 10:00:00", "odd\n- injected: 1": True, "price": number / 4}
@@ -59,6 +60,11 @@ def test_init_when_the_table_exists_then_the_file_passes_check_and_says_what_fit
     assert _init(run, stack, *chosen, "--force").code == 0
     assert "client.id" not in file.read_text(encoding="utf-8")
     assert [one.name for one in tmp_path.iterdir()] == ["first.yaml"]
+    stack.sql(f"CREATE TABLE {stack.name}_b (id int) CLUSTERED BY (id) INTO 2 BUCKETS STORED AS ORC {ACID}")
+    refused = _init(
+        run, stack, "--topic", stack.name, "--table", f"default.{stack.name}_b", "--output-file", file, "--force"
+    )
+    assert (refused.code, "the table is bucketed" in refused.err) == (65, True)
 
 
 def test_init_when_the_table_is_missing_then_the_proposed_statement_creates_one_that_fits(
