@@ -1,11 +1,13 @@
-"""Checks of this machine: Python, Java, open files and temporary disk space.
+"""Checks of this machine: Python, its packages, Java, open files and temporary disk space.
 
 Invariant: these checks need no service.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import platform
+import re
 import resource
 import shutil
 import sys
@@ -13,9 +15,12 @@ import tempfile
 from collections.abc import Iterator
 
 from ingestd import java
-from ingestd.doctor.finding import Check, Verdict, fault, ok, warning
-from ingestd.errors import StorageUnavailable
+from ingestd.doctor.finding import Check, Verdict, fault, ok, skipped, warning
+from ingestd.errors import ConfigError, StorageUnavailable
 
+_OURS, _INSTALL = "ingestd", "run: pip install 'ingestd[daemon]'"
+# The beginning of a requirement, and the marker of those of the daemon.
+_NAME, _EXTRA = re.compile(r"[\w.-]+"), re.compile(r"extra == ['\"]daemon['\"]")
 _PYTHONS = ((3, 10), (3, 13))
 # A daemon with one mapping has about 400 files open, most of them those of Spark's JVM and of librdkafka's sockets.
 _FILES, _FILES_PER_MAPPING = 1_024, 16
@@ -30,6 +35,28 @@ def _python(_mappings: int) -> Iterator[Verdict]:
         yield ok(found)
     else:
         yield warning(found, f"use Python {oldest} to {newest}; ingestd is not tested with others")
+
+
+def _packages(_mappings: int) -> Iterator[Verdict]:
+    try:
+        required = importlib.metadata.requires(_OURS) or ()
+    except importlib.metadata.PackageNotFoundError:
+        yield skipped(f"{_OURS} runs from its source code, which does not say what is installed")
+        return
+    names = [_NAME.match(text)[0] for text in required if "extra ==" not in text or _EXTRA.search(text)]  # type: ignore[index]
+    missing = [name for name in names if not _is_installed(name)]
+    if missing:
+        yield fault(f"{len(missing)} of {len(names)} packages are missing: {', '.join(missing)}", _INSTALL, ConfigError)
+    else:
+        yield ok(f"{len(names)} packages of the daemon are installed")
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def _java(_mappings: int) -> Iterator[Verdict]:
@@ -60,18 +87,21 @@ def _temporary_disk(_mappings: int) -> Iterator[Verdict]:
     except OSError as error:
         yield fault(f"{folder}: {error.strerror}", "set TMPDIR to a writable directory", StorageUnavailable)
         return
-    found = f"{free / _GIB:,.1f} GiB free in {folder}"
+    yield judge_free(free, folder, "free space, or set TMPDIR to a directory on a larger file system")
+
+
+def judge_free(free: int, found: str, fix: str) -> Verdict:
+    """Return the verdict on `free` bytes of disk space in the place that `found` names."""
+    text = f"{free / _GIB:,.1f} GiB free in {found}"
     if free < _DISK_FAULT:
-        yield fault(found, "free space, or set TMPDIR to a directory on a larger file system", StorageUnavailable)
-    elif free < _DISK_WARNING:
-        yield warning(found, "free space, or set TMPDIR to a directory on a larger file system")
-    else:
-        yield ok(found)
+        return fault(text, fix, StorageUnavailable)
+    return warning(text, fix) if free < _DISK_WARNING else ok(text)
 
 
 # Each check receives the number of mappings in the configuration.
 CHECKS: tuple[Check[int], ...] = (
     Check("machine.python", _python),
+    Check("machine.packages", _packages),
     Check("machine.java", _java),
     Check("machine.open_files", _open_files),
     Check("machine.temporary_disk", _temporary_disk),

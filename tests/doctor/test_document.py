@@ -106,11 +106,29 @@ def test_java_when_it_is_too_old_then_names_the_version_and_the_fix(
     assert "JAVA_HOME" in found["fix"]
 
 
+def test_packages_when_one_of_the_daemon_is_missing_then_names_it_and_what_to_install(
+    examine: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = tmp_path / "ingestd-9.dist-info" / "METADATA"
+    installed.parent.mkdir()
+    installed.write_text(
+        "Metadata-Version: 2.1\nName: ingestd\nVersion: 9\nRequires-Dist: pyarrow>=18\n"
+        "Requires-Dist: absent-engine<5,>=3.5; extra == 'daemon'\nRequires-Dist: absent-other; extra == 'test'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = tmp_path / "a.yaml"
+    config.write_text("mappings: 3\n", encoding="utf-8")
+    found = examine(config).one("machine.packages")
+    assert (found["status"], found["exit_code"]) == ("fault", 78)
+    assert found["evidence"] == "1 of 2 packages are missing: absent-engine"
+    assert "ingestd[daemon]" in found["fix"]
+
+
 def test_services_when_none_answers_then_names_both_and_skips_what_needs_them(examine: Examine, tmp_path: Path) -> None:
     config = tmp_path / "a.yaml"
     config.write_text(
-        "metastore: {uri: 'thrift://127.0.0.1:1', timeout: 2s}\n"
-        "kafka: {bootstrap.servers: '127.0.0.1:1', socket.timeout.ms: 2000}\n"
+        "metastore: {uri: 'thrift://127.0.0.1:1', timeout: 1s}\n"
+        "kafka: {bootstrap.servers: '127.0.0.1:1', socket.timeout.ms: 100}\n"
         "mappings: [{name: a, topics: [a], table: x.a}]\n",
         encoding="utf-8",
     )
