@@ -11,11 +11,13 @@ from ingestd.clock import Deadline
 from ingestd.compaction.requirements import table_faults
 from ingestd.compaction.survey import survey
 from ingestd.doctor.finding import Check, Verdict, ok, warning
+from ingestd.doctor.machine import judge_free
 from ingestd.doctor.mapping import Examined
-from ingestd.hive.partitions import by_call, partition_names
+from ingestd.hive.partitions import by_call, partition_names, read_partitions
 from ingestd.hive.tables import WHOLE_TABLE, Table, load_acid_table
 from ingestd.ingest.checks import usable_table, writable_storage
 from ingestd.publish.row_count_audit import audit
+from ingestd.storage.local import check_writable, free_bytes, local_path
 
 _SECONDS = 8.0
 # The newest partitions by name, which are those that mappings usually write.
@@ -28,7 +30,16 @@ def _definition(mapping: Examined) -> Iterator[Verdict]:
 
 
 def _storage(mapping: Examined) -> Iterator[Verdict]:
-    yield ok(writable_storage(mapping.metastore, mapping.options))
+    """Write to the table's directory. Those of its partitions may belong to another user or file system."""
+    found = writable_storage(mapping.metastore, mapping.options)
+    table = load_acid_table(mapping.metastore, mapping.options.table)
+    names = _newest(mapping, table, _AUDITED_PARTITIONS) if table.partition_columns else ()
+    for partition in read_partitions(mapping.metastore, table, names):
+        check_writable(local_path(partition.sd.location))
+    examined = f"; so {'is' if len(names) == 1 else 'are'} {len(names):,} of its partitions" if names else ""
+    place = local_path(table.location)
+    room = judge_free(free_bytes(place), str(place), "free space: commits wait while the file system is full")
+    yield ok(f"{found}{examined}; {room.evidence}") if room.status == "ok" else room
 
 
 def _deltas(mapping: Examined) -> Iterator[Verdict]:

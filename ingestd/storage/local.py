@@ -223,6 +223,22 @@ def write_bytes(path: Path, content: bytes) -> None:
         path.write_bytes(content)
 
 
+def check_writable(path: Path) -> None:
+    """Raise StorageUnavailable if the directory is missing, or this process may not create files in it.
+
+    Nothing is written, so a full file system is not detected.
+    """
+    with _opened(path), guarded(path):
+        if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def free_bytes(path: Path) -> int:
+    """Return the space in bytes that this process can use on the file system of a directory."""
+    with guarded(path):
+        return shutil.disk_usage(path).free
+
+
 def remove_tree(path: Path) -> None:
     """Remove a directory tree, if it exists. Other processes may remove it at the same time."""
     with guarded(path):

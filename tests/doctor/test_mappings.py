@@ -82,8 +82,8 @@ class _Cases:
         return lost, recreated
 
     def count_wrong(self) -> TableName:
-        """Claim a row count that is not that of the files."""
-        name, metastore = self.table("miscounted"), self.stack.metastore
+        """Claim a row count that is not that of the files, which contain two rows."""
+        name, metastore = self.write(self.table("miscounted"), 2), self.stack.metastore
         table = load_acid_table(metastore, name)
         txn, write_id = transactions.begin_writing(metastore, name, "tests")
 
@@ -95,18 +95,17 @@ class _Cases:
         transactions.commit(metastore, txn)
         return name
 
-    def commit_often(self) -> TableName:
-        """Commit three transactions to a table."""
-        name = self.table("crowded")
+    def write(self, name: TableName, transactions: int, record: bytes = b'{"id": 1}') -> TableName:
+        """Commit a record in each of several transactions, and return the name of the table."""
         with HiveStreamingConnection(
             database=name.database,
             table=name.table,
             record_writer=StrictJsonWriter(),
             metastore_uri=self.stack.addresses.metastore,
         ) as connection:
-            for _ in range(3):
+            for _ in range(transactions):
                 with connection.transaction():
-                    connection.write(b'{"id": 1}')
+                    connection.write(record)
         return name
 
     def suspend_owner(self) -> None:
@@ -166,7 +165,7 @@ def _mappings(cases: _Cases) -> list[dict[str, object]]:
         cases.mapping("expiring", topics=[cases.old_topic("expiring", HOUR_MS * 9 // 10)]),
         cases.mapping("future", topics=[cases.old_topic("future", -HOUR_MS)]),
         cases.mapping("miscounted", table=str(cases.count_wrong())),
-        cases.mapping("crowded", table=str(cases.commit_often()), pacing={"deltas": 2}),
+        cases.mapping("crowded", table=str(cases.write(cases.table("crowded"), 3)), pacing={"deltas": 2}),
         cases.mapping("owned"),
         cases.mapping("suspended"),
     ]
@@ -196,7 +195,7 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
     assert "no_auto_compaction is true" in report.one("table.compaction", cases.name("fine"))["evidence"]
     assert "has 3 deltas" in report.one("table.deltas", "crowded")["evidence"]
     assert report.code == 65
-    assert "numRows is 7, but the files contain 0 rows" in report.one("table.row_counts", "miscounted")["evidence"]
+    assert "numRows is 7, but the files contain 2 rows" in report.one("table.row_counts", "miscounted")["evidence"]
     assert "last heartbeat" in report.one("mapping.lease", "suspended")["evidence"]
     assert "deleted 1 offset of" in report.one("kafka.retention", cases.name("lost"))["evidence"]
     assert all(one["fix"] for one in report.document["findings"] if one["status"] in ("warning", "fault"))
@@ -207,19 +206,27 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
 _AS_OTHER_USER = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-all")
 
 
-def test_storage_when_the_directory_is_not_writable_then_the_fault_names_the_user(cases: _Cases) -> None:
+def test_storage_when_a_directory_is_not_writable_then_the_fault_names_it(cases: _Cases) -> None:
     name = cases.table("readonly")
     place = local_path(load_acid_table(cases.stack.metastore, name).location)
     place.chmod(0o500)
-    config = cases.stack.config(cases.mapping("readonly", table=str(name)))
+    parts = TableName("default", f"{cases.stack.name}_parts")
+    make_table(cases.stack.metastore, parts, partitioned=True)
+    cases.write(parts, 1, b'{"id": 1, "day": "monday"}')
+    monday = local_path(load_acid_table(cases.stack.metastore, parts).location) / "day=monday"
+    monday.chmod(0o500)
+    config = cases.stack.config(cases.mapping("readonly", table=str(name)), cases.mapping("parts", table=str(parts)))
     # Root can write to any directory unless it lacks the capability to override permissions.
     command = [*(_AS_OTHER_USER if os.geteuid() == 0 else ()), sys.executable, "-m", "ingestd", "doctor"]
     result = subprocess.run(
         [*command, "--config", str(config), "--output", "json"], capture_output=True, text=True, check=False
     )
-    [found] = [one for one in json.loads(result.stdout)["findings"] if one["check"] == "table.storage"]
-    assert (found["status"], result.returncode) == ("fault", 69)
-    assert "Permission denied" in found["evidence"]
-    assert "grant this process write permission" in found["fix"]
+    found = [one for one in json.loads(result.stdout)["findings"] if one["check"] == "table.storage"]
+    assert result.returncode == 69
+    for one, denied in zip(found, (place, monday), strict=True):
+        assert one["status"] == "fault"
+        assert f"{denied}" in one["evidence"]
+        assert "Permission denied" in one["evidence"]
+        assert "grant this process write permission" in one["fix"]
     assert place.is_dir()
     assert not list(Path(place).iterdir())
