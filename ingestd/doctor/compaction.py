@@ -5,7 +5,7 @@ Invariant: these checks only read. Without compaction, deltas accumulate until q
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ingestd.doctor.finding import Check, Verdict, ok, warning
 from ingestd.doctor.metastore import Service
@@ -16,6 +16,8 @@ from ingestd.ingest.checks import counted
 # Hive's own check intervals are 5 minutes.
 _QUEUED_WARNING_SECONDS = 900.0
 _UNCLEANED_WARNING_SECONDS = 3_600.0
+# After this time the initiator regards a worker as dead and queues its compaction again; a day by default.
+_WORKER_TIMEOUT, _RUNNING_PART = "hive.compactor.worker.timeout", 0.25
 _SHOWN = 3
 # A refused request is neither a success nor a failure of compaction.
 _FAILURES = ("failed", "did not initiate", "aborted")
@@ -67,6 +69,19 @@ def _worker(service: Service) -> Iterator[Verdict]:
         yield warning(f"{_number(queued)} queued, {_target(oldest)} for {hours}; {text}", fix)
     else:
         yield ok(f"{text}; {_number(queued)} queued")
+    yield from _slow_workers(service, found, now)
+
+
+def _slow_workers(service: Service, found: Sequence[Compaction], now: float) -> Iterator[Verdict]:
+    """Report the compaction that has been running for longest, if its worker has probably died."""
+    running = min((one for one in found if one.state == "working" and one.started), key=_since, default=None)
+    most = _RUNNING_PART * max(service.durations(_WORKER_TIMEOUT), default=86_400.0)
+    if running is not None and now - running.started > most:
+        yield warning(
+            f"compaction {running.id} of {_target(running)} has been running for {_hours(now - running.started)}",
+            "check whether its worker still runs (SHOW COMPACTIONS names it): nothing else compacts its partition"
+            f" until the initiator starts it again after {_WORKER_TIMEOUT}",
+        )
 
 
 def _history(service: Service) -> Iterator[Verdict]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ingestd.clock import Deadline, monotonic
 from ingestd.doctor.finding import Check, Verdict, fault, ok, refused, warning
@@ -19,6 +19,7 @@ from ingestd.hive.health import ClockReading, Uncommitted
 from ingestd.ingest.checks import grants_locks
 
 _OLDEST_MAJOR = 4
+_TIMEOUT, _REAPER = "hive.txn.timeout", "metastore.acid.housekeeper.interval"
 _MANAGER = "org.apache.hadoop.hive.ql.lockmgr.DbTxnManager"
 # A daemon sends a heartbeat for its transactions every 10 s, and may be delayed by a pause of the metastore.
 _TIMEOUT_FAULT_SECONDS, _TIMEOUT_WARNING_SECONDS, _TIMEOUT_LONG_SECONDS = 30.0, 120.0, 3_600.0
@@ -46,6 +47,10 @@ class Service:
             if value is not None and value not in found:
                 found.append(value)
         return found
+
+    def durations(self, name: str) -> list[float]:
+        """Return the distinct values of a property that are durations, in seconds."""
+        return [length for value in self.setting(name) if (length := health.seconds(value)) is not None]
 
     def is_on(self, name: str) -> bool:
         """Return whether a property is `true` at one of the addresses."""
@@ -77,11 +82,11 @@ def _locks(service: Service) -> Iterator[Verdict]:
 
 
 def _transaction_timeout(service: Service) -> Iterator[Verdict]:
-    name = "hive.txn.timeout"
+    name = _TIMEOUT
     values = service.setting(name)
     if len(values) > 1:
         yield warning(f"{name} is {' and '.join(values)}", "set the same value in every metastore")
-    lengths = [length for value in values if (length := health.seconds(value)) is not None]
+    lengths = service.durations(name)
     if not lengths:
         yield warning(f"{name} is {' and '.join(values) or 'not set'}", f"set {name} to a duration such as 300s")
         return
@@ -130,16 +135,32 @@ def _transactions(service: Service) -> Iterator[Verdict]:
             f"{text}; the first aborted one is {next(txn.id for txn in found if not txn.is_open)}",
             "check that the cleaner runs (compaction.cleaner); aborted transactions slow down every query",
         )
-    oldest = min(open_now, key=lambda txn: txn.started, default=None)
-    if oldest is not None and oldest.started and now - oldest.started > _AGE_WARNING_SECONDS:
+    for one in _old(service, open_now, now):
         is_fine = False
-        age = (now - oldest.started) / 60
-        yield warning(
-            f"{text}; transaction {oldest.id} of {oldest.owner} has been open for {age:,.0f} minutes",
-            f"end its client, or run ABORT TRANSACTIONS {oldest.id}: no files are cleaned while it is open",
-        )
+        yield replace(one, evidence=f"{text}; {one.evidence}")
     if is_fine:
         yield ok(text)
+
+
+def _old(service: Service, some: Sequence[Uncommitted], now: float) -> Iterator[Verdict]:
+    """Report the open transaction that the metastore should have aborted, or else the oldest if it is old."""
+    # Twice, because the metastore aborts a transaction some time after its time-out.
+    patience = 2 * sum(max(service.durations(name), default=0.0) for name in (_TIMEOUT, _REAPER))
+    silent = min((txn for txn in some if txn.beat), key=lambda txn: txn.beat, default=None)
+    oldest = min((txn for txn in some if txn.started), key=lambda txn: txn.started, default=None)
+    if silent is not None and patience and now - silent.beat > patience:
+        yield warning(
+            f"transaction {silent.id} of {silent.owner} is open, although its last heartbeat was"
+            f" {now - silent.beat:,.0f} s ago ({_TIMEOUT} is {' and '.join(service.setting(_TIMEOUT))})",
+            "the metastore does not abort transactions that time out: set metastore.housekeeping.threads.on=true in one"
+            f" metastore and restart it; until then, run ABORT TRANSACTIONS {silent.id}",
+        )
+    elif oldest is not None and now - oldest.started > _AGE_WARNING_SECONDS:
+        age = (now - oldest.started) / 60
+        yield warning(
+            f"transaction {oldest.id} of {oldest.owner} has been open for {age:,.0f} minutes",
+            f"end its client, or run ABORT TRANSACTIONS {oldest.id}: no files are cleaned while it is open",
+        )
 
 
 def _most_frequent(some: Sequence[Uncommitted]) -> str:

@@ -74,13 +74,15 @@ def read_clock(metastore: Metastore) -> ClockReading:
 class Uncommitted:
     """A transaction that is open, or that has aborted and is still remembered.
 
-    `started` is a Unix time in seconds by the clock of the metastore's database, or 0 if it is not known.
+    `started` and `beat`, the time of its last heartbeat, are Unix times in seconds by the clock of the metastore's
+    database, or 0 if they are not known.
     """
 
     id: int
     is_open: bool
     owner: str
     started: float
+    beat: float
 
 
 def uncommitted(metastore: Metastore) -> list[Uncommitted]:
@@ -91,6 +93,7 @@ def uncommitted(metastore: Metastore) -> list[Uncommitted]:
             is_open=txn.state == ttypes.TxnState.OPEN,
             owner=f"{txn.user or '?'} at {txn.hostname or '?'}",
             started=(txn.startedTime or 0) / 1000,
+            beat=(txn.lastHeartbeatTime or 0) / 1000,
         )
         for txn in describe_transactions(metastore)
     ]

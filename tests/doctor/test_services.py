@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +15,23 @@ from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, R
 from hive_metastore import ttypes
 
 from ingestd.clock import monotonic
+from ingestd.hive import health
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
 from tests.doctor.conftest import Examine
 from tests.support.kafka import KafkaBroker, kafka_broker
 from tests.support.metastore import Home, Process, metastore
+from tests.support.stack import eventually
 from tests.support.tables import make_table
 
 CANARY = "hunter2canary"
+_PATIENCE = (1, 1)
 # Everything that an administrator may forget or set wrongly.
 _PROPERTIES = {
-    "hive.txn.timeout": "20s",
+    "hive.txn.timeout": f"{_PATIENCE[0]}s",
+    "metastore.acid.housekeeper.interval": f"{_PATIENCE[1]}s",
+    "metastore.housekeeping.threads.on": "false",
+    "hive.compactor.worker.timeout": "1s",
     "hive.txn.manager": "org.apache.hadoop.hive.ql.lockmgr.DummyTxnManager",
     "metastore.compactor.initiator.on": "false",
     "metastore.compactor.cleaner.on": "false",
@@ -37,16 +45,41 @@ _AUTHORIZER = {
 
 
 @pytest.fixture(scope="module")
-def hive(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
-    home = Home(tmp_path_factory.mktemp("metastore") / "home")
-    with metastore(home, "broken", _PROPERTIES) as made:
-        yield made
+def services(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Process, KafkaBroker]]:
+    with ExitStack() as running, ThreadPoolExecutor() as starting:
+        broker = starting.submit(running.enter_context, kafka_broker(tmp_path_factory.mktemp("broker"), _AUTHORIZER))
+        home = Home(tmp_path_factory.mktemp("metastore") / "home")
+        hive = running.enter_context(metastore(home, "broken", _PROPERTIES))
+        _neglect(Metastore(hive.uri))
+        yield hive, broker.result()
 
 
-@pytest.fixture(scope="module")
-def broker(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with kafka_broker(tmp_path_factory.mktemp("broker"), _AUTHORIZER) as made:
-        yield made
+def _neglect(client: Metastore) -> None:
+    """Leave open transactions, a compaction that has failed, and one whose worker does not end."""
+    for _ in range(2):  # at most 1000 with one call
+        client.call("open_txns", ttypes.OpenTxnRequest(num_txns=600, user="leaky", hostname="client-7"))
+    for table in ("fine", "slow"):
+        make_table(client, TableName("default", table))
+        request = ttypes.CompactionRequest(dbname="default", tablename=table, type=ttypes.CompactionType.MAJOR)
+        client.call("compact2", request)
+    failed, _ = (client.call("find_next_compact", "worker-1").ci for _ in range(2))
+    failed.errorMessage = "java.io.IOException: the disk is full\n\tat Worker.run"
+    client.call("mark_failed", failed)
+
+
+def _age(client: Metastore) -> float:
+    """Return the seconds since the first transaction has begun."""
+    return health.read_clock(client).database_time - health.uncommitted(client)[0].started
+
+
+@pytest.fixture
+def hive(services: tuple[Process, KafkaBroker]) -> Process:
+    return services[0]
+
+
+@pytest.fixture
+def broker(services: tuple[Process, KafkaBroker]) -> KafkaBroker:
+    return services[1]
 
 
 def _config(folder: Path, hive: Process, broker: KafkaBroker, *mappings: dict[str, Any], **keys: Any) -> Path:
@@ -60,35 +93,6 @@ def _config(folder: Path, hive: Process, broker: KafkaBroker, *mappings: dict[st
     return path
 
 
-def test_metastore_when_it_is_configured_wrongly_then_each_fault_is_named(
-    examine: Examine, hive: Process, broker: KafkaBroker, tmp_path: Path
-) -> None:
-    client = Metastore(hive.uri)
-    for _ in range(2):  # at most 1000 with one call
-        client.call("open_txns", ttypes.OpenTxnRequest(num_txns=600, user="leaky", hostname="client-7"))
-    make_table(client, TableName("default", "fine"))
-    request = ttypes.CompactionRequest(dbname="default", tablename="fine", type=ttypes.CompactionType.MAJOR)
-    client.call("compact2", request)
-    failed = client.call("find_next_compact", "worker-1").ci
-    failed.errorMessage = "java.io.IOException: the disk is full\n\tat Worker.run"
-    client.call("mark_failed", failed)
-    report = examine(_config(tmp_path, hive, broker))
-    assert report.one("metastore.transaction_timeout")["status"] == "fault"
-    assert report.bad >= {
-        "metastore.transaction_timeout",
-        "metastore.locks",
-        "metastore.transactions",
-        "compaction.initiator",
-        "compaction.worker",
-        "compaction.cleaner",
-        "compaction.history",
-    }
-    assert "hive.txn.timeout is 20 s" in report.one("metastore.transaction_timeout")["evidence"]
-    assert "leaky at client-7 (1,200)" in report.one("metastore.transactions")["evidence"]
-    assert "default.fine failed: java.io.IOException: the disk is full" in report.one("compaction.history")["evidence"]
-    assert "DummyTxnManager" in report.all("metastore.locks")[0]["evidence"]
-
-
 def test_kafka_when_it_forbids_reading_then_topic_and_group_are_named(
     examine: Examine, hive: Process, broker: KafkaBroker, tmp_path: Path
 ) -> None:
@@ -97,7 +101,12 @@ def test_kafka_when_it_forbids_reading_then_topic_and_group_are_named(
         producer = Producer({"bootstrap.servers": broker.servers, "log_level": 2})
         producer.produce(topic, b'{"id": 1}')
         assert producer.flush(30) == 0
-    acls = [_deny(ResourceType.TOPIC, "secret", AclOperation.READ), _deny(ResourceType.GROUP, "mine", AclOperation.ALL)]
+    acls = [
+        _acl(ResourceType.TOPIC, "secret", AclOperation.READ, AclPermissionType.DENY),
+        _acl(ResourceType.GROUP, "mine", AclOperation.ALL, AclPermissionType.DENY),
+        # It allows DESCRIBE too, but not DESCRIBE_CONFIGS.
+        _acl(ResourceType.TOPIC, "open", AclOperation.READ, AclPermissionType.ALLOW),
+    ]
     for answer in broker.admin.create_acls(acls).values():
         answer.result(30)
     report = examine(
@@ -112,7 +121,10 @@ def test_kafka_when_it_forbids_reading_then_topic_and_group_are_named(
     assert "permission denied" in report.one("kafka.topic", "mapping topic")["evidence"]
     assert "grant READ" in report.one("kafka.topic", "mapping topic")["fix"]
     assert report.one("kafka.topic", "mapping group")["status"] == "ok"
-    assert "permission denied" in report.one("kafka.group", "mapping group")["evidence"]
+    group, retention = (report.one(name, "mapping group") for name in ("kafka.group", "kafka.retention"))
+    assert (group["status"], retention["status"]) == ("warning", "skipped")
+    assert "permission denied" in group["evidence"]
+    assert "grant DESCRIBE_CONFIGS" in retention["evidence"]
 
 
 def test_login_when_the_keytab_is_wrong_then_names_it_and_prints_no_secret(
@@ -146,6 +158,32 @@ def test_services_when_they_hang_then_each_is_named_within_the_time_limit(
     assert report.one("table.row_counts")["status"] == "skipped"
 
 
-def _deny(kind: ResourceType, name: str, operation: AclOperation) -> AclBinding:
-    pattern, everyone = ResourcePatternType.LITERAL, "User:*"
-    return AclBinding(kind, name, pattern, everyone, "*", operation, AclPermissionType.DENY)
+def test_metastore_when_it_is_configured_wrongly_then_each_fault_is_named(
+    examine: Examine, hive: Process, broker: KafkaBroker, tmp_path: Path
+) -> None:
+    client = Metastore(hive.uri)
+    limit = 2 * sum(_PATIENCE)
+    eventually("the transactions to be silent", lambda: _age(client) > limit)
+    report = examine(_config(tmp_path, hive, broker))
+    assert report.one("metastore.transaction_timeout")["status"] == "fault"
+    assert report.bad >= {
+        "metastore.transaction_timeout",
+        "metastore.locks",
+        "metastore.transactions",
+        "compaction.initiator",
+        "compaction.worker",
+        "compaction.cleaner",
+        "compaction.history",
+    }
+    assert "of default.slow has been running" in report.all("compaction.worker")[-1]["evidence"]
+    assert "hive.txn.timeout is 1 s" in report.one("metastore.transaction_timeout")["evidence"]
+    many, silent = report.all("metastore.transactions")
+    assert "leaky at client-7 (1,200)" in many["evidence"]
+    assert "of leaky at client-7 is open, although its last heartbeat was" in silent["evidence"]
+    assert "housekeeping.threads.on=true" in silent["fix"]
+    assert "default.fine failed: java.io.IOException: the disk is full" in report.one("compaction.history")["evidence"]
+    assert "DummyTxnManager" in report.all("metastore.locks")[0]["evidence"]
+
+
+def _acl(kind: ResourceType, name: str, operation: AclOperation, permission: AclPermissionType) -> AclBinding:
+    return AclBinding(kind, name, ResourcePatternType.LITERAL, "User:*", "*", operation, permission)
