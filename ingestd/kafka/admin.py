@@ -133,7 +133,7 @@ class Broker:
     def newest_times(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the largest timestamp of each partition that has records, in milliseconds of Unix time."""
         answers = self._list_offsets(partitions, OffsetSpec.max_timestamp())
-        times = {key: int(_checked(answer).timestamp) for key, answer in answers}
+        times = {key: int(checked(answer).timestamp) for key, answer in answers}
         return {key: time for key, time in times.items() if time > 0}
 
     def connection_failure(self) -> IngestdError | None:
@@ -190,7 +190,7 @@ class Broker:
         return {key: answer if isinstance(answer, IngestdError) else int(answer.offset) for key, answer in answers}
 
     def _offsets(self, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
-        return {key: int(_checked(answer).offset) for key, answer in self._list_offsets(partitions, spec)}
+        return {key: int(checked(answer).offset) for key, answer in self._list_offsets(partitions, spec)}
 
     def _list_offsets(self, partitions: Iterable[TopicPartition], spec: Any) -> Iterator[tuple[TopicPartition, Any]]:
         """Yield each partition with its answer or its IngestdError."""
@@ -236,7 +236,7 @@ def _text(topic_id: Uuid) -> str:
     return str(topic_id)
 
 
-def _checked(answer: Any) -> Any:
+def checked(answer: T | IngestdError) -> T:
     """Return an answer, or raise it if it is an error."""
     if isinstance(answer, IngestdError):
         raise answer

@@ -11,11 +11,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
 
 from ingestd.clock import Deadline, monotonic
 from ingestd.errors import BrokerUnavailable, IngestdError
-from ingestd.kafka.admin import Broker, Topic
+from ingestd.kafka.admin import Broker, Topic, checked
 from ingestd.kafka.ranges import TopicPartition
 
 # How often topics are described.
@@ -26,8 +25,6 @@ _EARLY = 0.5
 _TOGETHER_SECONDS = 0.02
 # How long a reader waits, as a multiple of the time limit of a request: one request may be in progress already.
 _PATIENCE = 3
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +129,8 @@ class Subscription:
         before = self._view
         error: Exception | None = None
         try:
-            topics = {name: _checked(described.get(name, before.topics.get(name))) for name in self.topics}
-            found = {p: _checked(ends[p]) for topic in topics.values() for p in topic.partitions}
+            topics = {name: checked(described.get(name) or before.topics[name]) for name in self.topics}
+            found = {p: checked(ends[p]) for topic in topics.values() for p in topic.partitions}
             described_at = asked if described.keys() >= set(self.topics) else before.topics_at
             self._view = View(topics, found, asked, described_at)
         except IngestdError as raised:
@@ -220,11 +217,3 @@ class Watch:
                 self.changed.wait(seconds)
             self._thread = None
             return []
-
-
-def _checked(answer: T | IngestdError | None) -> T:
-    """Return an answer, or raise it if it is an error."""
-    if isinstance(answer, IngestdError):
-        raise answer
-    assert answer is not None
-    return answer
