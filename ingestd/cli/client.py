@@ -240,7 +240,7 @@ def _parsed(text: bytes) -> dict[str, Any] | None:
 
 
 def _printable(value: Any) -> Any:
-    """Return a JSON value whose texts contain no control characters, which a terminal would obey."""
+    """Return a JSON value without control characters in its texts, because a terminal would execute them."""
     if isinstance(value, dict):
         return {_printable(key): _printable(item) for key, item in value.items()}
     if isinstance(value, list):

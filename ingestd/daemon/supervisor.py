@@ -104,13 +104,13 @@ class Supervisor:
         return {runner.options.name: runner.control for runner in self._runners}
 
     def reload(self) -> Future[None]:
-        """Begin to read the configuration again and apply it. Its future raises ConfigError if nothing has changed.
+        """Begin to reload the configuration. The future raises ConfigError if it is rejected and nothing has changed.
 
         New mappings start. Removed and changed mappings finish their open transactions, then end or restart. Other
         mappings are not affected. Never blocks: a thread reads the files, because a file system that hangs blocks it.
         """
         done: Future[None] = Future()
-        done.set_running_or_notify_cancel()  # nobody can cancel it
+        done.set_running_or_notify_cancel()  # from now on, it cannot be cancelled
         with self._lock:
             if not self._reloading.done():
                 done.set_exception(ConfigError("the configuration is already being read", hint="retry in a moment"))

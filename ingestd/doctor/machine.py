@@ -41,7 +41,7 @@ def _packages(_mappings: int) -> Iterator[Verdict]:
     try:
         required = importlib.metadata.requires(_OURS) or ()
     except importlib.metadata.PackageNotFoundError:
-        yield skipped(f"{_OURS} runs from its source code, which does not say what is installed")
+        yield skipped(f"{_OURS} runs from its source code, without a list of the packages that it needs")
         return
     names = [_NAME.match(text)[0] for text in required if "extra ==" not in text or _EXTRA.search(text)]  # type: ignore[index]
     missing = [name for name in names if not _is_installed(name)]
