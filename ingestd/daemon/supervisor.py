@@ -104,7 +104,7 @@ class Supervisor:
         return {runner.options.name: runner.control for runner in self._runners}
 
     def reload(self) -> Future[None]:
-        """Begin to reload the configuration. The future raises ConfigError if it is rejected and nothing has changed.
+        """Begin to reload the configuration. The future raises ConfigError if the new one is rejected.
 
         New mappings start. Removed and changed mappings finish their open transactions, then end or restart. Other
         mappings are not affected. Never blocks: a thread reads the files, because a file system that hangs blocks it.

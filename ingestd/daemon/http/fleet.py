@@ -30,4 +30,4 @@ class Fleet(Protocol):
         """Return the names of the mappings that have made no progress for longer than their limits."""
 
     def reload(self) -> Future[None]:
-        """Begin to reload the configuration. The future raises ConfigError if it is rejected and nothing has changed."""
+        """Begin to reload the configuration. The future raises ConfigError if the new one is rejected."""
