@@ -126,9 +126,10 @@ class Broker:
         `timestamp_ms` is in milliseconds of Unix time.
         """
         partitions = list(partitions)
+        # Requested first: a record with that timestamp that arrives in between must not lie before the end.
+        ends = self.ends(partitions)
         found = self._offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
-        ends = self.ends([p for p in partitions if found[p] < 0])
-        return {p: ends.get(p, found[p]) for p in partitions}
+        return {p: found[p] if found[p] >= 0 else ends[p] for p in partitions}
 
     def newest_times(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the largest timestamp of each partition that has records, in milliseconds of Unix time."""

@@ -1,4 +1,4 @@
-"""The timestamps of the first records at or after offsets of a real Kafka."""
+"""The timestamps of the first records at or after offsets of a real Kafka, and the first offsets at or after a time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 from confluent_kafka import Producer
 
 from ingestd.clock import now
+from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.timestamps import FirstRecord, RecordTimestamps
-from tests.support.stack import Stack
+from tests.support.stack import Stack, eventually
 
 
 @pytest.fixture
@@ -96,3 +97,21 @@ def test_timestamps_when_many_partitions_have_large_batches_then_one_consumer_re
         producer.poll(0)
     assert producer.flush(60) == 0
     assert _read(reader, stack, *[0] * 100) == {p: (1_000_000 + p) / 1000 for p in range(100)}
+
+
+def test_offset_at_a_time_when_records_arrive_meanwhile_then_none_of_them_is_skipped(stack: Stack) -> None:
+    stack.topic(partitions=40)
+    broker = Broker({"bootstrap.servers": stack.addresses.kafka})
+    partitions = [TopicPartition(stack.name, number) for number in range(40)]
+    eventually("the leaders", lambda: all(type(end) is int for end in broker.find_ends(partitions).values()))
+
+    def produce() -> None:
+        for partition in partitions:
+            _produce(stack, partition.partition, 1000)
+
+    producing = threading.Thread(target=produce)
+    producing.start()
+    while producing.is_alive():
+        # The first record with that time, or the end of an empty partition.
+        assert set(broker.at_time(partitions, 1_000_000).values()) == {0}
+    producing.join()
