@@ -20,7 +20,7 @@ from ingestd.cli.run import with_config
 from ingestd.cli.source import Source, with_endpoint
 from ingestd.errors import ConfigError
 from ingestd.ingest.control import PositionChange, Request
-from ingestd.ingest.options import MappingOptions, parse_time
+from ingestd.ingest.options import MappingOptions, milliseconds, parse_time
 from ingestd.ingest.ownership import OwnerAlive
 from ingestd.ingest.positions import PartitionMove, Target, position_change, preview
 from ingestd.ingest.stored import StoredMapping
@@ -114,7 +114,7 @@ def rewind(mapping: str, partitions: tuple[str, ...], **options: Any) -> None:
     chosen = [_partition(text) for text in partitions]
 
     def wanted(stored: StoredMapping) -> Offsets:
-        return target.offsets(stored.options, chosen or [one.partition for one in stored.offsets])
+        return target.offsets(stored, chosen or [one.partition for one in stored.offsets])
 
     _change(mapping, wanted, **options)
 
@@ -201,7 +201,7 @@ def _milliseconds(text: str) -> int:
     found = parse_time(text)
     if found is None:
         raise click.UsageError(f"{text!r} is not a time such as 2026-11-01T00:00:00Z")
-    return int(found.timestamp() * 1000)
+    return milliseconds(found)
 
 
 def _partition(text: str) -> TopicPartition:

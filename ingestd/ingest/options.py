@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime, timezone
+from datetime import date, datetime, timedelta, timezone
 from typing import Annotated, Literal
 
 from ingestd.compaction.options import CompactionOptions, PacingOptions
@@ -73,7 +73,7 @@ def _start(value: object) -> StartOptions:
     if isinstance(value, Mapping) and list(value) == ["timestamp"]:
         moment = parse_time(value["timestamp"])
         if moment is not None:
-            return StartOptions("timestamp", int(moment.timestamp() * 1000))
+            return StartOptions("timestamp", milliseconds(moment))
     raise ValueError("must be earliest, latest or {timestamp: 2026-11-01T00:00:00Z}; the default zone is UTC")
 
 
@@ -89,6 +89,11 @@ def parse_time(value: object) -> datetime | None:
     except (ValueError, OverflowError, OSError):
         return None
     return moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+
+
+def milliseconds(moment: datetime) -> int:
+    """Return the first whole millisecond at or after a time, since 1970. Records have timestamps in milliseconds."""
+    return -((datetime(1970, 1, 1, tzinfo=timezone.utc) - moment) // timedelta(milliseconds=1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from typing import Literal
 
 from ingestd.errors import IngestdError
 from ingestd.ingest.control import PositionChange
-from ingestd.ingest.options import MappingOptions, StartOptions
-from ingestd.ingest.plan import start_offsets
 from ingestd.ingest.stored import PartitionOffsets, StoredMapping
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import Offsets, TopicPartition
@@ -58,11 +56,22 @@ class Target:
     at: Literal["earliest", "latest", "timestamp", "offset"]
     value: int = 0
 
-    def offsets(self, options: MappingOptions, partitions: Sequence[TopicPartition]) -> Offsets:
-        """Return the offset in each of the partitions. Raises BrokerUnavailable or InvalidTopic."""
+    def offsets(self, stored: StoredMapping, partitions: Sequence[TopicPartition]) -> Offsets:
+        """Return the offset in each of the partitions, at most the end that `stored` contains.
+
+        Records may have arrived since then. Raises InvalidPosition if the mapping does not read a partition,
+        BrokerUnavailable or InvalidTopic.
+        """
+        known = _known(stored, partitions)
         if self.at == "offset":
             return dict.fromkeys(partitions, self.value)
-        return start_offsets(Broker(options.kafka), partitions, StartOptions(self.at, self.value))
+        if self.at == "earliest":
+            return {one.partition: one.earliest for one in known}
+        ends = {one.partition: one.end for one in known}
+        if self.at == "latest":
+            return ends
+        found = Broker(stored.options.kafka).at_time(partitions, self.value)
+        return {partition: min(found[partition], end) for partition, end in ends.items()}
 
 
 def preview(stored: StoredMapping, offsets: Offsets) -> list[PartitionMove]:
@@ -71,16 +80,10 @@ def preview(stored: StoredMapping, offsets: Offsets) -> list[PartitionMove]:
     Raises InvalidPosition if the mapping has never run or does not read a partition, or if Kafka does not have an
     offset.
     """
-    where = f"mapping {stored.options.name}"
     if stored.state is None:
         hint = "the first run starts where the key `start` of the mapping says"
-        raise InvalidPosition("the mapping has no committed position yet", where=where, hint=hint)
-    known = {one.partition: one for one in stored.offsets}
-    unknown = sorted(offsets.keys() - known.keys())
-    if unknown:
-        names = ", ".join(map(str, unknown))
-        raise InvalidPosition(f"the mapping does not read {names}", where=where, hint="see `ingestd offsets show`")
-    moves = [_move(stored, known[partition], offset) for partition, offset in sorted(offsets.items())]
+        raise InvalidPosition("the mapping has no committed position yet", where=_where(stored), hint=hint)
+    moves = [_move(stored, known, offsets[known.partition]) for known in _known(stored, sorted(offsets))]
     return [
         move
         for move in moves
@@ -95,6 +98,20 @@ def position_change(moves: Iterable[PartitionMove]) -> PositionChange:
     return PositionChange(expected, {move.partition: move.after for move in moves})
 
 
+def _known(stored: StoredMapping, partitions: Sequence[TopicPartition]) -> list[PartitionOffsets]:
+    """Return what is known about the partitions, in their order."""
+    known = {one.partition: one for one in stored.offsets}
+    if unknown := sorted(set(partitions) - known.keys()):
+        names = ", ".join(map(str, unknown))
+        hint = "see `ingestd offsets show`"
+        raise InvalidPosition(f"the mapping does not read {names}", where=_where(stored), hint=hint)
+    return [known[partition] for partition in partitions]
+
+
+def _where(stored: StoredMapping) -> str:
+    return f"mapping {stored.options.name}"
+
+
 def _move(stored: StoredMapping, known: PartitionOffsets, offset: int) -> PartitionMove:
     if not known.earliest <= offset <= known.end:
         raise InvalidPosition(
@@ -103,6 +120,8 @@ def _move(stored: StoredMapping, known: PartitionOffsets, offset: int) -> Partit
             hint=f"use an offset from {known.earliest} to {known.end}",
         )
     before = known.committed
-    # A position in the old topic says nothing about the records of the recreated one.
-    read_to = known.earliest if before is None or stored.is_recreated(known.partition.topic) else before
+    # A position in the old topic says nothing about the records of the recreated one, and one after the end of a truncated
+    # partition says nothing about the records that will follow.
+    is_new = before is None or stored.is_recreated(known.partition.topic)
+    read_to = known.earliest if is_new else min(known.end, before or 0)
     return PartitionMove(known.partition, before, offset, read_to)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ingestd.config.document import load
+from ingestd.ingest.positions import Target, preview
+from ingestd.ingest.stored import read_mapping
 from ingestd.sandbox import Addresses
 from tests.support.command import Result, Run
 from tests.support.stack import Stack
@@ -129,6 +132,25 @@ def test_change_when_invalid_then_is_refused(
     result = ingested.preview(run, *(word.replace("TOPIC", ingested.stack.name) for word in arguments))
     assert (result.code, result.out) == (code, "")
     assert words in result.err
+
+
+def test_target_when_records_arrive_after_the_position_was_read_then_is_at_most_the_end_that_was_read(
+    ingested: Ingested,
+) -> None:
+    stored = read_mapping(ingested.stack.metastore, load([ingested.config]).mappings[0])
+    # As if the last record of each partition had arrived after `stored` was read.
+    earlier = replace(stored, offsets=tuple(replace(one, end=one.end - 1) for one in stored.offsets))
+    partitions = [one.partition for one in stored.offsets]
+    for target in (Target("latest"), Target("timestamp", 4102444800000)):
+        offsets = target.offsets(earlier, partitions)
+        assert [move.after for move in preview(earlier, offsets)] == [9, 7]
+
+
+def test_preview_when_the_position_is_after_the_end_then_counts_only_offsets_that_exist(ingested: Ingested) -> None:
+    stored = read_mapping(ingested.stack.metastore, load([ingested.config]).mappings[0])
+    truncated = replace(stored, offsets=tuple(replace(one, end=4) for one in stored.offsets))
+    moves = preview(truncated, {one.partition: 3 for one in stored.offsets})
+    assert [(move.before, move.read_again, move.skipped) for move in moves] == [(10, 1, 0), (5, 1, 0)]
 
 
 def test_change_when_there_is_no_terminal_then_needs_yes(run: Run, ingested: Ingested) -> None:

@@ -222,6 +222,12 @@ def test_start_when_a_time_has_no_zone_then_is_utc() -> None:
         assert (start.at, start.timestamp_ms) == ("timestamp", wanted)
 
 
+def test_start_when_a_time_has_microseconds_then_is_the_next_millisecond() -> None:
+    # The second time is not exact as a floating-point number.
+    for text, wanted in (("2026-11-01T00:00:00.0001Z", 1793491200001), ("2038-10-13T03:09:12.023Z", 2170552152023)):
+        assert _options({"start": {"timestamp": text}}).start.timestamp_ms == wanted
+
+
 def test_topic_when_repeated_then_counts_once() -> None:
     assert _options({"topics": ["a", "b", "a"]}).topics == ("a", "b")
 
