@@ -6,7 +6,7 @@ carried out only while no transaction is open (`recovery.py`, `pipeline.py`, `re
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -30,7 +30,7 @@ from ingestd.ingest.recovery import Recovery
 from ingestd.ingest.requests import Requests
 from ingestd.ingest.services import Handles, Services
 from ingestd.ingest.workers import Worker
-from ingestd.kafka.ranges import Offsets
+from ingestd.kafka.ranges import Offsets, TopicPartition
 from ingestd.kafka.shared import KafkaClients
 from ingestd.kafka.watch import View
 from ingestd.spark.engine import Engine, JobGroup
@@ -186,9 +186,15 @@ class MappingLoop:
         )
 
     async def _work(self, ledger: Ledger) -> None:
-        """Run transactions, and carry out requests between them, until the mapping is stopped or has caught up."""
-        while not self._stop.is_set():
-            await self._worker.commit(self._requests.carry_out, ledger, self._planner.ends)
+        """Run transactions, and carry out requests between them, until the mapping is stopped or has caught up.
+
+        Requests that wait when the mapping is stopped are carried out, because their clients may have left. Only a
+        flush is not.
+        """
+        while True:
+            await self._worker.commit(self._requests.carry_out, ledger, self._ends)
+            if self._stop.is_set():
+                return
             if ledger.state.paused:
                 self._reporter.paused(ledger.state)
                 if self._drain:
@@ -202,6 +208,10 @@ class MappingLoop:
                 if goal is None:
                     return
                 self._requests.reached()
+
+    def _ends(self) -> Mapping[TopicPartition, int]:
+        """Return the last stable offsets, without a request to Kafka if the mapping is stopped."""
+        return self._planner.latest.ends if self._stop.is_set() else self._planner.ends()
 
     async def _stay_paused(self, ledger: Ledger) -> None:
         """Keep the lease and observe the ends of the partitions, until a request arrives or the mapping is stopped.
