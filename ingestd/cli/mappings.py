@@ -79,9 +79,9 @@ def flush(mapping: str, output: Output, **where: Any) -> None:
 def retire(mapping: str, yes: bool, files: tuple[Path, ...], directory: Path | None, output: Output) -> None:
     """Remove the stored state of MAPPING.
 
-    The state consists of its control table, and its consumer group in Kafka. The table and its rows remain. MAPPING may
-    already be removed from the configuration. If it runs again, it starts where its key `start` says. Refused while a
-    daemon runs it.
+    Its consumer group in Kafka is removed, too. The table and its rows remain, and so does the control table, without a
+    state. MAPPING may already be removed from the configuration. If it runs again, it starts where its key `start`
+    says. Refused while a daemon runs it.
     """
     source = Source(files, directory)
     stored = source.read_retirable(mapping)

@@ -148,7 +148,7 @@ class Source:
         """Remove the stored state of a mapping. Raises OwnerAlive if a daemon runs the mapping."""
         log.configure("auto", "warning")
         with self._metastore() as metastore:
-            retire(metastore, stored)
+            retire(metastore, stored, failpoints.from_environment())
 
     @contextmanager
     def _metastore(self) -> Iterator[Metastore]:

@@ -1,7 +1,8 @@
 """The control table of a mapping, which stores the mapping's state in one table parameter that only commits update.
 
 Invariant: the parameter is created with the table and never changed by `alter_table`, which replaces all parameters
-with those that its client read earlier and could therefore restore an old value (ObjectStore.alterTable).
+with those that its client read earlier and could therefore restore an old value (ObjectStore.alterTable). No table is
+ever dropped, because `drop_table` has no condition: delayed, it would drop the state of a later owner.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from ingestd.retry import Backoff
 
 # HMS requires the prefix _meta for keys that a commit may set (TxnStore.TXN_KEY_START).
 _KEY = "_meta.ingestd.state"
+# A space: Oracle stores '' as NULL, and the commit's UPDATE needs an existing row.
+_NO_STATE = " "
 _CREATE_ATTEMPTS = 6  # 1.5 s in all
 
 
@@ -32,11 +35,11 @@ class ControlTable:
     id: int
 
     def key_value(self, value: str) -> KeyValue:
-        """Return the parameter update that stores `value` during a commit.
+        """Return the parameter update that stores `value` during a commit; '' removes the state.
 
         `value` must be ASCII, because MySQL stores parameters as latin1.
         """
-        return KeyValue(self.id, _KEY, value)
+        return KeyValue(self.id, _KEY, value or _NO_STATE)
 
 
 def ensure_control_table(metastore: Metastore, name: TableName) -> ControlTable:
@@ -63,28 +66,24 @@ def find_control_table(metastore: Metastore, name: TableName) -> ControlTable | 
     return _checked(name, raw)
 
 
-def drop_control_table(metastore: Metastore, control: ControlTable) -> None:
-    """Drop the control table and with it the state. Raises InvalidTable if it was dropped or recreated meanwhile.
-
-    The call cannot be repeated safely, so MetastoreUnavailable leaves open whether the table exists.
-    """
-    read_state(metastore, control)
-    metastore.call("drop_table", control.name.database, control.name.table, True)  # noqa: FBT003 - deleteData
-
-
 def read_state(metastore: Metastore, control: ControlTable) -> str:
-    """Return the state stored by the last commit, '' before the first. Raises InvalidTable if the table was dropped."""
+    """Return the state stored by the last commit, '' if there is none. Raises InvalidTable if the table was dropped."""
     try:
         raw = read_table(metastore, control.name)
     except TableMissing:
         raw = None
     if raw is None or raw.id != control.id:
-        raise InvalidTable(
-            "the control table was dropped, and the committed position with it",
-            where=f"control table {control.name}",
-            hint="`ingestd mappings resume` or a restart begins where the key `start` of the mapping says",
-        )
+        raise state_removed(control.name)
     return str(raw.parameters[_KEY]).strip()
+
+
+def state_removed(name: TableName) -> InvalidTable:
+    """Return the error of a mapping that runs, and whose state another client has removed from control table `name`."""
+    return InvalidTable(
+        "the committed position was removed: the mapping was retired, or the control table was dropped",
+        where=f"control table {name}",
+        hint="`ingestd mappings resume` or a restart begins where the key `start` of the mapping says",
+    )
 
 
 def _checked(name: TableName, raw: Any) -> ControlTable:
@@ -141,8 +140,7 @@ def _create_table(metastore: Metastore, name: TableName) -> None:
         owner=metastore.user,
         sd=storage,
         partitionKeys=[],
-        # A space: Oracle stores '' as NULL, and the commit's UPDATE needs an existing row.
-        parameters={_KEY: " ", "EXTERNAL": "TRUE", "comment": "state of an ingestd mapping; do not alter"},
+        parameters={_KEY: _NO_STATE, "EXTERNAL": "TRUE", "comment": "state of an ingestd mapping; do not alter"},
         tableType="EXTERNAL_TABLE",
     )
     request = ttypes.CreateTableRequest(table=table, processorCapabilities=CAPABILITIES, processorIdentifier="ingestd")

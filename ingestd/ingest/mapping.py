@@ -17,6 +17,7 @@ from ingestd.compaction.watch import TableWatch
 from ingestd.errors import TableChanged, TableMissing
 from ingestd.hive import partitions
 from ingestd.hive.client import Metastore
+from ingestd.hive.control import state_removed
 from ingestd.hive.leases import Claim
 from ingestd.hive.tables import Table
 from ingestd.ingest import events
@@ -168,6 +169,8 @@ class MappingLoop:
             checkpoint = self._recovery.run()
             ledger = Ledger(self._services, checkpoint, self._on_commit)
             if checkpoint.state is None:
+                if self._has_recovered:  # a mapping that runs must not start from the beginning
+                    raise state_removed(self.options.control)
                 ledger.store_start(first_position(self._services.broker, self.options))
         self._has_recovered, self._missing_until = True, None
         self._reporter.owner(ledger.state, checkpoint.aborted, is_takeover=ownership.is_takeover)

@@ -1,8 +1,8 @@
 """Changes the stored state of a mapping that no daemon runs: pauses it, resumes it, sets its position, or removes it.
 
-Invariant: only the owner of the mapping changes its state. A change is one transaction under the lease, after a
-recovery, as in a daemon. A process that is killed leaves either the old state or the new one, and the next owner cleans
-up.
+Invariant: only the owner of the mapping changes its state, in one transaction under the lease, as in a daemon. A
+process that is killed leaves either the old state or the new one, and the next owner cleans up. A process that was
+suspended while a daemon took over changes nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ingestd.clock import Deadline
+from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
-from ingestd.hive.control import drop_control_table, find_control_table, read_state
+from ingestd.hive.control import ControlTable, find_control_table, read_state
+from ingestd.hive.transactions import Wait
+from ingestd.ingest.commit import LOCK_SECONDS
 from ingestd.ingest.control import Request, RequestFailed
 from ingestd.ingest.ledger import Ledger
 from ingestd.ingest.liveness import Liveness
@@ -25,6 +29,8 @@ from ingestd.ingest.state import MappingState
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.ingest.stored import StoredMapping
 from ingestd.kafka.shared import KafkaClients
+from ingestd.publish import outcome
+from ingestd.publish.outcome import CommitRequest
 
 
 def change_stored(
@@ -50,26 +56,52 @@ def change_stored(
             recovery.release()
 
 
-def retire(metastore: Metastore, stored: StoredMapping) -> None:
-    """Remove the control table of a mapping, and its consumer group, which is only a copy of the committed position.
+def retire(metastore: Metastore, stored: StoredMapping, observe: Observe = ignore) -> None:
+    """Remove the state and the consumer group of a mapping. Its control table remains, without a state.
 
-    Raises OwnerAlive if a daemon runs the mapping, RequestFailed if a transaction has committed since the state was
-    read, or an Unavailable error.
+    Neither the table nor the topics of the mapping need to exist. `observe` is called with the name of each step of the
+    transaction. Raises OwnerAlive if a daemon runs the mapping, RequestFailed if a transaction has committed since the
+    state was read, OwnershipLost or TransactionAborted if a daemon takes over meanwhile, InvalidTopic without
+    permission to delete the group, or an Unavailable error.
     """
     options = stored.options
-    with _owned(metastore, options) as services:
+    with _owned(metastore, options, observe) as services:
         services.ownership.abort_leftovers()
         control = find_control_table(metastore, options.control)
-        if control is not None:
-            if MappingState.parse(read_state(metastore, control)) != stored.state:
-                hint = "check the state with `ingestd offsets show`, and repeat the command"
-                raise RequestFailed(
-                    "a daemon has committed since the state was read", where=f"mapping {options.name}", hint=hint
-                )
-            services.ownership.confirm()
-            services.ownership.check()
-            drop_control_table(metastore, control)
-        services.broker.delete_group(options.consumer_group)
+        if control is None:
+            services.broker.delete_group(options.consumer_group)
+        else:
+            _remove(services, control, stored)
+
+
+def _remove(services: Services, control: ControlTable, stored: StoredMapping) -> None:
+    """Delete the consumer group, and commit that there is no state.
+
+    The group is only a copy of the committed position. It is deleted first: without a state, the command could not be
+    repeated for a mapping that is no longer in the configuration.
+    """
+    metastore, options, ownership = services.metastore, stored.options, services.ownership
+    txn = transactions.begin(metastore, ownership.agent)
+    ownership.track(txn.id)
+    services.observe("opened")
+    wait = Wait(Deadline.after(LOCK_SECONDS), services.signals.abort)
+    transactions.take_lease(metastore, txn, options.commit_lease, wait)
+    if MappingState.parse(read_state(metastore, control)) != stored.state:
+        hint = "check the state with `ingestd offsets show`, and repeat the command"
+        raise RequestFailed(
+            "a daemon has committed since the state was read", where=f"mapping {options.name}", hint=hint
+        )
+    services.observe("locked")
+    services.broker.delete_group(options.consumer_group)
+    ownership.confirm()
+    ownership.check()
+
+    def is_removed() -> bool:
+        return not read_state(metastore, control)
+
+    on_wait = services.reporter.waiting
+    outcome.commit(metastore, txn, CommitRequest(is_removed, on_wait, key_value=control.key_value("")))
+    services.observe("committed")
 
 
 @contextmanager

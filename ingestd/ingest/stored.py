@@ -105,6 +105,8 @@ def find_options(
     metastore: Metastore, name: str, control_database: str, kafka: Mapping[str, Setting]
 ) -> MappingOptions | None:
     """Return the options of a mapping that is known only from its stored state; None if there is no such state."""
+    if name != name.lower():  # the metastore ignores the case of table names, but leases and groups do not
+        return None
     control = find_control_table(metastore, TableName(control_database, f"mapping_{name}"))
     state = MappingState.parse(read_state(metastore, control)) if control else None
     if state is None:

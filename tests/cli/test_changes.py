@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import NewPartitions
 
-from ingestd.hive.control import find_control_table
+from ingestd.hive import leases
+from ingestd.hive.control import find_control_table, read_state
 from ingestd.hive.tables import TableName
 from tests.support.command import Run
 from tests.support.proxy import proxy
@@ -51,7 +52,20 @@ class Mapping:
 
     def start_rewind(self, offset: int, failpoint: str) -> subprocess.Popen[str]:
         """Start a process that rewinds partition 0 and acts at a failpoint."""
-        arguments = ["offsets", "rewind", self.name, "--to-offset", str(offset), "--yes", "--config", str(self.config)]
+        return self._start(failpoint, "offsets", "rewind", self.name, "--to-offset", str(offset))
+
+    def start_retire(self, failpoint: str) -> subprocess.Popen[str]:
+        """Start a process that retires the mapping and acts at a failpoint."""
+        return self._start(failpoint, "mappings", "retire", self.name)
+
+    def state(self) -> str:
+        """Return the text of the stored state."""
+        control = find_control_table(self.stack.metastore, TableName("ingestd", f"mapping_{self.name}"))
+        assert control is not None
+        return read_state(self.stack.metastore, control)
+
+    def _start(self, failpoint: str, *command: str) -> subprocess.Popen[str]:
+        arguments = [*command, "--yes", "--config", str(self.config)]
         environment = {**os.environ, "INGESTD_TESTING": "1", "INGESTD_FAILPOINT": failpoint}
         return subprocess.Popen(
             [sys.executable, "-m", "ingestd", *arguments],
@@ -233,7 +247,7 @@ def test_retire_when_the_owner_was_cut_off_then_it_does_not_read_everything_agai
         eventually("the end of the mapping", lambda: monitor.snapshot().state == "failed" or stack.count() > 10)
         problem = monitor.snapshot().problem
         assert problem is not None
-        assert "the control table was dropped" in problem.what
+        assert "the mapping was retired" in problem.what
         assert stack.ids() == list(range(10))
         daemon.terminate()
         assert daemon.wait() == 65
@@ -247,7 +261,40 @@ def test_retire_when_the_topic_was_deleted_then_removes_the_state(mapping: Mappi
     other = stack.config({"name": "other"})
     retired = run("mappings", "retire", mapping.name, "--yes", "--config", other)
     assert retired.code == 0, retired.text
-    assert find_control_table(stack.metastore, TableName("ingestd", f"mapping_{mapping.name}")) is None
+    assert mapping.state() == ""
+
+
+def test_retire_when_killed_suspended_or_unanswered_then_the_state_is_complete_or_removed(
+    mapping: Mapping, tmp_path: Path
+) -> None:
+    stack = mapping.stack
+    with mapping.start_retire("locked=kill") as process:
+        assert process.wait(60) == -signal.SIGKILL, process.communicate()
+    assert mapping.position() == 10
+    gate = tmp_path / "gate"
+    with mapping.start_retire(f"locked=hold:{gate}") as process:
+        try:
+            eventually("the step", Path(f"{gate}.held").exists)
+            process.send_signal(signal.SIGSTOP)
+            # As if it had been suspended for so long that its lease has ended.
+            for claim in leases.claims(stack.metastore, TableName("ingestd", f"owner_{mapping.name}")):
+                leases.release(stack.metastore, claim.lock_id)
+            stack.produce(_rows(10, 12))
+            stack.drain(mapping.config)
+            gate.touch()
+        finally:
+            process.send_signal(signal.SIGCONT)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode not in (0, -signal.SIGKILL), output
+    assert "Traceback" not in output
+    assert mapping.position() == 12
+    assert stack.ids() == list(range(12))
+    with proxy(stack.addresses.metastore) as between:
+        between.lose_answer("commit_txn")
+        config = stack.config(metastore={"uri": between.uri})
+        retired = mapping.run("mappings", "retire", mapping.name, "--yes", "--config", config)
+    assert retired.code == 0, retired.text
+    assert mapping.state() == ""
 
 
 def test_pause_when_no_daemon_runs_then_the_next_daemon_obeys_it_and_retire_removes_the_state(mapping: Mapping) -> None:
@@ -266,10 +313,12 @@ def test_pause_when_no_daemon_runs_then_the_next_daemon_obeys_it_and_retire_remo
     assert stack.group_offsets(f"ingestd-{mapping.name}", stack.name, 1) == [12]
     # The mapping has been removed from the configuration.
     other = stack.config({"name": "other"})
+    misspelled = run("mappings", "retire", mapping.name.upper(), "--yes", "--config", other)
+    assert misspelled.code == 78, misspelled.text
     retired = run("mappings", "retire", mapping.name, "--yes", "--config", other)
     assert retired.code == 0, retired.text
     assert f"control table: ingestd.mapping_{mapping.name}, 1 partitions" in retired.out
-    assert find_control_table(stack.metastore, TableName("ingestd", f"mapping_{mapping.name}")) is None
+    assert mapping.state() == ""
     assert stack.group_offsets(f"ingestd-{mapping.name}", stack.name, 1) == [-1001]
     assert stack.ids() == list(range(12))
     gone = run("mappings", "retire", mapping.name, "--yes", "--config", other)
