@@ -32,6 +32,7 @@ _CHANGE_SECONDS = 60.0
 _MAX_BYTES = 64 << 20
 _CHUNK = 1 << 16
 _HINT = "check --url, or the key http.listen of the daemon"
+_LOST_HINT = "the daemon may have carried out the request: see `ingestd offsets show` before you repeat it"
 # The first HTTP status that is not a success: a redirect is not followed.
 _FIRST_ERROR = 300
 # The version of the documents of the daemon that the commands understand.
@@ -120,7 +121,10 @@ class Daemon:
             self.status()
         path = f"/mappings/{quote(mapping, safe='')}/{action}"
         body = {**fields, "wait_seconds": _CHANGE_SECONDS}
-        answer = self._call("POST", path, body, _CHANGE_SECONDS + _ANSWER_SECONDS)
+        try:
+            answer = self._call("POST", path, body, _CHANGE_SECONDS + _ANSWER_SECONDS)
+        except DaemonUnreachable as error:
+            raise type(error)(error.what, where=error.where, hint=_LOST_HINT) from error
         if answer.get("result") not in ("done", "accepted"):
             raise self._no_daemon()
         return bool(answer["result"] == "done")

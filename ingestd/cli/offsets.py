@@ -55,6 +55,9 @@ def show(mapping: str, files: tuple[Path, ...], directory: Path | None, output: 
         return
     rows = ((p.partition.topic, p.partition.partition, p.earliest, p.committed, p.end, p.lag) for p in found.offsets)
     console().print(table(_COLUMNS, rows))
+    state = found.state
+    if state and state.changed_by:
+        click.echo(f"last change: {state.change}, by {state.changed_by} at {state.changed_at}")
 
 
 def _with_change_options(command: Any) -> Any:

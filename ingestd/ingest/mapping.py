@@ -184,7 +184,7 @@ class MappingLoop:
             RequestFailed(
                 f"another daemon owns the mapping: {claim.agent}",
                 where=f"mapping {self.options.name}",
-                hint="send the request to that daemon",
+                hint="check that the request was not carried out before, then send it to that daemon",
             )
         )
 

@@ -120,8 +120,8 @@ def _move(stored: StoredMapping, known: PartitionOffsets, offset: int) -> Partit
             hint=f"use an offset from {known.earliest} to {known.end}",
         )
     before = known.committed
-    # A position in the old topic says nothing about the records of the recreated one, and one after the end of a truncated
-    # partition says nothing about the records that will follow.
+    # A position in the old topic says nothing about the records of the recreated one, and a position after the end of a
+    # truncated partition says nothing about the records that will follow.
     is_new = before is None or stored.is_recreated(known.partition.topic)
     read_to = known.earliest if is_new else min(known.end, before or 0)
     return PartitionMove(known.partition, before, offset, read_to)

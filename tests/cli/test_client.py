@@ -24,6 +24,8 @@ class _Server(HTTPServer):
     def __init__(self, status: int, body: bytes, **headers: str) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.answer = (status, body, headers)
+        # Whether it disconnects instead of answering a POST.
+        self.is_silent = False
         self.requests: list[tuple[str, str, str, bytes]] = []
 
 
@@ -31,6 +33,9 @@ class _Handler(BaseHTTPRequestHandler):
     server: _Server
 
     def do_GET(self) -> None:
+        if self.command == "POST" and self.server.is_silent:
+            self.close_connection = True
+            return
         length = int(self.headers.get("Content-Length") or 0)
         token = self.headers.get("Authorization", "")
         self.server.requests.append((self.command, self.path, token, self.rfile.read(length)))
@@ -80,6 +85,13 @@ def test_change_then_sends_the_token_once_a_daemon_has_answered_without_it(tmp_p
 def test_status_when_a_text_contains_control_characters_then_they_are_escaped() -> None:
     with _answering(200, STATUS | {"mappings": [{"problem": "\x1b]0;x\x07 \x9b31m Bad Ischl – 日本\n"}]}) as (_, at):
         assert Daemon(at).status()["mappings"] == [{"problem": r"\x1b]0;x\x07 \x9b31m Bad Ischl – 日本" + "\n"}]
+
+
+def test_change_when_the_answer_is_lost_then_says_that_the_daemon_may_have_carried_it_out() -> None:
+    with _answering(200, STATUS) as (server, at):
+        server.is_silent = True
+        with pytest.raises(DaemonUnreachable, match="may have carried out the request"):
+            Daemon(at).change("a", "offsets", {})
 
 
 @pytest.mark.parametrize("document", [{"result": "done"}, STATUS | {"version": 2}, b"[" * 100_000, b"\xff"])
