@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -157,6 +159,23 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _shown_on_a_terminal(command: list[str]) -> bytes:
+    """Run a command on a terminal, end it with Ctrl-C after its first table, and return what it has written."""
+    terminal, inner = pty.openpty()
+    shown = b""
+    with subprocess.Popen(command, stdin=inner, stdout=inner, stderr=inner) as watch:
+        os.close(inner)
+        while b" mapping" not in shown:
+            shown += os.read(terminal, 65536)
+        watch.send_signal(signal.SIGINT)
+        with suppress(OSError):  # the end of the terminal
+            while part := os.read(terminal, 65536):
+                shown += part
+        assert watch.wait(30) == 0
+    os.close(terminal)
+    return shown
+
+
 def test_status_when_a_daemon_answers_then_shows_what_it_reports(run: Run, stack: Stack, tmp_path: Path) -> None:
     stack.topic(1)
     stack.table("id bigint")
@@ -182,6 +201,9 @@ def test_status_when_a_daemon_answers_then_shows_what_it_reports(run: Run, stack
         assert watch.stdout.readline().startswith("daemon ")
         watch.send_signal(signal.SIGINT)
         assert watch.wait(30) == 0
+    shown = _shown_on_a_terminal(watching)
+    assert b"1 mapping" in shown
+    assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")  # the cursor is visible again
     wrong = tmp_path / "wrong"
     wrong.write_text("fedcba9876543210", encoding="ascii")
     refused = run("mappings", "flush", mapping["name"], "--config", config, "--token-file", wrong)

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from ingestd.config.http import Address
 from tests.support.browser import browser
 from tests.support.http import Client
 from tests.support.stack import Stack, eventually
 
 MONITOR = Path(__file__).parents[2] / "docs" / "monitor.md"
-
-
-def _client(daemon: Any) -> Client:
-    [listening] = eventually("the HTTP server", lambda: daemon.events("http_listening"))
-    return Client(Address("127.0.0.1", int(listening["url"].rstrip("/").rpartition(":")[2])))
 
 
 def test_daemon_when_it_runs_then_server_and_page_show_what_it_does(stack: Stack) -> None:
@@ -31,7 +24,7 @@ def test_daemon_when_it_runs_then_server_and_page_show_what_it_does(stack: Stack
     mappings = [{"name": name, "topics": [name], "table": f"default.{name}"} for name in (good, bad)]
     config = stack.config(*mappings, http={"listen": "127.0.0.1:0"})
     daemon = stack.start_process(config)
-    client = _client(daemon)
+    client = Client.of(daemon)
     eventually("the end of a mapping", lambda: client.get("/readyz").json["ended"])
     _check_documents(client, good)
     _check_page(client, good, bad)

@@ -15,6 +15,7 @@ import pytest
 from ingestd.errors import ConfigError
 from ingestd.ingest.control import Request, RequestFailed
 from tests.support.daemon import Daemon, DaemonProcess, DaemonThread
+from tests.support.http import Client
 from tests.support.stack import Stack, eventually
 
 
@@ -116,10 +117,11 @@ def _refuses_invalid_changes(
 
 def test_sighup_when_received_then_reloads_once_mappings_run_and_a_hanging_file_blocks_nothing(stack: Stack) -> None:
     first, second = _add(stack, "first"), _add(stack, "second")
-    config = stack.config(first)
+    http = {"listen": "127.0.0.1:0"}
+    config = stack.config(first, http=http)
     daemon = stack.start_process(config)
     eventually("the signal handlers", lambda: _handles_sighup(daemon))
-    _write(stack, config, first, second)
+    _write(stack, config, first, second, http=http)
     daemon.process.send_signal(signal.SIGHUP)
     [event] = eventually("the reload", lambda: daemon.events("reloaded"))
     assert (event["added"], event["changed"], event["removed"]) == ([second["name"]], [], [])
@@ -131,6 +133,9 @@ def test_sighup_when_received_then_reloads_once_mappings_run_and_a_hanging_file_
     assert f"{config}:1" in event["error"]
     config.unlink()
     os.mkfifo(config)  # reading it blocks, like a network file system that hangs
+    client = Client.of(daemon)
+    assert client.post("/reload", {"wait_seconds": 0.1}).json["result"] == "accepted"
+    assert "already being read" in client.post("/reload").json["error"]
     daemon.process.send_signal(signal.SIGHUP)
     stack.produce(({"id": n} for n in range(10, 20)), second["name"])
     eventually("more rows", lambda: len(stack.ids(second["name"])) == 20)

@@ -88,6 +88,11 @@ def test_overview_then_shows_every_state_with_its_problem_and_the_most_urgent_fi
     assert "\n300\n" in _row(page, "clicks").replace("\t", "\n")
     assert page.text("[data-figure=mappings]") == "Mappings\n5\n1 failed, 1 waiting"
     assert page.text("#link") == "Live"
+    # The lag of a standby is not known, and not 0.
+    assert _row(page, "inventory").replace("\t", "\n").split("\n")[-4:] == ["–", "–", "–", "–"]
+    assert page.text("[data-figure=lag]").split("\n")[1] == "300"
+    page.open(f"{url}#/mappings/%E0%A4%A")
+    page.wait("the overview", lambda: len(page.all(_ROW)) == 5)
 
 
 def test_overview_when_mappings_change_then_shows_it_without_a_reload(

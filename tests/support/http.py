@@ -24,6 +24,8 @@ from ingestd.ingest.monitor import CommitRecord, Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.timestamps import FirstRecord
+from tests.support.daemon import DaemonProcess
+from tests.support.stack import eventually
 
 LOOPBACK = Address("127.0.0.1", 0)
 JSON = {"Content-Type": "application/json"}
@@ -132,6 +134,12 @@ class Client:
 
     address: Address
     ca_file: Path | None = None
+
+    @classmethod
+    def of(cls, daemon: DaemonProcess) -> Client:
+        """Return a client of a daemon, when its server listens."""
+        [listening] = eventually("the HTTP server", lambda: daemon.events("http_listening"))
+        return cls(Address("127.0.0.1", int(listening["url"].rstrip("/").rpartition(":")[2])))
 
     def open(self, seconds: float = 30.0) -> http.client.HTTPConnection:
         """Return a connection that is opened by its first request."""

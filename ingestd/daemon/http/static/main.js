@@ -45,12 +45,22 @@ function announce() {
   if (changed.length) setText(news, changed.slice(0, 3).map(([name, state]) => `${name} is ${state}`).join(", "));
 }
 
+/** Return the name of the mapping in the address; null for the overview, and if the address is malformed. */
+function chosen() {
+  try {
+    const match = location.hash.match(/^#\/mappings\/([^/]+)$/);
+    return match && decodeURIComponent(match[1]);
+  } catch {
+    return null;
+  }
+}
+
 function route(isNavigation) {
-  const match = location.hash.match(/^#\/mappings\/([^/]+)$/);
+  const name = chosen();
   view?.close();
-  view = match ? new MappingPage(live, decodeURIComponent(match[1])) : new Overview(live);
+  view = name === null ? new Overview(live) : new MappingPage(live, name);
   main.replaceChildren(view.node);
-  document.title = match ? `${decodeURIComponent(match[1])} · ingestd` : "ingestd";
+  document.title = name === null ? "ingestd" : `${name} · ingestd`;
   if (isNavigation) {
     scrollTo(0, 0);
     main.focus({ preventScroll: true });
