@@ -104,7 +104,7 @@ def request(  # noqa: PLR0913, PLR0917 - one parameter for each option
     The exit code is 0 if all requests were accepted and, with --wait, succeeded.
     """
     if timeout is not None and not waits:
-        raise click.UsageError("--timeout limits --wait; use both")
+        raise click.UsageError("--timeout requires --wait")
     source = Source(files, directory)
     options = source.mapping(mapping)
     metastore = source.document.metastore.connect()

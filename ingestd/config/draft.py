@@ -87,7 +87,7 @@ def checked_settings(settings: Mapping[str, str]) -> dict[str, str]:
             hint = (
                 f"store it in a variable or a file, and write --set '{path}=${{ENV:NAME}}' or '{path}=${{FILE:/path}}'"
             )
-            raise ConfigError("a secret is not written into a configuration", where=path, hint=hint)
+            raise ConfigError("a secret must not be written into the configuration", where=path, hint=hint)
     return dict(settings)
 
 

@@ -109,7 +109,7 @@ def test_init_when_topic_or_table_is_not_given_then_asks_on_a_terminal_only(
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--set", f"kafka.sasl.password={CANARY}"), 78, "kafka.sasl.password: a secret is not written"),
+        (("--set", f"kafka.sasl.password={CANARY}"), 78, "kafka.sasl.password: a secret must not be written"),
         (("--set", f"metastore.plain.password={CANARY}"), 78, "metastore.plain.password"),
         (("--set", f"kafka.sasl.password=${{ENV:NO_SUCH:-{CANARY}}}"), 78, "kafka.sasl.password: a secret is not"),
         (("--set", CANARY), 2, "--set requires KEY=VALUE"),
