@@ -76,7 +76,9 @@ def init(  # noqa: PLR0913 - click passes each option
     """
     log.configure("auto", "error")
     if not force and os.path.lexists(file):
-        raise ConfigError("the file already exists", where=str(file), hint="use --force to replace it, or --output-file")
+        raise ConfigError(
+            "the file already exists", where=str(file), hint="use --force to replace it, or --output-file"
+        )
     given = checked_settings(
         dict(map(_setting, (f"metastore.uri={uri}", f"kafka.bootstrap.servers={servers}", *settings)))
     )

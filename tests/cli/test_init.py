@@ -111,7 +111,7 @@ def test_init_when_topic_or_table_is_not_given_then_asks_on_a_terminal_only(
     [
         (("--set", f"kafka.sasl.password={CANARY}"), 78, "kafka.sasl.password: a secret must not be written"),
         (("--set", f"metastore.plain.password={CANARY}"), 78, "metastore.plain.password"),
-        (("--set", f"kafka.sasl.password=${{ENV:NO_SUCH:-{CANARY}}}"), 78, "kafka.sasl.password: a secret is not"),
+        (("--set", f"kafka.sasl.password=${{ENV:NO_SUCH:-{CANARY}}}"), 78, "kafka.sasl.password: a secret must not"),
         (("--set", CANARY), 2, "--set requires KEY=VALUE"),
         (("--set", "spark.master=local"), 78, "spark.master is not a key of metastore or kafka"),
         (("--set", "kafka.no.such=1"), 78, "no such property"),
