@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from confluent_kafka import Producer, TopicPartition
 
 from ingestd.clock import Deadline, now
 from ingestd.hive import leases, transactions
+from ingestd.hive.leases import Claim
 from ingestd.hive.parameters import Parameters, WriterView, change_parameters
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import Wait
@@ -108,15 +109,14 @@ class _Cases:
                     connection.write(record)
         return name
 
-    def suspend_owner(self) -> None:
-        """Start a daemon that owns the mapping `suspended`, and suspend it."""
-        daemon = self.stack.start_process(self.stack.config(self.mapping("suspended")))
-        eventually("the daemon to own the mapping", lambda: daemon.events("owner"))
-        os.killpg(daemon.process.pid, signal.SIGSTOP)
-        options = MappingOptions(self.name("suspended"), (), TableName("default", "x"))
-        [claim] = leases.claims(self.stack.metastore, options.owner_lease)
-        last = last_heartbeat(self.stack.metastore, claim)
-        eventually("its heartbeat to be old", lambda: now() - last > 7)
+    def own_without_heartbeats(self, stop: ExitStack) -> Claim:
+        """Acquire the lease of the mapping `suspended`, as a daemon that is then suspended. `stop` releases it."""
+        lease = MappingOptions(self.name("suspended"), (), TableName("default", "x")).owner_lease
+        lock_id = leases.try_acquire(self.stack.metastore, lease, "a daemon-0")
+        assert lock_id
+        stop.callback(leases.release, self.stack.metastore, lock_id)
+        [claim] = leases.claims(self.stack.metastore, lease)
+        return claim
 
     def own(self) -> None:
         """Start a daemon that owns the mapping `owned`, whose lease itself has received no heartbeat for a while."""
@@ -142,9 +142,10 @@ def _bad(report: Report, mapping: str) -> dict[str, str]:
     return {one["check"]: one["status"] for one in found if one["status"] in ("warning", "fault")}
 
 
-def _mappings(cases: _Cases) -> list[dict[str, object]]:
+def _mappings(cases: _Cases, stop: ExitStack) -> list[dict[str, object]]:
     """Return mappings with one fault each, next to two without."""
     stack = cases.stack
+    silent = cases.own_without_heartbeats(stop)
     cases.table("fine")
     homeless = cases.table("homeless")
     place = local_path(load_acid_table(stack.metastore, homeless).location)
@@ -152,8 +153,7 @@ def _mappings(cases: _Cases) -> list[dict[str, object]]:
     lost, recreated = cases.lose_records()
     stack.sql(f"CREATE EXTERNAL TABLE default.{stack.name}_plain (id int)")
     cases.own()
-    cases.suspend_owner()
-    return [
+    mappings = [
         cases.mapping("fine"),
         cases.mapping("no_topic", topics=[f"{stack.name}-none"]),
         cases.mapping("no_table", table=f"default.{stack.name}_none"),
@@ -169,13 +169,16 @@ def _mappings(cases: _Cases) -> list[dict[str, object]]:
         cases.mapping("owned"),
         cases.mapping("suspended"),
     ]
+    eventually("the heartbeat of `suspended` to be old", lambda: now() - last_heartbeat(stack.metastore, silent) > 7)
+    return mappings
 
 
 def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_nothing_else(
     examine: Examine, cases: _Cases
 ) -> None:
-    stack, mappings = cases.stack, _mappings(cases)
-    report = examine(stack.config(*mappings))
+    with ExitStack() as stop:
+        stack, mappings = cases.stack, _mappings(cases, stop)
+        report = examine(stack.config(*mappings))
     assert {str(one["name"]): _bad(report, str(one["name"])) for one in mappings} == {
         cases.name("fine"): {},
         cases.name("no_topic"): {"kafka.topic": "fault"},
