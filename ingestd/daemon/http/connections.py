@@ -1,7 +1,8 @@
 """Limits the connections of clients: their number, and the time that each may take.
 
-Invariant: at most `_MAX_SOCKETS` sockets are open, whatever clients do. A new connection is always accepted, because
-another one is closed for it if there are too many. A health check is therefore answered even during a flood.
+Invariant: at most `_MAX_SOCKETS` sockets are open, besides a few that are being closed, whatever clients do. A new
+connection is always accepted, because another one is closed for it if there are too many. A health check is therefore
+answered even during a flood.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -30,7 +32,7 @@ _STALLED_SECONDS = 20.0
 
 
 class Listener(socket.socket):
-    """A listening socket that closes a new connection immediately while too many accepted ones are open."""
+    """A listening socket that ends the oldest accepted connection if too many are open."""
 
     def __init__(self, family: int, kind: int) -> None:
         super().__init__(family, kind)
@@ -41,12 +43,13 @@ class Listener(socket.socket):
         super().listen(_QUEUE)
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Accept a connection (see `socket.socket.accept`). Raises ConnectionAbortedError if too many are open."""
+        """Accept a connection (see `socket.socket.accept`)."""
         accepted, address = super().accept()
         self._accepted = [known for known in self._accepted if known.fileno() >= 0]
         if len(self._accepted) >= _MAX_SOCKETS:
-            accepted.close()
-            raise ConnectionAbortedError("too many connections")
+            # Probably a TLS handshake that its client never finishes. asyncio notices the end and closes the socket.
+            with suppress(OSError):  # the client has closed it
+                self._accepted.pop(0).shutdown(socket.SHUT_RDWR)
         self._accepted.append(accepted)
         return accepted, address
 
