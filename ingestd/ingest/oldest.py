@@ -7,6 +7,7 @@ then it is that of an earlier record of the partition, or the last moment when t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from ingestd.clock import now
 from ingestd.kafka.ranges import Offsets, TopicPartition
@@ -24,10 +25,12 @@ class OldestRecords:
         self._known: dict[TopicPartition, list[FirstRecord]] = {}
 
     def learn(self, records: Iterable[FirstRecord]) -> None:
-        """Remember first records that were read from Kafka."""
+        """Remember first records that were read from Kafka. One with a timestamp in the future counts as new."""
+        at = now()
         for record in records:
             others = [known for known in self._known.get(record.partition, ()) if known.offset != record.offset]
-            self._known[record.partition] = sorted([*others, record], key=lambda known: known.offset)
+            seen = replace(record, timestamp=min(at, record.timestamp))
+            self._known[record.partition] = sorted([*others, seen], key=lambda known: known.offset)
 
     def moved(self, before: Offsets, position: Offsets) -> None:
         """Forget the partitions whose position was set back, which may now belong to another topic of the same name."""
