@@ -204,7 +204,6 @@ class MappingLoop:
                     return
                 await self._stay_paused(ledger)
                 continue
-            self._reporter.monitor.entered("running")
             goal = self._requests.goal
             pipeline = Pipeline(self._services, ledger, self._planner, self._engine, self._jobs, self._worker)
             if await pipeline.run(goal or self._until, self._is_interrupted):

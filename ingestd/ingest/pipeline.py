@@ -100,6 +100,7 @@ class Pipeline:
         """
         self._services.ownership.check()
         self._monitor.polled(self._ledger.state.position.offsets, ends)
+        self._monitor.planned()
         self._services.staging.sweep_if_due(self._table)
 
     # --- stage

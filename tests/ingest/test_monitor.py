@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ingestd.errors import TransactionAborted
+from ingestd.errors import BrokerUnavailable, MetastoreUnavailable, TransactionAborted
+from ingestd.hive.tables import TableName
 from ingestd.ingest.monitor import Limits, Monitor, Snapshot, is_stuck
+from ingestd.ingest.options import MappingOptions
 from tests.support.daemon import DaemonThread, Hold
 from tests.support.http import options
 from tests.support.proxy import proxy
@@ -24,6 +26,21 @@ def _reaches(monitor: Monitor, state: str) -> Snapshot:
 
 def _rows(*ids: int) -> list[dict[str, Any]]:
     return [{"id": n, "dt": f"2026-01-{n % 28 + 1:02}"} for n in ids]
+
+
+def test_monitor_when_kafka_does_not_answer_after_a_recovery_then_the_mapping_does_not_run() -> None:
+    monitor = Monitor(MappingOptions("clicks", ("clicks",), TableName("web", "clicks")))
+    monitor.failed(BrokerUnavailable("no answer"), again_in=0.2)
+    monitor.entered("recovering")
+    problem = monitor.snapshot().problem
+    assert problem
+    assert problem.reason == "BrokerUnavailable"
+    monitor.planned()
+    assert (monitor.snapshot().state, monitor.snapshot().problem) == ("running", None)
+    # The outcome of a commit is not known yet, while Kafka answers.
+    monitor.failed(MetastoreUnavailable("no answer"), again_in=0.2)
+    monitor.planned()
+    assert monitor.snapshot().state == "waiting"
 
 
 def test_monitor_when_a_mapping_commits_waits_and_stops_then_reports_it(stack: Stack) -> None:

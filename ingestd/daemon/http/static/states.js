@@ -8,7 +8,7 @@ export const STATES = ["failed", "waiting", "recovering", "starting", "paused", 
 const MEANINGS = {
   failed: "An error ended this mapping",
   waiting: "Retrying after an error",
-  recovering: "Became owner and restores the committed position",
+  recovering: "Became owner, restores the committed position and asks Kafka for records",
   starting: "Has not become owner yet",
   paused: "Paused by an operator",
   running: "Owned by this daemon, which moves records",
