@@ -7,6 +7,8 @@ cycle, for all mappings. While the metastore is unavailable, a cycle ends with i
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.compaction.policy import Progress, Queue
@@ -78,16 +80,25 @@ class Compactor:
         for watch in watches:
             if self._ended.is_set():
                 return
-            try:
+            with _reporting(watch):
                 surveyed.append((watch, watch.find_crowded(self._metastore, self._faults)))
-            except MetastoreUnavailable:
-                raise
-            except Exception as error:  # noqa: BLE001 - one table must not prevent the compaction of the others
-                watch.delayed(error)
+        queue = None
         if any(watch.needs_queue(crowded) for watch, crowded in surveyed):
             queue = Queue(read_compactions(self._metastore))
             self._progress.observe(queue)
-            for watch, crowded in surveyed:
-                watch.act(self._metastore, queue, self._progress, crowded)
-        for watch, _ in surveyed:
-            watch.succeeded()
+        for watch, crowded in surveyed:
+            with _reporting(watch):
+                if queue is not None:
+                    watch.act(self._metastore, queue, self._progress, crowded)
+                watch.succeeded()
+
+
+@contextmanager
+def _reporting(watch: TableWatch) -> Iterator[None]:
+    """Report an error of one watch, which must not affect the others. Raises MetastoreUnavailable."""
+    try:
+        yield
+    except MetastoreUnavailable:
+        raise
+    except Exception as error:  # noqa: BLE001 - one table must not prevent the compaction of the others
+        watch.delayed(error)

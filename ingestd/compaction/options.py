@@ -8,10 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from ingestd.keys import Count, Doc, Number, Seconds
+from ingestd.keys import Check, Count, Doc, Number, Seconds
 
 # Without `pacing.max_interval`, the interval between commits may become this many times as long.
 _LONGEST_FACTOR = 4.0
+# A minor compaction leaves up to two deltas, one with rows and one with delete events.
+_FEWEST_DELTAS = 3
+
+
+def _at_least_three(deltas: int) -> int:
+    if deltas < _FEWEST_DELTAS:
+        raise ValueError(f"must be at least {_FEWEST_DELTAS}, because a minor compaction leaves up to two deltas")
+    return deltas
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +33,11 @@ class CompactionOptions:
     """
 
     request: Annotated[Literal["auto", "never"], Doc("Whether compactions are requested, or only counted.")] = "auto"
-    deltas: Annotated[Count, Doc("Number of deltas at which a compaction of a partition is requested.")] = 10
+    deltas: Annotated[
+        Count,
+        Check(_at_least_three, {"minimum": _FEWEST_DELTAS}),
+        Doc("Number of deltas at which a compaction of a partition is requested, at least 3."),
+    ] = 10
     # The default of hive.compactor.delta.pct.threshold.
     ratio: Annotated[Number, Doc("The compaction is major if the deltas exceed this fraction of the base.")] = 0.1
     survey: Annotated[Seconds, Doc("Time between two listings of the table.")] = 300.0
@@ -36,10 +48,11 @@ class CompactionOptions:
 class PacingOptions:
     """When commits become less frequent, and by how much.
 
-    The time between commits grows beyond `commit.interval` in proportion to the deltas of the partitions that the last
-    commit wrote, if these are more than `deltas`, and to the seconds that the metastore takes to open and to commit a
-    transaction, if these are more than `latency`. It never becomes longer than `max_interval`, by default four times
-    the interval. A `max_interval` that is not longer than the interval disables pacing.
+    The time between commits grows beyond `commit.interval` in proportion to the deltas of the partitions that commits
+    write, if these are more than `deltas`, and to the seconds that the metastore takes to open and to commit a
+    transaction, if these are more than `latency`. Both are medians of the last five commits. The time never becomes
+    longer than `max_interval`, by default four times the interval. A `max_interval` that is not longer than the
+    interval disables pacing.
     """
 
     deltas: Annotated[Count, Doc("Commits become less frequent if a partition that they write has more deltas.")] = 100

@@ -21,6 +21,9 @@ from ingestd.hive.tables import TableName
 _RETRY_SECONDS = 3600.0
 _REFUSED_SECONDS = 600.0
 
+# The states that a compaction enters when a worker begins or ends it; the last one also when the cleaner has run.
+_WORKER_STATES = ("working", "ready for cleaning", "failed", "refused", "succeeded")
+
 Service = Literal["worker", "cleaner"]
 
 
@@ -31,23 +34,33 @@ def choose_kind(files: PartitionFiles, options: CompactionOptions) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """Compactions of a table for which a service of Hive has done nothing for `seconds`; `count` is their number."""
+    """Compactions of a table for which a service of Hive has done nothing for `seconds`; `count` is their number.
+
+    `running` counts the compactions, of any table, that workers have begun and not ended.
+    """
 
     service: Service
     count: int
     seconds: float
+    running: int
 
     @property
     def hint(self) -> str:
         """What to check."""
-        if self.service == "worker":
+        if self.service == "cleaner":
             return (
-                "no compaction worker is active: set hive.compactor.worker.threads above 0 in HiveServer2 or, with"
-                " hive.metastore.runworker.in=metastore, in the metastore, and read its log"
+                "the files that compactions replaced are not removed: set hive.compactor.cleaner.on in the metastore,"
+                " and look for old open transactions (SHOW TRANSACTIONS), for which Hive keeps these files"
+            )
+        if self.running:
+            return (
+                f"no compaction worker is free, because {self.running} compactions are running: raise"
+                " hive.compactor.worker.threads; Hive begins those of dead workers again after"
+                " hive.compactor.worker.timeout"
             )
         return (
-            "the files that compactions replaced are not removed: set hive.compactor.cleaner.on in the metastore, and"
-            " look for old open transactions (SHOW TRANSACTIONS), for which Hive keeps these files"
+            "no compaction worker is active: set hive.compactor.worker.threads above 0 in HiveServer2 or, with"
+            " hive.metastore.runworker.in=metastore, in the metastore, and read its log"
         )
 
 
@@ -89,24 +102,33 @@ class Progress:
     def __init__(self) -> None:
         self._since: dict[tuple[int, str], float] = {}
         self._worked_at = monotonic()
+        self._running = 0
 
     def observe(self, queue: Queue) -> None:
         """Note the states of all entries. Call this after each reading of the queue."""
         at = monotonic()
-        seen = {(one.id, one.state): self._since.get((one.id, one.state), at) for one in queue.entries}
-        if any(since == at and state != "initiated" for (_, state), since in seen.items()):
-            self._worked_at = at  # a worker has begun or ended a compaction
-        self._since = seen
+        if any(self._is_work(one) for one in queue.entries):
+            self._worked_at = at
+        self._running = sum(one.state == "working" for one in queue.entries)
+        self._since = {(one.id, one.state): self._since.get((one.id, one.state), at) for one in queue.entries}
+
+    def _is_work(self, one: Compaction) -> bool:
+        """Return whether a worker has begun or ended this compaction since the last reading of the queue.
+
+        The initiator ends compactions that it cannot begin, and the cleaner those that are ready for cleaning.
+        """
+        is_cleaned = (one.id, "ready for cleaning") in self._since
+        return one.state in _WORKER_STATES and (one.id, one.state) not in self._since and not is_cleaned
 
     def stalls(self, entries: Sequence[Compaction], patience: float) -> list[Stall]:
         """Return the stalls of these entries that last longer than `patience` seconds."""
         found = []
         queued = self._waits(entries, "initiated")
         if queued and min(max(queued), monotonic() - self._worked_at) > patience:
-            found.append(Stall("worker", len(queued), max(queued)))
+            found.append(Stall("worker", len(queued), max(queued), self._running))
         uncleaned = self._waits(entries, "ready for cleaning")
         if uncleaned and max(uncleaned) > patience:
-            found.append(Stall("cleaner", len(uncleaned), max(uncleaned)))
+            found.append(Stall("cleaner", len(uncleaned), max(uncleaned), self._running))
         return found
 
     def _waits(self, entries: Sequence[Compaction], state: str) -> list[float]:
@@ -119,11 +141,6 @@ class History:
 
     def __init__(self) -> None:
         self._known: set[int] | None = None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the queue was never read."""
-        return self._known is None
 
     def ended(self, entries: Iterable[Compaction]) -> list[Compaction]:
         """Return the entries that have ended since the last call; none at the first call."""

@@ -109,7 +109,7 @@ def compactable(metastore: Metastore, table: Table) -> dict[str, PartitionFiles]
     return {
         name: files
         for name, files in found.items()
-        if files.deltas and files.deltas + files.has_base > 1 and can_compact(name)
+        if files.mergeable and files.mergeable + files.has_base > 1 and can_compact(name)
     }
 
 

@@ -27,12 +27,14 @@ SMALL_FILE_BYTES = 16_000_000
 class PartitionFiles:
     """The files of one partition that readers see.
 
-    `deltas` counts the directories with inserted rows and with delete events. `has_base` is True if a base or original
-    files exist. `small_files` counts the files of less than 16 MB. `compacted` names the visible directories that
-    compactions wrote.
+    `deltas` counts the directories with inserted rows and with delete events, and `mergeable` those of them that a
+    compaction would merge now: Hive leaves out what was written after the first open transaction of the table.
+    `has_base` is True if a base or original files exist. `small_files` counts the files of less than 16 MB. `compacted`
+    names the visible directories that compactions wrote.
     """
 
     deltas: int
+    mergeable: int
     small_files: int
     delta_bytes: int
     base_bytes: int
@@ -70,13 +72,14 @@ def _read_files(location: Path, valid: ValidWriteIds, has_committed: Callable[[i
             return None
         directories = {name for name, entry in entries.items() if entry.is_dir()}
         seen = visible_directories(directories, valid, has_committed)
-        deltas: list[Base | Delta | DeleteDelta] = [*seen.deltas, *seen.delete_deltas]
+        deltas: list[Delta | DeleteDelta] = [*seen.deltas, *seen.delete_deltas]
         originals = [] if seen.base else [location / name for name in entries.keys() - directories]
         base = _sizes(_files(location / seen.base.name)) if seen.base else _sizes(originals)
         sizes = [size for delta in deltas for size in _sizes(_files(location / delta.name))]
-    visible = [*deltas, seen.base] if seen.base else deltas
+    visible: list[Base | Delta | DeleteDelta] = [*deltas, seen.base] if seen.base else [*deltas]
     return PartitionFiles(
         deltas=len(deltas),
+        mergeable=sum(valid.is_settled(delta.max_write_id) for delta in deltas),
         small_files=sum(size < SMALL_FILE_BYTES for size in [*base, *sizes]),
         delta_bytes=sum(sizes),
         base_bytes=sum(base),

@@ -10,16 +10,16 @@ deltas of this daemon's commits are counted. Before a request, the partition is 
 from __future__ import annotations
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from ingestd.acid.writer_pool import StagingFile
 from ingestd.clock import Deadline
 from ingestd.compaction.options import CompactionOptions
-from ingestd.compaction.pacing import Pace
+from ingestd.compaction.pacing import COMMITS, Pace
 from ingestd.compaction.policy import History, Progress, Queue, Service, Stall, choose_kind
 from ingestd.compaction.requirements import can_compact, is_excluded, table_faults
 from ingestd.compaction.survey import PartitionFiles, survey
@@ -45,17 +45,14 @@ class CompactionStatus:
 
     `deltas` is the largest number of deltas in a partition, `crowded` the number of partitions with at least
     `compaction.deltas` deltas, and `small_files` the number of files of less than 16 MB in the last survey. `pending`
-    counts the compactions that are queued, running or not cleaned up. `requested`, `finished` and `failed` count since
-    the process started. `problem` says why compaction does not work; it is empty if it works.
+    counts the compactions that are queued, running or not cleaned up. `problem` says why compaction does not work; it
+    is empty if it works.
     """
 
     deltas: int = 0
     crowded: int = 0
     small_files: int = 0
     pending: int = 0
-    requested: int = 0
-    finished: int = 0
-    failed: int = 0
     problem: str = ""
 
 
@@ -98,13 +95,15 @@ class TableWatch:
         self._agent = agent
         self._is_active = threading.Event()
         self._lock = threading.Lock()
-        # Guarded by the lock, because commits change them:
+        # Guarded by the lock:
         self._deltas: dict[str, int] = {}
-        self._written: frozenset[str] = frozenset()
+        self._small_files: dict[str, int] = {}
+        self._written: deque[frozenset[str]] = deque(maxlen=COMMITS)  # the partitions of each of the last commits
         self._checks: Counter[str] = Counter()  # partitions to check in the next cycles, and the number of these cycles
         # Used by the thread of the Compactor only:
-        self._small_files: dict[str, int] = {}
-        self._totals = CompactionStatus()
+        self._table_id = 0
+        self._pending = 0
+        self._problem = ""
         self._survey_at = Deadline.after(0.0)
         self._next_partition = 0
         self._history = History()
@@ -132,10 +131,10 @@ class TableWatch:
         with self._lock:
             for name, count in deltas.items():
                 self._deltas[name] = self._deltas.get(name, 0) + count
-                if self._deltas[name] >= self._options.deltas:
-                    self._checks[name] = max(1, self._checks[name])
-            self._written = frozenset(deltas) or self._written
-        self._update_pace()
+            self._checks |= Counter(name for name in deltas if self._deltas[name] >= self._options.deltas)
+            if deltas:
+                self._written.append(frozenset(deltas))
+            self._update_pace()
 
     @property
     def is_active(self) -> bool:
@@ -146,9 +145,9 @@ class TableWatch:
     def status(self) -> CompactionStatus:
         """The current state."""
         with self._lock:
-            counts = list(self._deltas.values())
+            counts, small_files = list(self._deltas.values()), sum(self._small_files.values())
         crowded = sum(count >= self._options.deltas for count in counts)
-        return replace(self._totals, deltas=max(counts, default=0), crowded=crowded)
+        return CompactionStatus(max(counts, default=0), crowded, small_files, self._pending, self._problem)
 
     # --- called by the thread of the Compactor
 
@@ -157,28 +156,31 @@ class TableWatch:
 
         Raises MetastoreUnavailable, StorageUnavailable or InvalidTable.
         """
-        is_due = self._survey_at.passed
         with self._lock:
             checked = list(self._checks)[:_CHECKED_PARTITIONS]
-        if not (is_due or checked):
+        if not (self._survey_at.passed or checked):
             return {}
         table = load_acid_table(metastore, self._table)
-        names = self._next_names(metastore, table) if is_due else []
-        found = survey(metastore, table, list(dict.fromkeys([*names, *checked])))
+        if table.id != self._table_id:
+            self._forget(table)
+            checked = []
+        is_due = self._survey_at.passed
+        wanted = list(dict.fromkeys([*(self._next_names(metastore, table) if is_due else ()), *checked]))
+        found = survey(metastore, table, wanted)
         if is_due:
             self._survey_at = Deadline.after(self._options.survey)
             self._reads_queue = True
-        self._remember(found, checked)
+        self._remember(wanted, found, checked)
         self._metastore_faults = metastore_faults
         self._note_faults([*metastore_faults, *table_faults(table.parameters, list(self._deltas))])
         if self._options.request == "never" or is_excluded(table.parameters):
             return {}
-        crowded = {name: files for name, files in found.items() if files.deltas >= self._options.deltas}
+        crowded = {name: files for name, files in found.items() if files.mergeable >= self._options.deltas}
         return {name: files for name, files in crowded.items() if can_compact(name)}
 
     def needs_queue(self, crowded: Mapping[str, PartitionFiles]) -> bool:
         """Return whether the queue must be read in this cycle."""
-        return bool(crowded or self._totals.pending or self._reads_queue)
+        return bool(crowded or self._pending or self._reads_queue)
 
     def act(
         self, metastore: Metastore, queue: Queue, progress: Progress, crowded: Mapping[str, PartitionFiles]
@@ -189,15 +191,17 @@ class TableWatch:
             self._end(ended)
         self._settling = {name: limit for name, limit in self._settling.items() if not limit.passed}
         allowed = [name for name in crowded if name not in self._settling and queue.allows(self._table, name)]
-        for name in sorted(allowed, key=lambda name: -crowded[name].deltas)[:_REQUESTS]:
+        allowed.sort(key=lambda name: -crowded[name].deltas)
+        for name in allowed[:_REQUESTS]:
             self._request(metastore, queue, name, crowded[name])
+        self._check(allowed[_REQUESTS:], 1)
         entries = queue.of(self._table)
         stalls = {stall.service: stall for stall in progress.stalls(entries, self._options.patience)}
         for service in stalls.keys() - self._stalls.keys():
             self._report.stalled(stalls[service])
         self._stalls = stalls
-        pending = sum(one.is_pending or one.state == "ready for cleaning" for one in entries)
-        self._totals = replace(self._totals, pending=pending, problem=self._problem(queue))
+        self._pending = sum(one.is_pending or one.state == "ready for cleaning" for one in entries)
+        self._problem = self._find_problem(queue)
 
     def succeeded(self) -> None:
         """Note that a cycle succeeded."""
@@ -215,6 +219,14 @@ class TableWatch:
             self._report.requirements(faults)
         self._faults = faults
 
+    def _forget(self, table: Table) -> None:
+        """Forget what is known about a table that another one of the same name has replaced."""
+        self._table_id, self._survey_at = table.id, Deadline.after(0.0)
+        with self._lock:
+            self._deltas.clear()
+            self._small_files.clear()
+            self._checks.clear()
+
     def _next_names(self, metastore: Metastore, table: Table) -> list[str]:
         """Return the partitions of a periodic survey: the next 1,000, from the last name (often the newest) down."""
         if not table.partition_columns:
@@ -223,39 +235,38 @@ class TableWatch:
         first = self._next_partition if self._next_partition < len(names) else 0
         self._next_partition = first + _SURVEYED_PARTITIONS
         with self._lock:
-            for dropped in self._deltas.keys() - set(names):
-                del self._deltas[dropped]
-                self._small_files.pop(dropped, None)
+            self._drop(self._deltas.keys() - set(names))
         return names[first : first + _SURVEYED_PARTITIONS]
 
-    def _remember(self, found: Mapping[str, PartitionFiles], checked: Iterable[str]) -> None:
+    def _remember(self, wanted: Iterable[str], found: Mapping[str, PartitionFiles], checked: Iterable[str]) -> None:
         """Replace the counts of surveyed partitions. A commit during the survey may be missing until the next one."""
         with self._lock:
-            for name in checked:
-                self._checks[name] -= 1
-                if self._checks[name] <= 0:
-                    del self._checks[name]
+            self._checks -= Counter(checked)  # keeps positive counts only
+            self._drop(set(wanted) - found.keys())
             for name, files in found.items():
                 self._deltas[name], self._small_files[name] = files.deltas, files.small_files
-        self._totals = replace(self._totals, small_files=sum(self._small_files.values()))
-        self._update_pace()
+            self._update_pace()
+
+    def _drop(self, names: Iterable[str]) -> None:
+        """Forget partitions that do not exist. The caller holds the lock."""
+        for name in names:
+            self._deltas.pop(name, None)
+            self._small_files.pop(name, None)
+
+    def _check(self, names: Iterable[str], cycles: int) -> None:
+        """Survey partitions in the next `cycles` cycles."""
+        with self._lock:
+            self._checks |= Counter(dict.fromkeys(names, cycles))
 
     def _update_pace(self) -> None:
-        with self._lock:
-            deltas = max((self._deltas.get(name, 0) for name in self._written), default=0)
-        self._pace.counted(deltas)
+        """Report the deltas of the last commits. The caller holds the lock."""
+        self._pace.counted([max((self._deltas.get(one, 0) for one in names), default=0) for names in self._written])
 
     def _end(self, compaction: Compaction) -> None:
         self._settling[compaction.partition] = Deadline.after(_SETTLE_SECONDS)
-        with self._lock:
-            self._checks[compaction.partition] = _CHECKS_AFTER_COMPACTION
-        totals = self._totals
-        if compaction.has_failed:
-            self._totals = replace(totals, failed=totals.failed + 1)
-            self._report.failed(compaction)
-        else:
-            self._totals = replace(totals, finished=totals.finished + 1)
-            self._report.finished(compaction)
+        self._check([compaction.partition], _CHECKS_AFTER_COMPACTION)
+        report = self._report.failed if compaction.has_failed else self._report.finished
+        report(compaction)
 
     def _request(self, metastore: Metastore, queue: Queue, name: str, files: PartitionFiles) -> None:
         kind = choose_kind(files, self._options)
@@ -264,10 +275,9 @@ class TableWatch:
         except CompactionRefused:
             return  # another client has requested one since the queue was read
         queue.add(requested)
-        self._totals = replace(self._totals, requested=self._totals.requested + 1)
         self._report.requested(requested, files.deltas)
 
-    def _problem(self, queue: Queue) -> str:
+    def _find_problem(self, queue: Queue) -> str:
         """Return why compaction does not work; '' if it works, or if the table is excluded from it."""
         if self._stalls:
             return "; ".join(stall.hint for stall in self._stalls.values())

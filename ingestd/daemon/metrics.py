@@ -1,8 +1,9 @@
 """The metrics of the daemon in Prometheus' text format. Only this module imports prometheus_client.
 
 Invariant: values come from memory and from /proc, so a request never waits for a service, for Spark's JVM or for a
-mapping, and the data path only counts. No metric has a label whose number of values grows with the data, such as the
-names of partitions.
+mapping, and the data path only counts. A gauge that this process no longer updates, for example because another daemon
+owns the mapping, is absent. No metric has a label whose number of values grows with the data, such as the names of
+partitions.
 """
 
 from __future__ import annotations
@@ -55,13 +56,9 @@ def _since_commit(mapping: Snapshot) -> float | None:
     return max(0.0, now() - mapping.commits[-1].at) if mapping.commits else None
 
 
-def _counted(value: Callable[[CompactionStatus], float]) -> Callable[[Snapshot], float | None]:
+def _compaction(value: Callable[[CompactionStatus], float]) -> Callable[[Snapshot], float | None]:
     """Return a function that reads a value of the table's compaction, which an owner has after its first survey."""
-
-    def read(mapping: Snapshot) -> float | None:
-        return None if mapping.compaction is None else value(mapping.compaction)
-
-    return read
+    return lambda mapping: None if mapping.compaction is None else value(mapping.compaction)
 
 
 _FAMILIES = (
@@ -90,20 +87,31 @@ _FAMILIES = (
         lambda m: None if m.pacing is None else m.pacing.interval,
     ),
     _Family(
-        "ingestd_compaction_deltas", "gauge", "Largest number of deltas in a partition", _counted(lambda c: c.deltas)
+        "ingestd_compaction_deltas", "gauge", "Largest number of deltas in a partition", _compaction(lambda c: c.deltas)
     ),
     _Family(
         "ingestd_compaction_crowded_partitions",
         "gauge",
         "Partitions with at least compaction.deltas deltas",
-        _counted(lambda c: c.crowded),
+        _compaction(lambda c: c.crowded),
     ),
-    _Family("ingestd_compaction_small_files", "gauge", "Files of less than 16 MB", _counted(lambda c: c.small_files)),
-    _Family("ingestd_compaction_working", "gauge", "1 if compaction works", _counted(lambda c: int(not c.problem))),
-    _Family("ingestd_compactions_pending", "gauge", "Compactions that have not ended", _counted(lambda c: c.pending)),
-    _Family("ingestd_compactions_requested_total", "counter", "Requested by ingestd", _counted(lambda c: c.requested)),
-    _Family("ingestd_compactions_finished_total", "counter", "Finished compactions", _counted(lambda c: c.finished)),
-    _Family("ingestd_compactions_failed_total", "counter", "Failed compactions", _counted(lambda c: c.failed)),
+    _Family(
+        "ingestd_compaction_small_files", "gauge", "Files of less than 16 MB", _compaction(lambda c: c.small_files)
+    ),
+    _Family("ingestd_compaction_working", "gauge", "1 if compaction works", _compaction(lambda c: int(not c.problem))),
+    _Family(
+        "ingestd_compactions_pending", "gauge", "Compactions that have not ended", _compaction(lambda c: c.pending)
+    ),
+    _Family(
+        "ingestd_compactions_requested_total",
+        "counter",
+        "Requested by ingestd",
+        lambda m: m.totals.compactions_requested,
+    ),
+    _Family(
+        "ingestd_compactions_finished_total", "counter", "Finished compactions", lambda m: m.totals.compactions_finished
+    ),
+    _Family("ingestd_compactions_failed_total", "counter", "Failed compactions", lambda m: m.totals.compactions_failed),
 )
 
 

@@ -31,14 +31,17 @@ class CompactionReport:
 
     def requested(self, compaction: Compaction, deltas: int) -> None:
         """Report a request."""
+        self._monitor.counted("compactions_requested")
         events.compaction_requested(self._mapping, compaction, deltas)
 
     def finished(self, compaction: Compaction) -> None:
         """Report a compaction that has written its result."""
+        self._monitor.counted("compactions_finished")
         events.compaction_finished(self._mapping, compaction)
 
     def failed(self, compaction: Compaction) -> None:
         """Report a compaction without a result."""
+        self._monitor.counted("compactions_failed")
         events.compaction_failed(self._mapping, compaction)
 
     def stalled(self, stall: Stall) -> None:

@@ -24,6 +24,18 @@ from ingestd.kafka.ranges import Offsets, TopicPartition
 from ingestd.kafka.timestamps import FirstRecord
 
 State = Literal["starting", "standby", "recovering", "running", "waiting", "paused", "failed", "stopped"]
+# How long it is known after a poll that there is no lag.
+_FRESH_SECONDS = 60.0
+# The counters of `Totals` that change apart from a commit.
+Counted = Literal[
+    "aborts",
+    "rejects",
+    "takeovers",
+    "row_count_repairs",
+    "compactions_requested",
+    "compactions_finished",
+    "compactions_failed",
+]
 _OWNER_STATES = ("recovering", "running", "paused")
 # How many commits, and how many ranges and partitions of each, a monitor remembers.
 _MAX_COMMITS = 100
@@ -79,7 +91,11 @@ class CommitRecord:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counters since the process started. `retries` counts the waits by the class of the error."""
+    """Counters since the process started. `retries` counts the waits by the class of the error.
+
+    `compactions_requested` are those of this daemon, `compactions_finished` and `compactions_failed` those of the
+    mapping's table that any client has requested.
+    """
 
     records: int = 0
     rows: int = 0
@@ -89,6 +105,9 @@ class Totals:
     rejects: int = 0
     takeovers: int = 0
     row_count_repairs: int = 0
+    compactions_requested: int = 0
+    compactions_finished: int = 0
+    compactions_failed: int = 0
     retries: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -103,7 +122,7 @@ class Snapshot:
     `oldest` is the Kafka timestamp, in seconds since 1970, of the oldest record that is not committed; None if there is
     none or if it is not known yet. `metastore_at` is the Unix time of the last answer of the metastore.
     `open_transactions` counts the transactions that are opened and not yet committed.
-    `pacing` is None before the first commit as owner, and `compaction` before the first survey of the table.
+    Only the owner knows `pacing` and, after the first survey of the table, `compaction`.
     """
 
     name: str
@@ -127,10 +146,14 @@ class Snapshot:
 
     @property
     def lag(self) -> int | None:
-        """The number of offsets between the committed position and the last stable offsets; None if it is not known."""
+        """The number of offsets between the committed position and the last stable offsets; None if it is not known.
+
+        A mapping that waits or has ended does not poll Kafka, so it would not see that lag begins.
+        """
         if self.polled_at is None:
             return None
-        return sum(max(0, end - self.position.get(partition, end)) for partition, end in self.ends.items())
+        lag = sum(max(0, end - self.position.get(partition, end)) for partition, end in self.ends.items())
+        return lag if lag or now() - self.polled_at < _FRESH_SECONDS else None
 
     @property
     def lag_seconds(self) -> float | None:
@@ -159,7 +182,8 @@ class Monitor:
         with self._lock:
             totals = replace(self._now.totals, retries=dict(self._retries))
             oldest = self._oldest.oldest(self._now.position, self._now.ends)
-            return replace(self._now, totals=totals, commits=tuple(self._commits), oldest=oldest)
+            seen = replace(self._now, totals=totals, commits=tuple(self._commits), oldest=oldest)
+        return seen if seen.is_owner else replace(seen, pacing=None, compaction=None)
 
     def durations(self) -> Mapping[str, Durations]:
         """Return how long the steps of all committed transactions took."""
@@ -244,6 +268,13 @@ class Monitor:
             self._oldest.polled(position, ends)
             self._now = replace(self._now, ends=dict(ends), polled_at=now())
 
+    def planned(self) -> None:
+        """Note that Kafka has answered the pipeline. From then on, a mapping that was recovered or resumed runs."""
+        with self._lock:
+            is_new = self._now.state in ("recovering", "paused")
+        if is_new:
+            self.entered("running")
+
     def learned(self, records: Iterable[FirstRecord]) -> None:
         """Note first records that were read. They determine `oldest`."""
         with self._lock:
@@ -302,26 +333,17 @@ class Monitor:
     def _forget(self) -> None:
         """Forget what only the owner knows: another daemon moves the position now, or other options apply."""
         self._oldest = OldestRecords()
-        self._now = replace(
-            self._now, position={}, ends={}, polled_at=None, open_transactions=0, pacing=None, compaction=None
-        )
+        self._now = replace(self._now, position={}, ends={}, polled_at=None, open_transactions=0, compaction=None)
 
     def _move(self, position: Offsets) -> None:
         self._oldest.moved(self._now.position, position)
         self._now = replace(self._now, position=dict(position))
 
-    def counted(self, *, aborts: int = 0, rejects: int = 0, takeovers: int = 0, row_count_repairs: int = 0) -> None:
-        """Add to the counters."""
+    def counted(self, counter: Counted, more: int = 1) -> None:
+        """Add to one of the counters of `Totals`."""
         with self._lock:
             old = self._now.totals
-            totals = replace(
-                old,
-                aborts=old.aborts + aborts,
-                rejects=old.rejects + rejects,
-                takeovers=old.takeovers + takeovers,
-                row_count_repairs=old.row_count_repairs + row_count_repairs,
-            )
-            self._now = replace(self._now, totals=totals)
+            self._now = replace(self._now, totals=replace(old, **{counter: getattr(old, counter) + more}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,9 +56,8 @@ class Reporter:
         if adopted is not None:
             self.committed(CommitResult(adopted, state, {}))
         self.aborted({*aborted, *self._open})
-        self.monitor.counted(takeovers=int(is_takeover))
+        self.monitor.counted("takeovers", int(is_takeover))
         self.monitor.recovered(state.position.offsets)
-        self.monitor.entered("running")
         events.owner(self._name, sum(state.position.offsets.values()), aborted)
 
     def paused(self, state: MappingState) -> None:
@@ -94,7 +93,7 @@ class Reporter:
         for txn_id in txn_ids:
             self._open.pop(txn_id, None)
         self.monitor.opened(len(self._open))
-        self.monitor.counted(aborts=len(txn_ids))
+        self.monitor.counted("aborts", len(txn_ids))
 
     def paced(self, pacing: Pacing) -> None:
         """Note the pace of commits, and log when it begins or ceases to differ from the configured one."""
@@ -107,7 +106,7 @@ class Reporter:
 
     def repaired(self, names: Sequence[str]) -> None:
         """Report that wrong row counts were replaced by counts from the table's files."""
-        self.monitor.counted(row_count_repairs=len(names))
+        self.monitor.counted("row_count_repairs", len(names))
         events.row_counts_repaired(self._name, names)
 
     def delayed(self, error: IngestdError) -> None:
@@ -132,7 +131,7 @@ class Reporter:
 
     def failed(self, error: IngestdError) -> None:
         """Report that an error ended the mapping."""
-        self.monitor.counted(rejects=int(isinstance(error, RecordError)))
+        self.monitor.counted("rejects", int(isinstance(error, RecordError)))
         self.monitor.failed(error)
         events.failed(self._name, error)
 

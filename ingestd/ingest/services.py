@@ -66,6 +66,7 @@ class Services:
         on_lost = partial(events.lease_lost, options.name)
         ownership = Ownership(metastore, options, reporter.monitor, liveness, on_lost=on_lost)
         pace = Pace(options.pacing, options.commit.interval, reporter.paced)
+        reporter.paced(pace.now)  # instead of the pace of an earlier run
         report = CompactionReport(options.name, reporter.monitor)
         return cls(
             options,

@@ -18,7 +18,7 @@ def test_compaction_when_requested_then_status_shows_it_and_rows_stay_the_same(s
     stack.table("id int, note string", "day string", **ON_REQUEST)
     write_deltas(stack, 3, day=ODD)
     write_deltas(stack, 1, first=10, day="y")
-    config = stack.config({"compaction": {"deltas": 2}})
+    config = stack.config({"compaction": {"deltas": 3}})
 
     def ask(*arguments: object, code: int = 0) -> Any:
         result = run("compaction", *arguments, "--config", config, "--output", "json")

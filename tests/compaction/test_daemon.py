@@ -14,6 +14,7 @@ from ingestd.hive.compactions import request_compaction
 from ingestd.hive.tables import TableName
 from tests.compaction.support import ON_REQUEST
 from tests.support.daemon import DaemonThread
+from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 
 
@@ -52,42 +53,58 @@ def _gaps(daemon: DaemonThread, mapping: str) -> list[float]:
     return [after - before for before, after in pairwise(times)]
 
 
+def _pacing(daemon: DaemonThread, mapping: str) -> list[str]:
+    """Return the reasons for which the pace of a mapping has changed so far."""
+    return [event["reason"] for event in daemon.events("pacing") if event["mapping"] == mapping]
+
+
 def test_daemon_when_deltas_pile_up_then_it_compacts_paces_and_recovers_without_losing_a_row(stack: Stack) -> None:
     auto, paced = f"{stack.name}_a", f"{stack.name}_p"
     for name in (auto, paced):
         stack.topic(1, name)
         stack.table("id bigint", name=f"default.{name}", **ON_REQUEST)
-    mapping = f"p{paced[-30:]}"
-    config = stack.config(
-        {"name": f"a{auto[-30:]}", "topics": [auto], "table": f"default.{auto}", "compaction": {"deltas": 5}},
-        {
-            "name": mapping,
-            "topics": [paced],
-            "table": f"default.{paced}",
-            "pacing": {"deltas": 2, "latency": "1m", "max_interval": "1s"},
-            "compaction": {"request": "never", "survey": "1s"},
-        },
-        defaults={"commit": {"interval": "200ms"}, "pacing": {"max_interval": "200ms"}},
-    )
-    with _traffic(stack, [auto, paced]) as sent:
-        daemon = stack.start(config)
-        eventually("the longest interval", lambda: _factor(daemon, mapping) == pytest.approx(5.0))
-        eventually("rare commits", lambda: min(_gaps(daemon, mapping)[-2:]) > 0.9)
-        eventually("a requested compaction", lambda: daemon.events("compaction_finished"), 120)
-        known = daemon.events("committed")  # rows are readable while compactions run
-        assert len(stack.ids(auto)) >= sum(one["rows"] for one in known if one["mapping"] != mapping)
-    eventually("the last record", lambda: sum(one["rows"] for one in daemon.events("committed")) == 2 * len(sent))
-    request_compaction(stack.metastore, TableName("default", paced), "", "major", "tests")
-    eventually("the end of pacing", lambda: [one["reason"] for one in daemon.events("pacing")] == ["deltas", ""], 120)
-    daemon.terminate()
-    assert daemon.wait() == 0
+    first, second = f"a{auto[-30:]}", f"p{paced[-30:]}"
+    with proxy(stack.addresses.metastore) as between:
+        config = stack.config(
+            {
+                "name": first,
+                "topics": [auto],
+                "table": f"default.{auto}",
+                "compaction": {"deltas": 5},
+                "pacing": {"latency": "700ms", "max_interval": "400ms"},
+            },
+            {
+                "name": second,
+                "topics": [paced],
+                "table": f"default.{paced}",
+                "pacing": {"deltas": 2, "latency": "1m", "max_interval": "1s"},
+                "compaction": {"request": "never", "survey": "1s"},
+            },
+            defaults={"commit": {"interval": "200ms"}},
+            metastore={"uri": between.uri},
+        )
+        with _traffic(stack, [auto, paced]) as sent:
+            daemon = stack.start(config)
+            eventually("the longest interval", lambda: _factor(daemon, second) == pytest.approx(5.0))
+            eventually("rare commits", lambda: min(_gaps(daemon, second)[-2:]) > 0.9)
+            between.delay("commit_txn", 1.0)
+            eventually("a slow metastore", lambda: _pacing(daemon, first)[-1:] == ["metastore"])
+            between.delay("commit_txn", 0.0)
+            eventually("a fast metastore", lambda: _pacing(daemon, first)[-1:] == [""])
+            eventually("a requested compaction", lambda: daemon.events("compaction_finished"), 120)
+            known = daemon.events("committed")  # rows are readable while compactions run
+            assert len(stack.ids(auto)) >= sum(one["rows"] for one in known if one["mapping"] == first)
+        eventually("the last record", lambda: sum(one["rows"] for one in daemon.events("committed")) == 2 * len(sent))
+        request_compaction(stack.metastore, TableName("default", paced), "", "major", "tests")
+        eventually("the end of pacing", lambda: _pacing(daemon, second) == ["deltas", ""], 120)
+        daemon.terminate()
+        assert daemon.wait() == 0
     for name in (auto, paced):
         assert sorted(stack.ids(name)) == sent
         assert stack.count(name=name) == len(sent)
-    begun, over = daemon.events("pacing")[:2]
-    assert (begun["mapping"], begun["reason"]) == (mapping, "deltas")
-    assert (over["reason"], over["interval"]) == ("", 0.2)
-    assert {one["mapping"] for one in daemon.events("compaction_requested")} == {f"a{auto[-30:]}"}
-    assert [one["initiator"] for one in daemon.events("compaction_finished") if one["mapping"] == mapping] == ["tests"]
+    *_, over = (event for event in daemon.events("pacing") if event["mapping"] == second)
+    assert over["interval"] == 0.2
+    assert {one["mapping"] for one in daemon.events("compaction_requested")} == {first}
+    assert [one["initiator"] for one in daemon.events("compaction_finished") if one["mapping"] == second] == ["tests"]
     assert not daemon.events("compaction_failed")
     assert not daemon.events("compaction_delayed")

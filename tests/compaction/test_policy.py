@@ -14,7 +14,7 @@ from ingestd.hive.tables import TableName
 from tests.compaction.support import watching
 from tests.support.stack import eventually
 
-TABLE = TableName("web", "clicks")
+TABLE, OTHER = TableName("web", "clicks"), TableName("web", "other")
 
 
 def _entry(number: int, state: str, *, age: float = 0.0, partition: str = "day=x") -> Compaction:
@@ -45,7 +45,7 @@ def test_queue_when_the_newest_entry_has_a_state_then_it_decides_about_a_request
 def test_kind_when_the_deltas_are_large_or_there_is_no_base_then_is_major(
     has_base: bool, delta_bytes: int, kind: str
 ) -> None:
-    files = PartitionFiles(10, 10, delta_bytes, 1_000 if has_base else 0, has_base, frozenset())
+    files = PartitionFiles(10, 10, 10, delta_bytes, 1_000 if has_base else 0, has_base, frozenset())
     assert choose_kind(files, CompactionOptions()) == kind
 
 
@@ -56,11 +56,27 @@ def test_progress_when_no_worker_starts_anything_then_it_is_a_stall_until_one_do
     [stall] = progress.stalls(waiting, 0.0)
     assert (stall.service, stall.count) == ("worker", 2)
     assert "hive.compactor.worker.threads" in stall.hint
+    # The initiator gives up a compaction that it cannot begin. That is not the work of a worker.
+    others = [Compaction(3, OTHER, "", "major", "did not initiate", "", 0.0, 0.0, 0.0, "")]
+    progress.observe(Queue([*waiting, *others]))
+    assert progress.stalls(waiting, 0.0)
     # The worker is busy with another table.
-    other = Compaction(3, TableName("web", "other"), "", "major", "working", "", 0.0, 0.0, 0.0, "")
+    others += [Compaction(4, OTHER, "", "major", "working", "", 0.0, 0.0, 0.0, "")]
     eventually("time to pass", lambda: progress.stalls(waiting, 0.05))
-    progress.observe(Queue([*waiting, other]))
+    progress.observe(Queue([*waiting, *others]))
     assert not progress.stalls(waiting, 0.05)
+    # It stays busy for long.
+    [stall] = eventually("time to pass", lambda: progress.stalls(waiting, 0.05))
+    assert (stall.service, stall.running) == ("worker", 1)
+    assert "1 compactions are running" in stall.hint
+
+
+def test_progress_when_only_the_cleaner_works_then_the_worker_is_still_missing() -> None:
+    progress, waiting, cleaned = Progress(), _entry(1, "initiated"), _entry(2, "ready for cleaning", partition="day=y")
+    progress.observe(Queue([waiting, cleaned]))
+    eventually("time to pass", lambda: [one.service for one in progress.stalls([waiting], 0.05)] == ["worker"])
+    progress.observe(Queue([waiting, _entry(2, "succeeded", partition="day=y")]))
+    assert [one.service for one in progress.stalls([waiting], 0.05)] == ["worker"]
 
 
 def test_progress_when_replaced_files_are_not_removed_then_it_is_a_stall() -> None:

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from ingestd.acid.writer_pool import StagingFile
 from ingestd.compaction.options import CompactionOptions
 from ingestd.compaction.survey import survey
 from ingestd.hive.client import Metastore
 from ingestd.hive.compactions import request_compaction
 from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.hive.transactions import abort, begin_writing
 from ingestd.storage.local import local_path
 from tests.compaction.support import ON_REQUEST, entries, watching, write_deltas
+from tests.streaming.support import connect, rows
 from tests.support.metastore import Home, Process
 from tests.support.metastore import metastore as metastore_process
 from tests.support.stack import Stack, eventually
@@ -42,7 +45,7 @@ def test_policy_when_partitions_have_too_many_deltas_then_each_is_compacted_once
     options = CompactionOptions(deltas=3, ratio=1000.0, survey=1.0)
 
     with watching(stack.metastore, _name(stack), options, count=2) as watches:
-        (first, notes), (second, other) = watches
+        (first, notes), (_, other) = watches
         eventually("both compactions", lambda: len(notes.done) == 2, 120)
         eventually("the survey", lambda: first.status.crowded == 0)
         assert sorted(stack.ids()) == everything
@@ -52,7 +55,7 @@ def test_policy_when_partitions_have_too_many_deltas_then_each_is_compacted_once
         eventually("the survey", lambda: first.status.deltas < 3)
         assert sorted(stack.ids()) == [*everything, 30, 31, 32]
         assert not notes.broken + other.broken + notes.delays + other.delays
-        assert first.status.requested + second.status.requested == 3
+        assert len(notes.asked) + len(other.asked) == 3
         assert not first.status.problem
 
     made = [(one.partition, one.kind) for one in entries(stack)]
@@ -84,8 +87,8 @@ def test_policy_when_a_compaction_fails_then_its_error_is_reported_and_it_is_not
     with watching(stack.metastore, _name(stack), CompactionOptions(deltas=3, survey=0.2)) as [(watch, notes)]:
         eventually("the failure", lambda: notes.broken, 120)
         eventually("the status", lambda: watch.status.problem)
-        cycles = watch.status
-        eventually("later surveys", lambda: watch.status.failed == cycles.failed == 1)
+        write_deltas(stack, 1, first=10)
+        eventually("a later survey", lambda: watch.status.deltas == 4)
 
     [failed] = notes.broken
     assert (failed.state, failed.kind, failed.partition) == ("failed", "major", "")
@@ -122,6 +125,31 @@ def test_policy_when_a_compaction_is_queued_already_then_requests_none(stack: St
     assert not notes.asked
 
 
+def test_policy_when_an_open_transaction_prevents_a_compaction_then_requests_it_afterwards(stack: Stack) -> None:
+    stack.table("id int, note string", **ON_REQUEST)
+    txn, _ = begin_writing(stack.metastore, _name(stack), "tests")
+    write_deltas(stack, 3)
+    with watching(stack.metastore, _name(stack), CompactionOptions(deltas=3, survey=0.2)) as [(watch, notes)]:
+        eventually("the survey", lambda: watch.status.crowded and not watch.needs_queue({}))
+        assert not entries(stack)
+        abort(stack.metastore, txn.id)
+        eventually("the request", lambda: notes.asked)
+
+
+def test_policy_when_a_table_is_recreated_with_partitions_then_only_those_count(stack: Stack) -> None:
+    make_table(stack.metastore, _name(stack))
+    write_deltas(stack, 3)
+    with watching(stack.metastore, _name(stack), CompactionOptions("never", deltas=3)) as [(watch, notes)]:
+        eventually("the survey", lambda: watch.status.deltas == 3)
+        table = load_acid_table(stack.metastore, _name(stack))
+        stack.metastore.call("drop_table", "default", stack.name, True)
+        make_table(stack.metastore, _name(stack), partitioned=True)
+        write_deltas(stack, 2, day="x")
+        watch.committed(table, [StagingFile((), 0, 0, "", 1, 1)])  # the last commit to the old table
+        eventually("the survey of the new table", lambda: watch.status.deltas == 2)
+    assert not notes.delays
+
+
 @pytest.fixture(scope="module")
 def without_workers(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """Yield a metastore that has no initiator, no worker and no cleaner."""
@@ -151,3 +179,19 @@ def test_policy_when_hive_has_no_initiator_worker_and_cleaner_then_all_are_repor
     for setting in ("no_auto_compaction", "initiator.on", "cleaner.on", "worker.threads"):
         assert setting in text
     assert [(stall.service, stall.count) for stall in notes.stalls] == [("worker", 1)]
+
+
+def test_policy_when_many_partitions_are_crowded_then_one_survey_suffices_to_request_all(
+    stack: Stack, without_workers: Process
+) -> None:
+    uri = f"thrift://127.0.0.1:{without_workers.port}"
+    metastore, name = Metastore(uri), TableName("default", "crowded")
+    make_table(metastore, name, partitioned=True, no_auto_compaction="false")
+    days = [f"{day:02}" for day in range(21)]
+    for _ in range(3):
+        with connect(stack, metastore_uri=uri, table=name.table) as connection, connection.transaction():
+            connection.write(rows(0, len(days), day=days))
+    with watching(metastore, name, CompactionOptions(deltas=3)) as [(_, notes)]:
+        eventually("all requests", lambda: len(notes.asked) == len(days))
+    metastore.close()
+    assert sorted(one.partition for one, _ in notes.asked) == [f"day={day}" for day in days]

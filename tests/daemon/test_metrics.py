@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from prometheus_client.metrics_core import Metric
@@ -18,7 +19,7 @@ from ingestd.daemon.metrics import Metrics
 from ingestd.errors import BrokerUnavailable, InvalidTable, Unavailable
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
-from ingestd.ingest.monitor import CommitRecord, Monitor
+from ingestd.ingest.monitor import CommitRecord, Counted, Monitor, State
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.steps import STEPS
 from ingestd.kafka.ranges import TopicPartition
@@ -46,10 +47,9 @@ def _busy() -> Monitor:
     monitor.entered("running")
     monitor.opened(2)
     monitor.paced(Pacing(interval=60.0, factor=2.0, reason="deltas"))
-    monitor.compacted(
-        CompactionStatus(deltas=12, crowded=3, small_files=40, pending=1, requested=5, finished=4, failed=2)
-    )
-    monitor.counted(aborts=1, rejects=2, takeovers=3, row_count_repairs=4)
+    monitor.compacted(CompactionStatus(deltas=12, crowded=3, small_files=40, pending=1))
+    for number, counter in enumerate(get_args(Counted), 1):
+        monitor.counted(counter, number)
     monitor.committed(_commit(**dict.fromkeys(STEPS[1:], 20)), {PARTITION: 100})
     monitor.polled({PARTITION: 100}, {PARTITION: 130})
     monitor.learned([FirstRecord(PARTITION, 100, now() - 60)])
@@ -110,8 +110,8 @@ def test_metrics_when_a_mapping_has_reported_then_are_its_values() -> None:
         "ingestd_compaction_working": 1,
         "ingestd_compactions_pending": 1,
         "ingestd_compactions_requested_total": 5,
-        "ingestd_compactions_finished_total": 4,
-        "ingestd_compactions_failed_total": 2,
+        "ingestd_compactions_finished_total": 6,
+        "ingestd_compactions_failed_total": 7,
         "ingestd_lag_offsets": 30,
     }
     assert {name: _values(found[name]) for name in expected} == {name: [value] for name, value in expected.items()}
@@ -151,6 +151,33 @@ def test_metrics_when_a_mapping_is_standby_or_has_not_polled_then_what_only_the_
     found = _families(Metrics(), [standby])
     assert _values(found["ingestd_lag_offsets"]) == [2]
     assert not _values(found["ingestd_lag_seconds"])
+
+
+OF_THE_OWNER = {
+    *("ingestd_commit_interval_seconds", "ingestd_pacing_factor", "ingestd_compaction_deltas"),
+    *("ingestd_compaction_crowded_partitions", "ingestd_compaction_small_files", "ingestd_compaction_working"),
+    "ingestd_compactions_pending",
+}
+
+
+@pytest.mark.parametrize("state", ["standby", "failed", "stopped", "starting"])
+def test_metrics_when_a_daemon_no_longer_owns_a_mapping_then_its_pace_and_compaction_are_absent(state: State) -> None:
+    monitor = _busy()
+    before = _families(Metrics(), [monitor])
+    assert all(_values(before[name]) for name in OF_THE_OWNER)
+    monitor.entered(state)
+    found = _families(Metrics(), [monitor])
+    assert not [name for name in OF_THE_OWNER if _values(found[name])]
+    assert _values(found["ingestd_compactions_finished_total"]) == [6]
+
+
+def test_metrics_when_a_mapping_restarts_with_another_table_then_the_compaction_of_the_old_one_is_absent() -> None:
+    monitor = _busy()
+    monitor.restarted(MappingOptions("clicks", ("clicks",), TableName("web", "other")))
+    monitor.entered("running")
+    found = _families(Metrics(), [monitor])
+    assert not _values(found["ingestd_compaction_deltas"])
+    assert _values(found["ingestd_compactions_finished_total"]) == [6]
 
 
 def test_metrics_when_the_metastore_answers_rejects_or_is_unavailable_then_calls_are_counted_by_outcome(

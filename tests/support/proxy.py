@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
+from ingestd.clock import pause
+
 # Thrift's strict binary protocol: version and type, then the length of the method's name.
 _CALL = struct.Struct(">II")
 _VERSION_CALL = 0x80010001
@@ -32,6 +34,7 @@ class Proxy:
         self._lost_answers: Counter[str] = Counter()
         self._garbled_answers: Counter[str] = Counter()
         self._held: set[str] = set()
+        self._delays: dict[str, float] = {}
         self.calls: Counter[str] = Counter()
         self.flowing = threading.Event()
         self.flowing.set()
@@ -93,6 +96,15 @@ class Proxy:
         """Return whether calls of `method` are blocked."""
         return method in self._held
 
+    def delay(self, method: str, seconds: float) -> None:
+        """Forward further calls of `method` only after `seconds`, as if the metastore were slow."""
+        self._delays[method] = seconds
+
+    def wait(self, method: str) -> None:
+        """Wait until a call of `method` may be forwarded."""
+        pause(self._delays.get(method, 0.0))
+        self.flowing.wait()
+
     def note(self, method: str) -> tuple[bool, bool, bool]:
         """Count a call. Return whether to lose it, whether to lose its answer, and whether to garble its answer."""
         with self._guard:
@@ -153,7 +165,7 @@ class _Pair:
                         while self._near.recv(1 << 16):
                             pass
                         break
-                self._proxy.flowing.wait()
+                self._proxy.wait(method)
                 self._far.sendall(piece)
         self.cut()
 

@@ -18,7 +18,7 @@ from ingestd.storage.local import local_path
 _ORC = "org.apache.hadoop.hive.ql.io.orc"
 
 
-def make_table(metastore: Metastore, name: TableName, *, partitioned: bool = False) -> Any:
+def make_table(metastore: Metastore, name: TableName, *, partitioned: bool = False, **properties: str) -> Any:
     """Create a table `(id int, note string)`, partitioned by `day string` if `partitioned`, and return it."""
     storage = ttypes.StorageDescriptor(
         cols=[_column("id", "int"), _column("note", "string")],
@@ -36,7 +36,7 @@ def make_table(metastore: Metastore, name: TableName, *, partitioned: bool = Fal
         owner=metastore.user,
         sd=storage,
         partitionKeys=[_column("day", "string")] if partitioned else [],
-        parameters={"transactional": "true", "no_auto_compaction": "true"},
+        parameters={"transactional": "true", "no_auto_compaction": "true"} | properties,
         tableType="MANAGED_TABLE",
     )
     request = ttypes.CreateTableRequest(table=table, processorCapabilities=CAPABILITIES, processorIdentifier="tests")
