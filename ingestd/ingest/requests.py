@@ -2,7 +2,7 @@
 
 Invariant: the future of a request has a result only after the change is committed. A change is one transaction that
 stores another position or the flag `paused` under the lease, so it survives restarts and takeovers. After a retriable
-error, the request is carried out again once the mapping has recovered.
+error, the request is carried out again once the mapping has recovered, except a new position that may be committed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 
-from ingestd.errors import IngestdError
+from ingestd.errors import CommitOutcomeUnknown, IngestdError
 from ingestd.ingest.control import Control, PositionChange, Request, RequestFailed
 from ingestd.ingest.ledger import Change, Ledger
 from ingestd.kafka.admin import Broker
@@ -82,6 +82,11 @@ def changed_position(stored: Position, broker: Broker, read: Collection[str], ch
     return Position({**kept, **change.offsets}, {**stored.topics, **identities})
 
 
+def _unknown(error: CommitOutcomeUnknown) -> RequestFailed:
+    hint = "see the last change in `ingestd offsets show`, and repeat the request if it is still wanted"
+    return RequestFailed(f"the request may have been carried out: {error.what}", where=error.where, hint=hint)
+
+
 def _named(offsets: Offsets) -> str:
     names = [f"{partition} {offset}" for partition, offset in sorted(offsets.items())[:_MAX_NAMES]]
     return ", ".join(names) + (", …" if len(offsets) > _MAX_NAMES else "") or "none"
@@ -124,6 +129,7 @@ class Requests:
         """Carry out the waiting requests. A flush begins here; `reached` ends it.
 
         `find_ends` returns the last stable offsets. After a retriable error, which is raised, the request waits again.
+        A new position whose commit has an unknown outcome fails instead.
         """
         self._taken.extend(self._control.take())
         while self._taken:
@@ -136,6 +142,11 @@ class Requests:
                     request.done.set_result(None)
             except RequestFailed as error:
                 request.done.set_exception(error)
+            except CommitOutcomeUnknown as error:
+                if request.action == "set_position":  # another daemon may have committed and read the same range since
+                    request.done.set_exception(_unknown(error))
+                    self._taken.popleft()
+                raise
             self._taken.popleft()
         if ledger.state.paused:
             flushes, self._flushes = self._flushes, []

@@ -13,6 +13,7 @@ import pytest
 
 from ingestd.clock import monotonic
 from ingestd.config.document import load
+from ingestd.hive import leases
 from ingestd.hive.control import ensure_control_table, read_state
 from ingestd.ingest.control import PositionChange, Request, RequestFailed
 from ingestd.ingest.offline import change_stored
@@ -20,6 +21,7 @@ from ingestd.ingest.ownership import OwnerAlive
 from ingestd.ingest.state import MappingState
 from ingestd.kafka.ranges import TopicPartition
 from tests.support.daemon import DaemonThread, Hold
+from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 
 BY = "tester@here"
@@ -124,6 +126,39 @@ def test_position_when_set_then_exactly_the_named_range_is_read_again_and_a_stal
     assert stored.change == f"set_position {stack.name}[0] 100 -> 60"
     assert stored.position.offsets == {TopicPartition(stack.name, 0): 100}
     assert not stored.paused
+
+
+@pytest.mark.soak
+def test_position_when_the_answer_is_lost_and_another_owner_has_read_the_range_then_is_not_set_again(
+    stack: Stack,
+) -> None:
+    stack.topic(1)
+    stack.table("id bigint")
+    stack.produce(_rows(*range(10)))
+    stack.drain()
+    with proxy(stack.addresses.metastore) as between:
+        hold = Hold("counted")
+        config = stack.config(metastore={"uri": between.uri, "timeout": "2s"})
+        daemon = stack.start(config, hold=hold)
+        _reaches(daemon, stack.name, "running")
+        request = daemon.supervisor.controls[stack.name].submit(_set(stack.name, 10, 4))
+        hold.wait()
+        between.lose_answer("commit_txn")
+        between.hold("get_table_req")
+        hold.release()
+        options = load([config]).mappings[0]
+        eventually("the commit", lambda: "10 -> 4" in _state(stack, config).change)
+        # As if the daemon had been suspended for so long that its lease has ended.
+        for claim in leases.claims(stack.metastore, options.owner_lease):
+            leases.release(stack.metastore, claim.lock_id)
+        stack.drain()
+        assert stack.ids() == sorted([*range(10), *range(4, 10)])
+        between.forward("get_table_req")
+        with pytest.raises(RequestFailed, match="may have been carried out"):
+            request.result(60)
+        stack.produce(_rows(10))
+        eventually("the next record", lambda: daemon.supervisor.monitors[stack.name].snapshot().totals.rows == 1)
+        assert stack.ids() == sorted([*range(11), *range(4, 10)])
 
 
 def test_request_when_the_mapping_has_failed_then_restarts_it(stack: Stack) -> None:

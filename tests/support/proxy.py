@@ -92,6 +92,11 @@ class Proxy:
         """Block further calls of `method` until their client disconnects. The metastore never receives them."""
         self._held.add(method)
 
+    def forward(self, method: str) -> None:
+        """Forward further calls of `method` again, and cut all connections, so that clients repeat blocked calls."""
+        self._held.discard(method)
+        self.cut()
+
     def is_held(self, method: str) -> bool:
         """Return whether calls of `method` are blocked."""
         return method in self._held
