@@ -175,6 +175,11 @@ def reload_rejected(error: IngestdError) -> None:
     _log.error("reload_rejected", error=str(error))
 
 
+def request_failed(mapping: str, action: str, by: str, error: BaseException) -> None:
+    """Log that a request of an operator, which was accepted, was not carried out."""
+    _log.warning("request_failed", mapping=mapping, change=action, by=by, error=str(error))
+
+
 def left_running(mappings: str, error: IngestdError) -> None:
     """Log that threads of these mappings are still running after an abort. The process does not wait for them."""
     _log.error("left_running", mapping=mappings, error=str(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from ingestd.clock import monotonic
 from ingestd.config.http import Address, HttpOptions, TlsFiles
+from ingestd.daemon import log
 from ingestd.daemon.http.server import HttpServer
 from ingestd.errors import ConfigError, ConfigFaults
 from ingestd.ingest.control import Request, RequestFailed
@@ -111,6 +113,21 @@ def test_change_when_it_takes_long_then_accepted_and_carried_out_later(client: C
     [request] = fleet.controls["orders"].take()
     request.done.set_result(None)
     assert client.get("/livez").status == 200
+
+
+def test_change_when_it_fails_after_its_answer_then_this_is_logged(
+    client: Client, fleet: StaticFleet, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure("json", "warning")
+    assert client.post("/mappings/orders/flush", {"by": "ann", "wait_seconds": 0}).status == 202
+    [request] = fleet.controls["orders"].take()
+    _fail(request)
+    event = json.loads(capfd.readouterr().err)
+    assert (event["event"], event["mapping"], event["change"]) == ("request_failed", "orders", "flush")
+    assert (event["by"], event["error"]) == (
+        "ann (127.0.0.1)",
+        "mapping orders: the mapping lost its lease → try again",
+    )
 
 
 def test_change_when_its_client_disconnects_then_it_is_still_carried_out(client: Client, fleet: StaticFleet) -> None:

@@ -1,7 +1,8 @@
 """Requests that change the daemon: pause, resume, flush, another position, and a reload of the configuration.
 
 Invariant: a request that was accepted is carried out even if its client disconnects. An answer never takes longer than
-`_MAX_WAIT_SECONDS`; a request that is not done by then is answered with 202 and continues.
+`_MAX_WAIT_SECONDS`; a request that is not done by then is answered with 202 and continues. If it fails then, that is
+logged.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import json
 import re
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from anyio import fail_after, to_thread
@@ -21,6 +24,7 @@ from ingestd.daemon.http.access import Access, Refused
 from ingestd.daemon.http.fleet import Fleet
 from ingestd.daemon.http.status import Json
 from ingestd.errors import IngestdError
+from ingestd.ingest import events
 from ingestd.ingest.control import PositionChange, Request
 from ingestd.kafka.ranges import Offsets, TopicPartition
 
@@ -55,7 +59,10 @@ class Changes:
         wait_seconds = _wait_seconds(fields)
         request = Request(action, _author(fields.pop("by", ""), http), change)  # type: ignore[arg-type]
         _refuse_unknown(fields)
-        return await _answer(control.submit(request), wait_seconds, {"mapping": name, "action": verb})
+        code, answer = await _answer(control.submit(request), wait_seconds, {"mapping": name, "action": verb})
+        if code == HTTPStatus.ACCEPTED:
+            request.done.add_done_callback(partial(_report_failure, name, request))
+        return code, answer
 
     async def reload(self, http: HttpRequest) -> tuple[int, Json]:
         """Read the configuration again. Returns the HTTP status and the document. Raises IngestdError."""
@@ -115,9 +122,16 @@ async def _answer(future: Future[None], seconds: float, document: Json) -> tuple
     await asyncio.wait([done], timeout=seconds)
     if not done.done():
         done.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        return 202, {**document, "result": "accepted"}
+        return HTTPStatus.ACCEPTED, {**document, "result": "accepted"}
     done.result()
-    return 200, {**document, "result": "done"}
+    return HTTPStatus.OK, {**document, "result": "done"}
+
+
+def _report_failure(mapping: str, request: Request, done: Future[None]) -> None:
+    """Log that a request was not carried out, because its client has got another answer already."""
+    error = None if done.cancelled() else done.exception()
+    if error is not None:
+        events.request_failed(mapping, request.action, request.by, error)
 
 
 def _author(by: Any, http: HttpRequest) -> str:
