@@ -221,7 +221,7 @@ def _tls(endpoint: Endpoint) -> ssl.SSLContext:
 def _first_certificate(file: Path) -> str:
     """Return the certificate that a server sends as its own. Raises OSError or ValueError."""
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-    text = file.read_text(encoding="ascii")
+    text = file.read_text(encoding="latin-1")  # comments may be in any encoding
     return text[text.index(begin) : text.index(end) + len(end)]
 
 

@@ -134,7 +134,9 @@ def test_overview_when_it_has_300_mappings_then_they_can_be_filtered_and_sorted(
     assert len(page.all(_ROW)) == 305
 
 
-def test_mapping_then_shows_charts_commits_and_partitions(page: Browser, url: str, fleet: StaticFleet) -> None:
+def test_mapping_then_shows_charts_commits_and_partitions(
+    page: Browser, url: str, fleet: StaticFleet, history: History
+) -> None:
     page.open(f"{url}#/mappings/clicks")
     page.wait("the charts", lambda: len(page.all(".chart path.line")) >= 3)
     page.wait("the commits", lambda: len(page.all("table.commits tbody tr")) == 8)
@@ -151,6 +153,14 @@ def test_mapping_then_shows_charts_commits_and_partitions(page: Browser, url: st
     assert "dt=2026-11-22" in hive
     commit(fleet.monitors["clicks"], "clicks", 123, end=900, txn=10)
     page.wait("the new commit", lambda: "clicks[0] 600..723" in page.text("table.commits tbody tr"))
+    # The current lag is not known once another daemon is owner.
+    assert page.texts(".chart .readout")[1] == "300"
+    fleet.monitors["clicks"].entered("standby", owner="there:1")
+    history.add(fleet.monitors, 10)
+    page.open(f"{url}#/")
+    page.open(f"{url}#/mappings/clicks")
+    page.wait("the charts", lambda: len(page.all(".chart path.line")) >= 3)
+    assert page.texts(".chart .readout")[1] == "–"
 
 
 @pytest.mark.parametrize(

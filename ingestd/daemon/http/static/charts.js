@@ -13,13 +13,14 @@ const BRIDGE_SECONDS = 120;
 export const DURATIONS = [60, 120, 240, 600, 1200, 3600, 7200, 14400, 43200, 86400, 172800, 604800];
 
 /**
- * A line chart of the last hour. `format` writes a value; `sparse` connects values across short gaps. `tops` lists the
- * ends of the axis from the least of them on.
+ * A line chart of the last hour. `format` writes a value; `sparse` connects values across short gaps; with `lasting`, a
+ * value is current until the next one. `tops` lists the ends of the axis from the least of them on.
  */
 export class LineChart {
-  constructor(title, format, { sparse = false, tops = [] } = {}) {
+  constructor(title, format, { sparse = false, lasting = false, tops = [] } = {}) {
     this.title = title;
     this.tops = tops;
+    this.lasting = lasting;
     this.format = format;
     this.sparse = sparse;
     this.values = [];
@@ -74,8 +75,9 @@ export class LineChart {
   }
 
   #describe(known) {
+    const current = this.values[this.#current()] ?? null;
     const text = known.length
-      ? `now ${this.format(known.at(-1))}, least ${this.format(Math.min(...known))}, greatest ${this.format(Math.max(...known))}. Arrow keys read single values.`
+      ? `now ${current === null ? "unknown" : this.format(current)}, least ${this.format(Math.min(...known))}, greatest ${this.format(Math.max(...known))}. Arrow keys read single values.`
       : "no values yet";
     this.svg.setAttribute("aria-label", `${this.title}, last hour: ${text}`);
   }
@@ -141,11 +143,18 @@ export class LineChart {
     this.#select(Math.max(0, Math.min(this.values.length - 1, (this.cursor ?? this.values.length - 1) + move)));
   }
 
-  /** Show the value at an index, or the last known one. */
+  /** Return the index of the current value; -1 if it is not known. */
+  #current() {
+    const index = this.values.findLastIndex((value) => value !== null);
+    const age = (this.values.length - 1 - index) * this.step;
+    return this.lasting || age <= (this.sparse ? BRIDGE_SECONDS : 0) ? index : -1;
+  }
+
+  /** Show the value at an index, or the current one. */
   #select(index) {
     const isInside = index !== null && index >= 0 && index < this.values.length;
     this.cursor = isInside ? index : null;
-    const shown = isInside ? index : this.values.findLastIndex((value) => value !== null);
+    const shown = isInside ? index : this.#current();
     const value = shown < 0 ? null : this.values[shown] ?? null;
     const when = isInside ? `${time(this.last - (this.values.length - 1 - index) * this.step)}  ` : "";
     setText(this.readout, `${when}${value === null ? "–" : this.format(value)}`);

@@ -22,7 +22,7 @@ export class MappingPage {
       new LineChart("Records per second", magnitude),
       new LineChart("Lag, offsets", magnitude),
       new LineChart("Lag, time", duration, { sparse: true, tops: DURATIONS }),
-      new LineChart("Latency, record to commit", duration, { sparse: true, tops: DURATIONS }),
+      new LineChart("Latency, record to commit", duration, { sparse: true, lasting: true, tops: DURATIONS }),
     ];
     this.node = h("div", { class: "mapping" }, this.#head(), this.#body());
     this.update(null, []);
