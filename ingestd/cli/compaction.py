@@ -125,7 +125,7 @@ def request(  # noqa: PLR0913, PLR0917 - one parameter for each option
         rows = [(one.partition, *_summary(one)) for one in answers]
         console().print(table([Column("partition"), number("id"), Column("kind"), Column("result")], rows))
         if not answers:
-            click.echo("no partition has deltas to compact")
+            click.echo("no partition has deltas that Hive could merge now")
     sys.exit(code)
 
 

@@ -104,7 +104,7 @@ def find_partition(metastore: Metastore, table: Table, text: str) -> str:
 
 
 def compactable(metastore: Metastore, table: Table) -> dict[str, PartitionFiles]:
-    """Return the partitions that a compaction would change: those with deltas and more than one directory."""
+    """Return the partitions that a compaction would change now, because it merges several directories of them."""
     found = survey(metastore, table, _names(metastore, table))
     return {
         name: files
@@ -121,9 +121,16 @@ def submit(
     `by` names the client in SHOW COMPACTIONS. Raises MetastoreUnavailable or StorageUnavailable.
     """
     found = survey(metastore, table, names)
-    return [
+    missing = [Answer(name, None, _without_directory(table, name)) for name in names if name not in found]
+    return missing + [
         _submit(metastore, table, name, found[name], kind or choose_kind(found[name], options), by) for name in found
     ]
+
+
+def _without_directory(table: Table, name: str) -> InvalidTable:
+    where = f"table {table.name}" + (f", partition {name}" if name else "")
+    hint = "check that its file system is mounted; drop a partition whose files are gone"
+    return InvalidTable("its directory does not exist", where=where, hint=hint)
 
 
 def _submit(metastore: Metastore, table: Table, name: str, files: PartitionFiles, kind: Kind, by: str) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 from ingestd.hive.tables import TableName, load_acid_table
@@ -95,6 +96,11 @@ def test_compaction_when_it_fails_or_is_refused_then_the_error_is_shown(stack: S
     assert shown.code == 0
     assert "major, failed" in shown.out
     assert "ASCII" in shown.err
+
+    shutil.rmtree(broken.parents[1])
+    lost = run("compaction", "request", name, "--partition", "day=x", "--config", config)
+    assert lost.code == 65
+    assert "its directory does not exist" in lost.out
 
     refused = run("compaction", "request", name, "--partition", "day=é", "--config", config)
     assert refused.code == 69
