@@ -117,7 +117,9 @@ def _loaded(draft: Draft) -> Document:
 
 def _chosen_topic(document: Document) -> str:
     broker = Broker(document.mappings[0].kafka, timeout_seconds=_ANSWER_SECONDS)
-    return _choice("topic", broker.topic_names(), lambda names: names)
+    with broker.explained():
+        names = broker.topic_names()
+    return _choice("topic", names, lambda names: names)
 
 
 def _chosen_table(metastore: Metastore, topic: str) -> str:

@@ -48,10 +48,8 @@ class Examined:
 
 def _cluster(mapping: Examined) -> Iterator[Verdict]:
     broker = mapping.broker()
-    try:
+    with broker.explained():
         cluster, brokers = broker.describe_cluster()
-    except BrokerUnavailable as error:
-        raise broker.connection_failure() or error from error
     yield ok(f"cluster {cluster or 'without an id'}, {counted(brokers, 'broker')}")
 
 

@@ -81,7 +81,8 @@ def readable_topic(options: MappingOptions, topic: str) -> str:
     Raises InvalidTopic if it is missing or must not be read, LoginFailed and BrokerUnavailable.
     """
     broker = Broker(options.kafka, timeout_seconds=_ANSWER_SECONDS)
-    partitions = broker.partitions([topic])
+    with broker.explained():
+        partitions = broker.partitions([topic])
     first, ends = broker.earliest(partitions), broker.ends(partitions)
     for partition in partitions:
         if ends[partition] > first[partition]:

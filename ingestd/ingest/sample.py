@@ -53,7 +53,8 @@ def read_sample(settings: Mapping[str, Any], topic: str) -> list[bytes | None]:
     `settings` are librdkafka properties. Raises InvalidTopic, LoginFailed and BrokerUnavailable.
     """
     broker = Broker(settings, timeout_seconds=_ANSWER_SECONDS)
-    partitions = broker.partitions([topic])
+    with broker.explained():
+        partitions = broker.partitions([topic])
     first, ends = broker.earliest(partitions), broker.ends(partitions)
     each = max(1, _RECORDS // len(partitions))
     ranges = [OffsetRange(*p, max(first[p], ends[p] - each), ends[p]) for p in partitions if ends[p] > first[p]]

@@ -125,7 +125,8 @@ def _read(metastore: Metastore, kafka: KafkaClients, options: MappingOptions) ->
         owner = next((claim for claim in leases.claims(metastore, options.owner_lease) if claim.is_held), None)
         heartbeat = last_heartbeat(metastore, owner) if owner else None
         broker = kafka.broker(options.kafka)
-        topics = broker.topics(options.topics)
+        with broker.explained():
+            topics = broker.topics(options.topics)
         partitions = [partition for topic in topics.values() for partition in topic.partitions]
         earliest, ends = broker.earliest(partitions), broker.ends(partitions)
     except IngestdError as error:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -137,11 +137,19 @@ class Broker:
         times = {key: int(checked(answer).timestamp) for key, answer in answers}
         return {key: time for key, time in times.items() if time > 0}
 
-    def connection_failure(self) -> IngestdError | None:
-        """Return the last failed connection since the client was created, which explains why a request timed out.
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Raise the last failed connection of this client, if there is one, in place of a BrokerUnavailable.
 
-        librdkafka reports failed connections separately, because it continues to try all brokers.
+        librdkafka only lets requests time out, because it continues to try all brokers. For commands only: a daemon
+        also waits while a broker that starts refuses logins.
         """
+        try:
+            yield
+        except BrokerUnavailable as error:
+            raise self._connection_failure() or error from error
+
+    def _connection_failure(self) -> IngestdError | None:
         self._admin.poll(0)
         found = [error for error in self._reported if error.code() != KafkaError._ALL_BROKERS_DOWN]
         if not found:

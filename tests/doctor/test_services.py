@@ -15,9 +15,12 @@ from confluent_kafka.admin import AclBinding, AclOperation, AclPermissionType, R
 from hive_metastore import ttypes
 
 from ingestd.clock import monotonic
+from ingestd.config.document import load
+from ingestd.errors import LoginFailed
 from ingestd.hive import health
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
+from ingestd.ingest.checks import readable_topic
 from tests.doctor.conftest import Examine
 from tests.support.kafka import KafkaBroker, kafka_broker
 from tests.support.metastore import Home, Process, metastore
@@ -93,7 +96,7 @@ def _config(folder: Path, hive: Process, broker: KafkaBroker, *mappings: dict[st
     return path
 
 
-def test_kafka_when_it_forbids_reading_then_topic_and_group_are_named(
+def test_kafka_when_it_forbids_reading_or_the_login_then_names_topic_group_and_login(
     examine: Examine, hive: Process, broker: KafkaBroker, tmp_path: Path
 ) -> None:
     for topic in ("secret", "open"):
@@ -116,6 +119,7 @@ def test_kafka_when_it_forbids_reading_then_topic_and_group_are_named(
             broker,
             {"name": "topic", "topics": ["secret"], "table": "default.fine"},
             {"name": "group", "topics": ["open"], "table": "default.fine", "group": "mine"},
+            _logged_in(broker, CANARY),
         )
     )
     assert "permission denied" in report.one("kafka.topic", "mapping topic")["evidence"]
@@ -125,6 +129,30 @@ def test_kafka_when_it_forbids_reading_then_topic_and_group_are_named(
     assert (group["status"], retention["status"]) == ("warning", "skipped")
     assert "permission denied" in group["evidence"]
     assert "grant DESCRIBE_CONFIGS" in retention["evidence"]
+    login = report.one("kafka.cluster", broker.login_servers)
+    assert login["exit_code"] == 77
+    assert "Invalid username or password" in login["evidence"]
+    assert "check the sasl.*" in login["fix"]
+    assert CANARY not in report.text
+
+
+def test_topic_when_the_password_is_wrong_then_names_it_instead_of_a_timeout(
+    hive: Process, broker: KafkaBroker, tmp_path: Path
+) -> None:
+    broker.create("login")
+    [options] = load([_config(tmp_path, hive, broker, _logged_in(broker, "right"))]).mappings
+    assert readable_topic(options, "login") == "1 partition, 0 offsets, readable"
+    [options] = load([_config(tmp_path, hive, broker, _logged_in(broker, CANARY))]).mappings
+    with pytest.raises(LoginFailed, match="Invalid username or password") as raised:
+        readable_topic(options, "login")
+    assert CANARY not in str(raised.value)
+
+
+def _logged_in(broker: KafkaBroker, password: str) -> dict[str, Any]:
+    """Return the mapping `login`, which logs in to the broker with this password."""
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN", "sasl.username": "ann"}
+    kafka = {"bootstrap.servers": broker.login_servers, "sasl.password": password} | login
+    return {"name": "login", "topics": ["login"], "table": "default.fine", "kafka": kafka}
 
 
 def test_login_when_the_keytab_is_wrong_then_names_it_and_prints_no_secret(

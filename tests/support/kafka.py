@@ -24,11 +24,19 @@ from ingestd.sandbox.state import Layout, locked
 from tests.support.metastore import free_port
 from tests.support.stack import eventually
 
+_LOGIN = """
+listener.security.protocol.map=LOGIN:SASL_PLAINTEXT,PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+sasl.enabled.mechanisms=PLAIN
+listener.name.login.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\
+  user_ann="right";
+"""
+
 
 class KafkaBroker:
     """A broker that forms its own cluster. Its port and records are the same after `stop` and `start`.
 
-    `properties` are added to its configuration.
+    `properties` are added to its configuration. `login_servers` is the address at which clients log in as the user
+    `ann` with the password `right`.
     """
 
     def __init__(self, folder: Path, properties: Mapping[str, str] | None = None) -> None:
@@ -36,6 +44,7 @@ class KafkaBroker:
         layout = Layout(folder)
         self._port = free_port()
         self.servers = f"127.0.0.1:{self._port}"
+        self.login_servers = f"127.0.0.1:{free_port()}"
         self.data = layout.data / "kafka"
         self._log = layout.log(KAFKA)
         self._process: subprocess.Popen[bytes] | None = None
@@ -49,7 +58,8 @@ class KafkaBroker:
             settings = layout.conf(KAFKA) / "server.properties"
             # The sandbox disables automatic topic creation. Here Kafka's default applies, which allows it.
             more = "".join(f"{key}={value}\n" for key, value in (properties or {}).items())
-            settings.write_text(re.sub(r"auto\.create\.topics\.enable=.*\n", "", settings.read_text()) + more)
+            text = re.sub(r"auto\.create\.topics\.enable=.*\n", "", settings.read_text()) + _LOGIN + more
+            settings.write_text(text.replace("listeners=PLAIN", f"listeners=LOGIN://{self.login_servers},PLAIN"))
             format_storage(self._plan, guard)
         self.admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 2})
 
