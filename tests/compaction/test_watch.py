@@ -188,10 +188,9 @@ def test_policy_when_many_partitions_are_crowded_then_one_survey_suffices_to_req
     metastore, name = Metastore(uri), TableName("default", "crowded")
     make_table(metastore, name, partitioned=True, no_auto_compaction="false")
     days = [f"{day:02}" for day in range(21)]
-    for _ in range(3):
-        with connect(stack, metastore_uri=uri, table=name.table) as connection, connection.transaction():
-            connection.write(rows(0, len(days), day=days))
-    with watching(metastore, name, CompactionOptions(deltas=3)) as [(_, notes)]:
+    with connect(stack, metastore_uri=uri, table=name.table) as connection, connection.transaction():
+        connection.write(rows(0, len(days), day=days))
+    with watching(metastore, name, CompactionOptions(deltas=1)) as [(_, notes)]:
         eventually("all requests", lambda: len(notes.asked) == len(days))
     metastore.close()
     assert sorted(one.partition for one, _ in notes.asked) == [f"day={day}" for day in days]
