@@ -2,7 +2,8 @@
 
 Invariant: a main loop that waits holds no thread. It is a coroutine of an event loop that never blocks: whatever reads
 the network or a disk runs in one of three groups of threads. Commits, which may wait for locks, and stages, which wait
-for Spark, do not delay other calls. Mappings that wait for a stage take turns; the one with the fewest goes first.
+for Spark, do not delay other calls. A call that hangs delays others for a few seconds only: then another thread may
+start. Mappings that wait for a stage take turns; the one with the fewest goes first.
 """
 
 from __future__ import annotations
@@ -21,18 +22,23 @@ from ingestd.clock import Deadline
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_CALL_THREADS = 16
-_COMMIT_THREADS = 32
+# How many calls and commits run at the same time, and how many threads there are if some of them hang.
+_CALLS, _CALL_THREADS = 16, 64
+_COMMITS, _COMMIT_THREADS = 32, 128
 
 
 class Workers:
-    """The threads of a daemon. `stages` is the number of Spark jobs that run at the same time."""
+    """The threads of a daemon. `stages` is the number of Spark jobs that run at the same time.
 
-    def __init__(self, stages: int) -> None:
+    A call or commit that takes longer than `patience_seconds` waits for a table that is locked, or for a storage or a
+    broker that does not answer. The mappings of other tables, storages and brokers must not wait for it.
+    """
+
+    def __init__(self, stages: int, *, patience_seconds: float = 2.0) -> None:
         self._loop = asyncio.new_event_loop()
         self._lanes = _Lanes(
-            ThreadPoolExecutor(_CALL_THREADS, "call"),
-            ThreadPoolExecutor(_COMMIT_THREADS, "commit"),
+            _Lane("call", _CALLS, _CALL_THREADS, patience_seconds),
+            _Lane("commit", _COMMITS, _COMMIT_THREADS, patience_seconds),
             ThreadPoolExecutor(stages, "stage"),
             _Turns(stages),
         )
@@ -49,8 +55,8 @@ class Workers:
     def close(self) -> None:
         """Stop the event loop, which must have no running coroutine. Threads end when their calls do."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        for executor in (self._lanes.calls, self._lanes.commits, self._lanes.stages):
-            executor.shutdown(wait=False)
+        for threads in (self._lanes.calls.threads, self._lanes.commits.threads, self._lanes.stages):
+            threads.shutdown(wait=False)
 
     def _run(self) -> None:
         self._loop.run_forever()
@@ -67,11 +73,11 @@ class Worker:
 
     async def call(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Run a call that usually takes milliseconds."""
-        return await self._loop.run_in_executor(self._lanes.calls, lambda: function(*arguments, **options))
+        return await self._lanes.calls.run(lambda: function(*arguments, **options))
 
     async def commit(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Run a call that may wait for locks."""
-        return await self._loop.run_in_executor(self._lanes.commits, lambda: function(*arguments, **options))
+        return await self._lanes.commits.run(lambda: function(*arguments, **options))
 
     async def stage(
         self, queued: AbstractContextManager[None], function: Callable[P, T], *arguments: P.args, **options: P.kwargs
@@ -103,6 +109,22 @@ class Worker:
                 return False
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), limit.left)
+
+
+class _Lane:
+    """A group of at most `most` threads, in which `size` calls run at the same time, in addition to those that hang."""
+
+    def __init__(self, name: str, size: int, most: int, patience_seconds: float) -> None:
+        self.threads = ThreadPoolExecutor(most, name)
+        self._free = asyncio.Semaphore(size)
+        self._patience = patience_seconds
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Run a call, and return its result or raise its exception."""
+        async with self._free:
+            running = asyncio.get_running_loop().run_in_executor(self.threads, call)
+            await asyncio.wait([running], timeout=self._patience)
+        return await running
 
 
 class _Turns:
@@ -148,7 +170,7 @@ class _Turns:
 class _Lanes:
     """The groups of threads, and the turns of the stages."""
 
-    calls: ThreadPoolExecutor
-    commits: ThreadPoolExecutor
+    calls: _Lane
+    commits: _Lane
     stages: ThreadPoolExecutor
     turns: _Turns

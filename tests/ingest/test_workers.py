@@ -84,6 +84,17 @@ def test_stages_when_one_mapping_has_many_then_others_go_first(workers: Workers)
     assert sorted(order) == ["busy", "busy", "other"]
 
 
+def test_calls_when_many_hang_then_others_still_run() -> None:
+    workers, released = Workers(1, patience_seconds=0.1), threading.Event()
+    for run in (Worker.call, Worker.commit):
+        hanging = [workers.start(run(workers.member(), released.wait, 60)) for _ in range(40)]
+        assert workers.start(run(workers.member(), released.is_set)).result(30) is False
+        assert not any(end.done() for end in hanging)
+    released.set()
+    assert all(end.result(30) for end in hanging)
+    workers.close()
+
+
 def test_call_when_it_fails_then_its_caller_raises(workers: Workers) -> None:
     with pytest.raises(ZeroDivisionError):
         workers.start(workers.worker().call(lambda: 1 // 0)).result(30)
