@@ -1,13 +1,14 @@
 """Runs one mapping, and restarts it when its options change or when an operator resumes it after a failure.
 
-Invariant: at most one main loop of the mapping runs at a time. No exception leaves the runner: a mapping that ends,
-with or without an error, leaves the others running.
+Invariant: at most one main loop of the mapping runs at a time. A main loop that restarts keeps the lease, so that no
+standby takes over. No exception leaves the runner: a mapping that ends, with or without an error, leaves the others
+running.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -16,10 +17,8 @@ from ingestd.errors import IngestdError
 from ingestd.ingest.control import RequestFailed
 from ingestd.ingest.mapping import MappingLoop
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.reporter import Reporter
 from ingestd.ingest.services import Handles
 from ingestd.ingest.signals import Signals
-from ingestd.ingest.steps import Observe
 from ingestd.ingest.workers import Worker, Workers
 
 
@@ -37,7 +36,7 @@ class UnexpectedError(IngestdError):
 
 
 class Runner:
-    """Runs one mapping. `create` yields its main loop. All methods return immediately.
+    """Runs one mapping with its `handles`. `create` yields its main loop. All methods return immediately.
 
     `is_running` is True until the last main loop has ended. `error` is the error that ended the mapping at the
     monotonic time `failed_at`; None while the mapping runs, or if it ended without an error.
@@ -48,13 +47,13 @@ class Runner:
         create: Callable[[MappingOptions, Handles, Worker], AbstractContextManager[MappingLoop]],
         options: MappingOptions,
         workers: Workers,
-        observe: Observe,
+        handles: Handles,
     ) -> None:
         self._create = create
         self._lock = threading.Lock()
         self._workers = workers
         self._worker = workers.worker()
-        self._handles = Handles(Reporter(options), observe=observe)
+        self._handles = handles
         self._loop: MappingLoop | None = None
         # The options of the next run, if the mapping restarts when the current run has ended.
         self._next: MappingOptions | None = None
@@ -124,22 +123,43 @@ class Runner:
 
     async def _run(self) -> None:
         while True:
-            error = await self._run_loop()
+            error = await self._caught(self._run_loop())
             with self._lock:
-                if self._next is None:
-                    self._end(error)
-                    return
-                if error is not None:
-                    self._handles.reporter.failed(error)
-                self._prepare(self._next)
-                self._handles = replace(self._handles, signals=Signals())
+                is_last = self._next is None
+                if not is_last:
+                    self._begin_next(error)
+            if is_last:
+                failure = await self._caught(self._close_loop())
+                error = error or failure
+                with self._lock:
+                    if self._next is None:
+                        self._end(error)
+                        return
+                    self._begin_next(error)
 
-    async def _run_loop(self) -> IngestdError | None:
-        """Run the main loop once; return the error that ended it."""
+    def _begin_next(self, error: IngestdError | None) -> None:
+        """Prepare the next main loop, which cannot be prevented any more: if it is stopped, it ends as it begins."""
+        assert self._next is not None
+        if error is not None:
+            self._handles.reporter.failed(error)
+        self._prepare(self._next)
+        self._handles = replace(self._handles, signals=Signals())
+
+    async def _run_loop(self) -> None:
+        if self._loop is not None:
+            await self._loop.hand_over()
+        with self._create(self.options, self._handles, self._worker) as self._loop:
+            await self._loop.run()
+
+    async def _close_loop(self) -> None:
+        if self._loop is not None:
+            await self._loop.close()
+
+    async def _caught(self, work: Awaitable[None]) -> IngestdError | None:
+        """Return the error that ended some work of the main loop."""
         signals = self._handles.signals
         try:
-            with self._create(self.options, self._handles, self._worker) as self._loop:
-                await self._loop.run()
+            await work
         except IngestdError as known:
             # A retry that a stop interrupted is not a failure: the next run reads the uncommitted records again.
             return None if signals.stop.is_set() and known.is_retriable else known

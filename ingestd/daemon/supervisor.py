@@ -75,7 +75,7 @@ class Supervisor:
         self._read = read
         self._observe = observe
         self._workers = Workers(max(_LEAST_STAGES, _STAGES_PER_CORE * document.spark.cores))
-        self._runners = [Runner(self._create, mapping, self._workers, observe) for mapping in document.mappings]
+        self._runners = [self._runner(mapping) for mapping in document.mappings]
         # Runners of mappings that a reload has removed, while they finish their open transactions.
         self._leaving: list[Runner] = []
         self._has_ended = False
@@ -147,7 +147,7 @@ class Supervisor:
                 if options.name in known:  # an earlier reload has removed it
                     known[options.name].restart(options)
                 else:
-                    known[options.name] = Runner(self._create, options, self._workers, self._observe)
+                    known[options.name] = self._runner(options)
                     known[options.name].start()
             names = [options.name for options in document.mappings]
             self._runners = [known[name] for name in names]
@@ -226,6 +226,11 @@ class Supervisor:
         for runner in (*self._leaving, *self._runners):
             runner.abort()
         return monotonic() - self._aborted_at
+
+    def _runner(self, options: MappingOptions) -> Runner:
+        clients = self._clients
+        handles = Handles.of(clients.metastore, clients.liveness, options, observe=self._observe)
+        return Runner(self._create, options, self._workers, handles)
 
     @contextmanager
     def _create(self, options: MappingOptions, handles: Handles, worker: Worker) -> Iterator[MappingLoop]:

@@ -66,7 +66,7 @@ class Clients:
 
 
 class MappingLoop:
-    """Runs one mapping.
+    """Runs one mapping. After `run`, call `close` or `hand_over`.
 
     With `drain`, the loop ends once it has committed all records that Kafka had after the first recovery, or if the
     mapping is paused.
@@ -81,7 +81,7 @@ class MappingLoop:
         self._reporter = handles.reporter
         self._stop = handles.signals.stop
         self._worker = worker
-        self._services = Services.of(clients.metastore, clients.liveness, clients.kafka, options, handles)
+        self._services = Services.of(clients.metastore, clients.kafka, options, handles)
         self._planner = Planner(options, self._services.pace, clients.kafka.watch(options.kafka), self._worker)
         self._requests = Requests(handles.control, self._services.broker)
         self._recovery = Recovery(self._services)
@@ -100,7 +100,14 @@ class MappingLoop:
             await self._retried(self._attempt, self._backoff)
         finally:
             self._requests.put_back()
-            await self._worker.commit(self._close)
+
+    async def close(self) -> None:
+        """Abort open transactions, release the lease, and check the row counts one last time."""
+        await self._worker.commit(self._close)
+
+    async def hand_over(self) -> None:
+        """Leave the lease, and transactions that are still open, to another main loop, which begins with a recovery."""
+        await self._worker.call(self._recovery.release)
 
     @property
     def compaction(self) -> TableWatch:

@@ -22,7 +22,6 @@ from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.plan import first_position
 from ingestd.ingest.recovery import Recovery
-from ingestd.ingest.reporter import Reporter
 from ingestd.ingest.requests import carry_out
 from ingestd.ingest.services import Handles, Services
 from ingestd.ingest.state import MappingState
@@ -108,7 +107,7 @@ def _remove(services: Services, control: ControlTable, stored: StoredMapping) ->
 def _owned(metastore: Metastore, options: MappingOptions, observe: Observe = ignore) -> Iterator[Services]:
     """Own the mapping during the block. Raises OwnerAlive if a daemon runs it, or MetastoreUnavailable."""
     liveness, kafka = Liveness(metastore, options.control_database), KafkaClients()
-    services = Services.of(metastore, liveness, kafka, options, Handles(Reporter(options), observe=observe))
+    services = Services.of(metastore, kafka, options, Handles.of(metastore, liveness, options, observe=observe))
     try:
         services.ownership.acquire_unowned()
         yield services

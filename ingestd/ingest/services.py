@@ -1,7 +1,7 @@
 """The objects that the main loop, the recovery, the ledger and the pipeline of one mapping share.
 
 Invariant: `Services` live as long as the main loop. A `Checkpoint`, in contrast, is valid until the next recovery, and
-`Handles` outlive the main loop: a mapping that is restarted keeps its monitor, its counters and its requests.
+`Handles` outlive the main loop: a mapping that is restarted keeps its monitor, its counters, its requests and its lease.
 """
 
 from __future__ import annotations
@@ -32,9 +32,20 @@ class Handles:
     """Through these objects, the rest of the process observes, controls and stops one mapping."""
 
     reporter: Reporter
+    ownership: Ownership
     signals: Signals = field(default_factory=Signals)
     control: Control = field(default_factory=Control)
     observe: Observe = ignore
+
+    @classmethod
+    def of(
+        cls, metastore: Metastore, liveness: Liveness, options: MappingOptions, *, observe: Observe = ignore
+    ) -> Handles:
+        """Create the handles of a mapping, which does not run yet."""
+        reporter = Reporter(options)
+        on_lost = partial(events.lease_lost, options.name)
+        ownership = Ownership(metastore, options, reporter.monitor, liveness, on_lost=on_lost)
+        return cls(reporter, ownership, observe=observe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +67,12 @@ class Services:
     def of(
         cls,
         metastore: Metastore,
-        liveness: Liveness,
         kafka: KafkaClients,
         options: MappingOptions,
         handles: Handles,
     ) -> Services:
         """Create the services of a mapping, which connect when they are used. Raises ConfigError."""
-        reporter = handles.reporter
-        on_lost = partial(events.lease_lost, options.name)
-        ownership = Ownership(metastore, options, reporter.monitor, liveness, on_lost=on_lost)
+        reporter, ownership = handles.reporter, handles.ownership
         pace = Pace(options.pacing, options.commit.interval, reporter.paced)
         reporter.paced(pace.now)  # instead of the pace of an earlier run
         report = CompactionReport(options.name, reporter.monitor)

@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from ingestd.errors import ConfigError
+from ingestd.hive import leases
+from ingestd.hive.leases import Claim
+from ingestd.hive.tables import TableName
 from ingestd.ingest.control import Request, RequestFailed
 from tests.support.daemon import Daemon, DaemonProcess, DaemonThread
 from tests.support.http import Client
@@ -60,6 +63,11 @@ def _rows(daemon: DaemonThread, mapping: dict[str, Any]) -> int:
     return daemon.supervisor.monitors[mapping["name"]].snapshot().totals.rows
 
 
+def _lease(stack: Stack, mapping: dict[str, Any]) -> Claim:
+    (claim,) = leases.claims(stack.metastore, TableName("ingestd", f"owner_{mapping['name']}"))
+    return claim
+
+
 def test_reload_when_data_flows_then_changed_mappings_restart_and_others_continue(stack: Stack) -> None:
     same, changed, removed, added = (_add(stack, case) for case in ("same", "changed", "removed", "added"))
     failed = {**same, "name": f"{stack.name}_failed"[-40:], "table": "default.missing"}
@@ -69,6 +77,7 @@ def test_reload_when_data_flows_then_changed_mappings_restart_and_others_continu
     requests_to_failed = daemon.supervisor.controls[failed["name"]]
     with _flowing(stack, same, changed, removed, added) as counts:
         eventually("rows", lambda: all(_rows(daemon, one) for one in (same, changed, removed)))
+        lease = _lease(stack, changed)
         changed["commit"] = {"interval": "100ms"}
         _write(stack, config, same, changed, added)
         daemon.supervisor.reload().result()
@@ -76,7 +85,9 @@ def test_reload_when_data_flows_then_changed_mappings_restart_and_others_continu
         assert isinstance(requests_to_failed.submit(Request("resume", "ann")).exception(0), RequestFailed)
         before = _rows(daemon, changed)
         eventually("rows of the new mapping", lambda: _rows(daemon, added))
+        eventually("the restart of the changed mapping", lambda: _owners(daemon, changed) == 2)
         eventually("rows of the changed mapping", lambda: _rows(daemon, changed) > before)
+        assert _lease(stack, changed).lock_id == lease.lock_id  # a standby had no chance to take over
     for one in (same, changed, added):
         eventually("all rows", lambda one=one: _rows(daemon, one) == counts[one["name"]])  # type: ignore[misc]
     _refuses_invalid_changes(stack, daemon, config, (same, changed, added))
