@@ -92,7 +92,7 @@ def _transaction_timeout(service: Service) -> Iterator[Verdict]:
         return
     shortest, found = min(lengths), f"{name} is {min(lengths):,.0f} s"
     if shortest < _TIMEOUT_FAULT_SECONDS:
-        hint = f"set {name}=300s: transactions would time out between two heartbeats, which are 10 s apart"
+        hint = f"set {name}=300s: a call that takes a few seconds aborts transactions and ends leases"
         yield fault(found, hint, InvalidTable)
     elif shortest < _TIMEOUT_WARNING_SECONDS:
         yield warning(found, f"set {name}=300s: a pause of the metastore or of a daemon aborts its transactions")

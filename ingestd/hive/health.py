@@ -20,6 +20,8 @@ from ingestd.hive.transactions import describe_transactions
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "": 1.0}
 _NOT_SET = "ingestd-not-set"
+TRANSACTION_TIMEOUT = "hive.txn.timeout"
+_DEFAULT_TIMEOUT_SECONDS = 300.0
 
 
 def setting(metastore: Metastore, name: str) -> str | None:
@@ -35,6 +37,11 @@ def seconds(value: str) -> float | None:
     """Return the seconds of a duration in Hive's notation, such as `300s`, `5m` or `12h`; None for other text."""
     match = re.fullmatch(r"(\d+)\s*(ms|s|m|min|h|d)?(?:ec|in|our|ay)?s?", value.strip().lower())
     return float(match[1]) * _UNITS[match[2] or ""] if match else None
+
+
+def transaction_timeout(metastore: Metastore) -> float:
+    """Return the seconds without a heartbeat after which the metastore ends a transaction or a lease."""
+    return seconds(setting(metastore, TRANSACTION_TIMEOUT) or "") or _DEFAULT_TIMEOUT_SECONDS
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 Invariant: a daemon that runs sends a heartbeat for its own lease every 2 s. Its owner leases count as alive while the
 daemon's lease does (`claims.py`). An owner lease itself needs a heartbeat only so that the metastore does not end it,
-so those heartbeats are few and spread over time. A lease that has ended is reported within seconds.
+so those heartbeats are few and spread over time. Nothing delays the daemon's heartbeat, because standbys would take
+over all its mappings: a second thread makes the calls that may wait for a connection. It reports a lease that has ended
+within seconds.
 
 Nothing here decides which transaction may commit. That is the lease inside the transaction (`commit.py`).
 """
@@ -21,14 +23,19 @@ from pathlib import Path
 
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.errors import MetastoreUnavailable, Unavailable
-from ingestd.hive import leases
+from ingestd.hive import health, leases
 from ingestd.hive.client import Metastore
 from ingestd.ingest.claims import Claims, daemon_lease
 
 _BEAT_SECONDS = 2.0
-# Transactions and owner leases need fewer heartbeats, because hive.txn.timeout is several minutes.
+# Transactions and owner leases need fewer heartbeats, because hive.txn.timeout is usually several minutes: the longest
+# intervals, and the least number of heartbeats per time-out.
 _TRANSACTIONS_SECONDS = 10.0
 _LEASES_SECONDS = 60.0
+_BEATS_PER_TIMEOUT = 5
+# After an outage, the heartbeats of all owner leases are due at once. They are sent for this long per heartbeat of the
+# daemon.
+_LEASE_BEATS_SECONDS = 1.0
 # How often the daemon checks that its owner leases still exist. One request checks all of them.
 _VERIFY_SECONDS = 10.0
 _CLOSE_SECONDS = 2.0
@@ -69,8 +76,10 @@ class Liveness:
         self._failed: tuple[float, MetastoreUnavailable] | None = None
         self._guard = threading.Lock()
         self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._transactions_seconds, self._leases_seconds = _TRANSACTIONS_SECONDS, _LEASES_SECONDS
         self._verify_due = self._transactions_due = Deadline.after(0.0)
+        self._checked_at = monotonic()
 
     def enter(self) -> None:
         """Acquire the daemon's lease and start the heartbeats. Does nothing if that was done before.
@@ -87,9 +96,11 @@ class Liveness:
                 except MetastoreUnavailable as error:
                     self._failed = monotonic(), error
                     raise
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
-                self._thread.start()
+            if not self._threads:
+                self._checked_at = monotonic()
+                for name, work in (("heartbeat", self._send_heartbeats), ("leases", self._check_leases)):
+                    self._threads.append(threading.Thread(target=work, name=name, daemon=True))
+                    self._threads[-1].start()
 
     def keep(self, lock_id: int, on_beat: Callable[[], None], on_lost: OnLost) -> None:
         """Keep an owner lease alive.
@@ -98,7 +109,7 @@ class Liveness:
         once if the lease has ended.
         """
         with self._guard:
-            self._kept[lock_id] = _Kept(on_beat, on_lost, Deadline.after(_LEASES_SECONDS * random.uniform(0.2, 1.0)))
+            self._kept[lock_id] = _Kept(on_beat, on_lost, Deadline.after(self._leases_seconds * random.uniform(0.2, 1)))
 
     def drop(self, lock_id: int) -> None:
         """Stop keeping an owner lease alive."""
@@ -123,30 +134,37 @@ class Liveness:
     def close(self) -> None:
         """Stop all heartbeats and release the daemon's lease. Waits at most two seconds for a metastore that hangs."""
         self._ended.set()
-        if self._thread is not None:
-            self._thread.join(_CLOSE_SECONDS)
+        limit = Deadline.after(_CLOSE_SECONDS)
+        for thread in self._threads:
+            thread.join(limit.left)
 
     def _acquire(self) -> int | None:
         """Acquire the daemon's lease, and release its claims of earlier calls whose answers were lost."""
+        longest = health.transaction_timeout(self._metastore) / _BEATS_PER_TIMEOUT
+        self._transactions_seconds, self._leases_seconds = (
+            min(longest, seconds) for seconds in (_TRANSACTIONS_SECONDS, _LEASES_SECONDS)
+        )
         for claim in leases.claims(self._metastore, self._lease):
             leases.release(self._metastore, claim.lock_id)
         return leases.try_acquire(self._metastore, self._lease, self._agent)
 
-    def _run(self) -> None:
-        last = monotonic()
-        while not pause(_BEAT_SECONDS, self._ended):
-            if monotonic() - last > self.patience_seconds:
-                self._verify_due = Deadline.after(0.0)  # this process was suspended: standbys may have taken over
-            last = monotonic()
-            try:
-                self._beat()
-            except Unavailable:
-                continue  # the steps in progress have the same problem and report it
-            except Exception as error:  # noqa: BLE001 - without heartbeats the leases are lost, whatever the error
-                self._lose(self._snapshot(), error)
+    def _send_heartbeats(self) -> None:
+        self._repeat(self._beat)
         if self._lock_id is not None:
             with suppress(Unavailable):  # nothing waits for this lease, so it may time out
                 leases.release(self._metastore, self._lock_id)
+
+    def _check_leases(self) -> None:
+        self._repeat(self._check)
+
+    def _repeat(self, work: Callable[[], None]) -> None:
+        while not pause(_BEAT_SECONDS, self._ended):
+            try:
+                work()
+            except Unavailable:  # noqa: PERF203 - the loop is there to repeat the work
+                continue  # the steps in progress have the same problem and report it
+            except Exception as error:  # noqa: BLE001 - without heartbeats the leases are lost, whatever the error
+                self._lose(self._snapshot(), error)
 
     def _beat(self) -> None:
         """Send the heartbeats that are due: first for the daemon, then for transactions and owner leases."""
@@ -156,22 +174,33 @@ class Liveness:
             self._verify_due = Deadline.after(0.0)
         for one in self._snapshot().values():
             one.on_beat()
-        for lock_id in sorted(self._unreleased):
-            leases.release(self._metastore, lock_id)
-            self._unreleased.discard(lock_id)
         if self._transactions_due.passed:
             with self._guard:
                 transactions = set(self._transactions)
             # The next call in a transaction that has ended fails and reports that.
             leases.heartbeat_transactions(self._metastore, transactions)
-            self._transactions_due = Deadline.after(_TRANSACTIONS_SECONDS)
-        if self._verify_due.passed:
+            self._transactions_due = Deadline.after(self._transactions_seconds)
+        limit = Deadline.after(_LEASE_BEATS_SECONDS)
+        for lock_id, one in sorted(self._snapshot().items(), key=lambda kept: kept[1].due.at):
+            if not one.due.passed or limit.passed or self._ended.is_set():
+                break
+            if not leases.heartbeat(self._metastore, lock_id):
+                self._lose({lock_id: one})
+            one.due = Deadline.after(self._leases_seconds)
+
+    def _check(self) -> None:
+        """Release the leases that could not be released before, and look for owner leases that have ended."""
+        if monotonic() - self._checked_at > self.patience_seconds:
+            self._verify_due = Deadline.after(0.0)  # this process was suspended: standbys may have taken over
+        self._checked_at = monotonic()
+        for lock_id in sorted(self._unreleased):
+            leases.release(self._metastore, lock_id)
+            self._unreleased.discard(lock_id)
+        due = self._verify_due
+        if due.passed:
             self._verify()
-        for lock_id, one in self._snapshot().items():
-            if one.due.passed and not self._ended.is_set():
-                if not leases.heartbeat(self._metastore, lock_id):
-                    self._lose({lock_id: one})
-                one.due = Deadline.after(_LEASES_SECONDS)
+            if self._verify_due is due:  # otherwise the heartbeats want another check
+                self._verify_due = Deadline.after(_VERIFY_SECONDS)
 
     def _verify(self) -> None:
         """Find out which owner leases have ended."""
@@ -179,7 +208,6 @@ class Liveness:
         if kept:
             existing = self.claims.lock_ids()
             self._lose({lock_id: one for lock_id, one in kept.items() if lock_id not in existing})
-        self._verify_due = Deadline.after(_VERIFY_SECONDS)
 
     def _snapshot(self) -> dict[int, _Kept]:
         with self._guard:

@@ -14,19 +14,10 @@ from ingestd.clock import pause
 from ingestd.errors import Unavailable
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
-from ingestd.streaming.configuration import seconds_of
 from ingestd.streaming.errors import TransactionError
 
-_TIMEOUT = "hive.txn.timeout"
-_DEFAULT_SECONDS = 300.0
 _RETRY_SECONDS = 2.0
 _STOP_SECONDS = 5.0
-
-
-def transaction_timeout(metastore: Metastore) -> float:
-    """Return the seconds without a heartbeat after which the metastore aborts a transaction (`hive.txn.timeout`)."""
-    text = str(metastore.call("get_config_value", _TIMEOUT, f"{_DEFAULT_SECONDS:.0f}s"))
-    return seconds_of(text) or _DEFAULT_SECONDS
 
 
 class Heartbeat:

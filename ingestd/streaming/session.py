@@ -19,6 +19,7 @@ from ingestd.acid.routing import Shape
 from ingestd.errors import IngestdError, InvalidTable
 from ingestd.hive.client import Metastore
 from ingestd.hive.constraints import not_null_columns
+from ingestd.hive.health import transaction_timeout
 from ingestd.hive.partitions import PartitionInfo, describe_odd, ensure_partitions, odd_partitions
 from ingestd.hive.security import Security
 from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table
@@ -29,7 +30,6 @@ from ingestd.storage import local
 from ingestd.streaming.arguments import PartitionValues, in_order
 from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.errors import InvalidConnection, StreamingException, TableChanged
-from ingestd.streaming.heartbeat import transaction_timeout
 from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.stats import Counters
 from ingestd.streaming.writers import RecordWriter

@@ -145,6 +145,21 @@ def test_mappings_when_many_then_share_heartbeats_and_each_lease_ends_alone(stac
     assert leases.claims(stack.metastore, daemon) == []
 
 
+def test_heartbeats_when_other_calls_hang_then_are_not_delayed(stack: Stack) -> None:
+    options = MappingOptions(stack.name[-40:], (stack.name,), TableName("default", stack.name))
+    with proxy(stack.addresses.metastore) as between, closing(Metastore(between.uri, connections=2)) as metastore:
+        liveness = Liveness(metastore, "ingestd")
+        mine = Ownership(metastore, options, Monitor(options), liveness, on_lost=lambda _error: None)
+        assert _acquires(mine)
+        reads = between.calls["show_locks"]
+        between.hold("show_locks")
+        eventually("a check of the leases", lambda: between.calls["show_locks"] > reads, 20)
+        beats = between.calls["heartbeat"]
+        eventually("a heartbeat", lambda: between.calls["heartbeat"] > beats + 1, 20)
+        between.shut()
+        liveness.close()
+
+
 def test_standby_when_its_answers_are_late_then_the_living_owner_keeps_the_mapping(stack: Stack) -> None:
     options = MappingOptions(stack.name[-40:], (stack.name,), TableName("default", stack.name))
     stop, lost = threading.Event(), list[Exception]()

@@ -1,10 +1,9 @@
-"""Options, the builder, the Hive configuration, and their effects on heartbeats and files."""
+"""Options, the builder, the Hive configuration, and their effects on files."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ import pyarrow as pa
 import pytest
 
 from ingestd.acid import orc_proto
-from ingestd.clock import Stopwatch
-from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName, read_table
 from ingestd.streaming import (
     ArrowWriter,
@@ -26,10 +23,8 @@ from ingestd.streaming import (
 from ingestd.streaming.builder import Builder
 from ingestd.streaming.configuration import FORCED, OPTIMIZATIONS, Configuration
 from tests.streaming.support import connect, rows, sees
-from tests.support.metastore import Home, free_port, metastore
-from tests.support.proxy import proxy
-from tests.support.stack import Stack, eventually
-from tests.support.tables import make_table
+from tests.support.metastore import free_port
+from tests.support.stack import Stack
 
 _DATA, _ROW_INDEX, _DIRECT, _DIRECT_V2 = 1, 6, 0, 2
 _NONE, _SNAPPY, _ZSTD = 0, 2, 5
@@ -145,24 +140,6 @@ def test_optimizations_when_disabled_in_the_configuration_then_the_option_takes_
             assert connection.configuration[OPTIMIZATIONS] == wanted
         assert (OPTIMIZATIONS in caplog.text) is (wanted == "true")
         caplog.clear()
-
-
-# --- heartbeats
-
-
-def test_heartbeat_interval_then_is_half_of_the_metastores_transaction_timeout(processes: None, tmp_path: Path) -> None:
-    """This test starts its own metastore, because that of the stack has Hive's default timeout of 300 s."""
-    names = dict.fromkeys(("hive.txn.timeout", "metastore.txn.timeout"), "3s")
-    with metastore(Home(tmp_path / "home"), "brief", names) as server, proxy(server.uri) as door:
-        with closing(Metastore(server.uri)) as client:
-            make_table(client, TableName("default", "beaten"))
-        with HiveStreamingConnection(table="beaten", metastore_uri=door.uri, record_writer=ArrowWriter()) as connection:
-            watch = Stopwatch()
-            connection.begin_transaction()
-            eventually("two heartbeats", lambda: door.calls["heartbeat_txn_range"] >= 2, 30)
-            watch.lap("beats")
-            assert watch.steps["beats"] > 2800  # not more often than every 1.5 s
-            connection.commit_transaction()  # not less often than every 3 s: the transaction is still open
 
 
 # --- files
