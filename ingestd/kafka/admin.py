@@ -32,6 +32,8 @@ _POLL_SECONDS = 0.005
 _MAX_REPORTED = 16
 # How long a request may continue after `interrupt`.
 _INTERRUPT_SECONDS = 0.1
+# How long the first attempt to describe topics waits for an answer.
+QUICK_SECONDS = 3.0
 # Their values are not secret: librdkafka has accepted them, so they are names of protocols.
 _ENUMERATED = ("security.protocol", "sasl.mechanism", "sasl.mechanisms")
 # Properties that every kind of client accepts; librdkafka warns about those of other kinds.
@@ -59,10 +61,14 @@ class Broker:
         self.timeout_seconds = time_limit(settings, timeout_seconds)
         # To librdkafka an admin client is a producer, whose metadata requests let the broker create topics.
         self._reported: deque[KafkaError] = deque(maxlen=_MAX_REPORTED)
-        ours = {"allow.auto.create.topics": False, "error_cb": self._reported.append}
-        self._admin = create_client(AdminClient, self._settings | ours)
+        # `describe` may replace it. A request never ends if nothing refers to its client any more.
+        self._admin = self._connected()
         self._seen: set[str] = set()
         self._interrupted = threading.Event()
+
+    def _connected(self) -> AdminClient:
+        ours = {"allow.auto.create.topics": False, "error_cb": self._reported.append}
+        return create_client(AdminClient, self._settings | ours)
 
     def interrupt(self) -> None:
         """Make the requests in progress and all later ones raise BrokerUnavailable, as their answers are not needed."""
@@ -77,17 +83,27 @@ class Broker:
             found[name] = answer
         return found
 
-    def describe(self, names: Sequence[str]) -> dict[str, Topic | IngestdError]:
-        """Return what `topics` returns or would raise for each topic."""
+    def describe(self, names: Sequence[str], seconds: float | None = None) -> dict[str, Topic | IngestdError]:
+        """Return what `topics` returns or would raise for each topic, with a time limit of `seconds`.
+
+        Raises the error of a request that fails as a whole.
+        """
         if not names:
             return {}
-        seconds = self.timeout_seconds
-        described = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=seconds)
-        cluster = self._admin.describe_cluster(request_timeout=seconds)
+        admin, limit = self._admin, self.timeout_seconds if seconds is None else seconds
         try:
-            cluster_id = self._answer(cluster, self.where).cluster_id or ""
-        except IngestdError as error:
-            return dict.fromkeys(names, error)
+            return self._describe(admin, names, min(limit, QUICK_SECONDS))
+        except BrokerUnavailable:
+            # A client sends these requests to the broker that it regards as the controller, even if that one hangs. In
+            # KRaft mode, that is any broker. A new client probably chooses another one.
+            if self._admin is admin:
+                self._admin = self._connected()
+            return self._describe(self._admin, names, limit)
+
+    def _describe(self, admin: AdminClient, names: Sequence[str], seconds: float) -> dict[str, Topic | IngestdError]:
+        described = admin.describe_topics(TopicCollection(list(names)), request_timeout=seconds)
+        cluster = admin.describe_cluster(request_timeout=seconds)
+        cluster_id = self._answer(cluster, self.where).cluster_id or ""
         return {name: self._described(name, cluster_id, answer) for name, answer in described.items()}
 
     def _described(self, name: str, cluster_id: str, answer: Future[Any]) -> Topic | IngestdError:
@@ -161,8 +177,8 @@ class Broker:
 
     def describe_cluster(self) -> tuple[str, int]:
         """Return the id of the cluster, '' if unknown, and the number of brokers."""
-        answer = self._admin.describe_cluster(request_timeout=self.timeout_seconds)
-        found = self._answer(answer, self.where)
+        admin = self._admin
+        found = self._answer(admin.describe_cluster(request_timeout=self.timeout_seconds), self.where)
         return found.cluster_id or "", len(found.nodes)
 
     def topic_settings(self, name: str) -> dict[str, str]:
@@ -171,7 +187,8 @@ class Broker:
         Raises InvalidTopic without permission DESCRIBE_CONFIGS.
         """
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
-        [answer] = self._admin.describe_configs([resource], request_timeout=self.timeout_seconds).values()
+        admin = self._admin
+        [answer] = admin.describe_configs([resource], request_timeout=self.timeout_seconds).values()
         found = self._answer(answer, f"{self.where}, topic {name}")
         return {key: str(entry.value) for key, entry in found.items() if entry.value is not None}
 
@@ -186,28 +203,36 @@ class Broker:
     def delete_group(self, group: str) -> None:
         """Delete a consumer group and its offsets. Does nothing if the group does not exist."""
         where = f"{self.where}, consumer group {group}"
-        [answer] = self._admin.delete_consumer_groups([group], request_timeout=self.timeout_seconds).values()
+        admin = self._admin
+        [answer] = admin.delete_consumer_groups([group], request_timeout=self.timeout_seconds).values()
         try:
             self._wait(answer, where)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
                 raise translate_error(error, where) from error
 
-    def find_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | IngestdError]:
-        """Return what `ends` returns or would raise for each partition."""
-        answers = self._list_offsets(partitions, OffsetSpec.latest())
+    def find_ends(
+        self, partitions: Iterable[TopicPartition], seconds: float | None = None
+    ) -> dict[TopicPartition, int | IngestdError]:
+        """Return what `ends` returns or would raise for each partition, with a time limit of `seconds`."""
+        answers = self._list_offsets(partitions, OffsetSpec.latest(), seconds)
         return {key: answer if isinstance(answer, IngestdError) else int(answer.offset) for key, answer in answers}
 
     def _offsets(self, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
         return {key: int(checked(answer).offset) for key, answer in self._list_offsets(partitions, spec)}
 
-    def _list_offsets(self, partitions: Iterable[TopicPartition], spec: Any) -> Iterator[tuple[TopicPartition, Any]]:
+    def _list_offsets(
+        self, partitions: Iterable[TopicPartition], spec: Any, seconds: float | None = None
+    ) -> Iterator[tuple[TopicPartition, Any]]:
         """Yield each partition with its answer or its IngestdError."""
         requested = {_TopicPartition(p.topic, p.partition): spec for p in partitions}
         if not requested:
             return
-        answers: Mapping[_TopicPartition, Future[Any]] = self._admin.list_offsets(
-            requested, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self.timeout_seconds
+        admin = self._admin
+        answers: Mapping[_TopicPartition, Future[Any]] = admin.list_offsets(
+            requested,
+            isolation_level=IsolationLevel.READ_COMMITTED,
+            request_timeout=self.timeout_seconds if seconds is None else seconds,
         )
         for partition, future in answers.items():
             key = TopicPartition(partition.topic, partition.partition)

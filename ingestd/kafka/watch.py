@@ -1,8 +1,10 @@
 """Watches the topics and the ends of many mappings with a few requests to each Kafka cluster.
 
 Invariant: one thread requests everything that is due soon, with one request for topics and one for ends, so the number
-of requests depends on the shortest interval and not on the number of subscriptions. Topics without news cause no
-wake-ups: `on_news` is called only when something has changed, or when the request failed.
+of requests depends on the shortest interval and not on the number of subscriptions. What is not answered within a few
+seconds, because the leader of a partition hangs, is requested by a second thread, which has more patience: the other
+subscriptions do not wait for it. Topics without news cause no wake-ups: `on_news` is called only when something has
+changed, or when the request failed.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from functools import partial
 
 from ingestd.clock import Deadline, monotonic
 from ingestd.errors import BrokerUnavailable, IngestdError
-from ingestd.kafka.admin import Broker, Topic, checked
+from ingestd.kafka.admin import QUICK_SECONDS, Broker, Topic, checked
 from ingestd.kafka.ranges import TopicPartition
 
 # How often topics are described.
@@ -56,6 +58,8 @@ class Subscription:
         # The topics are described again if they were last described before this time.
         self._topics_since = float("-inf")
         self._wanted_since = float("-inf")
+        # Whether the last request failed because a broker did not answer in time.
+        self.is_slow = False
         self.due = Deadline.after(0.0)
         # How long before `due` the subscription takes part in a request that others need.
         self.early_seconds = 0.0
@@ -142,6 +146,9 @@ class Subscription:
         self._finish(asked, error, is_news=True)
 
     def _finish(self, asked: float, error: Exception | None, *, is_news: bool) -> None:
+        was_slow, self.is_slow = self.is_slow, isinstance(error, BrokerUnavailable)
+        if self.is_slow and not was_slow:
+            return  # the other thread asks at once, and reports the result
         is_news |= error is not None or self._error is not None or self._asked_at < self._wanted_since <= asked
         self._asked_at, self._error = asked, error
         if asked >= self._wanted_since:  # otherwise another request must follow immediately
@@ -153,15 +160,16 @@ class Subscription:
 class Watch:
     """Polls one cluster on behalf of all subscriptions. Safe for use from any thread.
 
-    Its thread runs while there are subscriptions. `changed` protects the subscriptions. `broker` is the client that the
-    watch uses, and that others may use, too.
+    Its threads run while there are subscriptions for them. `changed` protects the subscriptions. `broker` is the client
+    that the watch uses, and that others may use, too.
     """
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.changed = threading.Condition()
         self._subscriptions: dict[Subscription, None] = {}
-        self._thread: threading.Thread | None = None
+        # For each value of `Subscription.is_slow`, whether the thread that asks for these subscriptions runs.
+        self._is_running = {False: False, True: False}
 
     def subscribe(
         self, topics: Sequence[str], interval_seconds: float, on_news: Callable[[], None] = lambda: None
@@ -170,9 +178,7 @@ class Watch:
         made = Subscription(self, topics, interval_seconds, on_news)
         with self.changed:
             self._subscriptions[made] = None
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="kafka-watch", daemon=True)
-                self._thread.start()
+            self._start()
             self.changed.notify_all()
         return made
 
@@ -191,29 +197,56 @@ class Watch:
                     raise BrokerUnavailable("the broker did not answer in time", where=self.broker.where)
                 self.changed.wait(limit.left)
 
-    def _run(self) -> None:
-        while due := self._next_due():
+    def _start(self) -> None:
+        """Start the threads that subscriptions need; the caller holds `changed`."""
+        for is_slow in {one.is_slow for one in self._subscriptions}:
+            if not self._is_running[is_slow]:
+                self._is_running[is_slow] = True
+                threading.Thread(target=self._run, args=(is_slow,), name="kafka-watch", daemon=True).start()
+
+    def _run(self, is_slow: bool) -> None:  # noqa: FBT001 - not called, but run in a thread
+        limit = self.broker.timeout_seconds
+        seconds = limit if is_slow else min(limit, QUICK_SECONDS)
+        while due := self._next_due(is_slow=is_slow):
             asked = monotonic()
             try:
-                names = {name for one in due if one.needs_topics(asked) for name in one.topics}
-                described = self.broker.describe(sorted(names))
-                ends = self.broker.find_ends(p for one in due for p in one.partitions(described))
+                described, failure = self._describe(due, asked, seconds)
+                ends = self.broker.find_ends((p for one in due for p in one.partitions(described)), seconds)
             except Exception as error:  # noqa: BLE001 - each subscriber raises it in its own thread
                 answers = [partial(one.fail, asked, error) for one in due]
             else:
-                answers = [partial(one.answer, asked, described, ends) for one in due]
+                answers = [
+                    partial(one.fail, asked, failure)
+                    if failure and (is_slow or not one.latest.topics)
+                    else partial(one.answer, asked, described, ends)
+                    for one in due
+                ]
             with self.changed:
                 for answer in answers:
                     answer()
+                self._start()
                 self.changed.notify_all()
 
-    def _next_due(self) -> list[Subscription]:
+    def _describe(
+        self, due: Sequence[Subscription], asked: float, seconds: float
+    ) -> tuple[Mapping[str, Topic | IngestdError], BrokerUnavailable | None]:
+        """Return the topics that must be described, or nothing and the error.
+
+        A subscription that knows its topics does not need them at once. They are described with the next request.
+        """
+        names = {name for one in due if one.needs_topics(asked) for name in one.topics}
+        try:
+            return self.broker.describe(sorted(names), seconds), None
+        except BrokerUnavailable as error:
+            return {}, error
+
+    def _next_due(self, *, is_slow: bool) -> list[Subscription]:
         """Wait until a subscription is due; return those that are due now or soon, or [] if none is left."""
         with self.changed:
-            while self._subscriptions:
-                seconds = min(one.due.left for one in self._subscriptions)
+            while ours := [one for one in self._subscriptions if one.is_slow is is_slow]:
+                seconds = min(one.due.left for one in ours)
                 if seconds <= 0:
-                    return [one for one in self._subscriptions if one.due.left <= one.early_seconds]
+                    return [one for one in ours if one.due.left <= one.early_seconds]
                 self.changed.wait(seconds)
-            self._thread = None
+            self._is_running[is_slow] = False
             return []

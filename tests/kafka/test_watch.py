@@ -20,9 +20,31 @@ class _CountingBroker(Broker):
 
     requests = 0
 
-    def find_ends(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | IngestdError]:
+    def find_ends(
+        self, partitions: Iterable[TopicPartition], seconds: float | None = None
+    ) -> dict[TopicPartition, int | IngestdError]:
         self.requests += 1
-        return super().find_ends(partitions)
+        return super().find_ends(partitions, seconds)
+
+
+class _HalfSilentBroker(Broker):
+    """Does not answer for the partitions of the topic `silent` before `seconds` have passed, or `released` is set."""
+
+    silent = ""
+
+    def __init__(self, servers: str) -> None:
+        super().__init__({"bootstrap.servers": servers})
+        self.released = threading.Event()
+
+    def find_ends(
+        self, partitions: Iterable[TopicPartition], seconds: float | None = None
+    ) -> dict[TopicPartition, int | IngestdError]:
+        wanted = list(partitions)
+        answers = super().find_ends(wanted, seconds)
+        late = [partition for partition in wanted if partition.topic == self.silent]
+        if late and not self.released.wait(0 if seconds != self.timeout_seconds else 60):
+            answers |= dict.fromkeys(late, BrokerUnavailable("timed out"))
+        return answers
 
 
 def _watch(stack: Stack) -> tuple[Watch, _CountingBroker]:
@@ -47,6 +69,27 @@ def test_watch_when_many_subscribe_then_few_requests_serve_all_and_news_are_repo
     for subscription in subscriptions:
         subscription.close()
     eventually("the thread to end", lambda: not [t for t in threading.enumerate() if t.name == "kafka-watch"])
+
+
+def test_watch_when_a_leader_hangs_then_other_partitions_are_polled_and_nothing_fails_at_once(stack: Stack) -> None:
+    broker = _HalfSilentBroker(stack.addresses.kafka)
+    watch, silent = Watch(broker), f"{stack.name}_silent"
+    for name in (stack.name, silent):
+        stack.topic(1, name)
+        eventually("the topic", lambda name=name: broker.topics([name]))  # type: ignore[misc]
+    good, hanging = watch.subscribe([stack.name], 0.05), watch.subscribe([silent], 0.05)
+    assert set(hanging.read().ends.values()) == {0}
+    broker.silent = silent
+    eventually("a request with more patience", lambda: hanging.is_slow)
+    for _ in range(3):
+        before = good.latest.at
+        eventually("a poll", lambda before=before: good.latest.at > before)  # type: ignore[misc]
+    assert hanging.is_slow
+    assert not hanging.has_failed
+    broker.released.set()
+    eventually("the late answer", lambda: not hanging.is_slow)
+    good.close()
+    hanging.close()
 
 
 def test_watch_when_one_topic_is_missing_then_only_its_subscription_fails(stack: Stack) -> None:
