@@ -111,6 +111,7 @@ class Pipeline:
         Afterwards, checks that no topic was recreated in the meantime. Raises RangeLost, RecordError,
         TooManyPartitions, TransactionAborted, JobFailed, or an Unavailable error.
         """
+        self._check_needed()
         if not pending.plan.ranges:
             return pending
         with self._monitor.doing("staging"):
@@ -130,9 +131,19 @@ class Pipeline:
             answers = self._engine.run(self._jobs, stage.run, self._tasks(pending))
         except JobFailed as error:
             if self._services.signals.abort.is_set():
-                raise TransactionAborted("aborted during shutdown", where=f"mapping {self._options.name}") from error
+                raise self._aborted("aborted during shutdown") from error
             raise
         return list(_results(pending, answers))
+
+    def _check_needed(self) -> None:
+        """Raise TransactionAborted if the transaction cannot commit, which may be known before its turn to stage."""
+        if self._has_failed:
+            raise self._aborted("an earlier transaction failed")
+        if self._services.signals.abort.is_set():
+            raise self._aborted("aborted during shutdown")
+
+    def _aborted(self, why: str) -> TransactionAborted:
+        return TransactionAborted(why, where=f"mapping {self._options.name}")
 
     def _tasks(self, pending: PendingTransaction) -> list[StageTask]:
         total = sum(r.length for r in pending.plan.ranges)
@@ -172,8 +183,7 @@ class Pipeline:
 
     def _commit(self, pending: PendingTransaction) -> None:
         """Commit a staged transaction, unless an earlier one has failed."""
-        if self._has_failed:
-            raise TransactionAborted("an earlier transaction failed", where=f"mapping {self._options.name}")
+        self._check_needed()
         with self._monitor.doing("committing"):
             pending.watch.lap("queued")
             self._ledger.commit(pending)
