@@ -1,25 +1,34 @@
 """Starts the daemon: Spark's JVM first, which takes longest, and everything else while it starts.
 
 Invariant: importing this module is cheap; modules that take long to import are imported after the JVM was launched. If
-a fault of the configuration or a signal ends the start, neither a process nor a file is left.
+a fault of the configuration or a signal ends the start, neither a process nor a file is left. An abort ends the process
+within 10 s, whatever hangs.
 """
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Sequence
+import sys
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ingestd.clock import pause
 from ingestd.config.files import Settings, read_document
-from ingestd.errors import IngestdError
+from ingestd.errors import IngestdError, Unavailable
 from ingestd.ingest.signals import Signals
 from ingestd.spark.options import SparkOptions
 from ingestd.spark.session import Session
 
 if TYPE_CHECKING:
     from ingestd.daemon.log import Form, Level
+
+# Seconds from an abort until the process is ended by force, and how long it may take to remove what Spark leaves.
+_FORCE_SECONDS = 9.0
+_REMOVE_SECONDS = 0.8
 
 
 def start_daemon(
@@ -31,6 +40,8 @@ def start_daemon(
     ConfigError, and EngineLost if the JVM cannot be started.
     """
     signals = install_signals()
+    session: Session | None = None
+    threading.Thread(target=_end_by_force, args=(signals, lambda: session), name="force", daemon=True).start()
     settings = read_document(files, directory)
     early = _spark_options(settings)
     session = Session(early.master, early.properties, signals.stop)
@@ -63,6 +74,25 @@ def install_signals() -> Signals:
     signal.signal(signal.SIGINT, handle)
     signal.signal(signal.SIGHUP, lambda _number, _frame: signals.reload.set())
     return signals
+
+
+def _end_by_force(signals: Signals, session: Callable[[], Session | None]) -> None:
+    """End the process some seconds after an abort. Until then, everything has its own, shorter time limits."""
+    signals.abort.wait()
+    pause(_FORCE_SECONDS)
+
+    def leave_nothing() -> None:
+        started = session()
+        if started is not None:
+            started.launch.close()
+        sys.stderr.write(f"ingestd: the process was ended by force {_FORCE_SECONDS:.0f} s after an abort\n")
+        sys.stderr.flush()
+
+    # In a thread, because a file system or the reader of the log may hang, too.
+    leaving = threading.Thread(target=leave_nothing, name="leave", daemon=True)
+    leaving.start()
+    leaving.join(_REMOVE_SECONDS)
+    os._exit(Unavailable.exit_code)
 
 
 def _spark_options(settings: Settings) -> SparkOptions:

@@ -145,7 +145,7 @@ class Engine:
         """
         self._stopped.set()
         self._session.cancel()
-        with suppress(EngineLost):  # Spark did not start
+        if self._session.has_started:
             self._driver().stop(self._limits.stop_seconds if seconds is None else seconds)
         self._session.close()
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ingestd.clock import pause
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 _CHECK_SECONDS = 0.05
+# How long a start may take to end after its JVM was killed.
+_END_SECONDS = 3.0
 
 
 class Session:
@@ -65,7 +69,8 @@ class Session:
     def close(self) -> None:
         """Kill the JVM and remove its temporary files. Never raises."""
         self.cancel()
-        self._context.exception()  # the start uses the files until it has ended
+        with suppress(FutureTimeoutError):  # a file system hangs from which the start imports PySpark
+            self._context.exception(_END_SECONDS)  # the start uses the files until it has ended
         self.launch.close()
 
     def _start(self) -> None:
