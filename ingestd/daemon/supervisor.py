@@ -182,7 +182,7 @@ class Supervisor:
         self._compactor.start()
         for runner in self._runners:
             runner.start()
-        while running := self._running():
+        while (running := self._running()) or self._must_wait_for_engine():
             pause(_POLL_SECONDS)
             on_check()
             self._stop_without_engine()
@@ -209,6 +209,14 @@ class Supervisor:
             running = [runner.options.name for runner in (*self._leaving, *self._runners) if runner.is_running]
             self._has_ended = not running
             return running
+
+    def _must_wait_for_engine(self) -> bool:
+        """Return whether all mappings have caught up before it is known whether Spark starts.
+
+        Without records to read they do not need it, but an exit code of 0 must not depend on that.
+        """
+        has_failed = any(runner.error is not None for runner in self._runners)
+        return self._drain and not (self._signals.stop.is_set() or has_failed or self._engine.has_started)
 
     def _stop_all(self) -> None:
         """Stop all mappings, and set `signals.abort` when their time to finish is over."""
