@@ -138,13 +138,15 @@ class Launch:
         return subprocess.Popen(
             [home / "bin" / "spark-submit", "--properties-file", self._file, *arguments],
             stdin=subprocess.PIPE,  # the JVM ends when this pipe breaks
-            env=_environment(java, home) | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._address)},
+            env=_environment(java, home, self.master) | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._address)},
             preexec_fn=_ignore_interrupts,  # noqa: PLW1509 - nothing that the child needs is locked by a thread
         )
 
 
-def _environment(java: Path, home: Path) -> dict[str, str]:
-    defaults = {
+def _environment(java: Path, home: Path, master: str) -> dict[str, str]:
+    # Otherwise Spark resolves the name of this machine, and does not start if that fails.
+    local = {"SPARK_LOCAL_IP": "127.0.0.1"} if master.startswith("local") else {}
+    defaults = local | {
         # Spark would start its Python workers as `python3` from PATH, which lacks ingestd and its dependencies.
         "PYSPARK_PYTHON": sys.executable,
         # Errors are raised through py4j; Spark's own log would only repeat them.
