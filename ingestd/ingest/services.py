@@ -1,7 +1,7 @@
 """The objects that the main loop, the recovery, the ledger and the pipeline of one mapping share.
 
 Invariant: `Services` live as long as the main loop. A `Checkpoint`, in contrast, is valid until the next recovery, and
-`Handles` outlive the main loop: a mapping that is restarted keeps its monitor, its counters, its requests and its lease.
+`Handles` outlive the main loop: a mapping that is restarted keeps its monitor, counters, requests and lease.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ def test_stages_when_one_mapping_has_many_then_others_go_first(workers: Workers)
 def test_calls_when_many_hang_then_others_still_run() -> None:
     workers, released = Workers(1, patience_seconds=0.1), threading.Event()
     for run in (Worker.call, Worker.commit):
-        hanging = [workers.start(run(workers.member(), released.wait, 60)) for _ in range(40)]
-        assert workers.start(run(workers.member(), released.is_set)).result(30) is False
+        hanging = [workers.start(run(workers.worker(), released.wait, 60)) for _ in range(40)]
+        assert workers.start(run(workers.worker(), released.is_set)).result(30) is False
         assert not any(end.done() for end in hanging)
     released.set()
     assert all(end.result(30) for end in hanging)
