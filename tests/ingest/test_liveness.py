@@ -14,8 +14,9 @@ import psutil
 
 from ingestd.clock import monotonic
 from ingestd.hive import leases
-from ingestd.hive.tables import TableName
+from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import open_transactions
+from ingestd.storage.local import local_path
 from tests.support.daemon import Daemon, DaemonProcess
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
@@ -86,6 +87,11 @@ def _has_open(stack: Stack, mapping: str) -> bool:
     return bool(open_transactions(stack.metastore, f"ingestd/ingestd/{mapping}/"))
 
 
+def _is_staging(stack: Stack, mapping: dict[str, Any]) -> bool:
+    table = load_acid_table(stack.metastore, TableName.parse(mapping["table"]))
+    return any(local_path(table.location).glob(".ingestd-staging/*"))
+
+
 def _assert_nothing_left(stack: Stack, family: list[psutil.Process]) -> None:
     eventually("no process to be left", lambda: not [p for p in family if p.is_running()], 10)
     assert not list((stack.directory / "tmp").glob("ingestd-spark-*"))
@@ -127,7 +133,7 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends
         _jvm(daemon).suspend()
         stack.produce(_ids(10, 20), mapping["topics"][0])
     # Two signals end the second daemon long before its JVM is considered lost.
-    eventually("a transaction", lambda: _has_open(stack, alone["name"]))
+    eventually("a stage", lambda: _is_staging(stack, alone))
     ended.terminate()
     eventually("the first signal to be handled", lambda: signal.SIGTERM not in _pending(ended))
     ended.terminate()
