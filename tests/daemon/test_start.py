@@ -67,9 +67,15 @@ def test_daemon_when_the_configuration_has_a_fault_then_leaves_nothing(stack: St
     assert list(folder.iterdir()) == []
 
 
-def test_daemon_when_the_jvm_does_not_start_then_says_so_and_leaves_nothing(stack: Stack, folder: Path) -> None:
+def test_daemon_when_the_jvm_does_not_start_then_says_so_without_records_and_leaves_nothing(
+    stack: Stack, folder: Path
+) -> None:
+    stack.topic(1, stack.name)
+    stack.table("id bigint")
     conf = {"spark.driver.extraJavaOptions": "-Xmx1"}  # Spark refuses this option
-    daemon = _started(stack, spark={"master": "local[2]", "conf": conf})
+    # There is nothing to read, so that the mapping never needs Spark.
+    config = stack.config(spark={"master": "local[2]", "conf": conf})
+    daemon = stack.start_process(config, "--until-caught-up")
     assert daemon.wait(60) == 70
     assert "ingestd: spark.master local[2]: Spark did not start: its JVM ended with exit code 1" in daemon.text()
     eventually("the end of all processes", lambda: not _processes(folder))
