@@ -91,6 +91,9 @@ class Plan:
             # Concurrent commits sometimes deadlock in Derby, which blocks all transactions until it checks for
             # deadlocks, by default after 20 s. The metastore repeats the statement that Derby rolls back.
             jvm.append("-Dderby.locks.deadlockTimeout=2")
+            # `check_lock` holds a row lock in Derby while it waits for a lock of the JVM, and `commit_txn` holds that
+            # one while it waits for the row, ten times in a row (SqlRetryHandler). By default, Derby waits for 60 s.
+            jvm.append("-Dderby.locks.waitTimeout=5")
         return self.java_command(service, jvm, "-p", str(self.ports[METASTORE]))
 
     def java_command(self, service: str, jvm: list[str], *arguments: str, main: str = "") -> list[str]:
