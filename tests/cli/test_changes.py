@@ -115,6 +115,13 @@ def test_rewind_when_killed_after_any_step_then_the_position_is_the_old_or_the_n
     assert mapping.stack.ids() == sorted([*range(10), *range(5, 10)])
 
 
+def _assert_refused(process: subprocess.Popen[str]) -> None:
+    """Wait for the end of a command that was resumed, and check that it failed without a stack trace."""
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode not in (0, -signal.SIGKILL), output
+    assert "Traceback" not in output
+
+
 def test_rewind_when_suspended_until_a_daemon_took_over_then_changes_nothing(mapping: Mapping, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with mapping.start_rewind(5, f"counted=hold:{gate}") as process:
@@ -127,9 +134,7 @@ def test_rewind_when_suspended_until_a_daemon_took_over_then_changes_nothing(map
             gate.touch()
         finally:
             process.send_signal(signal.SIGCONT)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode not in (0, -signal.SIGKILL), output
-    assert "Traceback" not in output
+        _assert_refused(process)
     assert mapping.position() == 12
     # While the daemon owns the mapping, the command is refused.
     refused = mapping.rewind("--to-offset", 5)
@@ -284,9 +289,7 @@ def test_retire_when_killed_suspended_or_unanswered_then_the_state_is_complete_o
             gate.touch()
         finally:
             process.send_signal(signal.SIGCONT)
-        output, _ = process.communicate(timeout=60)
-    assert process.returncode not in (0, -signal.SIGKILL), output
-    assert "Traceback" not in output
+        _assert_refused(process)
     assert mapping.position() == 12
     assert stack.ids() == list(range(12))
     with proxy(stack.addresses.metastore) as between:
