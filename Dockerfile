@@ -8,6 +8,8 @@
 ARG BASE=python:3.11-slim-bookworm
 
 FROM ${BASE} AS build
+# Without hdfs and s3, the image cannot access tables there.
+ARG EXTRAS=daemon,kerberos,hdfs,s3
 # gssapi is compiled: it has no wheels for Linux.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev libkrb5-dev python3-dev \
@@ -16,7 +18,7 @@ RUN python3 -m venv /opt/ingestd
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE CHANGELOG.md ./
 COPY ingestd ingestd
-RUN /opt/ingestd/bin/pip install --no-cache-dir '.[daemon,kerberos]' \
+RUN /opt/ingestd/bin/pip install --no-cache-dir ".[${EXTRAS}]" \
     && /opt/ingestd/bin/pip uninstall --yes pip
 
 FROM ${BASE}

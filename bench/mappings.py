@@ -247,12 +247,14 @@ def main() -> None:
     parser.add_argument("--interval", default="10s", help="commit.interval of all mappings")
     parser.add_argument("--seconds", type=float, default=30.0, help="duration of each measurement")
     parser.add_argument("--settle", type=float, default=20.0, help="seconds without a measurement before and after")
+    parser.add_argument("--metastore-db", help="PostgreSQL for the metastore, as `ingestd sandbox up` has it")
     arguments = parser.parse_args()
     mappings = Mappings(
         *([f"{kind}_{n:03d}" for n in range(count)] for kind, count in vars(arguments).items() if kind in _KINDS)
     )
     with tempfile.TemporaryDirectory(prefix="ingestd-bench-") as home:
-        box = Sandbox(SandboxOptions(state_dir=Path(home) / "sandbox", hiveserver2=True))
+        state = Path(home) / "sandbox"
+        box = Sandbox(SandboxOptions(state_dir=state, hiveserver2=True, metastore_db=arguments.metastore_db))
         try:
             run(box.up(), mappings, Path(home), arguments)
         finally:

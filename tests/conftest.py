@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -19,17 +20,24 @@ from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.state import locked
 from tests.support.daemon import stop_engine
 from tests.support.postgres import postgres
+from tests.support.replica import Replica, replica_clusters
+from tests.support.sandbox import running
 from tests.support.stack import Stack
 
 # The folder of one run, which its worker processes share.
 _RUN_FOLDER = "INGESTD_TEST_RUN"
 _MOST_WORKERS = 4
+# Tests wait for services during almost half of their time, so two cores serve three workers.
+_WORKERS_PER_CORE = 1.5
+# These files need no services. Two workers run them while a third one starts the services for all.
+_FIRST = ("test_tools.py", "test_house.py")
 # For the daemons of one worker, and the services that its tests start in addition to the shared ones.
 _MEMORY_PER_WORKER = 5 << 30
 # Program names that a unit test may not start.
 _SERVICE_PROGRAMS = ("java", "postgres", "krb5kdc")
 _PREPARE_SECONDS = 300.0
 _run_folder = pytest.StashKey[Path]()
+_keep_logs = pytest.StashKey[bool]()
 _running_unit_test = ""
 
 
@@ -41,11 +49,21 @@ def pytest_configure(config: pytest.Config) -> None:
     sys.addaudithook(_refuse_services_in_unit_tests)
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Keep the logs of the shared services if a test failed."""
+    session.config.stash[_keep_logs] = session.testsfailed > 0
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Stop the shared services after the last worker has ended."""
     folder = config.stash.get(_run_folder, None)
-    if folder is not None:
-        Sandbox(_shared_options(folder)).down()
+    if folder is None:
+        return
+    Sandbox(_shared_options(folder)).down()
+    if config.stash.get(_keep_logs, False) and (folder / "sandbox").exists():
+        shutil.rmtree(folder / "sandbox" / "data", ignore_errors=True)
+        sys.stderr.write(f"logs of the shared services: {folder}\n")
+    else:
         shutil.rmtree(folder)
 
 
@@ -54,7 +72,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if all(".py" in argument for argument in config.args):
         return 0
     fitting = int(psutil.virtual_memory().available // _MEMORY_PER_WORKER)
-    return max(1, min(_MOST_WORKERS, os.cpu_count() or 1, fitting))
+    return max(1, min(_MOST_WORKERS, int(_WORKERS_PER_CORE * (os.cpu_count() or 1)), fitting))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,7 +80,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "processes" not in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.unit)
-    items.sort(key=lambda item: item.get_closest_marker("unit") is not None)
+    items.sort(key=lambda item: (item.path.name not in _FIRST, item.get_closest_marker("unit") is not None))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -90,6 +108,15 @@ def _is_main_process(config: pytest.Config) -> bool:
 
 def _shared_options(folder: Path) -> SandboxOptions:
     return SandboxOptions(state_dir=folder / "sandbox", hiveserver2=True, hiveserver2_heap_mb=1536)
+
+
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """Restore the level of the log, which every command sets that a test runs in this process."""
+    logger = logging.getLogger("ingestd")
+    level = logger.level
+    yield
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")
@@ -120,32 +147,31 @@ def addresses(processes: None) -> Addresses:
 
 @pytest.fixture
 def stack(addresses: Addresses, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    """Yield the topics, tables and daemons of one test, with unique names. The daemons end with the test."""
-    made = Stack(addresses, request.node.name, tmp_path)
-    try:
+    """Yield the topics, tables and daemons of one test, with unique names. The daemons end with the test.
+
+    A module whose tests use other services overrides `addresses`.
+    """
+    with Stack(addresses, request.node.name, tmp_path) as made:
         yield made
-    finally:
-        made.close()
 
 
 @pytest.fixture(scope="session")
 def postgres_box(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     """Yield a sandbox whose metastore uses PostgreSQL."""
     state_dir = tmp_path_factory.mktemp("postgres-sandbox")
-    with postgres() as url:
-        made = Sandbox(SandboxOptions(state_dir=state_dir, hiveserver2=True, metastore_db=url))
-        try:
-            made.up()
-            yield made
-        finally:
-            made.down()
+    with postgres() as url, running(SandboxOptions(state_dir, hiveserver2=True, metastore_db=url)) as made:
+        yield made
 
 
 @pytest.fixture
 def on_postgres(postgres_box: Sandbox, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
     """Yield the same as `stack`, but with a metastore that uses PostgreSQL."""
-    made = Stack(postgres_box.addresses(), request.node.name, tmp_path)
-    try:
+    with Stack(postgres_box.addresses(), request.node.name, tmp_path) as made:
         yield made
-    finally:
-        made.close()
+
+
+@pytest.fixture(scope="session")
+def replica(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replica]:
+    """Yield a source and a target cluster for replication, which all tests of this process share."""
+    with replica_clusters(tmp_path_factory.mktemp("replica")) as made:
+        yield made

@@ -19,11 +19,11 @@ def test_calls_when_queued_then_they_run_in_order_and_errors_are_raised_once() -
 
     def slow() -> None:
         running.set()
-        assert go_on.wait(10)
+        assert go_on.wait(180)
         done.append(1)
 
     work.run(slow)
-    assert running.wait(10)
+    assert running.wait(180)
     assert done == []
     go_on.set()
     work.run(lambda: done.append(2))

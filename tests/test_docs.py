@@ -15,10 +15,13 @@ from ingestd.cli.man import commands
 from ingestd.config.document import Document, load
 from ingestd.config.validation import keys
 from ingestd.errors import IngestdError
+from ingestd.storage.options import StorageOptions
+from tests.support import certificates
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.joinpath("docs").glob("*.md"))]
 GUIDES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "contributing.md"]
+_REST = "metastore: {uri: 'thrift://m:9083'}\nmappings: [{name: a, topics: [a], table: default.a}]\n"
 KEYS = sorted(set(keys(Document)))
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -94,6 +97,40 @@ def test_readme_then_names_every_exit_code() -> None:
     readme = _text(PAGES[0])
     codes = {c.exit_code for c in vars(errors).values() if isinstance(c, type) and issubclass(c, IngestdError)}
     assert not [code for code in sorted(codes | {0, 2, 70}) if not re.search(rf"\b{code}\b", readme)]
+
+
+def test_kafka_examples_then_load_if_their_files_exist(tmp_path: Path) -> None:
+    certificates.make(tmp_path)
+    certificates.issue(tmp_path, "client", "client")
+    (tmp_path / "kafka").write_text("a password", encoding="utf-8")
+    page = _text(ROOT / "docs" / "kafka.md")
+    examples = re.findall(r"^```yaml\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
+    assert len(examples) == 2
+    for number, example in enumerate(examples):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(re.sub("/etc/ingestd|/run/secrets", str(tmp_path), example) + _REST, encoding="utf-8")
+        load([file])
+
+
+@pytest.mark.parametrize("page", ["hdfs.md", "s3.md"])
+def test_storage_examples_then_load(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("S3_ACCESS_KEY", "S3_SECRET_KEY"):
+        monkeypatch.setenv(name, "a key")
+    [example] = re.findall(r"^```yaml\n(.+?)^```", _text(ROOT / "docs" / page), re.MULTILINE | re.DOTALL)
+    (tmp_path / "core-site.xml").write_text("<configuration/>", encoding="utf-8")
+    example = example.replace("/etc/hadoop/conf", str(tmp_path))
+    file = tmp_path / "a.yaml"
+    file.write_text(example + _REST + "kafka: {bootstrap.servers: 'b:9092'}\n", encoding="utf-8")
+    assert load([file]).storage != StorageOptions()
+
+
+def test_spark_examples_then_load(tmp_path: Path) -> None:
+    examples = re.findall(r"^```yaml\n(.+?)^```", _text(ROOT / "docs" / "spark.md"), re.MULTILINE | re.DOTALL)
+    assert len(examples) == 4
+    for number, example in enumerate(examples):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(example + _REST + "kafka: {bootstrap.servers: 'b:9092'}\n", encoding="utf-8")
+        assert load([file]).spark.master != "local[*]"
 
 
 def test_example_configuration_then_loads_and_names_every_key() -> None:

@@ -115,7 +115,7 @@ def _is_patch(node: ast.AST) -> bool:
     if isinstance(node, ast.Call) and ast.unparse(node.func) in PATCHING:
         return ast.unparse(node.args[0]) not in PATCHABLE
     if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-        return node.attr.startswith("_") and ast.unparse(node.value) not in {"self", "cls"}
+        return node.attr.startswith("_") and ast.unparse(node.value) not in {"self", "cls", "SparkContext"}
     return False
 
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ingestd.ingest import events
+from ingestd.replication import policy_events
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [ROOT / "ingestd" / "ingest" / "events.py", *sorted((ROOT / "ingestd" / "daemon").glob("*.py"))]
+SOURCES = [ROOT / "ingestd" / "ingest" / "events.py", ROOT / "ingestd" / "replication" / "policy_events.py"]
+SOURCES += [*sorted((ROOT / "ingestd" / "daemon").glob("*.py"))]
 # (level, required fields, optional fields)
 Event = tuple[str, frozenset[str], frozenset[str]]
 LEVELS = {"debug", "info", "warning", "error"}
@@ -75,4 +77,4 @@ def test_log_events_then_match_the_documentation() -> None:
 def test_log_events_then_each_has_one_function_with_its_name() -> None:
     functions = [(function, name) for function, name, _ in _logged() if name != "note"]
     assert [function for function, _ in functions] == [name for _, name in functions]
-    assert all(callable(getattr(events, name)) for _, name in functions)
+    assert all(callable(getattr(events, name, None) or getattr(policy_events, name)) for _, name in functions)

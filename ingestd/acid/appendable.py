@@ -23,6 +23,7 @@ from ingestd.acid.layout import SIDE_FILE_SUFFIX, bucket_name, bucket_property
 from ingestd.acid.pyorc_writer import orc_writer, write_rows
 from ingestd.acid.sink import OrcSink
 from ingestd.schema import Column
+from ingestd.storage.local_files import sync
 
 
 class AppendableFile:
@@ -81,7 +82,7 @@ class AppendableFile:
         self._append_length(length)
         if not before:
             os.rename(self._hidden, self._path)
-            _sync(self._path.parent)
+            sync(self._path.parent)
         last, rows = self._runs[-1]
         self._unflushed = 0
         return FileSize(rows if last == write_id else 0, length - before)
@@ -98,8 +99,9 @@ class AppendableFile:
             self._hidden.unlink()
             return
         seal(self._path, self._runs, self._bucket)
+        sync(self._path)
         self._side.unlink()
-        _sync(self._path.parent)
+        sync(self._path.parent)
 
     def withdraw(self, write_id: int) -> None:
         """Remove the flushed rows of a write id that can no longer commit; afterwards only `abandon` may be called.
@@ -119,7 +121,7 @@ class AppendableFile:
         else:
             self._recreate_side_file()
         os.truncate(self._path, self._length)
-        _sync(self._path.parent)
+        sync(self._path.parent)
 
     def abandon(self) -> None:
         """Close the file after a failure; never raises.
@@ -156,12 +158,3 @@ class AppendableFile:
             file.flush()
             os.fsync(file.fileno())
         os.rename(hidden, self._side)
-
-
-def _sync(directory: Path) -> None:
-    """Fsync a directory."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -29,9 +29,8 @@ _Mask = npt.NDArray[np.bool_]
 def unfit_rows(batch: pa.RecordBatch, shape: Shape) -> dict[int, tuple[str, str]]:
     """Return the column and the reason for each row that cannot be stored, by the row's index in the batch.
 
-    `batch` contains the table's columns and, unless the partition values are static, the partition columns. Columns
-    are looked up by name. Rows are examined only if the table has NOT NULL columns or a partition column contains long
-    texts.
+    `batch` contains the table's columns and the partition columns without static values. Columns are looked up by name.
+    Rows are examined only if the table has NOT NULL columns or a partition column contains long texts.
     """
     unfit: dict[int, tuple[str, str]] = {}
     for column, mask, reason in _violations(batch, shape):

@@ -1,4 +1,4 @@
-"""Derives the encoding of ORC files from a table's `orc.*` properties, as far as the writers can apply them.
+"""Derives the encoding of ORC files from a table's properties, mainly `orc.*`, as far as the writers can apply them.
 
 Invariant: a property that is not applied is reported in a warning, never ignored silently. A property that the writers
 cannot apply and that protects data (column encryption) makes the table unusable.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ingestd.acid.layout import FileLayout
 from ingestd.errors import InvalidTable
 from ingestd.schema import Column, HiveType
 
@@ -24,7 +25,8 @@ _STRIPE_LIMITS = 64 << 10, 64 << 20  # bytes; each open file holds one stripe in
 _BLOCK_STEP = 64 << 10  # liborc compresses blocks of a multiple of this size
 _BLOCK_LIMITS = _BLOCK_STEP, 1 << 20
 _MIN_STRIDE, _MAX_BLOOM_STRIDE = 1000, 1_000_000
-_FIRST_FIELD = 7  # ORC type id of the first table column; the root, the ACID columns and `row` come before it
+# The ORC type id of the first table column: the root comes before it, in insert events also their columns and `row`.
+_FIRST_FIELD = {FileLayout.EVENTS: 7, FileLayout.PLAIN: 1}
 # For these types Hive hashes a literal of any type in the same way as the writers hash the column's value.
 _BLOOM_KINDS = frozenset({"tinyint", "smallint", "int", "bigint", "string", "varchar", "date"})
 # These have no effect that a reader of a delta could observe.
@@ -37,7 +39,8 @@ class Encoding:
     """The encoding of the ORC files of a delta.
 
     `index_stride` is the number of rows per index entry (0: no index). `dictionaries` enables dictionary encoding.
-    `bloom_columns` are the top-level columns that have bloom filters, which require an index.
+    `bloom_columns` are the top-level columns that have bloom filters, which require an index. `layout` is how the files
+    store rows, which depends on `transactional_properties`.
     """
 
     compression: Compression = "zstd"
@@ -48,10 +51,11 @@ class Encoding:
     strategy: Literal["speed", "compression"] = "speed"
     bloom_columns: tuple[str, ...] = ()
     bloom_fpp: float = 0.01
+    layout: FileLayout = FileLayout.EVENTS
 
     def bloom_ids(self, columns: Sequence[Column]) -> set[int]:
         """Return the ORC type ids of `bloom_columns`; ORC numbers the types of a schema depth first."""
-        ids, number = set(), _FIRST_FIELD
+        ids, number = set(), _FIRST_FIELD[self.layout]
         for column in columns:
             if column.name in self.bloom_columns:
                 ids.add(number)
@@ -75,7 +79,7 @@ class TableEncoding:
 
 
 def table_encoding(parameters: Mapping[str, str], columns: Sequence[Column]) -> TableEncoding:
-    """Return the encoding that the `orc.*` properties of a table with these columns request.
+    """Return the encoding that the properties of a table with these columns request.
 
     A property that cannot be applied yields a warning, and its default is used. Raises InvalidTable for column
     encryption.
@@ -105,7 +109,9 @@ def table_encoding(parameters: Mapping[str, str], columns: Sequence[Column]) -> 
     if not chosen.pop("has_index", True):
         chosen["index_stride"] = 0
     bloom = _bloom_columns(chosen.pop("bloom_names", ()), columns, chosen.get("index_stride", 10_000), warnings)
-    return TableEncoding(Encoding(**chosen, bloom_columns=bloom), tuple(warnings))
+    is_insert_only = parameters.get("transactional_properties", "").lower() == "insert_only"
+    layout = FileLayout.PLAIN if is_insert_only else FileLayout.EVENTS
+    return TableEncoding(Encoding(**chosen, bloom_columns=bloom, layout=layout), tuple(warnings))
 
 
 def _bloom_columns(

@@ -1,14 +1,12 @@
 """Adds Hive's calendar and ACID metadata, which neither pyarrow nor pyorc can write, to a complete ORC file.
 
-Invariant: only the footer and the PostScript change. Rows, stripes and statistics keep their offsets, and the file is
-on disk (fsync) before the call returns.
+Invariant: only the footer and the PostScript change. Rows, stripes and statistics keep their offsets.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -31,7 +29,7 @@ class FileSize:
 
 
 def seal(path: Path, runs: Sequence[tuple[int, int]], bucket: int) -> FileSize:
-    """Patch the footer of a closed ORC file in place, fsync the file and return its size.
+    """Patch the footer of a closed ORC file in place and return its size. The file is not synced to disk.
 
     `runs` lists (write id, number of rows) of each transaction in file order; `bucket` is the bucket property of all
     rows.
@@ -41,21 +39,33 @@ def seal(path: Path, runs: Sequence[tuple[int, int]], bucket: int) -> FileSize:
     Raises OSError, and ValueError if the file is not an ORC file or its compression is not none, zlib, snappy, lz4 or
     zstd.
     """
+
+    def acid_metadata(stripes: Sequence[int]) -> bytes:
+        return (
+            _metadata("hive.acid.key.index", _key_index(stripes, runs, bucket))
+            + _metadata("hive.acid.stats", f"{stripes[-1] if stripes else 0},0,0")
+            + _metadata("hive.acid.version", "2")
+        )
+
+    return _sealed(path, acid_metadata)
+
+
+def seal_plain(path: Path) -> FileSize:
+    """Do the same as `seal` for a file of an insert-only table: add the calendar only."""
+    return _sealed(path, lambda _stripes: b"")
+
+
+def _sealed(path: Path, metadata: Callable[[Sequence[int]], bytes]) -> FileSize:
+    """Add the calendar and the result of `metadata`, which gets the number of rows up to the end of each stripe."""
     with path.open("r+b") as file:
         post_script, footer, start = read_tail(file)
         stripes = _stripe_ends(footer)
-        rows = stripes[-1] if stripes else 0
-        footer += varint_field(_CALENDAR, _PROLEPTIC_GREGORIAN)
-        footer += _metadata("hive.acid.key.index", _key_index(stripes, runs, bucket))
-        footer += _metadata("hive.acid.stats", f"{rows},0,0")
-        footer += _metadata("hive.acid.version", "2")
+        footer += varint_field(_CALENDAR, _PROLEPTIC_GREGORIAN) + metadata(stripes)
         tail = encode_tail(footer, post_script)
         file.seek(start)
         file.write(tail)
         file.truncate()
-        file.flush()
-        os.fsync(file.fileno())
-        return FileSize(rows, start + len(tail))
+        return FileSize(stripes[-1] if stripes else 0, start + len(tail))
 
 
 def _stripe_ends(footer: bytes) -> list[int]:

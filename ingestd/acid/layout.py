@@ -7,14 +7,27 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum
 
 ORC_ACID_VERSION_FILE = "_orc_acid_version"
 ORC_ACID_VERSION = b"2"
 SIDE_FILE_SUFFIX = "_flush_length"  # of the side file, which states how many bytes of a bucket file readers may read
 MAX_BUCKET = 4095
 MAX_STATEMENT = 4095
+ALL_STATEMENTS = range(MAX_STATEMENT + 1)
 _BASE = re.compile(r"base_(-?[0-9]+)(?:_v([0-9]+))?")
 _DELTA = re.compile(r"(delete_)?delta_(-?[0-9]+)_(-?[0-9]+)(?:_([0-9]+))?(?:_v([0-9]+))?")
+
+
+class FileLayout(Enum):
+    """How the files of a transactional table store rows.
+
+    In a full ACID table each row is the field `row` of an insert event. The files of an insert-only table contain the
+    columns of the table and nothing else.
+    """
+
+    EVENTS = "events"
+    PLAIN = "plain"
 
 
 def delta_name(write_id: int, statement: int) -> str:
@@ -32,13 +45,14 @@ def batch_delta_name(first: int, last: int, statement: int) -> str:
     return f"delta_{first:07d}_{last:07d}_{statement:04d}"
 
 
-def bucket_name(bucket: int) -> str:
-    """Return the file name of a bucket: `bucket_00000` (AcidUtils.createBucketFile).
+def bucket_name(bucket: int, layout: FileLayout = FileLayout.EVENTS) -> str:
+    """Return the file name of a bucket: `bucket_00000` (AcidUtils.createBucketFile), or `000000_0` for plain rows.
 
-    `bucket` must be the number in the bucket property of the file's rows.
+    `bucket` must be the number in the bucket property of the file's rows. Readers take the bucket of plain rows from
+    the name of their file.
     """
     _check("bucket", bucket, MAX_BUCKET)
-    return f"bucket_{bucket:05d}"
+    return f"bucket_{bucket:05d}" if layout is FileLayout.EVENTS else f"{bucket:06d}_0"
 
 
 def bucket_property(bucket: int, statement: int) -> int:
@@ -101,6 +115,14 @@ def parse_directory(name: str) -> Base | Delta | DeleteDelta | None:
         kind = DeleteDelta if match[1] else Delta
         return kind(name, int(match[2]), int(match[3]), int(match[4]) if match[4] else -1, int(match[5] or 0))
     return None
+
+
+def without_visibility(name: str) -> str:
+    """Return the name of an ACID directory without `_v` and the transaction of its compaction; other names as they are.
+
+    A copy on another cluster has no such transaction, and is visible as soon as its write ids are (Hive: HIVE-21213).
+    """
+    return name.rpartition("_v")[0] if "_v" in name and parse_directory(name) else name
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Writes Arrow batches to an ORC file of insert events with pyarrow, column by column.
+"""Writes Arrow batches to an ORC file with pyarrow, column by column.
 
 Invariant: no value passes through Python. Rows that `rows_for_pyorc` selects must not be passed to this writer.
 """
@@ -14,8 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import orc
 
+from ingestd.acid.complex import push_nulls
 from ingestd.acid.encoding import DICTIONARY_THRESHOLD, STANDARD, Encoding
-from ingestd.acid.footer import FileSize, seal
+from ingestd.acid.footer import FileSize, seal, seal_plain
+from ingestd.acid.layout import FileLayout
 from ingestd.acid.sink import OrcSink
 from ingestd.acid.writer import remove_file
 from ingestd.background import run_uninterrupted
@@ -38,13 +40,17 @@ class PyArrowWriter:
         *,
         encoding: Encoding = STANDARD,
     ) -> None:
-        """Create the file; `bucket` is the bucket property. Raises OSError."""
+        """Create the file. Raises OSError.
+
+        `bucket` is the bucket property. The plain rows of an insert-only table contain neither it nor the write id.
+        """
         self._path = path
         self._schema = pa.schema([pa.field(column.name, column.type.arrow) for column in columns])
         self._row_type = pa.struct(list(self._schema))
         self._write_id = write_id
         self._bucket = bucket
         self._rows = 0
+        self._layout = encoding.layout
         self._file = OrcSink(path)
         try:
             self._orc = _orc_writer(self._file, columns, encoding)
@@ -55,31 +61,38 @@ class PyArrowWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """See `AcidWriter`; `rows_for_pyorc` must return None for the batch."""
         if batch.num_rows:
-            self._orc.write(pa.Table.from_batches([self._events(batch)]))
+            self._orc.write(pa.Table.from_batches([self._stored(batch)]))
             self._rows += batch.num_rows
             self._file.check()
 
     def close(self) -> FileSize:
         """See `AcidWriter`; a file without rows is also a complete ORC file."""
         if not self._rows:  # without a batch pyarrow has no schema and writes no footer
-            self._orc.write(pa.Table.from_batches([self._events(pa.RecordBatch.from_pylist([], schema=self._schema))]))
+            self._orc.write(pa.Table.from_batches([self._stored(pa.RecordBatch.from_pylist([], schema=self._schema))]))
         # An exception from a signal handler inside this call would terminate the process.
         run_uninterrupted(self._orc.close)
         self._file.close()
         self._file.check()
+        if self._layout is FileLayout.PLAIN:
+            return seal_plain(self._path)
         return seal(self._path, [(self._write_id, self._rows)], self._bucket)
 
     def abort(self) -> None:
         """See `AcidWriter`."""
         remove_file(self._path, partial(run_uninterrupted, self._orc.close), self._file.close)
 
-    def _events(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Wrap the batch, without copying its columns, as the `row` struct of insert events."""
-        count = batch.num_rows
+    def _stored(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Convert the batch to the schema of the file. Only columns with null structs are copied."""
         arrays = [
-            array if array.type == field.type else pc.cast(array, field.type)  # timestamp[us] to [ns]
+            push_nulls(array if array.type == field.type else pc.cast(array, field.type))  # timestamp[us] to [ns]
             for array, field in zip(batch.columns, self._schema, strict=True)
         ]
+        if self._layout is FileLayout.PLAIN:
+            return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return self._events(arrays, batch.num_rows)
+
+    def _events(self, arrays: list[pa.Array], count: int) -> pa.RecordBatch:
+        """Wrap columns of `count` rows as the `row` struct of insert events."""
         write_ids = pa.array(np.full(count, self._write_id, np.int64))
         return pa.RecordBatch.from_arrays(
             [

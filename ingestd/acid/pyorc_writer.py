@@ -1,11 +1,11 @@
-"""Writes Arrow batches to an ORC file of insert events with pyorc, row by row, for values that pyarrow corrupts.
+"""Writes Arrow batches to an ORC file with pyorc, row by row, for values that pyarrow corrupts.
 
 Invariant: timestamps and dates are passed to ORC as integers, never as floats and never through a time zone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ import pyorc
 from pyorc.converters import ORCConverter
 
 from ingestd.acid.encoding import DICTIONARY_THRESHOLD, STANDARD, Encoding
-from ingestd.acid.footer import FileSize, seal
+from ingestd.acid.footer import FileSize, seal, seal_plain
+from ingestd.acid.layout import FileLayout
 from ingestd.acid.sink import OrcSink
 from ingestd.acid.writer import remove_file
 from ingestd.schema import Column, HiveType
@@ -73,11 +74,15 @@ class PyOrcWriter:
         *,
         encoding: Encoding = STANDARD,
     ) -> None:
-        """Create the file; `bucket` is the bucket property. Raises OSError."""
+        """Create the file. Raises OSError.
+
+        `bucket` is the bucket property. The plain rows of an insert-only table contain neither it nor the write id.
+        """
         self._path = path
         self._write_id = write_id
         self._bucket = bucket
         self._rows = 0
+        self._layout = encoding.layout
         self._file = OrcSink(path)
         try:
             self._orc = orc_writer(self._file, columns, encoding)
@@ -87,7 +92,11 @@ class PyOrcWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """See `AcidWriter`."""
-        write_rows(self._orc, batch, self._write_id, self._bucket, self._rows)
+        if self._layout is FileLayout.PLAIN:
+            for rows in _chunks(batch):
+                self._orc.writerows(rows)
+        else:
+            write_rows(self._orc, batch, self._write_id, self._bucket, self._rows)
         self._rows += batch.num_rows
         self._file.check()
 
@@ -96,6 +105,8 @@ class PyOrcWriter:
         self._orc.close()
         self._file.close()
         self._file.check()
+        if self._layout is FileLayout.PLAIN:
+            return seal_plain(self._path)
         return seal(self._path, [(self._write_id, self._rows)], self._bucket)
 
     def abort(self) -> None:
@@ -110,10 +121,10 @@ def orc_writer(
     *,
     batch_size: int = 1024,
 ) -> pyorc.Writer:
-    """Create a pyorc writer that writes insert events to `sink`. Raises OSError."""
+    """Create a pyorc writer that writes rows to `sink` in the layout of `encoding`. Raises OSError."""
     return pyorc.Writer(
         sink,  # type: ignore[arg-type]  # declared as BinaryIO; OrcSink has the methods that pyorc calls
-        _event_type(columns),
+        _event_type(columns) if encoding.layout is FileLayout.EVENTS else _row_type(columns),
         batch_size=batch_size,
         stripe_size=encoding.stripe_bytes,
         row_index_stride=encoding.index_stride,
@@ -128,14 +139,21 @@ def orc_writer(
 
 
 def write_rows(writer: pyorc.Writer, batch: pa.RecordBatch, write_id: int, bucket: int, first_row: int) -> None:
-    """Append rows as insert events, in chunks, because Python values need many times the memory of Arrow columns.
+    """Append rows as insert events.
 
     `bucket` is the bucket property, `first_row` the row id of the first row. Raises OSError.
     """
+    for rows in _chunks(batch):
+        numbered = enumerate(rows, first_row)
+        writer.writerows([(0, write_id, bucket, row_id, write_id, row) for row_id, row in numbered])
+        first_row += len(rows)
+
+
+def _chunks(batch: pa.RecordBatch) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield the rows in chunks, because Python values need many times the memory of Arrow columns."""
     for start in range(0, batch.num_rows, _CHUNK_ROWS):
         columns = [_python_values(array) for array in batch.slice(start, _CHUNK_ROWS).columns]
-        rows = enumerate(zip(*columns, strict=True), first_row + start)
-        writer.writerows([(0, write_id, bucket, row_id, write_id, row) for row_id, row in rows])
+        yield list(zip(*columns, strict=True))
 
 
 def _python_values(array: pa.Array) -> list[Any]:
@@ -182,8 +200,12 @@ def _event_type(columns: Sequence[Column]) -> pyorc.Struct:
         bucket=pyorc.Int(),
         rowId=pyorc.BigInt(),
         currentTransaction=pyorc.BigInt(),
-        row=pyorc.Struct(**{column.name: _orc_type(column.type) for column in columns}),
+        row=_row_type(columns),
     )
+
+
+def _row_type(columns: Sequence[Column]) -> pyorc.Struct:
+    return pyorc.Struct(**{column.name: _orc_type(column.type) for column in columns})
 
 
 def _orc_type(kind: HiveType) -> Any:

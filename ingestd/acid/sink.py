@@ -34,7 +34,7 @@ class OrcSink:
         return len(data)
 
     def flush(self) -> None:
-        """Do nothing; `sync` and `seal` write the file to disk."""
+        """Do nothing; `sync` writes the file to disk."""
 
     @property
     def closed(self) -> bool:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import orc
 
 from ingestd.acid.layout import SIDE_FILE_SUFFIX, Base, Content, DeleteDelta, Delta, parse_directory
-from ingestd.errors import InvalidTable, StorageUnavailable
+from ingestd.errors import InvalidTable
+from ingestd.storage.contract import Entry, Storage, child
 
 _ORIGINAL = re.compile(r"[0-9]+_[0-9]+(?:_copy_[0-9]+)?")  # AcidUtils.ORIGINAL_PATTERN
+_WRITE_ID = "currentTransaction"
 _BUCKET = re.compile(r"bucket_[0-9]+(?:_[0-9]+)?")
-_HINT = "check that the file system is mounted and that this process has read permission"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,96 +132,118 @@ def _same_range(delta: Delta | DeleteDelta, previous: Delta | DeleteDelta | None
     )
 
 
-def visible_rows(location: Path, valid: ValidWriteIds, txn_is_valid: Callable[[int], bool]) -> int:
+def visible_rows(storage: Storage, location: str, valid: ValidWriteIds, txn_is_valid: Callable[[int], bool]) -> int:
     """Count the visible rows of an unpartitioned table or a partition.
 
     The number is base + deltas + original files - delete events. It is read from ORC footers where these are
     sufficient. Raises InvalidTable for a file that is not an ORC file, and StorageUnavailable if the directory cannot
     be read.
     """
-    try:
-        return _visible_rows(location, valid, txn_is_valid)
-    except OSError as error:
-        raise StorageUnavailable(f"cannot read the table's files: {error}", where=str(location), hint=_HINT) from error
+    entries = [entry for entry in storage.entries(location) if not is_hidden(entry.name)]
+    seen = visible_directories((one.name for one in entries if one.is_directory), valid, txn_is_valid)
+    if seen.base:
+        rows = _stored_rows(storage, child(location, seen.base.name))
+    else:
+        rows = sum(_footer_rows(file) for file in original_files(storage, location, entries))
+    rows += sum(_event_rows(storage, location, delta, valid) for delta in seen.deltas)
+    return rows - sum(_event_rows(storage, location, delta, valid) for delta in seen.delete_deltas)
 
 
-def read_content(location: Path) -> Content:
+def read_content(storage: Storage, location: str) -> Content:
     """List the ACID directories of one location. Raises StorageUnavailable if it cannot be listed."""
-    try:
-        names = [entry.name for entry in location.iterdir()]
-    except OSError as error:
-        raise StorageUnavailable(
-            f"cannot list the table's files: {error.strerror or error}", where=str(location), hint=_HINT
-        ) from error
+    return content_of(storage.location(location).names())
+
+
+def content_of(names: Sequence[str]) -> Content:
+    """Return the ACID directories among the names of a location."""
     directories = tuple(one for name in names if (one := parse_directory(name)) is not None)
     return Content(directories, any(_ORIGINAL.fullmatch(name) for name in names))
 
 
-def _visible_rows(location: Path, valid: ValidWriteIds, txn_is_valid: Callable[[int], bool]) -> int:
-    entries = {entry.name: entry for entry in location.iterdir() if not _is_hidden(entry)}
-    names = [name for name, entry in entries.items() if entry.is_dir()]
-    seen = visible_directories(names, valid, txn_is_valid)
-    if seen.base:
-        rows = _stored_rows(entries[seen.base.name])
-    else:
-        rows = sum(_footer_rows(entry) for name, entry in entries.items() if _ORIGINAL.fullmatch(name))
-    rows += sum(_event_rows(entries[delta.name], delta, valid) for delta in seen.deltas)
-    return rows - sum(_event_rows(entries[delta.name], delta, valid) for delta in seen.delete_deltas)
+@dataclass(frozen=True, slots=True)
+class BucketFile:
+    """A file with rows. `length` is the number of bytes that readers may read (AcidUtils.getLogicalLength)."""
+
+    storage: Storage
+    directory: str
+    name: str
+    length: int
+
+    @classmethod
+    def of(cls, storage: Storage, uri: str, length: int) -> BucketFile:
+        """Return the file at `uri`."""
+        directory, _, name = uri.rpartition("/")
+        return cls(storage, directory, name, length)
+
+    @property
+    def uri(self) -> str:
+        """The URI of the file."""
+        return child(self.directory, self.name)
+
+    def open(self) -> orc.ORCFile | None:
+        """Open the file up to its length; None if it is empty."""
+        if not self.length:
+            return None
+        try:
+            return orc.ORCFile(self.storage.open(self.uri, self.length))
+        except (pa.ArrowInvalid, OSError) as error:
+            raise InvalidTable(
+                f"the file is not a readable ORC file: {error}", where=self.uri, hint="restore the file from a backup"
+            ) from error
 
 
-def _event_rows(directory: Path, delta: Delta | DeleteDelta, valid: ValidWriteIds) -> int:
+def bucket_files(storage: Storage, directory: str, entries: Iterable[Entry]) -> Iterator[BucketFile]:
+    """Yield the bucket files of a directory, and the original files that LOAD DATA moved there."""
+    sizes = {entry.name: entry.size for entry in entries if not entry.is_directory}
+    for name, size in sizes.items():
+        if _BUCKET.fullmatch(name) or _ORIGINAL.fullmatch(name):
+            side = name + SIDE_FILE_SUFFIX
+            content = storage.read(child(directory, side)) if side in sizes else b""
+            yield BucketFile(storage, directory, name, int.from_bytes(content[-8:], "big") if side in sizes else size)
+
+
+def original_files(storage: Storage, location: str, entries: Iterable[Entry]) -> Iterator[BucketFile]:
+    """Yield the original files among the entries of a location."""
+    yield from (file for file in bucket_files(storage, location, entries) if _ORIGINAL.fullmatch(file.name))
+
+
+def _event_rows(storage: Storage, location: str, delta: Delta | DeleteDelta, valid: ValidWriteIds) -> int:
     """Count the visible events of a delta; its rows are read only if some of its write ids are not visible."""
+    directory = child(location, delta.name)
     width = delta.max_write_id - delta.min_write_id + 1
     compacted = delta.visibility_txn > 0 and valid.is_settled(delta.max_write_id)  # compaction removes aborted rows
     if compacted or valid.valid_in(delta.min_write_id, delta.max_write_id) == width:
-        return _stored_rows(directory)
-    return sum(_valid_events(file, valid) for file in _data_files(directory))
+        return _stored_rows(storage, directory)
+    return sum(_valid_events(file, valid) for file in bucket_files(storage, directory, storage.entries(directory)))
 
 
-def _stored_rows(directory: Path) -> int:
-    return sum(_footer_rows(file) for file in _data_files(directory))
+def _stored_rows(storage: Storage, directory: str) -> int:
+    """Count the rows of a directory and, as INSERT … UNION ALL writes to insert-only tables, of those below it."""
+    entries = [entry for entry in storage.entries(directory) if not is_hidden(entry.name)]
+    rows = sum(_footer_rows(file) for file in bucket_files(storage, directory, entries))
+    return rows + sum(_stored_rows(storage, child(directory, entry.name)) for entry in entries if entry.is_directory)
 
 
-def _data_files(directory: Path) -> Iterator[Path]:
-    """Yield the bucket files of a directory, and the original files that LOAD DATA moved there."""
-    for file in directory.iterdir():
-        if _BUCKET.fullmatch(file.name) or _ORIGINAL.fullmatch(file.name):
-            yield file
-
-
-def _footer_rows(file: Path) -> int:
-    source = _open(file)
+def _footer_rows(file: BucketFile) -> int:
+    source = file.open()
     return int(source.nrows) if source else 0
 
 
-def _valid_events(file: Path, valid: ValidWriteIds) -> int:
+def _valid_events(file: BucketFile, valid: ValidWriteIds) -> int:
     """Count the events whose write id is visible. Only one column is read, one stripe at a time."""
-    source = _open(file)
+    source = file.open()
     if source is None:
         return 0
+    if _WRITE_ID not in source.schema.names:  # plain rows of a compacted delta, which never has rows of aborted ids
+        return int(source.nrows)
     rows = 0
     for stripe in range(source.nstripes):
-        ids = source.read_stripe(stripe, columns=["currentTransaction"]).column(0)
+        ids = source.read_stripe(stripe, columns=[_WRITE_ID]).column(0)
         for entry in pc.value_counts(ids):
             rows += entry["counts"].as_py() if valid.is_valid(entry["values"].as_py()) else 0
     return rows
 
 
-def _open(file: Path) -> orc.ORCFile | None:
-    """Open a file up to the length in its side file, if any (AcidUtils.getLogicalLength); None if it is empty."""
-    side = file.with_name(file.name + SIDE_FILE_SUFFIX)
-    length = int.from_bytes(side.read_bytes()[-8:], "big") if side.exists() else file.stat().st_size
-    if not length:
-        return None
-    try:
-        return orc.ORCFile(pa.memory_map(str(file)).read_buffer(length))
-    except (pa.ArrowInvalid, OSError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise
-        raise InvalidTable(
-            f"the file is not a readable ORC file: {error}", where=str(file), hint="restore the file from a backup"
-        ) from error
-
-
-def _is_hidden(path: Path) -> bool:
-    return path.name.startswith(("_", "."))
+def is_hidden(name: str) -> bool:
+    """Return whether Hive ignores a file or directory of this name (HIDDEN_FILES_PATH_FILTER)."""
+    return name.startswith(("_", "."))

@@ -1,7 +1,8 @@
-"""Defines the contract of an ORC writer of ACID insert events, and selects the writer that each row needs.
+"""Defines the contract of an ORC writer of transactional tables, and selects the writer that each row needs.
 
-Invariant: row n of a file has row id n within its write id, that write id as original and current transaction, and the
-bucket property of the file. Hive reads every value unchanged: rows that pyarrow's ORC writer would corrupt go to pyorc.
+Invariant: row n of a file of a full ACID table is an insert event with row id n within its write id, that write id as
+original and current transaction, and the bucket property of the file. Hive reads every value unchanged: rows that
+pyarrow's ORC writer would corrupt go to pyorc.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ingestd.acid.complex import Mask, either, rows_with
 from ingestd.acid.footer import FileSize
 
 WriterName = Literal["pyarrow", "pyorc"]
@@ -23,7 +25,7 @@ _MAX_MICROS = 2**63 // 1000 - 1  # a timestamp[us] beyond this does not fit time
 
 
 class AcidWriter(Protocol):
-    """Writes one file of one write id. After `close` the file is complete, sealed and on disk.
+    """Writes one file of one write id. After `close` the file is complete and sealed, but not synced to disk.
 
     `write` and `close` raise OSError.
     """
@@ -33,7 +35,7 @@ class AcidWriter(Protocol):
         ...
 
     def close(self) -> FileSize:
-        """Write and seal the footer, fsync the file and return its size."""
+        """Write and seal the footer and return the size of the file."""
         ...
 
     def abort(self) -> None:
@@ -44,20 +46,11 @@ class AcidWriter(Protocol):
 def rows_for_pyorc(batch: pa.RecordBatch) -> pa.BooleanArray | None:
     """Return a mask of the rows that only `PyOrcWriter` writes correctly, or None if there are none.
 
-    These are the rows with a timestamp before 1970 that has a fraction of a second (pyarrow writes negative
-    nanoseconds, and Hive then fails every query of the column), or with a timestamp outside the range of timestamp[ns].
-    If any column is complex, these are all rows: below a null struct, pyarrow writes the children of an inner struct to
-    the wrong rows, and every column is inside the struct `row`.
+    These are the rows with a timestamp, at any depth, before 1970 that has a fraction of a second (pyarrow writes
+    negative nanoseconds, and Hive then fails every query of the column), or outside the range of timestamp[ns].
     """
-    if any(pa.types.is_nested(array.type) for array in batch.columns):
-        return pa.repeat(pa.scalar(value=True), batch.num_rows)
-    masks = [mask for array in batch.columns if (mask := _values_for_pyorc(array)) is not None]
-    if not masks:
-        return None
-    mask = masks[0]
-    for other in masks[1:]:
-        mask = mask | other
-    return pa.array(mask) if mask.any() else None
+    mask = either([rows_with(array, _values_for_pyorc) for array in batch.columns])
+    return None if mask is None else pa.array(mask)
 
 
 def split_by_writer(batch: pa.RecordBatch) -> Iterator[tuple[WriterName, pa.RecordBatch]]:
@@ -72,7 +65,7 @@ def split_by_writer(batch: pa.RecordBatch) -> Iterator[tuple[WriterName, pa.Reco
     yield "pyorc", batch.filter(mask)
 
 
-def _values_for_pyorc(array: pa.Array) -> Any:
+def _values_for_pyorc(array: pa.Array) -> Mask | None:
     if not pa.types.is_timestamp(array.type) or array.null_count == len(array):
         return None
     numbers = array.view(pa.int64())
@@ -81,8 +74,10 @@ def _values_for_pyorc(array: pa.Array) -> Any:
     if limits["min"].as_py() >= 0 and (not micros or limits["max"].as_py() <= _MAX_MICROS):
         return None
     values = numbers.fill_null(0).to_numpy(zero_copy_only=False)
-    mask = (values < 0) & (values % (1_000_000 if micros else _SECOND) != 0)
-    return mask | (values > _MAX_MICROS) | (values < -_MAX_MICROS) if micros else mask
+    mask: Mask = (values < 0) & (values % (1_000_000 if micros else _SECOND) != 0)
+    if micros:
+        mask |= (values > _MAX_MICROS) | (values < -_MAX_MICROS)
+    return mask if mask.any() else None
 
 
 def remove_file(path: Path, *closers: Callable[[], object]) -> None:

@@ -6,12 +6,10 @@ they were added. No (partition, bucket, statement) is used by two files, so no t
 
 from __future__ import annotations
 
-import errno
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, groupby
 from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -19,17 +17,24 @@ import numpy as np
 import pyarrow as pa
 
 from ingestd.acid.encoding import STANDARD, Encoding
-from ingestd.acid.layout import MAX_STATEMENT, bucket_property
+from ingestd.acid.layout import ALL_STATEMENTS, bucket_property
 from ingestd.acid.pyarrow_writer import PyArrowWriter
 from ingestd.acid.pyorc_writer import PyOrcWriter
 from ingestd.acid.writer import AcidWriter, WriterName, split_by_writer
-from ingestd.errors import InvalidTable, StorageUnavailable
+from ingestd.errors import InvalidTable
 from ingestd.schema import Column
+from ingestd.storage.contract import Outbox
+from ingestd.storage.system_errors import guarded
 
 Partition = tuple[str, ...]
 """The values of a partition, in the order of the partition columns."""
 
 F = TypeVar("F")
+
+# What an array of Arrow needs in addition to its values, measured with pyarrow 26: objects, and buffers of 64 bytes.
+_ARRAY_BYTES = 640
+# Batches that are larger on average are not merged: it would save little memory, and need more in the meantime.
+_SMALL_BATCH = 64 << 10
 
 
 class FileKey(NamedTuple):
@@ -44,7 +49,7 @@ class FileKey(NamedTuple):
 class PoolLimits:
     """The limits on the resources of a pool.
 
-    At most `open_files` files are open (None: no limit), and at most `pending_bytes` bytes of rows are buffered. The
+    At most `open_files` files are open (None: no limit), and buffered rows need at most `pending_bytes` of memory. The
     rows of a partition and bucket are written once they reach `write_bytes` bytes, unless that would require closing
     another file. If `write_bytes` is None, they are written only when `pending_bytes` is exceeded or at a flush.
     """
@@ -87,6 +92,10 @@ class FilePolicy(Protocol[F]):
         """Close a file; later rows of its key are written to a new file."""
         ...
 
+    def finish(self) -> None:
+        """Wait until the closed files are stored."""
+        ...
+
     def abort(self, files: Iterable[F]) -> None:
         """Abandon the open files `files` and, where the policy still owns them, the closed files; never raises."""
         ...
@@ -94,17 +103,28 @@ class FilePolicy(Protocol[F]):
 
 @dataclass(slots=True)
 class _PendingRows:
-    """The rows of one partition and bucket that are buffered in memory, by writer."""
+    """The rows of one partition and bucket that are buffered in memory, by writer; `bytes` are those of the values."""
 
     bytes: int = 0
     batches: dict[WriterName, list[pa.RecordBatch]] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """The number of batches."""
+        return sum(map(len, self.batches.values()))
+
+    def merge(self) -> None:
+        """Merge small batches of equal types, in their order."""
+        if self.bytes < _SMALL_BATCH * self.count:
+            self.batches = {writer: list(_merged(batches)) for writer, batches in self.batches.items()}
 
 
 class WriterPool(Generic[F]):
     """Buffers rows as Arrow batches and writes them to the files of a policy.
 
-    When the pending rows exceed their limit, those of the partition and bucket with the most pending bytes are written.
-    When a new file would exceed the limit of open files, the least recently used file is closed. Methods raise
+    When the pending rows exceed their limit, their batches are merged, because small batches need much more memory than
+    their rows. If that is not enough, those of the partition and bucket with the most pending bytes are written. When a
+    new file would exceed the limit of open files, the least recently used file is closed. Methods raise
     StorageUnavailable and the errors of the policy. After an error only `abort` may be called.
     """
 
@@ -112,7 +132,8 @@ class WriterPool(Generic[F]):
         self._files = files
         self._limits = limits or PoolLimits()
         self._pending: dict[tuple[Partition, int], _PendingRows] = {}
-        self._pending_bytes = 0
+        self._pending_bytes = self._pending_batches = 0
+        self._batch_bytes = 0  # what each batch needs in addition to its values
         self._open: OrderedDict[FileKey, F] = OrderedDict()
         self._statements: dict[tuple[Partition, int], Iterator[int]] = {}
         self._partitions: set[Partition] = set()
@@ -141,15 +162,19 @@ class WriterPool(Generic[F]):
             self._unprepared.add(partition)
         place = (partition, bucket)
         pending = self._pending.setdefault(place, _PendingRows())
+        self._batch_bytes = self._batch_bytes or _ARRAY_BYTES * _array_count(batch.schema)
         for writer, part in self._files.split(batch):
             rows = _own_memory(part)
             pending.batches.setdefault(writer, []).append(rows)
             pending.bytes += rows.nbytes
             self._pending_bytes += rows.nbytes
+            self._pending_batches += 1
         threshold = self._limits.write_bytes
         if threshold is not None and pending.bytes >= threshold and self._has_room(place):
             self._write(place)
-        while self._pending_bytes > self._limits.pending_bytes:
+        if self._exceeds_limit() and self._can_merge():
+            self._merge()
+        while self._pending and self._exceeds_limit():
             self._write(max(self._pending, key=lambda one: self._pending[one].bytes))
 
     def flush(self) -> None:
@@ -159,21 +184,36 @@ class WriterPool(Generic[F]):
             self._write(place)
 
     def close(self) -> None:
-        """Write all pending rows and close every file."""
+        """Write all pending rows, close every file, and wait until the files are stored."""
         self.flush()
         while self._open:
             self._close_least_recently_used()
+        self._files.finish()
 
     def drop_pending(self) -> None:
         """Drop the pending rows."""
         self._pending.clear()
-        self._pending_bytes = 0
+        self._pending_bytes = self._pending_batches = 0
 
     def abort(self) -> None:
         """Drop the pending rows and discard all files; never raises."""
         self.drop_pending()
         self._files.abort(self._open.values())
         self._open.clear()
+
+    def _exceeds_limit(self) -> bool:
+        needed = self._pending_bytes + self._pending_batches * self._batch_bytes
+        return needed > self._limits.pending_bytes
+
+    def _can_merge(self) -> bool:
+        """Whether merging could free a quarter of the limit. Then it costs little for each row that is added."""
+        return (self._pending_batches - len(self._pending)) * self._batch_bytes > self._limits.pending_bytes // 4
+
+    def _merge(self) -> None:
+        for pending in self._pending.values():
+            before = pending.count
+            pending.merge()
+            self._pending_batches += pending.count - before
 
     def _has_room(self, place: tuple[Partition, int]) -> bool:
         """Return whether the pending rows can be written without closing another file."""
@@ -187,12 +227,14 @@ class WriterPool(Generic[F]):
             self._files.prepare(self._unprepared)
             self._unprepared.clear()
         pending = self._pending.pop(place)
+        self._pending_batches -= pending.count
+        self._pending_bytes -= pending.bytes
+        pending.merge()  # a file is written faster with few batches
         for writer, batches in pending.batches.items():
             key = FileKey(*place, writer)
             file = self._file(key)
             for batch in batches:
                 self._files.write(key, file, batch)
-        self._pending_bytes -= pending.bytes
 
     def _file(self, key: FileKey) -> F:
         """Return the open file of a key, or open a new file with the next statement id."""
@@ -227,17 +269,32 @@ def _own_memory(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch.take(pa.array(np.arange(batch.num_rows)))
 
 
+def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Merge consecutive batches with equal schemas. The unit of timestamps, for example, may change between batches."""
+    for _, group in groupby(batches, key=lambda batch: batch.schema):
+        yield from pa.Table.from_batches(group).combine_chunks().to_batches()
+
+
+def _array_count(fields: Iterable[pa.Field]) -> int:
+    """Return the number of the arrays of some columns, with those inside others."""
+    return sum(1 + _array_count(_inner_fields(one.type)) for one in fields)
+
+
+def _inner_fields(kind: pa.DataType) -> Iterator[pa.Field]:
+    return (kind.field(number) for number in range(kind.num_fields))
+
+
 # --- staging files
 
 
 @dataclass(frozen=True, slots=True)
 class StagingFile:
-    """A closed file in a staging directory, to be placed at `delta_name(write_id, statement)/bucket_name(bucket)`."""
+    """A closed file at `uri`, to be published as `delta_name(write_id, statement)/bucket_name(bucket, layout)`."""
 
     partition: Partition
     statement: int
     bucket: int
-    path: str
+    uri: str
     rows: int
     bytes: int
 
@@ -252,21 +309,27 @@ class OpenStagingFile:
 
 
 class StagingFiles:
-    """Writes the files `f00001.orc`, … of one write id to a staging directory, which must exist.
+    """Writes the files `f00001.orc`, … of one write id and hands them over to an outbox.
 
-    `closed` lists the closed files, each of which is fsynced. The caller must fsync the directory.
+    `closed` lists the closed files, which are stored once `finish` has returned. `statements` contains the statement
+    ids that the files of each partition and bucket may have.
     """
 
-    statements = range(MAX_STATEMENT + 1)
-
     def __init__(
-        self, directory: Path, columns: Sequence[Column], write_id: int, *, encoding: Encoding = STANDARD
+        self,
+        outbox: Outbox,
+        columns: Sequence[Column],
+        write_id: int,
+        *,
+        encoding: Encoding = STANDARD,
+        statements: range = ALL_STATEMENTS,
     ) -> None:
         self.closed: list[StagingFile] = []
-        self._directory = directory
+        self._outbox = outbox
         self._columns = tuple(columns)
         self._write_id = write_id
         self._encoding = encoding
+        self.statements = statements
         self._numbers = count(1)
 
     def split(self, batch: pa.RecordBatch) -> Iterable[tuple[WriterName, pa.RecordBatch]]:
@@ -278,10 +341,10 @@ class StagingFiles:
 
     def open(self, key: FileKey, statement: int) -> OpenStagingFile:
         """See `FilePolicy`."""
-        path = self._directory / f"f{next(self._numbers):05d}.orc"
+        path = self._outbox.directory / f"f{next(self._numbers):05d}.orc"
         kind = PyArrowWriter if key.writer == "pyarrow" else PyOrcWriter
         bucket = bucket_property(key.bucket, statement)
-        with storage_errors(path):
+        with guarded(path):
             writer = kind(path, self._columns, self._write_id, bucket, encoding=self._encoding)
         return OpenStagingFile(writer, statement, path)
 
@@ -291,24 +354,25 @@ class StagingFiles:
 
     def write(self, _key: FileKey, file: OpenStagingFile, batch: pa.RecordBatch) -> None:
         """See `FilePolicy`."""
-        with storage_errors(file.path):
+        with guarded(file.path):
             file.writer.write(batch)
 
     def close(self, key: FileKey, file: OpenStagingFile) -> None:
         """See `FilePolicy`; seals the file and adds it to `closed`."""
-        with storage_errors(file.path):
+        with guarded(file.path):
             size = file.writer.close()
-        self.closed.append(
-            StagingFile(key.partition, file.statement, key.bucket, str(file.path), size.rows, size.bytes)
-        )
+        uri = self._outbox.send(file.path)
+        self.closed.append(StagingFile(key.partition, file.statement, key.bucket, uri, size.rows, size.bytes))
+
+    def finish(self) -> None:
+        """See `FilePolicy`."""
+        self._outbox.finish()
 
     def abort(self, files: Iterable[OpenStagingFile]) -> None:
         """See `FilePolicy`; removes all open and closed files."""
         for file in files:
             file.writer.abort()
-        for closed in self.closed:
-            with suppress(OSError):
-                Path(closed.path).unlink(missing_ok=True)
+        self._outbox.abandon()
         self.closed.clear()
 
 
@@ -321,39 +385,15 @@ class SingleStatementFiles(StagingFiles):
 
     def __init__(
         self,
-        directory: Path,
+        outbox: Outbox,
         columns: Sequence[Column],
         write_id: int,
         statement: int,
         *,
         encoding: Encoding = STANDARD,
     ) -> None:
-        super().__init__(directory, columns, write_id, encoding=encoding)
-        self.statements = range(statement, statement + 1)
+        super().__init__(outbox, columns, write_id, encoding=encoding, statements=range(statement, statement + 1))
 
     def split(self, batch: pa.RecordBatch) -> Iterable[tuple[WriterName, pa.RecordBatch]]:
         """See `FilePolicy`."""
         return [("pyorc", batch)]
-
-
-@contextmanager
-def storage_errors(path: Path) -> Iterator[None]:
-    """Translate OSError (a full disk, an I/O error, an unmounted file system) into StorageUnavailable."""
-    try:
-        yield
-    except OSError as error:
-        raise StorageUnavailable(
-            f"cannot write: {error.strerror or error}",
-            where=str(error.filename or path),
-            hint=_HINTS.get(error.errno or 0, "check the file system and the kernel log"),
-        ) from error
-
-
-_HINTS = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on the file system"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "grant this process write permission"),
-    **dict.fromkeys(
-        (errno.ENOENT, errno.ENOTDIR, errno.ESTALE),
-        "check whether the directory was removed or its file system was unmounted while the file was being written",
-    ),
-}

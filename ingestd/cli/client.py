@@ -80,10 +80,14 @@ class Endpoint:
 
 
 class Daemon:
-    """The daemon at an endpoint. Every method raises DaemonUnreachable, DaemonRefused or LoginFailed."""
+    """The daemon at an endpoint, which answers GET within `answer_seconds`.
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    Every method raises DaemonUnreachable, DaemonRefused or LoginFailed.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, answer_seconds: float = _ANSWER_SECONDS) -> None:
         self._endpoint = endpoint
+        self._seconds = answer_seconds
         self._url = endpoint.url.rstrip("/")
         self._where = f"daemon {self._url}"
         self._token = read_token(endpoint.token_file, "--token-file") if endpoint.token_file else ""
@@ -92,7 +96,7 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         """Return the document of GET /status."""
-        document = self._call("GET", "/status", None, _ANSWER_SECONDS)
+        document = self._call("GET", "/status", None, self._seconds)
         forms = {"version": int, "daemon": dict, "mappings": list}
         if not all(isinstance(document.get(key), form) for key, form in forms.items()):
             raise self._no_daemon()
@@ -122,7 +126,7 @@ class Daemon:
         path = f"/mappings/{quote(mapping, safe='')}/{action}"
         body = {**fields, "wait_seconds": _CHANGE_SECONDS}
         try:
-            answer = self._call("POST", path, body, _CHANGE_SECONDS + _ANSWER_SECONDS)
+            answer = self._call("POST", path, body, _CHANGE_SECONDS + self._seconds)
         except DaemonUnreachable as error:
             raise type(error)(error.what, where=error.where, hint=_LOST_HINT) from error
         if answer.get("result") not in ("done", "accepted"):
@@ -228,7 +232,7 @@ def _first_certificate(file: Path) -> str:
 def _body(answer: HTTPResponse | HTTPError, limit: Deadline) -> bytes:
     """Read the whole body. Raises OSError if it is too long or takes too long."""
     body = bytearray()
-    while part := answer.read(_CHUNK):
+    while part := answer.read1(_CHUNK):  # `read` waits for as many bytes
         body += part
         if len(body) > _MAX_BYTES or limit.passed:
             raise OSError(f"the answer is longer than {_MAX_BYTES >> 20} MiB or took too long")

@@ -18,10 +18,11 @@ from ingestd.compaction.policy import Queue
 from ingestd.compaction.request import Answer, PartitionState, compactable, examine, find_partition, submit, wait
 from ingestd.compaction.requirements import metastore_faults, table_faults
 from ingestd.errors import IngestdError
-from ingestd.hive.client import Metastore
 from ingestd.hive.compactions import Compaction, Kind, read_compactions
 from ingestd.hive.tables import load_acid_table
 from ingestd.ingest.options import MappingOptions
+from ingestd.publish.warehouse import Warehouse
+from ingestd.storage.storages import Storages
 
 _COLUMNS = (
     *(Column("mapping"), Column("partition"), number("deltas"), number("small files"), number("delta bytes")),
@@ -54,10 +55,11 @@ def status(
     """
     source = Source(files, directory)
     chosen = [source.mapping(name) for name in mappings] or list(source.document.mappings)
-    metastore = source.document.metastore.connect()
+    warehouse = _warehouse(source)
+    metastore = warehouse.metastore
     try:
         queue, faults = Queue(read_compactions(metastore)), metastore_faults(metastore)
-        found = [_examined(metastore, options, queue) for options in chosen]
+        found = [_examined(warehouse, options, queue) for options in chosen]
     finally:
         metastore.close()
     code = next((error.exit_code for _, error, _ in found if error), 0)
@@ -107,14 +109,15 @@ def request(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise click.UsageError("--timeout requires --wait")
     source = Source(files, directory)
     options = source.mapping(mapping)
-    metastore = source.document.metastore.connect()
+    warehouse = _warehouse(source)
+    metastore = warehouse.metastore
     try:
         target = load_acid_table(metastore, options.table)
-        names = [find_partition(metastore, target, text) for text in partitions] or list(compactable(metastore, target))
+        names = [find_partition(metastore, target, text) for text in partitions] or list(compactable(warehouse, target))
         by = f"ingestd/{options.control_database}/{options.name}/{getpass.getuser()}"
-        answers = submit(metastore, target, names, kind, options.compaction, by)
+        answers = submit(warehouse, target, names, kind, options.compaction, by)
         if waits:
-            answers = wait(metastore, target, answers, timeout or _WAIT_SECONDS, threading.Event())
+            answers = wait(warehouse, target, answers, timeout or _WAIT_SECONDS, threading.Event())
     finally:
         metastore.close()
     code = next((one.error.exit_code for one in answers if one.error), 0)
@@ -132,11 +135,15 @@ def request(  # noqa: PLR0913, PLR0917 - one parameter for each option
 _Found = tuple[list[PartitionState], IngestdError | None, list[str]]
 
 
-def _examined(metastore: Metastore, options: MappingOptions, queue: Queue) -> _Found:
+def _warehouse(source: Source) -> Warehouse:
+    return Warehouse(source.document.metastore.connect(), Storages(source.document.storage))
+
+
+def _examined(warehouse: Warehouse, options: MappingOptions, queue: Queue) -> _Found:
     """Return the partitions of a mapping's table, or the error that prevents it, and what prevents their compaction."""
     try:
-        target = load_acid_table(metastore, options.table)
-        states = examine(metastore, target, queue)
+        target = load_acid_table(warehouse.metastore, options.table)
+        states = examine(warehouse, target, queue)
     except IngestdError as error:
         return [], error, []
     return states, None, table_faults(target.parameters, [state.name for state in states])

@@ -22,12 +22,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ingestd.cli.replication_demo import ReplicationDemo
 from ingestd.cli.sandbox import interruptible, progress_display
 from ingestd.clock import monotonic
 from ingestd.errors import IngestdError
 from ingestd.kafka.producer import create_topic, produce
-from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
+from ingestd.sandbox import HDFS, LOCAL, STORAGES, Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.hiveserver2 import client, query
+from ingestd.storage.options import StorageOptions
+from ingestd.storage.storages import Storages
 
 _TOPIC = "orders"
 _TABLE = "shop.orders"
@@ -54,7 +57,7 @@ http: {{listen: off}}
 metastore: {{uri: "{metastore}"}}
 kafka: {{bootstrap.servers: "{kafka}"}}
 spark: {{master: "local[2]"}}
-mappings:
+{storage}mappings:
   - name: orders
     topics: [orders]
     table: shop.orders          # partitioned by dt, which is a field of the records
@@ -64,20 +67,35 @@ mappings:
 
 @click.command()
 @click.option("--records", type=click.IntRange(1), default=1_000_000, show_default=True, help="Number of records.")
+@click.option(
+    "--storage", type=click.Choice(STORAGES), default=LOCAL, show_default=True, help="Storage of the warehouse."
+)
+@click.option(
+    "--replication", is_flag=True, help="Instead, copy a database to another Hive, and keep the copy up to date."
+)
 @click.option("--keep", is_flag=True, help="Keep the sandbox running and keep its files.")
-def demo(records: int, keep: bool) -> None:
+def demo(records: int, storage: str, replication: bool, keep: bool) -> None:
     """Move a million records from a real Kafka into a real Hive table.
 
-    Starts the services on this machine, runs the daemon, and queries the table.
+    Starts the services on this machine, runs the daemon, and queries the table. With --replication, starts two Hives
+    and a daemon for each, changes a database on one, and queries both.
     """
-    client()  # fails, before any service starts, if the client for the queries is not installed
+    if replication and storage != LOCAL:
+        raise click.UsageError("--replication supports the local storage only")
+    # These fail, before any service starts, if the client for the queries or the library for HDFS is not installed.
+    client()
+    if storage == HDFS:
+        Storages(StorageOptions(properties={})).at("hdfs://127.0.0.1")
     console = Console(highlight=False)
     state_dir = Path(tempfile.mkdtemp(prefix="ingestd-demo-"))
-    box = Sandbox(SandboxOptions(state_dir=state_dir, hiveserver2=True))
+    box = Sandbox(SandboxOptions(state_dir=state_dir, hiveserver2=True, storage=storage, replica=replication))
     kept = False
     try:
         with interruptible():
-            _Demo(console, box, state_dir).run(records)
+            if replication:
+                ReplicationDemo(console, box, state_dir).run()
+            else:
+                _Demo(console, box, state_dir).run(records)
         kept = keep
     finally:
         if kept:
@@ -125,7 +143,8 @@ class _Demo:
 
     def _ingest(self, addresses: Addresses, records: int) -> None:
         self._say("Running `ingestd run --until-caught-up` with this configuration:")
-        text = _CONFIG.format(metastore=addresses.metastore, kafka=addresses.kafka)
+        place = f'storage: {{hadoop_conf_dir: "{addresses.hadoop_conf_dir}"}}\n' if addresses.hadoop_conf_dir else ""
+        text = _CONFIG.format(metastore=addresses.metastore, kafka=addresses.kafka, storage=place)
         self._config.write_text(text, encoding="utf-8")
         self._console.print(text, style="dim", markup=False)
         command = [sys.executable, "-m", "ingestd", "run", "--config", str(self._config)]

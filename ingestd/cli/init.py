@@ -21,9 +21,10 @@ from ingestd.config.draft import Draft, checked_settings, describe, mapping_name
 from ingestd.daemon import log
 from ingestd.errors import ConfigError, ConfigFaults, TableMissing
 from ingestd.hive.client import Metastore
+from ingestd.hive.creation import NewTable
 from ingestd.hive.tables import TableName, list_tables
 from ingestd.ingest.options import ControlOptions
-from ingestd.ingest.sample import create_table, match, proposed_shape, read_sample
+from ingestd.ingest.sample import match, proposed_shape, read_sample
 from ingestd.ingest.target import load_target
 from ingestd.kafka.admin import Broker
 
@@ -154,7 +155,7 @@ def _compared(plain: Draft, document: Document, metastore: Metastore) -> Draft:
     except TableMissing:
         shape = proposed_shape(sample)
         if shape.columns:
-            return replace(plain, match=match(sample, shape), statement=create_table(plain.table, shape))
+            return replace(plain, match=match(sample, shape), statement=NewTable(plain.table, shape.columns).statement)
         note = "The table does not exist, and the topic has no JSON objects from which columns could be derived."
         return replace(plain, notes=(note,))
     return replace(plain, match=match(sample, table.shape))

@@ -17,8 +17,8 @@ from ingestd.errors import ConfigFaults, IngestdError
 
 # A command is the attribute of the same name of its module in this package.
 _COMMANDS = (
-    *("run", "init", "check", "config", "doctor", "status", "mappings", "offsets", "compaction"),
-    *("prepare", "demo", "sandbox", "completion", "man"),
+    *("run", "init", "check", "preview", "config", "doctor", "status", "mappings", "offsets", "compaction"),
+    *("deadletters", "policy", "repl", "prepare", "demo", "sandbox", "completion", "man"),
 )
 
 

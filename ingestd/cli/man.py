@@ -19,6 +19,7 @@ _EXIT_CODES = (
     ("65", "invalid data or table"),
     ("69", "service unavailable"),
     ("70", "internal error of ingestd or Spark"),
+    ("75", "repl verify could not compare a table"),
     ("77", "login failed"),
     ("78", "invalid configuration"),
 )

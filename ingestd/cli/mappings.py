@@ -57,7 +57,10 @@ def pause(mapping: str, output: Output, **where: Any) -> None:
 @mappings.command()
 @_with_request_options
 def resume(mapping: str, output: Output, **where: Any) -> None:
-    """Continue MAPPING after a pause, or restart it after an error."""
+    """Continue MAPPING after a pause, or restart it after an error.
+
+    If columns of its table were renamed, removed or narrowed, it continues with the changed columns.
+    """
     _request("resume", mapping, output, Source(**where))
 
 

@@ -21,8 +21,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, SpinnerColumn, Te
 
 from ingestd.cli.presentation import Column, Output, console, number, print_json, table, with_output
 from ingestd.clock import pause
-from ingestd.sandbox import SERVICES, Addresses, Sandbox, SandboxOptions
-from ingestd.sandbox.options import ServiceState
+from ingestd.sandbox import SERVICES, STORAGES, Addresses, Sandbox, SandboxOptions
+from ingestd.sandbox.options import BROKERS, DATANODES, SPARK_WORKERS, ServiceState
 
 _FOLLOW_SECONDS = 0.3
 _state_dir = click.option(
@@ -55,8 +55,49 @@ def sandbox() -> None:
 @sandbox.command()
 @_state_dir
 @click.option("--hiveserver2", is_flag=True, help="Also start HiveServer2, for SQL queries.")
+@click.option(
+    "--replica",
+    is_flag=True,
+    help="Run two Hives, a source and a target of replication, whose metastores 4.2.0 log events.",
+)
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, len(BROKERS)),
+    default=1,
+    show_default=True,
+    help="Number of Kafka brokers, which all store every topic by default.",
+)
+@click.option(
+    "--storage",
+    type=click.Choice(STORAGES),
+    help="Storage of the warehouse: the local file system, a real HDFS, or an S3 server.  [default: local]",
+)
+@click.option(
+    "--datanodes",
+    type=click.IntRange(1, len(DATANODES)),
+    default=1,
+    show_default=True,
+    help="Number of DataNodes of HDFS, which all store every block.",
+)
+@click.option(
+    "--spark-workers",
+    type=click.IntRange(0, len(SPARK_WORKERS)),
+    default=0,
+    show_default=True,
+    help="Number of workers of a standalone Spark cluster, with its master.",
+)
+@click.option(
+    "--spark-worker-cores", type=click.IntRange(1), default=1, show_default=True, help="Cores of each Spark worker."
+)
+@click.option(
+    "--spark-worker-memory-mb",
+    type=click.IntRange(512),
+    default=1024,
+    show_default=True,
+    help="Memory of each Spark worker for its executors in MiB.",
+)
 @click.option("--metastore-db", metavar="URL", help="PostgreSQL database for the metastore.  [default: embedded Derby]")
-@click.option("--kafka-port", type=click.IntRange(1, 65535), help="Port for Kafka.  [default: a free port]")
+@click.option("--kafka-port", type=click.IntRange(1, 65535), help="Port of the first broker.  [default: a free port]")
 @click.option("--metastore-port", type=click.IntRange(1, 65535), help="Port for the metastore.  [default: a free port]")
 @click.option("--hiveserver2-port", type=click.IntRange(1, 65535), help="Port for HiveServer2.  [default: a free port]")
 @_heap_option("Kafka", least=128, default=512)
@@ -123,7 +164,7 @@ def status(state_dir: Path | None, output: Output, as_json: bool) -> None:
 
 @sandbox.command()
 @_state_dir
-@click.argument("service", type=click.Choice(SERVICES), required=False)
+@click.argument("service", type=click.Choice(SERVICES), metavar="[SERVICE]", required=False)
 @click.option(
     "-n",
     "--lines",
@@ -134,7 +175,7 @@ def status(state_dir: Path | None, output: Output, as_json: bool) -> None:
 )
 @click.option("-f", "--follow", is_flag=True, help="Print new lines as they arrive, until Ctrl-C.")
 def logs(state_dir: Path | None, service: str | None, lines: int, follow: bool) -> None:
-    """Print the log of one service, or of all services."""
+    """Print the log of one SERVICE, such as metastore or hiveserver2, or of all services."""
     box = _sandbox(state_dir=state_dir)
     names = [service] if service else list(SERVICES)
     files = {name: box.log_path(name) for name in names if box.log_path(name).exists()}
@@ -179,6 +220,17 @@ def _memory(state: ServiceState) -> str:
 def _print_addresses(addresses: Addresses) -> None:
     given = {name: value for name, value in asdict(addresses).items() if value}
     console().print(table((Column("service"), Column("address")), given.items()))
+    if addresses.target_metastore:
+        for side, uri in (("source", addresses.metastore), ("target", addresses.target_metastore)):
+            click.echo(f"\n# {side}.yaml\n{_configuration(uri, addresses)}")
+
+
+def _configuration(metastore: str, addresses: Addresses) -> str:
+    """Return the sections of a configuration that depend on the sandbox."""
+    text = f'metastore: {{uri: "{metastore}"}}\nkafka: {{bootstrap.servers: "{addresses.kafka}"}}'
+    if addresses.hadoop_conf_dir:
+        text += f'\nstorage: {{hadoop_conf_dir: "{addresses.hadoop_conf_dir}"}}'
+    return text
 
 
 @contextmanager

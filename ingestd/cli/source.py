@@ -21,9 +21,16 @@ from ingestd.daemon import failpoints, log
 from ingestd.errors import ConfigError
 from ingestd.hive.client import Metastore
 from ingestd.ingest.control import Request
+from ingestd.ingest.letter_reader import Selection, read_letters
+from ingestd.ingest.letter_table import Letter
 from ingestd.ingest.offline import change_stored, retire
 from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.preview import AtOffset, AtTime, Preview, preview
+from ingestd.ingest.replay import ReplayResult, replay, try_replay
 from ingestd.ingest.stored import StoredMapping, find_options, read_mapping, read_mappings, read_retirable
+from ingestd.publish.warehouse import Warehouse
+from ingestd.spark.local import LocalEngine
+from ingestd.storage.storages import Storages
 
 T = TypeVar("T")
 _endpoint_options: list[Any] = [
@@ -130,6 +137,32 @@ class Source:
         with self._metastore() as metastore:
             return read_mapping(metastore, options)
 
+    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None) -> Preview:
+        """Decode records of the mapping with this name. Raises the errors of `mapping` and of `preview`."""
+        options = self.mapping(name)
+        with self._metastore() as metastore, LocalEngine() as engine:
+            return preview(metastore, options, limit, start, engine)
+
+    def letters(self, name: str) -> Iterator[Letter]:
+        """Yield the dead letters of the mapping with this name. Raises the errors of `mapping` and `read_letters`."""
+        options = self.mapping(name)
+        with self._metastore() as metastore:
+            yield from read_letters(self._warehouse(metastore), options)
+
+    def replay(self, name: str, selection: Selection) -> ReplayResult:
+        """Replay dead letters of the mapping with this name. Raises the errors of `mapping` and `replay`."""
+        log.configure("auto", "warning")
+        options = self.mapping(name)
+        with self._metastore() as metastore, LocalEngine() as engine:
+            return replay(self._warehouse(metastore), options, selection, engine, failpoints.from_environment())
+
+    def try_replay(self, name: str, selection: Selection) -> ReplayResult:
+        """Return what `replay` would do. Raises the errors of `mapping` and `try_replay`."""
+        log.configure("auto", "error")
+        options = self.mapping(name)
+        with self._metastore() as metastore, LocalEngine() as engine:
+            return try_replay(self._warehouse(metastore), options, selection, engine)
+
     def read_retirable(self, name: str) -> StoredMapping:
         """Read a mapping that may no longer be in the configuration."""
         with self._metastore() as metastore:
@@ -142,13 +175,13 @@ class Source:
         """Carry out a request without a daemon. Raises OwnerAlive if a daemon runs the mapping."""
         log.configure("auto", "warning")
         with self._metastore() as metastore:
-            change_stored(metastore, options, request, failpoints.from_environment())
+            change_stored(self._warehouse(metastore), options, request, failpoints.from_environment())
 
     def retire(self, stored: StoredMapping) -> None:
         """Remove the stored state of a mapping. Raises OwnerAlive if a daemon runs the mapping."""
         log.configure("auto", "warning")
         with self._metastore() as metastore:
-            retire(metastore, stored, failpoints.from_environment())
+            retire(self._warehouse(metastore), stored, failpoints.from_environment())
 
     @contextmanager
     def _metastore(self) -> Iterator[Metastore]:
@@ -157,6 +190,9 @@ class Source:
             yield metastore
         finally:
             metastore.close()
+
+    def _warehouse(self, metastore: Metastore) -> Warehouse:
+        return Warehouse(metastore, Storages(self.document.storage))
 
 
 def _difference(status: dict[str, Any], document: Document) -> str:
@@ -168,6 +204,6 @@ def _difference(status: dict[str, Any], document: Document) -> str:
         return "the server there does not report which mappings it runs"
     if not scope.is_same(document.scope):
         return f"a daemon of another configuration answers there ({scope})"
-    if names.isdisjoint(options.name for options in document.mappings):
+    if document.mappings and names.isdisjoint(options.name for options in document.mappings):
         return "a daemon of another configuration answers there (it runs no mapping of this one)"
     return ""

@@ -1,4 +1,4 @@
-"""`ingestd status`: the state of every mapping, from the daemon or, without one, from Hive and Kafka."""
+"""`ingestd status`: the state of every mapping and policy, from the daemon or, without one, from Hive and Kafka."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from rich.text import Text
 
 from ingestd.cli.client import Daemon
 from ingestd.cli.presentation import Column, Output, console, number, print_json, table, with_output
+from ingestd.cli.replication import POLICY_COLUMNS, opened, policy_row
 from ingestd.cli.run import with_config
 from ingestd.cli.source import Source, with_endpoint
 from ingestd.clock import now, pause
+from ingestd.daemon.http.policies import policy_entry
 from ingestd.errors import IngestdError
 from ingestd.ingest.stored import StoredMapping
+from ingestd.replication.policy_status import read_statuses
 
 _COLUMNS = (
     *(Column("mapping"), Column("table"), Column("state"), number("lag"), Column("behind"), Column("last commit")),
@@ -37,7 +40,7 @@ _REFRESH_SECONDS = 2.0
 @click.option("--watch", is_flag=True, help="Refresh the table every 2 s, until Ctrl-C.")
 @with_output
 def status(files: tuple[Path, ...], directory: Path | None, watch: bool, output: Output, **endpoint: Any) -> None:
-    """Show the state, lag, owner and last commit of every mapping.
+    """Show the state, lag, owner and last commit of every mapping, and the state of every replication policy.
 
     Asks the daemon at --url, or at `http.listen` of the configuration. If no daemon of this configuration answers, the
     stored positions and owners are read from Hive, and the ends of the partitions from Kafka.
@@ -67,7 +70,16 @@ def read_status(source: Source) -> dict[str, Any]:
         return {"source": "daemon", "exit_code": 0, **answer}
     found = source.read_stored()
     code = next((one.problem.exit_code for one in found if one.problem), 0)
-    return {"source": "services", "exit_code": code, "version": 1, "mappings": [_entry(one) for one in found]}
+    mappings, policies = [_entry(one) for one in found], _policies(source)
+    return {"source": "services", "exit_code": code, "version": 1, "mappings": mappings, "policies": policies}
+
+
+def _policies(source: Source) -> list[dict[str, Any]]:
+    """Return the entries of the policies, if the configuration has the section `replication`."""
+    if source.document.replication is None:
+        return []
+    with opened(source.files, source.directory) as access:
+        return [policy_entry(one) for one in read_statuses(access.cluster, access.policies, access.schedules)]
 
 
 def _watch(source: Source) -> None:
@@ -101,7 +113,12 @@ def _view(document: dict[str, Any]) -> Group:
         title = f"daemon {daemon['release']} on {daemon['host']}, process {daemon['pid']}"
     else:
         title = "read from Hive and Kafka"
-    return Group(Text(f"{title}: {len(mappings)} mapping{'' if len(mappings) == 1 else 's'}", "dim"), _table(mappings))
+    policies = document.get("policies", ())  # absent from a daemon of an older release
+    counts = [f"{len(mappings)} mapping{'' if len(mappings) == 1 else 's'}"] if mappings or not policies else []
+    counts += [f"{len(policies)} polic{'y' if len(policies) == 1 else 'ies'}"] if policies else []
+    tables = [_table(mappings)] if mappings or not policies else []
+    tables += [table(POLICY_COLUMNS, map(policy_row, policies))] if policies else []
+    return Group(Text(f"{title}: {', '.join(counts)}", "dim"), *tables)
 
 
 def _table(mappings: list[dict[str, Any]]) -> Table:

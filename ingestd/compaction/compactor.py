@@ -16,8 +16,8 @@ from ingestd.compaction.requirements import metastore_faults
 from ingestd.compaction.survey import PartitionFiles
 from ingestd.compaction.watch import TableWatch
 from ingestd.errors import MetastoreUnavailable
-from ingestd.hive.client import Metastore
 from ingestd.hive.compactions import read_compactions
+from ingestd.publish.warehouse import Warehouse
 
 _CYCLE_SECONDS = 5.0
 # The pause after a cycle, as a multiple of its duration: a long history of the queue must not occupy the metastore.
@@ -30,8 +30,9 @@ _STOP_SECONDS = 1.0
 class Compactor:
     """Serves watches from `start` to `stop`. `cycle_seconds` is the shortest pause between two cycles."""
 
-    def __init__(self, metastore: Metastore, *, cycle_seconds: float = _CYCLE_SECONDS) -> None:
-        self._metastore = metastore
+    def __init__(self, warehouse: Warehouse, *, cycle_seconds: float = _CYCLE_SECONDS) -> None:
+        self._warehouse = warehouse
+        self._metastore = warehouse.metastore
         self._cycle_seconds = cycle_seconds
         self._watches: tuple[TableWatch, ...] = ()
         self._progress = Progress()
@@ -81,7 +82,7 @@ class Compactor:
             if self._ended.is_set():
                 return
             with _reporting(watch):
-                surveyed.append((watch, watch.find_crowded(self._metastore, self._faults)))
+                surveyed.append((watch, watch.find_crowded(self._warehouse, self._faults)))
         queue = None
         if any(watch.needs_queue(crowded) for watch, crowded in surveyed):
             queue = Queue(read_compactions(self._metastore))

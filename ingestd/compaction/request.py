@@ -23,6 +23,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.compactions import Compaction, CompactionRefused, Kind, read_compactions, request_compaction
 from ingestd.hive.partitions import partition_names
 from ingestd.hive.tables import WHOLE_TABLE, Table
+from ingestd.publish.warehouse import Warehouse
 
 _POLL_SECONDS = 0.5
 
@@ -65,9 +66,9 @@ class Answer:
     before: frozenset[str] = frozenset()
 
 
-def examine(metastore: Metastore, table: Table, queue: Queue) -> list[PartitionState]:
+def examine(warehouse: Warehouse, table: Table, queue: Queue) -> list[PartitionState]:
     """Return all partitions, those with the most deltas first. Raises MetastoreUnavailable or StorageUnavailable."""
-    found = survey(metastore, table, _names(metastore, table))
+    found = survey(warehouse, table, _names(warehouse.metastore, table))
     entries: dict[str, list[Compaction]] = {}
     for one in queue.of(table.name):
         entries.setdefault(one.partition, []).append(one)
@@ -103,9 +104,9 @@ def find_partition(metastore: Metastore, table: Table, text: str) -> str:
     raise InvalidTable(f"there is no partition {text}", where=f"table {table.name}", hint=f"it has {known}")
 
 
-def compactable(metastore: Metastore, table: Table) -> dict[str, PartitionFiles]:
+def compactable(warehouse: Warehouse, table: Table) -> dict[str, PartitionFiles]:
     """Return the partitions that a compaction would change now, because it merges several directories of them."""
-    found = survey(metastore, table, _names(metastore, table))
+    found = survey(warehouse, table, _names(warehouse.metastore, table))
     return {
         name: files
         for name, files in found.items()
@@ -114,16 +115,17 @@ def compactable(metastore: Metastore, table: Table) -> dict[str, PartitionFiles]
 
 
 def submit(
-    metastore: Metastore, table: Table, names: Sequence[str], kind: Kind | None, options: CompactionOptions, by: str
+    warehouse: Warehouse, table: Table, names: Sequence[str], kind: Kind | None, options: CompactionOptions, by: str
 ) -> list[Answer]:
     """Request compactions of partitions and return one answer for each. Without `kind`, the policy chooses it.
 
     `by` names the client in SHOW COMPACTIONS. Raises MetastoreUnavailable or StorageUnavailable.
     """
-    found = survey(metastore, table, names)
+    found = survey(warehouse, table, names)
     missing = [Answer(name, None, _without_directory(table, name)) for name in names if name not in found]
     return missing + [
-        _submit(metastore, table, name, found[name], kind or choose_kind(found[name], options), by) for name in found
+        _submit(warehouse.metastore, table, name, found[name], kind or choose_kind(found[name], options), by)
+        for name in found
     ]
 
 
@@ -149,7 +151,7 @@ def _submit(metastore: Metastore, table: Table, name: str, files: PartitionFiles
 
 
 def wait(
-    metastore: Metastore, table: Table, answers: Sequence[Answer], limit_seconds: float, stop: threading.Event
+    warehouse: Warehouse, table: Table, answers: Sequence[Answer], limit_seconds: float, stop: threading.Event
 ) -> list[Answer]:
     """Wait until the accepted compactions have ended and readers use their results; return the final answers.
 
@@ -158,9 +160,9 @@ def wait(
     """
     limit = Deadline.after(limit_seconds)
     while True:
-        entries = {one.id: one for one in read_compactions(metastore)}
+        entries = {one.id: one for one in read_compactions(warehouse.metastore)}
         latest = [_latest(one, entries) for one in answers]
-        unused = _unused(metastore, table, latest)
+        unused = _unused(warehouse, table, latest)
         if unused and limit.passed:
             late = {one.id: _late(one, limit_seconds) for one in unused}
             return [
@@ -171,13 +173,13 @@ def wait(
             return latest
 
 
-def _unused(metastore: Metastore, table: Table, answers: Sequence[Answer]) -> list[Compaction]:
+def _unused(warehouse: Warehouse, table: Table, answers: Sequence[Answer]) -> list[Compaction]:
     """Return the compactions that have not failed and whose results readers do not use yet."""
     known = [(one, one.compaction) for one in answers if one.compaction is not None]
     pending = [compaction for _, compaction in known if compaction.is_pending]
     # The worker reports its result before it commits. Once the cleaner has succeeded, it has certainly committed.
     written = [(one, compaction) for one, compaction in known if compaction.state == "ready for cleaning"]
-    found = survey(metastore, table, [one.partition for one, _ in written]) if written else {}
+    found = survey(warehouse, table, [one.partition for one, _ in written]) if written else {}
     return pending + [
         compaction
         for one, compaction in written

@@ -27,6 +27,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.compactions import Compaction, CompactionRefused, request_compaction
 from ingestd.hive.partitions import partition_names
 from ingestd.hive.tables import WHOLE_TABLE, Table, TableName, load_acid_table
+from ingestd.publish.warehouse import Warehouse
 
 # Per cycle: partitions of a periodic survey, partitions that are checked before a request, and requests.
 _SURVEYED_PARTITIONS = 1_000
@@ -151,7 +152,7 @@ class TableWatch:
 
     # --- called by the thread of the Compactor
 
-    def find_crowded(self, metastore: Metastore, metastore_faults: Sequence[str]) -> dict[str, PartitionFiles]:
+    def find_crowded(self, warehouse: Warehouse, metastore_faults: Sequence[str]) -> dict[str, PartitionFiles]:
         """Survey the partitions that are due, and return those for which a compaction should be requested.
 
         Raises MetastoreUnavailable, StorageUnavailable or InvalidTable.
@@ -160,13 +161,13 @@ class TableWatch:
             checked = list(self._checks)[:_CHECKED_PARTITIONS]
         if not (self._survey_at.passed or checked):
             return {}
-        table = load_acid_table(metastore, self._table)
+        table = load_acid_table(warehouse.metastore, self._table)
         if table.id != self._table_id:
             self._forget(table)
             checked = []
         is_due = self._survey_at.passed
-        wanted = list(dict.fromkeys([*(self._next_names(metastore, table) if is_due else ()), *checked]))
-        found = survey(metastore, table, wanted)
+        wanted = list(dict.fromkeys([*(self._next_names(warehouse.metastore, table) if is_due else ()), *checked]))
+        found = survey(warehouse, table, wanted)
         if is_due:
             self._survey_at = Deadline.after(self._options.survey)
             self._reads_queue = True

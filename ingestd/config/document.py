@@ -14,13 +14,18 @@ from ingestd.compaction.options import CompactionOptions, PacingOptions
 from ingestd.config import validation
 from ingestd.config.files import Settings, read_document
 from ingestd.config.http import HttpOptions
-from ingestd.errors import ConfigError
+from ingestd.errors import ConfigError, ConfigFaults
+from ingestd.formats.options import uses_registry
+from ingestd.formats.registry import RegistryOptions
 from ingestd.hive.client import addresses
 from ingestd.hive.options import MetastoreOptions
-from ingestd.ingest.options import CommitOptions, ControlOptions, MappingOptions
+from ingestd.ingest.options import CommitOptions, ControlOptions, DeadLetterOptions, MappingOptions
 from ingestd.kafka.settings import client_faults, setting_faults
 from ingestd.keys import NOT_EMPTY, Doc, Seconds, Setting
+from ingestd.replication.options import ReplicationOptions
 from ingestd.spark.options import SparkOptions
+from ingestd.storage.hadoop import read_properties
+from ingestd.storage.options import StorageOptions
 
 # Yields the faults of Kafka settings. The second argument returns the configuration section of a key.
 FaultFinder = Callable[[Mapping[str, object], Callable[[str], str]], Iterator[ConfigError]]
@@ -73,9 +78,18 @@ class Document:
     metastore: Annotated[MetastoreOptions, Doc("The Hive Metastore and the login.")]
     kafka: Annotated[
         Mapping[str, Setting], Doc("librdkafka properties of all mappings; bootstrap.servers is required.")
-    ] = field(repr=False)
-    mappings: Annotated[tuple[MappingOptions, ...], NOT_EMPTY, Doc("Each mapping moves topics into one table.")]
+    ] = field(default_factory=dict, repr=False)
+    mappings: Annotated[tuple[MappingOptions, ...], NOT_EMPTY, Doc("Each mapping moves topics into one table.")] = ()
+    replication: Annotated[
+        ReplicationOptions | None, Doc("Runs the replication policies of this metastore; without it, none run.")
+    ] = None
     spark: Annotated[SparkOptions, Doc("The Spark session.")] = field(default_factory=SparkOptions)
+    storage: Annotated[StorageOptions, Doc("Access to storages other than the local file system.")] = field(
+        default_factory=StorageOptions
+    )
+    registry: Annotated[
+        RegistryOptions | None, Doc("The schema registry; required if records refer to its schemas.")
+    ] = None
     control: Annotated[ControlOptions, Doc("Where the state is stored.")] = field(default_factory=ControlOptions)
     http: Annotated[HttpOptions, Doc("Status page, status, health, metrics and control.")] = field(
         default_factory=HttpOptions
@@ -84,6 +98,17 @@ class Document:
     defaults: Annotated[DefaultOptions, Doc("Values for mappings that do not set them.")] = field(
         default_factory=DefaultOptions
     )
+
+    @property
+    def kafka_clusters(self) -> tuple[str, ...]:
+        """The `bootstrap.servers` of all mappings, each once."""
+        return tuple(dict.fromkeys(str(mapping.kafka["bootstrap.servers"]) for mapping in self.mappings))
+
+    @property
+    def registries(self) -> tuple[str, ...]:
+        """The address of the schema registry, if the records of a mapping refer to schemas there."""
+        is_used = any(uses_registry(mapping.format) for mapping in self.mappings)
+        return (self.registry.address,) if self.registry is not None and is_used else ()
 
     @property
     def scope(self) -> Scope:
@@ -95,7 +120,7 @@ class Document:
 
 
 def load(files: Sequence[Path], directory: Path | None = None) -> Document:
-    """Read and validate the files, and test the Kafka settings with librdkafka.
+    """Read and validate the files as `complete` does.
 
     Raises ConfigFaults with the file, line and path of every fault.
     """
@@ -103,8 +128,12 @@ def load(files: Sequence[Path], directory: Path | None = None) -> Document:
 
 
 def complete(settings: Settings) -> Document:
-    """Validate the content of the files, and test the Kafka settings with librdkafka. Raises ConfigFaults."""
+    """Validate the content of the files and of `storage.hadoop_conf_dir`, and test the Kafka settings with librdkafka.
+
+    Raises ConfigFaults.
+    """
     document = validate(settings)
+    _raise_any(_storage_faults(document.storage), settings)
     # Only a client detects contradictory settings and unreadable certificates. It opens no connection.
     _raise_any(_kafka_faults(document, settings, client_faults), settings)
     return document
@@ -112,11 +141,22 @@ def complete(settings: Settings) -> Document:
 
 def validate(settings: Settings) -> Document:
     """Validate the content of the files without creating a client. Raises ConfigFaults."""
-    document = validation.validate(Document, settings)
-    given: Sequence[Mapping[str, Any]] = settings.values["mappings"]
+    missing = list(_missing_sections(settings.values))
+    try:
+        document = validation.validate(Document, settings)
+    except ConfigFaults as error:
+        raise ConfigFaults([*error.faults, *(settings.located(fault) for fault in missing)]) from None
+    _raise_any(missing, settings)
+    given: Sequence[Mapping[str, Any]] = settings.values.get("mappings", ())
     mappings = (_with_common_values(document, own, keys) for own, keys in zip(document.mappings, given, strict=True))
     document = replace(document, mappings=tuple(mappings))
-    _raise_any((*_repeated_names(document.mappings), *_kafka_faults(document, settings, setting_faults)), settings)
+    faults = (
+        *_repeated_names(document),
+        *_reject_faults(document),
+        *_missing_registry(document),
+        *_kafka_faults(document, settings, setting_faults),
+    )
+    _raise_any(faults, settings)
     return document
 
 
@@ -126,11 +166,71 @@ def _raise_any(faults: Iterable[ConfigError], settings: Settings) -> None:
         raise validation.config_faults(found, settings)
 
 
-def _repeated_names(mappings: Sequence[MappingOptions]) -> Iterator[ConfigError]:
-    names = [mapping.name for mapping in mappings]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            yield ConfigError(f"another mapping is named {name}", where=f"mappings[{index}].name", hint="rename it")
+def _missing_sections(given: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Yield the faults of a configuration with neither mappings nor replication, or of mappings without Kafka."""
+    only_replicates = "replication" in given and "mappings" not in given
+    for section in () if only_replicates else ("kafka", "mappings"):
+        if section not in given:
+            yield ConfigError("is missing", where=section)
+
+
+def _repeated_names(document: Document) -> Iterator[ConfigError]:
+    policies = document.replication.policies if document.replication else ()
+    for kind, key, named in (("mapping", "mappings", document.mappings), ("policy", "replication.policies", policies)):
+        names = [one.name for one in named]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                yield ConfigError(f"another {kind} is named {name}", where=f"{key}[{index}].name", hint="rename it")
+
+
+def _reject_faults(document: Document) -> Iterator[ConfigError]:
+    """Yield the faults of the keys that say what happens to rejects."""
+    for index, mapping in enumerate(document.mappings):
+        path, letters = f"mappings[{index}]", mapping.dead_letter
+        if mapping.max_rejects is not None and mapping.on_error == "stop":
+            what = "has no effect: the first reject stops the mapping"
+            hint = "remove it, or set on_error: skip or dead_letter"
+            yield ConfigError(what, where=f"{path}.max_rejects", hint=hint)
+        if letters is None and mapping.on_error == "dead_letter":
+            hint = "write dead_letter: {topic: NAME} or dead_letter: {table: DATABASE.TABLE}"
+            yield ConfigError("is missing, although on_error is dead_letter", where=f"{path}.dead_letter", hint=hint)
+        if letters is not None and mapping.on_error != "dead_letter":
+            hint = "remove it, or set on_error: dead_letter"
+            yield ConfigError("has no effect", where=f"{path}.dead_letter", hint=hint)
+        if mapping.format.tombstones == "dead_letter" and mapping.on_error != "dead_letter":
+            what = "dead_letter needs on_error: dead_letter"
+            yield ConfigError(what, where=f"{path}.format.tombstones", hint="set on_error, or another value")
+        if letters is not None:
+            yield from _letter_faults(mapping, letters, f"{path}.dead_letter")
+
+
+def _letter_faults(mapping: MappingOptions, letters: DeadLetterOptions, path: str) -> Iterator[ConfigError]:
+    if not letters.topic and letters.table is None:
+        yield ConfigError("must name a topic or a table", where=path, hint="set topic, table, or both")
+    if letters.topic in mapping.topics:
+        what = "must not be a topic of the mapping, which would read its own dead letters"
+        yield ConfigError(what, where=f"{path}.topic", hint="choose another topic")
+    if letters.table == mapping.table:
+        yield ConfigError("must not be the table of the mapping", where=f"{path}.table", hint="choose another table")
+
+
+def _missing_registry(document: Document) -> Iterator[ConfigError]:
+    users = [mapping.name for mapping in document.mappings if uses_registry(mapping.format)]
+    if users and document.registry is None:
+        yield ConfigError(
+            f"is missing, but the records of the mapping {users[0]} refer to its schemas",
+            where="registry",
+            hint="set registry.url, or another format.framing",
+        )
+
+
+def _storage_faults(options: StorageOptions) -> Iterator[ConfigError]:
+    """Yield the fault of the Hadoop configuration that the configuration names, if any."""
+    if options.hadoop_conf_dir is not None:
+        try:
+            read_properties(options.hadoop_conf_dir)
+        except ConfigError as error:
+            yield ConfigError(f"{error.where}: {error.what}", where="storage.hadoop_conf_dir", hint=error.hint)
 
 
 def _kafka_faults(document: Document, settings: Settings, find: FaultFinder) -> Iterator[ConfigError]:
@@ -155,4 +255,6 @@ def _with_common_values(document: Document, own: MappingOptions, given: Mapping[
         **{one.name: merged(one.name) for one in fields(DefaultOptions)},
         kafka={**document.kafka, **own.kafka},
         control_database=document.control.database,
+        # A reload that changes the registry must not restart other mappings.
+        registry=document.registry if uses_registry(own.format) else None,
     )

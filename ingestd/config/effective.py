@@ -1,7 +1,7 @@
 """The effective value of every key, and where it comes from: a file and line, a variable, or a default.
 
-Invariant: no secret is shown. Text from a reference is masked, as is any value of `kafka`, `spark.conf` and
-`metastore.plain` unless the name or the form of the value shows that it is no secret.
+Invariant: no secret is shown. Text from a reference is masked, as is any value of a section that may contain secrets
+(`validation.may_be_secret`) unless the name or the form of the value shows that it is no secret.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from ingestd.config.document import DefaultOptions, validate
 from ingestd.config.files import Settings, read_document
 from ingestd.config.http import HttpOptions
-from ingestd.config.validation import key_types, may_be_secret, section
+from ingestd.config.validation import key_types, may_be_secret, sections
 from ingestd.hive.security import Protection
 from ingestd.ingest.options import MappingOptions, StartOptions
 
@@ -25,8 +25,10 @@ DEFAULT = "default"
 # In sections that may contain secrets: names of secrets, names of other texts, and texts that are sizes or durations.
 _SECRET_NAME = re.compile(r"pass|pwd|secret|token|credential|jaas|oauth|pem|key", re.IGNORECASE)
 _HARMLESS_NAME = re.compile(
-    r"(.+\.)?(bootstrap\.servers|client\.(id|rack)|security\.protocol|sasl\.mechanisms?|sasl\.kerberos\.(keytab|principal|service\.name)"
+    r"(.+\.)?(endpoint|region|encryption|ca_file|bootstrap\.servers|client\.(id|rack)|security\.protocol|sasl\.mechanisms?|sasl\.kerberos\.(keytab|principal|service\.name)"
     r"|ssl\.(ca|certificate|crl)\.location|spark\.(app\.name|driver\.(host|bindAddress)|serializer))"
+    r"|registry\.(url|username)"
+    r"|storage\.hdfs\.properties\.((dfs|fs\.viewfs)\..+|fs\.(defaultFS|permissions\.umask-mode)|hadoop\.security\.authentication)"
 )
 _HARMLESS_TEXT = re.compile(r"true|false|\d+(\.\d+)?\s?[a-z]{0,3}", re.IGNORECASE)
 # The keys from which a mapping inherits values that it does not set itself.
@@ -65,7 +67,7 @@ def _leaves(options: Any, path: str) -> Iterator[tuple[str, Any]]:
             value = options.consumer_group
         if isinstance(options, HttpOptions) and name == "listen":
             value = str(options.address or "off")
-        if section(hint) is None:
+        if not sections(hint):
             if isinstance(value, Mapping):
                 yield from ((f"{own}.{key}", one) for key, one in value.items())
             else:

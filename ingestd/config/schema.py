@@ -49,10 +49,16 @@ def _accepting_references(part: Any) -> Any:
     if not isinstance(part, dict):
         return part
     if not _is_value(part):
-        return {key: one if key in ("default", "required") else _accepting_references(one) for key, one in part.items()}
+        return {key: one if key in ("default", "required") else _accepting(key, one) for key, one in part.items()}
     annotations = {key: part[key] for key in _ANNOTATIONS if key in part}
     value = {key: one for key, one in part.items() if key not in _ANNOTATIONS}
     return {"anyOf": [value, {"$ref": f"#/$defs/{_REFERENCE}"}], **annotations}
+
+
+def _accepting(keyword: str, part: Any) -> Any:
+    if keyword in ("properties", "$defs"):  # their keys are names, even if they are those of keywords, such as pattern
+        return {name: _accepting_references(one) for name, one in part.items()}
+    return _accepting_references(part)
 
 
 def _is_value(part: dict[str, Any]) -> bool:

@@ -4,8 +4,9 @@ Each key is defined once, as a field of a plain dataclass in the package that us
 This module derives pydantic models from those dataclasses, and from them the JSON Schema of a file.
 
 Invariant: no key is ignored. An unknown key is refused, and the error contains its path and the nearest known name. A
-value that may be secret never appears in an error: a value of `kafka`, `spark.conf` or `metastore.plain` of any type, a
-list or section in place of a single value, or a resolved reference.
+value that may be secret never appears in an error: a value of `kafka`, `spark.conf`, `metastore.plain`, `registry`,
+`storage.s3` or `storage.hdfs.properties` of any type, a list or section in place of a single value, or a resolved
+reference.
 """
 
 from __future__ import annotations
@@ -22,8 +23,11 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_typ
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
+    Discriminator,
     PlainValidator,
+    Tag,
     ValidationError,
     WithJsonSchema,
     create_model,
@@ -32,14 +36,22 @@ from pydantic import Field as KeyField
 
 from ingestd.config.files import Settings
 from ingestd.errors import ConfigError, ConfigFaults
-from ingestd.keys import NOT_A_KEY, Check, Doc, Reads
+from ingestd.keys import NOT_A_KEY, Check, Doc, Reads, Shorthand, UnshownValueError
 
 T = TypeVar("T")
 
-_SECRET = re.compile(r"(mappings\[\d+\]\.)?kafka\b|spark\.conf\b|metastore\.plain\b")
+_SECRET = re.compile(
+    r"(mappings\[\d+\]\.)?kafka\b|spark\.conf\b|metastore\.plain\b|registry\b|storage\.s3\b|storage\.hdfs\.properties\b"
+)
+# What pydantic adds to the location of a fault: [key] if a key of a mapping is invalid, and not its value; the tag of
+# the type before the keys of a section that is one of several types.
+_TAG = "[type {}]"
+_NO_KEY = re.compile(r"\[key\]|\[type .*\]", re.DOTALL)
+_EXPECTED_TAG = re.compile(r"\[type (\w+)\]")
 _SENTENCES = {
     "missing": "is missing",
     "model_type": "must be a section with keys and values",
+    "union_tag_not_found": "must be a section with keys and values",
     "dict_type": "must be a section with keys and values",
     "tuple_type": "must be a list",
     "frozen_set_type": "must be a list",
@@ -85,8 +97,7 @@ def keys(options: type, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the path and the name of every key, such as `mappings.commit.rows` and `rows`, including sections."""
     for name, hint in key_types(options).items():
         yield f"{path}{name}", name
-        part = section(hint)
-        if part is not None:
+        for part in sections(hint):
             yield from keys(part, f"{path}{name}.")
 
 
@@ -111,7 +122,10 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _construct(options: type[T], model: BaseModel) -> T:
-    """Construct the options from the keys that are set. A ConfigError of the dataclass becomes a validation error."""
+    """Construct the options from the keys that are set. A ConfigError of the dataclass becomes a validation error.
+
+    Its `where` is a path of the configuration, or empty or `.KEY` for the section itself or one of its keys.
+    """
     try:
         return options(**{name: getattr(model, name) for name in model.model_fields_set})
     except ConfigError as error:
@@ -124,6 +138,12 @@ class _Fault(ValueError):
     def __init__(self, fault: ConfigError) -> None:
         super().__init__(fault.what)
         self.fault = fault
+
+    def inside(self, path: str) -> ConfigError:
+        """Return the error. A location without a section is inside the section at `path`, which may be in a list."""
+        if self.fault.where and not self.fault.where.startswith("."):
+            return self.fault
+        return ConfigError(self.fault.what, where=f"{path}{self.fault.where}", hint=self.fault.hint)
 
 
 def _pydantic_type(hint: Any) -> Any:
@@ -138,15 +158,51 @@ def _pydantic_type(hint: Any) -> Any:
                 result = Annotated[result, part]
         return result
     if origin in (Union, UnionType):
+        if len(sections(hint)) > 1:
+            return _tagged_union(sections(hint))
         return Union[tuple(map(_pydantic_type, arguments))]  # noqa: UP007 - the members are computed
     if origin in (tuple, frozenset, Mapping):
         return {Mapping: dict}.get(origin, origin)[tuple(map(_pydantic_type, arguments))]
     return hint
 
 
-def _marks_of_pydantic(mark: Doc | Reads | Check) -> tuple[Any, ...]:
+def _tagged_union(members: tuple[type, ...]) -> Any:
+    """Return the type for pydantic of a section that is one of several dataclasses, by its key `type`.
+
+    The field `type` of each dataclass is a Literal with one name. Without the key, the section is the first dataclass.
+    """
+    names = [type_name(member) for member in members]
+
+    def tag(value: Any) -> str | None:
+        return _TAG.format(value.get("type", names[0])) if isinstance(value, dict) else None
+
+    tagged = (Annotated[_pydantic_type(one), Tag(_TAG.format(name))] for one, name in zip(members, names, strict=True))
+    return Annotated[Union[tuple(tagged)], Discriminator(tag), _AnyOf()]  # noqa: UP007 - the members are computed
+
+
+def type_name(member: type) -> str:
+    """Return the value of the key `type` that chooses this dataclass."""
+    literal, _doc = get_args(key_types(member)["type"])
+    return str(get_args(literal)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _AnyOf:
+    """Makes the JSON Schema of a tagged union exact: only the first alternative may omit the key `type`.
+
+    A reference may be the value of `type`, so several alternatives may be valid. Pydantic calls the method.
+    """
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], Any]) -> Any:
+        first, *others = handler(core_schema)["oneOf"]
+        return {"anyOf": [first, *({**other, "required": ["type"]} for other in others)]}
+
+
+def _marks_of_pydantic(mark: Doc | Reads | Check | Shorthand) -> tuple[Any, ...]:
     if isinstance(mark, Doc):
         return (KeyField(description=mark.text),)
+    if isinstance(mark, Shorthand):
+        return BeforeValidator(lambda given: {} if given is mark.value else given), _OrValue(mark.value)
     if isinstance(mark, Reads):
         return PlainValidator(mark.read), WithJsonSchema(dict(mark.schema))
     return AfterValidator(mark.check), _Keywords(mark.schema)
@@ -162,17 +218,28 @@ class _Keywords:
         return {**handler(core_schema), **self.schema}
 
 
+@dataclass(frozen=True, slots=True)
+class _OrValue:
+    """Adds an alternative to the JSON Schema of a section; pydantic calls the method."""
+
+    value: bool
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Callable[[Any], Any]) -> Any:
+        return {"anyOf": [handler(core_schema), {"const": self.value}]}
+
+
 def _reads(hint: Any) -> bool:
     return any(isinstance(mark, Reads) for mark in getattr(hint, "__metadata__", ()))
 
 
-def section(hint: Any) -> type | None:
-    """Return the options dataclass of a key that is a section or a list of sections; None for other keys."""
+def sections(hint: Any) -> tuple[type, ...]:
+    """Return the options dataclasses of a key that is a section or a list of sections; () for other keys.
+
+    There are several if the key `type` of the section determines its other keys.
+    """
     if _is_options(hint):
-        return hint  # type: ignore[no-any-return]
-    if _reads(hint):
-        return None
-    return next(filter(None, map(section, get_args(hint))), None)
+        return (hint,)
+    return () if _reads(hint) else tuple(part for argument in get_args(hint) for part in sections(argument))
 
 
 def _is_options(hint: Any) -> bool:
@@ -180,36 +247,48 @@ def _is_options(hint: Any) -> bool:
 
 
 def _fault(fault: Any, options: type, settings: Settings) -> ConfigError:
-    path = _path(fault["loc"])
+    path, given = _path(fault["loc"]), fault["input"]
     if fault["type"] == "extra_forbidden":
         return ConfigError(_unknown(options, fault["loc"]), where=path)
     error = fault.get("ctx", {}).get("error")
     if isinstance(error, _Fault):
-        return error.fault
-    given = fault["input"]
+        return error.inside(path)
+    if fault["type"] == "union_tag_invalid":
+        path, given = f"{path}.type", given["type"]
     if given is None:
         return ConfigError("has no value", where=path, hint="set a value or remove the key")
-    what = _SENTENCES.get(fault["type"], "is not valid here")
-    if fault["type"] == "literal_error":
-        what = f"must be {fault['ctx']['expected']}"
-    elif error is not None:
-        what = str(error)
+    what = _sentence(fault)
     single = isinstance(given, (str, int, float, date))
-    if fault["type"] != "missing" and single and not may_be_secret(path) and path not in settings.references:
+    is_shown = not (isinstance(error, UnshownValueError) or may_be_secret(path) or path in settings.references)
+    if fault["type"] != "missing" and single and is_shown:
         what = f"{what}, not {given if isinstance(given, date) else repr(given)}"
     return ConfigError(what, where=path)
 
 
+def _sentence(fault: Any) -> str:
+    """Return what a fault's value must be, without the value."""
+    context = fault.get("ctx", {})
+    if fault["type"] == "union_tag_invalid":
+        return f"must be one of {', '.join(_EXPECTED_TAG.findall(context['expected_tags']))}"
+    if fault["type"] == "literal_error":
+        return f"must be {context['expected']}"
+    return str(context.get("error", _SENTENCES.get(fault["type"], "is not valid here")))
+
+
 def _path(location: tuple[str | int, ...]) -> str:
     """Return the path of a key, such as `mappings[0].commit.rows`."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).removeprefix(".")
+    parts = (part for part in location if not _NO_KEY.fullmatch(str(part)))
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
 
 
 def _unknown(options: type, location: tuple[str | int, ...]) -> str:
     """Return the message about an unknown key. It contains the most similar known key, or else all known keys."""
-    at = options
+    at: tuple[type, ...] = (options,)
     for part in location[:-1]:
-        at = (section(key_types(at)[part]) if isinstance(part, str) else None) or at
-    known = list(key_types(at))
+        if _NO_KEY.fullmatch(str(part)):
+            at = tuple(one for one in at if _TAG.format(type_name(one)) == part)
+        elif isinstance(part, str):
+            at = sections(key_types(at[0])[part]) or at
+    known = list(key_types(at[0]))
     close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
     return "unknown key, " + (f"did you mean {close[0]}?" if close else f"the known keys are {', '.join(known)}")

@@ -27,6 +27,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYP
 from ingestd import __version__
 from ingestd.clock import now
 from ingestd.compaction.watch import CompactionStatus
+from ingestd.daemon.policy_metrics import PolicyMetrics, escaped, head, policy_lines
 from ingestd.hive.kerberos import ticket_seconds
 from ingestd.hive.security import Kerberos
 from ingestd.ingest.durations import LIMITS, Durations
@@ -67,13 +68,24 @@ _FAMILIES = (
     _Family("ingestd_bytes_total", "counter", "Bytes of the values of committed records", lambda m: m.totals.bytes),
     _Family("ingestd_commits_total", "counter", "Committed transactions", lambda m: m.totals.commits),
     _Family("ingestd_aborts_total", "counter", "Aborted transactions", lambda m: m.totals.aborts),
-    _Family("ingestd_rejects_total", "counter", "Records that stopped the mapping", lambda m: m.totals.rejects),
     _Family("ingestd_takeovers_total", "counter", "Takeovers from another daemon", lambda m: m.totals.takeovers),
     _Family(
         "ingestd_row_count_repairs_total",
         "counter",
         "Partitions whose row count was repaired",
         lambda m: m.totals.row_count_repairs,
+    ),
+    _Family(
+        "ingestd_table_changes_total",
+        "counter",
+        "Statements by which the mapping altered its table",
+        lambda m: m.totals.table_changes,
+    ),
+    _Family(
+        "ingestd_throttled_seconds_total",
+        "counter",
+        "Time that committed transactions waited because of a Kafka quota",
+        lambda m: m.totals.throttled_seconds,
     ),
     _Family("ingestd_owner", "gauge", "1 if this daemon owns the mapping", lambda m: int(m.is_owner)),
     _Family("ingestd_lag_offsets", "gauge", "Offsets that are not committed", lambda m: m.lag),
@@ -130,7 +142,7 @@ class Metrics:
             "Resident memory of Spark's JVM and its workers; shared pages count repeatedly",
         )
         self._tasks = self._gauge("ingestd_spark_tasks", "Tasks of the Spark jobs that are running")
-        self._slots = self._gauge("ingestd_spark_slots", "Tasks that Spark runs at the same time")
+        self._slots = self._gauge("ingestd_spark_slots", "Tasks that the live executors run at the same time")
         self._ticket = self._gauge(
             "ingestd_kerberos_ticket_expiry_seconds", "Time until the Kerberos ticket expires", "source"
         )
@@ -146,14 +158,18 @@ class Metrics:
         """Count a metastore call (`hive.client.OnCall`)."""
         self._calls.labels(method, outcome).observe(seconds)
 
-    def text(self, monitors: Iterable[Monitor], engine: Engine | None) -> bytes:
-        """Return all metrics as a document of the type CONTENT_TYPE. `engine` is None until Spark has started."""
+    def text(self, monitors: Iterable[Monitor], engine: Engine | None, policies: PolicyMetrics | None = None) -> bytes:
+        """Return all metrics as a document of the type CONTENT_TYPE. `engine` is None until Spark has started.
+
+        `policies` is None if this daemon does not run replication policies.
+        """
         self._children.set(_children_bytes(self._process))
         self._tasks.set(engine.tasks if engine else 0)
-        self._slots.set(engine.parallelism if engine else 0)
+        self._slots.set(engine.slots if engine else 0)
         if self._login is not None and (left := ticket_seconds(self._login)) is not None:
             self._ticket.labels("keytab" if self._login.keytab else "ticket_cache").set(left)
-        return generate_latest(self._registry) + "".join(_mapping_lines(list(monitors))).encode()
+        lines = [*_mapping_lines(list(monitors)), *(policy_lines(policies) if policies else ())]
+        return generate_latest(self._registry) + "".join(lines).encode()
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, labels, registry=self._registry)
@@ -177,12 +193,12 @@ def _mapping_lines(monitors: Sequence[Monitor]) -> Iterator[str]:
     """Yield the lines of all metrics with the label `mapping`. Names of mappings need no escaping (`options.py`)."""
     snapshots = [monitor.snapshot() for monitor in monitors]
     for family in _FAMILIES:
-        yield _head(family.name, family.kind, family.help)
+        yield head(family.name, family.kind, family.help)
         for m in snapshots:
             if (value := family.value(m)) is not None:
                 yield f'{family.name}{{mapping="{m.name}"}} {value}\n'
     yield from _labelled_lines(snapshots)
-    yield _head("ingestd_step_duration_seconds", "histogram", "Duration of the steps of committed transactions")
+    yield head("ingestd_step_duration_seconds", "histogram", "Duration of the steps of committed transactions")
     for m, monitor in zip(snapshots, monitors, strict=True):
         for step, durations in monitor.durations().items():
             yield from _histogram("ingestd_step_duration_seconds", f'mapping="{m.name}",step="{step}"', durations)
@@ -190,19 +206,24 @@ def _mapping_lines(monitors: Sequence[Monitor]) -> Iterator[str]:
 
 def _labelled_lines(snapshots: Sequence[Snapshot]) -> Iterator[str]:
     """Yield the lines of the metrics with another label besides `mapping`."""
-    yield _head("ingestd_mapping_info", "gauge", "The table of the mapping")
+    yield head("ingestd_mapping_info", "gauge", "The table of the mapping")
     for m in snapshots:
-        yield f'ingestd_mapping_info{{mapping="{m.name}",table="{_escaped(m.table)}"}} 1\n'
-    yield _head("ingestd_mapping_state", "gauge", "1 for the state that the mapping is in, otherwise 0")
+        yield f'ingestd_mapping_info{{mapping="{m.name}",table="{escaped(m.table)}"}} 1\n'
+    yield head("ingestd_mapping_state", "gauge", "1 for the state that the mapping is in, otherwise 0")
     for m in snapshots:
         for state in _STATES:
             yield f'ingestd_mapping_state{{mapping="{m.name}",state="{state}"}} {int(m.state == state)}\n'
-    yield _head("ingestd_pacing_factor", "gauge", "Time between commits as a multiple of commit.interval")
+    yield head("ingestd_pacing_factor", "gauge", "Time between commits as a multiple of commit.interval")
     for m in snapshots:
         if m.pacing is not None:
             labels = f'mapping="{m.name}",reason="{m.pacing.reason or "none"}"'
             yield f"ingestd_pacing_factor{{{labels}}} {m.pacing.factor}\n"
-    yield _head("ingestd_retries_total", "counter", "Retries, by the class of the error")
+    yield head("ingestd_rejects_total", "counter", "Records that could not become a row, by what happened then")
+    for m in snapshots:
+        counts = {"stop": m.totals.rejects, "skip": m.totals.rejects_skipped, "dead_letter": m.totals.dead_letters}
+        for action, count in counts.items():
+            yield f'ingestd_rejects_total{{mapping="{m.name}",action="{action}"}} {count}\n'
+    yield head("ingestd_retries_total", "counter", "Retries, by the class of the error")
     for m in snapshots:
         for error, count in m.totals.retries.items():
             yield f'ingestd_retries_total{{mapping="{m.name}",error="{error}"}} {count}\n'
@@ -213,11 +234,3 @@ def _histogram(name: str, labels: str, durations: Durations) -> Iterator[str]:
     for limit, count in zip(_STEP_LIMITS, accumulate(durations.counts), strict=True):
         yield f'{name}_bucket{{{labels},le="{limit}"}} {count}\n'
     yield f"{name}_count{{{labels}}} {count}\n{name}_sum{{{labels}}} {durations.seconds}\n"
-
-
-def _head(name: str, kind: str, text: str) -> str:
-    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -6,14 +6,16 @@ Invariant: a configuration is applied as a whole or not at all.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from ingestd.config.document import Document
 from ingestd.errors import ConfigError, ConfigFaults
 from ingestd.ingest.options import MappingOptions
+from ingestd.replication.options import ReplicationOptions
 
 # The sections that a running daemon cannot change, because connections, the Spark session and a server depend on them.
-_FIXED_SECTIONS = ("metastore", "spark", "control", "http")
+_FIXED_SECTIONS = ("metastore", "spark", "storage", "control", "http")
 
 
 class Changes(NamedTuple):
@@ -38,6 +40,10 @@ def find_changes(running: Document, wanted: Document) -> Changes:
     )
 
 
+def _without_policies(document: Document) -> ReplicationOptions | None:
+    return document.replication and replace(document.replication, policies=())
+
+
 def _faults(running: Document, wanted: Document) -> Iterator[ConfigError]:
     for section in _FIXED_SECTIONS:
         if getattr(running, section) != getattr(wanted, section):
@@ -46,6 +52,12 @@ def _faults(running: Document, wanted: Document) -> Iterator[ConfigError]:
                 where=section,
                 hint="restart the daemon, or undo the change",
             )
+    if _without_policies(running) != _without_policies(wanted):
+        yield ConfigError(
+            "a running daemon can change only the policies of this section",
+            where="replication",
+            hint="restart the daemon, or undo the change",
+        )
     tables = {mapping.name: mapping.table for mapping in running.mappings}
     for mapping in wanted.mappings:
         if tables.get(mapping.name, mapping.table) != mapping.table:

@@ -16,14 +16,17 @@ from ingestd.daemon import failpoints
 from ingestd.daemon.http.server import open_server
 from ingestd.daemon.metrics import CONTENT_TYPE, Metrics
 from ingestd.daemon.notify import Notifier
+from ingestd.daemon.policy_metrics import PolicyMetrics
 from ingestd.daemon.supervisor import Supervisor
 from ingestd.errors import IngestdError
 from ingestd.ingest.lag_watch import LagWatch
 from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.mapping import Clients
 from ingestd.ingest.signals import Signals
+from ingestd.publish.warehouse import Warehouse
 from ingestd.spark.engine import Engine, EngineLimits
 from ingestd.spark.session import Session
+from ingestd.storage.storages import Storages
 
 # After an abort, Spark has only this long for an orderly stop, because the process must end within 10 s.
 _ABORT_STOP_SECONDS = 1.5
@@ -44,10 +47,17 @@ def run_daemon(
     notifier = Notifier()
     notifier.starting()
     spark = document.spark
-    engine = Engine(session, EngineLimits(job_seconds=spark.stage_timeout, silence_seconds=spark.answer_timeout))
+    limits = EngineLimits(
+        job_seconds=spark.stage_timeout,
+        executor_seconds=spark.executor_timeout,
+        silence_seconds=spark.answer_timeout,
+    )
+    engine = Engine(session, limits)
     metrics = Metrics(document.metastore.kerberos)
     metastore = document.metastore.connect(metrics.on_call)
-    clients = Clients(metastore, engine, Liveness(metastore, document.control.database))
+    clients = Clients(
+        Warehouse(metastore, Storages(document.storage)), engine, Liveness(metastore, document.control.database)
+    )
 
     def read_again() -> Document:
         with notifier.reloading():
@@ -56,7 +66,9 @@ def run_daemon(
     supervisor = Supervisor(document, clients, signals, drain=drain, read=read_again, observe=observe)
 
     def render() -> tuple[bytes, str]:
-        return metrics.text(supervisor.monitors.values(), engine if engine.has_started else None), CONTENT_TYPE
+        policies = PolicyMetrics(supervisor.policies, supervisor.policy_totals) if document.replication else None
+        started = engine if engine.has_started else None
+        return metrics.text(supervisor.monitors.values(), started, policies), CONTENT_TYPE
 
     try:
         serving = nullcontext() if http is None else http.serving(supervisor, render)

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 
 from ingestd.clock import pause
 from ingestd.config.files import Settings, read_document
-from ingestd.errors import IngestdError, Unavailable
+from ingestd.errors import ConfigError, IngestdError, Unavailable
 from ingestd.ingest.signals import Signals
+from ingestd.spark.launch import JAVA_OPTIONS, QUERY_JAVA_OPTIONS
 from ingestd.spark.options import SparkOptions
 from ingestd.spark.session import Session
 
@@ -44,7 +45,8 @@ def start_daemon(
     threading.Thread(target=_end_by_force, args=(signals, lambda: session), name="force", daemon=True).start()
     settings = read_document(files, directory)
     early = _spark_options(settings)
-    session = Session(early.master, early.properties, signals.stop)
+    defaults = {JAVA_OPTIONS: QUERY_JAVA_OPTIONS} if _has_queries(settings) else {}
+    session = Session(early.master, defaults | early.properties, signals.stop)
     try:
         from ingestd.config.document import complete, load  # noqa: PLC0415 - see the module
         from ingestd.daemon.log import configure  # noqa: PLC0415
@@ -52,9 +54,11 @@ def start_daemon(
 
         configure(form, level)
         document = complete(settings)
+        if drain and not document.mappings:
+            raise ConfigError("--until-caught-up requires mappings", hint="see `ingestd repl` to run one dump or load")
         if document.spark.properties != early.properties or document.spark.master != early.master:
             session.close()
-            session = Session(document.spark.master, document.spark.properties, signals.stop)
+            session = Session(document.spark.master, defaults | document.spark.properties, signals.stop)
         return run_daemon(document, session, signals, lambda: load(files, directory), drain=drain)
     finally:
         session.close()
@@ -93,6 +97,13 @@ def _end_by_force(signals: Signals, session: Callable[[], Session | None]) -> No
     leaving.start()
     leaving.join(_REMOVE_SECONDS)
     os._exit(Unavailable.exit_code)
+
+
+def _has_queries(settings: Settings) -> bool:
+    """Return whether mappings have SQL, which Spark's JVM then has to evaluate. The files are not validated yet."""
+    mappings = settings.values.get("mappings")
+    given = [one for one in mappings if isinstance(one, dict)] if isinstance(mappings, list) else []
+    return any(one.get("where") or one.get("transform") for one in given)
 
 
 def _spark_options(settings: Settings) -> SparkOptions:

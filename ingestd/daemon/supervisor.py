@@ -1,4 +1,4 @@
-"""Runs all mappings of a configuration, which share one Spark session.
+"""Runs all mappings of a configuration, and its replication policies, which share one Spark session.
 
 Invariant: a mapping that ends leaves the others running (`runner.py`). When the Spark engine is lost, all
 mappings end and release their leases, because none can continue without it. `run` stops waiting for the mappings
@@ -8,7 +8,7 @@ mappings end and release their leases, because none can continue without it. `ru
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -28,6 +28,9 @@ from ingestd.ingest.services import Handles
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.ingest.workers import Worker, Workers
+from ingestd.replication.cluster import Cluster
+from ingestd.replication.policy_status import PolicyStatus
+from ingestd.replication.worker import PolicyWorker, Totals
 from ingestd.spark.errors import EngineLost
 
 _POLL_SECONDS = 0.1
@@ -79,9 +82,11 @@ class Supervisor:
         # Runners of mappings that a reload has removed, while they finish their open transactions.
         self._leaving: list[Runner] = []
         self._has_ended = False
+        self._has_reported_delay = False
         self._reloading: Future[None] = Future()
         self._reloading.set_result(None)
-        self._compactor = Compactor(clients.metastore)
+        self._compactor = Compactor(clients.warehouse)
+        self._policies = None if drain else self._policy_worker()
         self._lock = threading.Lock()
         self._lost: list[EngineLost] = []
         self._hung: list[StillRunning] = []
@@ -97,6 +102,26 @@ class Supervisor:
     def monitors(self) -> dict[str, Monitor]:
         """What each mapping reports, by its name. Safe for use from any thread."""
         return {runner.options.name: runner.monitor for runner in self._runners}
+
+    @property
+    def policies(self) -> Sequence[PolicyStatus]:
+        """The replication policies of the namespace, as they were a few seconds ago."""
+        return self._policies.statuses if self._policies else ()
+
+    @property
+    def policies_read_at(self) -> float | None:
+        """The Unix time at which the metastore was last asked for policies, 0 before; None if none run here."""
+        return self._policies.read_at if self._policies else None
+
+    @property
+    def policies_error(self) -> IngestdError | None:
+        """The error that has ended the replication; None while it runs, or if none runs here."""
+        return self._policies.error if self._policies else None
+
+    @property
+    def policy_totals(self) -> Totals:
+        """What replication policies have done in this process."""
+        return self._policies.totals if self._policies else Totals()
 
     @property
     def controls(self) -> dict[str, Control]:
@@ -151,6 +176,8 @@ class Supervisor:
                     known[options.name].start()
             names = [options.name for options in document.mappings]
             self._runners = [known[name] for name in names]
+            if self._policies and document.replication:
+                self._policies.define(document.replication.policies)
             self._leaving = [runner for name, runner in known.items() if name not in names and runner.is_running]
             self._document = document
 
@@ -171,7 +198,7 @@ class Supervisor:
         return [name for name, monitor in self.monitors.items() if is_stuck(monitor, limits)]
 
     def run(self, on_check: Callable[[], None] = lambda: None) -> list[IngestdError]:
-        """Run all mappings until they have ended, and return the errors that ended some of them.
+        """Run all mappings and policies until they have ended, and return the errors that ended some of them.
 
         `on_check` is called ten times a second, by the loop that supervises the mappings; it must not block.
         The first error decides the exit code. If the engine was lost, it is EngineLost. The last error is StillRunning
@@ -182,9 +209,12 @@ class Supervisor:
         self._compactor.start()
         for runner in self._runners:
             runner.start()
+        if self._policies:
+            self._policies.start()
         while (running := self._running()) or self._must_wait_for_engine():
             pause(_POLL_SECONDS)
             on_check()
+            self._report_delay()
             self._stop_without_engine()
             if self._signals.stop.is_set():
                 self._stop_all()
@@ -204,9 +234,11 @@ class Supervisor:
         return self._all_errors()
 
     def _running(self) -> list[str]:
-        """Return the names of the mappings that run. Once there are none, no reload can add one."""
+        """Return the names of the mappings and policies that run. Once there are none, no reload can add one."""
         with self._lock:
             running = [runner.options.name for runner in (*self._leaving, *self._runners) if runner.is_running]
+            if self._policies and self._policies.is_running:
+                running += [f"policy {name}" for name in self._policies.active] or ["replication"]
             self._has_ended = not running
             return running
 
@@ -224,6 +256,8 @@ class Supervisor:
         self._stop_limit = self._stop_limit or Deadline.after(patience)
         for runner in (*self._leaving, *self._runners):
             runner.stop()
+        if self._policies:
+            self._policies.stop()
         if self._stop_limit.passed:
             self._signals.abort.set()
 
@@ -235,6 +269,14 @@ class Supervisor:
             runner.abort()
         return monotonic() - self._aborted_at
 
+    def _policy_worker(self) -> PolicyWorker | None:
+        """Return what runs the policies; None if the configuration has no section `replication`."""
+        options, warehouse = self._document.replication, self._clients.warehouse
+        if options is None:
+            return None
+        cluster = Cluster(warehouse.metastore, warehouse.storages)
+        return PolicyWorker(cluster, self._engine, options, self._document.control.database)
+
     def _runner(self, options: MappingOptions) -> Runner:
         clients = self._clients
         handles = Handles.of(clients.metastore, clients.liveness, options, observe=self._observe)
@@ -242,15 +284,23 @@ class Supervisor:
 
     @contextmanager
     def _create(self, options: MappingOptions, handles: Handles, worker: Worker) -> Iterator[MappingLoop]:
-        """Yield the main loop of a mapping, whose table is watched during the `with` block."""
+        """Yield the main loop of a mapping, whose tables are watched during the `with` block."""
         loop = MappingLoop(self._clients, options, handles, worker, drain=self._drain)
         with self._lock:
-            self._compactor.add(loop.compaction)
+            for watch in loop.compaction:
+                self._compactor.add(watch)
         try:
             yield loop
         finally:
             with self._lock:
-                self._compactor.remove(loop.compaction)
+                for watch in loop.compaction:
+                    self._compactor.remove(watch)
+
+    def _report_delay(self) -> None:
+        """Log once that Spark has not started yet. Until it has, mappings only plan."""
+        if not self._has_reported_delay and (delay := self._engine.delay) is not None:
+            self._has_reported_delay = True
+            events.engine_delayed(delay)
 
     def _stop_without_engine(self) -> None:
         """Stop all mappings once the engine is lost, because a standby must not take over without an engine.
@@ -265,12 +315,16 @@ class Supervisor:
             self._signals.stop.set()
 
     def _all_errors(self) -> list[IngestdError]:
-        """Return the errors that ended mappings. EngineLost, which every mapping raises, comes first and only once."""
+        """Return the errors that ended mappings, and the replication.
+
+        EngineLost, which every mapping raises, comes first and only once.
+        """
         failed = sorted((r for r in self._runners if r.error is not None), key=lambda runner: runner.failed_at)
         errors = [runner.error for runner in failed if runner.error is not None]
         lost = [*self._lost, *(error for error in errors if isinstance(error, EngineLost))]
         others = [error for error in errors if not isinstance(error, EngineLost)]
-        return [*lost[:1], *others, *self._hung]
+        replication = [self.policies_error] if self.policies_error else []
+        return [*lost[:1], *others, *replication, *self._hung]
 
     def _gives_up(self, seconds: float, running: list[str]) -> bool:
         """Return whether to stop waiting for mappings that are still `running` some `seconds` after an abort.

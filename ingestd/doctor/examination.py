@@ -1,7 +1,7 @@
 """Decides what to examine, and in what order.
 
-Invariant: findings are in the same order in every run: machine, login, metastore, Kafka, compaction, then the mappings.
-A service that does not answer is reported once, and the checks that need it are skipped.
+Invariant: findings are in the same order in every run: machine, login, metastore, Kafka, Spark, compaction, then the
+mappings and the replication. A service that does not answer is reported once, and the checks that need it are skipped.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from ingestd.config.document import Document
-from ingestd.doctor import compaction, login, machine, mapping, table
+from ingestd.doctor import compaction, login, machine, mapping, replication, spark, table
 from ingestd.doctor import metastore as service
 from ingestd.doctor.finding import Finding, skipped
 from ingestd.doctor.jobs import Job, job, run, skip
@@ -19,6 +19,11 @@ from ingestd.doctor.metastore import Service
 from ingestd.errors import Unavailable
 from ingestd.hive.client import Metastore
 from ingestd.hive.options import MetastoreOptions
+from ingestd.hive.schedules import Schedules
+from ingestd.publish.warehouse import Warehouse
+from ingestd.replication.cluster import Cluster
+from ingestd.replication.policies import Policies
+from ingestd.storage.storages import Storages
 
 # The properties that determine the connections to Kafka (Examined.cluster).
 _Cluster = tuple[tuple[str, str], ...]
@@ -48,21 +53,38 @@ def _examine_services(document: Document, limit_seconds: float) -> Iterator[Find
     options = replace(document.metastore, timeout=min(document.metastore.timeout, limit_seconds * _CALL_PART))
     metastore = options.connect()
     members = {f"metastore {host}:{port}": _member(options, host, port) for host, port in metastore.addresses}
-    mappings = [Examined(one, metastore) for one in document.mappings]
+    warehouse = Warehouse(metastore, Storages(document.storage))
+    mappings = [Examined(one, warehouse) for one in document.mappings]
     clusters = _clusters(mappings)
     first = [job(check, options, "metastore login") for check in login.CHECKS]
     first += [job(service.VERSION, member, subject) for subject, member in members.items()]
     first += [
         job(mapping.CLUSTER, one, clusters[one.cluster]) for one in {one.cluster: one for one in mappings}.values()
     ]
+    cluster = spark.Cluster(document.spark, document.kafka_clusters, document.registries, limit_seconds)
+    first += [job(check, cluster, f"spark {document.spark.master}") for check in spark.CHECKS]
     found = _tolerant(list(run(first, limit_seconds)), set(members))
     yield from found
     down = {finding.subject for finding in found if finding.check in _ANSWERS and finding.verdict.status != "ok"}
     answering = [member for subject, member in members.items() if subject not in down]
     examined = Service(metastore, answering, lambda most: replace(options, connections=most).connect())
-    yield from _without_repetition(run(_jobs(examined, mappings, clusters, down), limit_seconds))
+    jobs = [*_jobs(examined, mappings, clusters, down), *_replication_jobs(document, warehouse, is_up=bool(answering))]
+    yield from _without_repetition(run(jobs, limit_seconds))
     for client in (metastore, *members.values()):
         client.close()
+
+
+def _replication_jobs(document: Document, warehouse: Warehouse, *, is_up: bool) -> Iterator[Job]:
+    """Yield the checks of policies, if the configuration has the section `replication`."""
+    options, metastore = document.replication, warehouse.metastore
+    if options is None:
+        return
+    schedules = Schedules(metastore, options.namespace, "ingestd doctor")
+    policies = Policies(metastore, schedules, document.control.database)
+    examined = replication.Replication(Cluster(metastore, warehouse.storages), schedules, policies)
+    for check in replication.CHECKS:
+        subject = "replication"
+        yield job(check, examined, subject) if is_up else skip(check, subject, _NO_METASTORE)
 
 
 def _member(options: MetastoreOptions, host: str, port: int) -> Metastore:
@@ -116,6 +138,7 @@ def _jobs(
         for checks, missing in (
             (mapping.KAFKA_CHECKS, no_kafka),
             (mapping.RETENTION_CHECKS, no_kafka or no_metastore),
+            (mapping.REGISTRY_CHECKS, ""),
             (mapping.LEASE_CHECKS, no_metastore),
             (table.CHECKS, no_metastore),
         ):

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ingestd.doctor.finding import Check, Verdict, fault, ok, warning
 from ingestd.errors import LoginFailed
-from ingestd.hive.kerberos import check_keytab, read_ticket
+from ingestd.hive.kerberos import check_login, read_ticket
 from ingestd.hive.options import MetastoreOptions
 
 _SHORT_SECONDS = 3_600
@@ -21,7 +21,7 @@ def _keytab(options: MetastoreOptions) -> Iterator[Verdict]:
     login = options.kerberos
     if login is None or login.keytab is None:
         return
-    check_keytab(login.keytab, login.user or "")
+    check_login(login)
     found = f"{login.keytab} has a key for {login.user}"
     mode = stat.S_IMODE(os.stat(login.keytab).st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO) & ~stat.S_IRGRP:

@@ -1,4 +1,4 @@
-"""Checks of one mapping in Kafka and the metastore: topics, consumer group, retention, clock of records, and lease.
+"""Checks of one mapping in Kafka, the registry and the metastore: topics, group, retention, clock, schemas, and lease.
 
 Invariant: a check of a mapping that has never run creates neither its control table nor its consumer group.
 """
@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from ingestd.clock import now
 from ingestd.doctor.finding import Check, Verdict, fault, ok, skipped, warning
 from ingestd.errors import BrokerUnavailable, InvalidTopic, OffsetsLost
+from ingestd.formats.options import uses_registry
 from ingestd.hive import health, leases
 from ingestd.hive.client import Metastore
-from ingestd.ingest.checks import counted, readable_topic
+from ingestd.ingest.checks import counted, mirrored_group, readable_topic, usable_registry, writable_topic
 from ingestd.ingest.claims import last_heartbeat
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.stored import PartitionOffsets, read_mapping
-from ingestd.kafka.admin import Broker, OffsetMirror
+from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import Offsets, TopicPartition
+from ingestd.publish.warehouse import Warehouse
 
 _ANSWER_SECONDS = 5.0
 # Records that are not stored in Hive yet are reported if they are older than this part of the retention time.
@@ -30,10 +32,15 @@ _STALE_SECONDS = 6.0
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A mapping, and the metastore that stores its state."""
+    """A mapping and the warehouse of its table."""
 
     options: MappingOptions
-    metastore: Metastore
+    warehouse: Warehouse
+
+    @property
+    def metastore(self) -> Metastore:
+        """The metastore, which also stores the state of the mapping."""
+        return self.warehouse.metastore
 
     @property
     def cluster(self) -> tuple[tuple[str, str], ...]:
@@ -56,22 +63,24 @@ def _cluster(mapping: Examined) -> Iterator[Verdict]:
 def _topic(mapping: Examined) -> Iterator[Verdict]:
     for topic in mapping.options.topics:
         yield ok(f"topic {topic}: {readable_topic(mapping.options, topic)}")
+    if (letters := mapping.options.dead_letter) is not None and letters.topic:
+        yield ok(f"dead letters in topic {letters.topic}: {writable_topic(mapping.options, letters.topic)}")
+
+
+def _registry(mapping: Examined) -> Iterator[Verdict]:
+    if uses_registry(mapping.options.format):
+        yield ok(f"the schema registry {usable_registry(mapping.options)}")
 
 
 def _group(mapping: Examined) -> Iterator[Verdict]:
     """A mapping works without its group, which only mirrors the offsets for lag tools."""
-    group = mapping.options.consumer_group
-    broker = mapping.broker()
-    partitions = broker.partitions(mapping.options.topics)
-    mirror = OffsetMirror(mapping.options.kafka, group, timeout_seconds=broker.timeout_seconds)
+    mapping.broker().partitions(mapping.options.topics)  # a fault of a topic is not one of the group
     try:
-        count = len(mirror.committed(partitions))
+        found = mirrored_group(mapping.options)
     except (InvalidTopic, BrokerUnavailable) as error:
         yield warning(f"{error.where}: {error.what}; the mapping works without it", error.hint)
         return
-    finally:
-        mirror.close()
-    yield ok(f"consumer group {group}: offsets of {counted(count, 'partition')} are mirrored")
+    yield ok(f"consumer group {mapping.options.consumer_group}: {found}")
 
 
 def _retention(mapping: Examined) -> Iterator[Verdict]:
@@ -210,6 +219,7 @@ KAFKA_CHECKS: tuple[Check[Examined], ...] = (
     Check("kafka.group", _group),
     Check("kafka.clock", _record_clock),
 )
+REGISTRY_CHECKS: tuple[Check[Examined], ...] = (Check("registry.schemas", _registry),)
 LEASE_CHECKS: tuple[Check[Examined], ...] = (Check("mapping.lease", _lease),)
 # They need both Kafka and the metastore.
 RETENTION_CHECKS: tuple[Check[Examined], ...] = (Check("kafka.retention", _retention),)

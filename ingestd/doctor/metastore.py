@@ -17,6 +17,7 @@ from ingestd.hive import health
 from ingestd.hive.client import Metastore
 from ingestd.hive.health import ClockReading, Uncommitted
 from ingestd.ingest.checks import grants_locks
+from ingestd.replication.holds import HOLD
 
 _OLDEST_MAJOR = 4
 _TIMEOUT, _REAPER = "hive.txn.timeout", "metastore.acid.housekeeper.interval"
@@ -147,7 +148,7 @@ def _old(service: Service, some: Sequence[Uncommitted], now: float) -> Iterator[
     # Twice, because the metastore aborts a transaction some time after its time-out.
     patience = 2 * sum(max(service.durations(name), default=0.0) for name in (_TIMEOUT, _REAPER))
     silent = min((txn for txn in some if txn.beat), key=lambda txn: txn.beat, default=None)
-    oldest = min((txn for txn in some if txn.started), key=lambda txn: txn.started, default=None)
+    oldest = oldest_of(some)
     if silent is not None and patience and now - silent.beat > patience:
         yield warning(
             f"transaction {silent.id} of {silent.owner} is open, although its last heartbeat was"
@@ -161,6 +162,15 @@ def _old(service: Service, some: Sequence[Uncommitted], now: float) -> Iterator[
             f"transaction {oldest.id} of {oldest.owner} has been open for {age:,.0f} minutes",
             f"end its client, or run ABORT TRANSACTIONS {oldest.id}: no files are cleaned while it is open",
         )
+
+
+def oldest_of(some: Sequence[Uncommitted]) -> Uncommitted | None:
+    """Return the transaction that has been open for the longest time, if that is known.
+
+    The holds of replication are left out: they stay open on purpose, and end by themselves (`replication/holds.py`).
+    """
+    others = (txn for txn in some if txn.started and f" at {HOLD} " not in txn.owner)
+    return min(others, key=lambda txn: txn.started, default=None)
 
 
 def _most_frequent(some: Sequence[Uncommitted]) -> str:

@@ -1,23 +1,25 @@
-"""Checks of the table of one mapping: definition, write access, deltas, and row counts.
+"""Checks of the tables of one mapping: definition, write access, deltas, and row counts.
 
-Invariant: a check reads a bounded number of partitions and stops after a few seconds, and says how many it has read.
+Invariant: a check reads a bounded number of partitions and stops after a few seconds, and says how many it has read. A
+table of dead letters is examined as that of the mapping.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from ingestd.clock import Deadline
 from ingestd.compaction.requirements import table_faults
 from ingestd.compaction.survey import survey
-from ingestd.doctor.finding import Check, Verdict, ok, warning
+from ingestd.doctor.finding import Check, Verdict, ok, skipped, warning
 from ingestd.doctor.machine import judge_free
 from ingestd.doctor.mapping import Examined
-from ingestd.hive.partitions import by_call, partition_names, read_partitions
-from ingestd.hive.tables import WHOLE_TABLE, Table, load_acid_table
-from ingestd.ingest.checks import usable_table, writable_storage
+from ingestd.hive.creation import exists
+from ingestd.hive.partitions import by_call, partition_names
+from ingestd.hive.tables import WHOLE_TABLE, Table, TableName, load_acid_table, read_table
+from ingestd.ingest.checks import usable_letters, usable_table, writable_letters, writable_storage
 from ingestd.publish.row_count_audit import audit
-from ingestd.storage.local import check_writable, free_bytes, local_path
 
 _SECONDS = 8.0
 # The newest partitions by name, which are those that mappings usually write.
@@ -27,32 +29,64 @@ _SHOWN = 3
 
 def _definition(mapping: Examined) -> Iterator[Verdict]:
     yield ok(f"{mapping.options.table}: {usable_table(mapping.metastore, mapping.options)}")
+    if name := _letters(mapping):
+        yield ok(f"dead letters in {name}: {usable_letters(mapping.metastore, name)}")
 
 
-def _storage(mapping: Examined) -> Iterator[Verdict]:
-    """Write to the table's directory. Those of its partitions may belong to another user or file system."""
-    found = writable_storage(mapping.metastore, mapping.options)
-    table = load_acid_table(mapping.metastore, mapping.options.table)
-    names = _newest(mapping, table, _AUDITED_PARTITIONS) if table.partition_columns else ()
-    for partition in read_partitions(mapping.metastore, table, names):
-        check_writable(local_path(partition.sd.location))
-    examined = f"; so {'is' if len(names) == 1 else 'are'} {len(names):,} of its partitions" if names else ""
-    place = local_path(table.location)
-    room = judge_free(free_bytes(place), str(place), "free space: commits wait while the file system is full")
-    yield ok(f"{found}{examined}; {room.evidence}") if room.status == "ok" else room
+def _letters(mapping: Examined) -> TableName | None:
+    """Return the name of the table of the mapping's dead letters."""
+    letters = mapping.options.dead_letter
+    return None if letters is None else letters.table
 
 
-def _deltas(mapping: Examined) -> Iterator[Verdict]:
+def _of_existing(
+    check: Callable[[Examined, TableName], Iterator[Verdict]],
+) -> Callable[[Examined], Iterator[Verdict]]:
+    """Return a check of the table and of that of the dead letters. It is skipped until the mapping has created them."""
+
+    def examine(mapping: Examined) -> Iterator[Verdict]:
+        options = mapping.options
+        if options.create_table is not None and not _exists(mapping, options.table):
+            yield skipped("not examined, because the mapping has not created the table yet")
+        else:
+            yield from check(mapping, options.table)
+        if (name := _letters(mapping)) and _exists(mapping, name):
+            for verdict in check(mapping, name):
+                yield replace(verdict, evidence=f"dead letters in {name}: {verdict.evidence}")
+
+    return examine
+
+
+def _exists(mapping: Examined, name: TableName) -> bool:
+    return exists(lambda: read_table(mapping.metastore, name))
+
+
+def _storage(mapping: Examined, name: TableName) -> Iterator[Verdict]:
+    """Write to the table's directory, examine those of partitions, and judge the free space."""
+    if name == mapping.options.table:
+        found = writable_storage(mapping.warehouse, mapping.options)
+    else:
+        found = writable_letters(mapping.warehouse, name)
+    table = load_acid_table(mapping.metastore, name)
+    free = mapping.warehouse.storages.at(table.location).free_bytes(table.location)
+    if free is None:
+        yield ok(found)
+        return
+    room = judge_free(free, table.location, "free space: commits wait while the file system is full")
+    yield ok(f"{found}; {room.evidence}") if room.status == "ok" else room
+
+
+def _deltas(mapping: Examined, name: TableName) -> Iterator[Verdict]:
     """Report partitions with many deltas, which make queries slow because these merge all deltas of a partition."""
     metastore, most = mapping.metastore, mapping.options.pacing.deltas
-    table, limit = load_acid_table(metastore, mapping.options.table), Deadline.after(_SECONDS)
+    table, limit = load_acid_table(metastore, name), Deadline.after(_SECONDS)
     names = _newest(mapping, table, _SURVEYED_PARTITIONS)
     counts: dict[str, int] = {}
     for some in by_call(names):
-        counts |= {name: files.deltas for name, files in survey(metastore, table, some).items()}
+        counts |= {one: files.deltas for one, files in survey(mapping.warehouse, table, some).items()}
         if limit.passed:
             break
-    worst = max(counts, key=lambda name: counts[name], default=WHOLE_TABLE)
+    worst = max(counts, key=lambda one: counts[one], default=WHOLE_TABLE)
     crowded = sum(count > most for count in counts.values())
     found = f"at most {counts.get(worst, 0):,} deltas in a partition ({len(counts):,} of {len(names):,} examined)"
     if crowded:
@@ -64,8 +98,8 @@ def _deltas(mapping: Examined) -> Iterator[Verdict]:
         yield ok(found)
 
 
-def _compaction(mapping: Examined) -> Iterator[Verdict]:
-    table = load_acid_table(mapping.metastore, mapping.options.table)
+def _compaction(mapping: Examined, name: TableName) -> Iterator[Verdict]:
+    table = load_acid_table(mapping.metastore, name)
     faults = table_faults(table.parameters, _newest(mapping, table, _SURVEYED_PARTITIONS))
     for sentence in faults:
         yield warning(sentence, "remove what prevents the compaction, or compact the table on a schedule")
@@ -73,10 +107,10 @@ def _compaction(mapping: Examined) -> Iterator[Verdict]:
         yield ok("no property of the table prevents its compaction")
 
 
-def _row_counts(mapping: Examined) -> Iterator[Verdict]:
-    table = load_acid_table(mapping.metastore, mapping.options.table)
+def _row_counts(mapping: Examined, name: TableName) -> Iterator[Verdict]:
+    table = load_acid_table(mapping.metastore, name)
     names = _newest(mapping, table, _AUDITED_PARTITIONS)
-    audited = list(audit(mapping.metastore, table, names, Deadline.after(_SECONDS)))
+    audited = list(audit(mapping.warehouse, table, names, Deadline.after(_SECONDS)))
     wrong = [one for one in audited if one.is_wrong]
     for one in wrong[:_SHOWN]:
         more = f" ({len(wrong)} such counts)" if len(wrong) > _SHOWN else ""
@@ -101,8 +135,8 @@ def _place(table: Table, name: str) -> str:
 
 CHECKS: tuple[Check[Examined], ...] = (
     Check("table.definition", _definition),
-    Check("table.storage", _storage),
-    Check("table.deltas", _deltas),
-    Check("table.compaction", _compaction),
-    Check("table.row_counts", _row_counts),
+    Check("table.storage", _of_existing(_storage)),
+    Check("table.deltas", _of_existing(_deltas)),
+    Check("table.compaction", _of_existing(_compaction)),
+    Check("table.row_counts", _of_existing(_row_counts)),
 )

@@ -2,12 +2,15 @@
 
 - `decoder`: the contract, `Decoder`, and its values `DecodeResult` and `Reject`.
 - `record_decoder`: `RecordDecoder`, the base class of all formats, which splits batches and collects rejects.
+- `columnar_decoder`: `ColumnarDecoder`, the base class of binary formats. It decodes `values` of many records at once,
+  and `conversions` converts them to arrays of Hive's types.
 - `row_batches`: the conversion of rows of Python values to Arrow batches whose timestamps have one unit.
-- `json`, `delimited`, `regex`: the formats. `lazysimple` decodes the fields of the last two.
+- `options`: `FormatOptions`, the keys of all formats of mappings.
+- `registry`: the client of the schema registry.
+- `json`, `avro`, `protobuf`, `delimited`, `csv`, `regex`, `whole_value`: the formats. `lazysimple` decodes the fields
+  of `delimited`, `csv` and `regex`; `fields` has the keys that they share.
 
-To add a format, extend `RecordDecoder`. `decode_record` decodes one record into a row of `row_batches.Value`s, or
-raises RejectError. `decode_batch` decodes many records at once with the same result, or raises NotColumnar. Begin with
-a `decode_batch` that always raises NotColumnar, and use hypothesis to test a faster one against `decode_record`.
+docs/formats.md says how to add a format.
 """
 
 from ingestd.formats.decoder import Decoder, DecodeResult, Reject

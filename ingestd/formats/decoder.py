@@ -1,17 +1,21 @@
 """The contract of all decoders: they convert record values to Arrow batches, and reject what they cannot convert.
 
-Invariant: each value passed to `Decoder.decode` becomes exactly one row, one reject, or one skipped tombstone. A column
-contains exactly the value in the record, by the rules of its format. A value that a column cannot store is a reject.
+Invariant: each value passed to `Decoder.decode` becomes rows (one, unless its format has records of any number of
+rows), one reject, or one skipped tombstone. A column contains exactly the value in the record, by the rules of its
+format. If a column cannot store its value, the record is a reject, and none of its rows remains.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast, overload
+from typing import Protocol, cast, overload, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+
+from ingestd.schema import Column
 
 HEAD_BYTES = 80
 NEWLINE = 0x0A
@@ -115,18 +119,55 @@ class Reject:
 class DecodeResult:
     """The result of `Decoder.decode`.
 
-    The rows of all `batches` are in the order of the values; `rejects` are ordered by row. `skipped` is the number
-    of tombstones that were skipped. All timestamp columns of one batch have the same unit, ns or us.
+    `rejects` are ordered by record. `skipped` is the number of tombstones that were skipped. All timestamp columns of
+    one batch have the same unit, ns or us. `records` contains, for each row of all `batches`, the index of its record
+    in the values. None means that the rows are in the order of the values, one for each that is neither a reject nor
+    skipped.
     """
 
     batches: list[pa.RecordBatch]
     rejects: list[Reject]
     skipped: int
+    records: NDArray[np.int64] | None = None
 
     @property
     def rows(self) -> int:
         """The number of rows in all batches."""
         return sum(batch.num_rows for batch in self.batches)
+
+    def records_of_rows(self, values: Sequence[bytes | None]) -> NDArray[np.int64]:
+        """Return, for each row, the index of its record in `values`, the values passed to `decode`."""
+        if self.records is not None:
+            return self.records
+        remains = np.ones(len(values), np.bool_)
+        remains[[reject.row for reject in self.rejects]] = False
+        if self.skipped:
+            remains[[index for index, value in enumerate(values) if value is None]] = False
+        return np.flatnonzero(remains)
+
+    def without(self, rejects: Collection[Reject], values: Sequence[bytes | None]) -> DecodeResult:
+        """Return the result without the rows of these records, which become rejects; `values` were passed to `decode`.
+
+        None of the records may already be a reject.
+        """
+        if not rejects:
+            return self
+        records = self.records_of_rows(values)
+        is_kept = np.ones(len(values), np.bool_)
+        is_kept[[reject.row for reject in rejects]] = False
+        kept = is_kept[records]
+        batches, start = [], 0
+        for batch in self.batches:
+            mask = kept[start : start + batch.num_rows]
+            start += batch.num_rows
+            if mask.any():
+                batches.append(batch if mask.all() else batch.filter(pa.array(mask)))
+        return DecodeResult(
+            batches,
+            sorted([*self.rejects, *rejects], key=lambda reject: reject.row),
+            self.skipped,
+            None if self.records is None else records[kept],
+        )
 
 
 class Decoder(Protocol):
@@ -142,14 +183,46 @@ class Decoder(Protocol):
         ...
 
 
+@runtime_checkable
+class Evolving(Protocol):
+    """A decoder that knows the schemas of the records that it has decoded."""
+
+    def needed_columns(self, others: Collection[str]) -> tuple[Column, ...]:
+        """Return the columns that can store all fields of these schemas, in their order. A name may occur repeatedly.
+
+        `others` are the columns of the table that are not decoded: fields with their names need no column.
+        Raises InvalidTable for a field without a column that no column can store.
+        """
+        ...
+
+
+# Returns the violations in one batch: the column and the reason, by the index of the row.
 FindViolations = Callable[[pa.RecordBatch], Mapping[int, tuple[str, str]]]
 
 
-class ConstraintDecoder:
-    """A decoder that also rejects rows that violate a constraint of the table.
+def without_violations(
+    decoded: DecodeResult, values: Sequence[bytes | None], find_violations: FindViolations
+) -> DecodeResult:
+    """Return the result of decoding `values` without the records that have a violation, which become rejects.
 
-    `find_violations` returns the violations in one batch: the column and the reason, by the index of the row.
+    The reject of a record names its first violation.
     """
+    violations = [find_violations(batch) for batch in decoded.batches]
+    if not any(violations):
+        return decoded
+    records = decoded.records_of_rows(values)
+    rejects: dict[int, Reject] = {}
+    start = 0
+    for batch, found in zip(decoded.batches, violations, strict=True):
+        for row in sorted(found):
+            record = int(records[start + row])
+            rejects.setdefault(record, Reject.of(record, values[record], *found[row]))
+        start += batch.num_rows
+    return decoded.without(rejects.values(), values)
+
+
+class ConstraintDecoder:
+    """A decoder that also rejects records with a row that violates a constraint of the table."""
 
     def __init__(self, decoder: Decoder, find_violations: FindViolations) -> None:
         self._decoder = decoder
@@ -157,24 +230,4 @@ class ConstraintDecoder:
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """See `Decoder`."""
-        decoded = self._decoder.decode(values)
-        violations = [self._find_violations(batch) for batch in decoded.batches]
-        if not any(violations):
-            return decoded
-        records = _records_of_rows(values, decoded)
-        rejects, batches, start = list(decoded.rejects), [], 0
-        for batch, found in zip(decoded.batches, violations, strict=True):
-            for row, (column, reason) in found.items():
-                record = records[start + row]
-                rejects.append(Reject.of(record, values[record], column, reason))
-            start += batch.num_rows
-            batches.append(drop_rows(batch, found) if found else batch)
-        return DecodeResult(batches, sorted(rejects, key=lambda reject: reject.row), decoded.skipped)
-
-
-def _records_of_rows(values: Sequence[bytes | None], decoded: DecodeResult) -> list[int]:
-    """Return, for each decoded row, the index of its record in `values`."""
-    rejects = {reject.row for reject in decoded.rejects}
-    return [
-        index for index, value in enumerate(values) if index not in rejects and not (value is None and decoded.skipped)
-    ]
+        return without_violations(self._decoder.decode(values), values, self._find_violations)

@@ -1,6 +1,7 @@
 r"""Decodes delimited text into Arrow batches as Hive's LazySimpleSerDe (StrictDelimitedInputWriter) does.
 
 Invariant: the result depends on each record alone, never on how records are batched.
+Mappings name the column of each field (`fields`). What follows describes the default, the columns in their order.
 
 A record consists of the table's columns, followed by its partition columns. Quotes have no meaning: a `"` is data.
 
@@ -38,24 +39,25 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
+from numpy.typing import NDArray
 
 from ingestd.errors import ConfigError
+from ingestd.formats.arrow_csv import BYTE_ORDER_MARK, read_fields
 from ingestd.formats.decoder import NEWLINE, Reject, RejectError, join_lines
+from ingestd.formats.fields import CHARACTER, BadValuesKey, FieldsKey, SurplusKey, byte_of, positions
 from ingestd.formats.lazysimple.columns import FieldConverter
 from ingestd.formats.lazysimple.values import FieldSyntax, check_choice, split
-from ingestd.formats.record_decoder import RecordDecoder, RejectReasons
+from ingestd.formats.record_decoder import RecordDecoder, RejectReasons, Tombstones, TombstonesKey
 from ingestd.formats.row_batches import Row
+from ingestd.keys import Doc
 from ingestd.schema import Column, HiveType
 
 _DEEPER_DELIMITERS = bytes(range(4, 9))  # LazySerDeParameters: eight separators, of which three can be chosen
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_CODE = re.compile(r"[+-]?[0-9]+")
 _BELOW_MICROS = re.compile(rb"\.[0-9]{7}").search
 
 
@@ -65,8 +67,8 @@ class DelimitedFormat:
 
     A field equal to `null_text` is NULL (`serialization.null.format`). `bad_values` determines whether an invalid field
     becomes NULL, as in Hive, or makes its record a reject. `bad_counts` determines whether a record with more or fewer
-    fields than columns is fitted to the columns, as in Hive, or is a reject. Raises ConfigError for any other value,
-    and for equal delimiters.
+    fields than columns is fitted to the columns, as in Hive, or is a reject; with "fill" only surplus fields make it
+    one. Raises ConfigError for any other value, and for equal delimiters.
     """
 
     field_delimiter: str = "\x01"
@@ -75,12 +77,12 @@ class DelimitedFormat:
     null_text: str = r"\N"
     escape: str | None = None
     bad_values: Literal["null", "reject"] = "null"
-    bad_counts: Literal["fit", "reject"] = "fit"
+    bad_counts: Literal["fit", "fill", "reject"] = "fit"
 
     def __post_init__(self) -> None:
         """Validate the options."""
         check_choice("bad_values", self.bad_values, ("null", "reject"))
-        check_choice("bad_counts", self.bad_counts, ("fit", "reject"))
+        check_choice("bad_counts", self.bad_counts, ("fit", "fill", "reject"))
         if not isinstance(self.null_text, str):
             raise ConfigError(f"null_text must be text, not {type(self.null_text).__name__}")
         self._check_distinct(self.syntax())
@@ -120,11 +122,60 @@ def _byte(name: str, text: str) -> int:
     """
     if not isinstance(text, str):
         raise ConfigError(f"{name} must be text, not {type(text).__name__}", hint="write one character, such as ','")
-    code = int(text) if _CODE.fullmatch(text) else ord(text) if len(text) == 1 else -1
-    if 0 <= code < 128:
+    code = byte_of(text)
+    if code is not None:
         return code
     hint = "write a single ASCII character, or its decimal code, such as 44"
     raise ConfigError(f"{name} {text!r} is not a single ASCII character", hint=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelimitedOptions:
+    r"""A record is delimited text as Hive's LazySimpleSerDe reads it, without quotes. Raises ConfigError.
+
+    The delimiters and `escape` are those of `DelimitedFormat`. An invalid field makes its record a reject, unlike in
+    Hive, unless `bad_values` is "null". Missing fields are NULL.
+    """
+
+    type: Annotated[Literal["delimited"], Doc("Each record is delimited text, as in Hive's LazySimpleSerDe.")] = (
+        "delimited"
+    )
+    tombstones: TombstonesKey = "stop"
+    fields: FieldsKey
+    field_delimiter: Annotated[str, CHARACTER, Doc("The character between fields, or its code.")] = "\x01"
+    collection_delimiter: Annotated[
+        str, CHARACTER, Doc("The character between elements of arrays, maps and structs, or its code.")
+    ] = "\x02"
+    map_key_delimiter: Annotated[
+        str, CHARACTER, Doc("The character between the key and the value of a map entry, or its code.")
+    ] = "\x03"
+    null_text: Annotated[str, Doc("A field with this text is NULL.")] = r"\N"
+    escape: Annotated[
+        str | None, CHARACTER, Doc("The character that makes the next one data, or its code; by default none.")
+    ] = None
+    bad_values: BadValuesKey = "reject"
+    surplus: SurplusKey = "drop"
+
+    def __post_init__(self) -> None:
+        """Validate the combination of delimiters."""
+        _ = self.format
+
+    @property
+    def format(self) -> DelimitedFormat:
+        """The syntax of the records."""
+        return DelimitedFormat(
+            self.field_delimiter,
+            self.collection_delimiter,
+            self.map_key_delimiter,
+            self.null_text,
+            self.escape,
+            self.bad_values,
+            "fit" if self.surplus == "drop" else "fill",
+        )
+
+    def decoder(self, columns: Sequence[Column]) -> DelimitedDecoder:
+        """Return a decoder of records into these columns. Raises ConfigError as `DelimitedDecoder` does."""
+        return DelimitedDecoder(columns, self.format, fields=self.fields, tombstones=self.tombstones)
 
 
 def _check_unambiguous(columns: Sequence[Column], syntax: FieldSyntax) -> None:
@@ -146,24 +197,34 @@ def _levels(kind: HiveType) -> int:
 
 
 class DelimitedDecoder(RecordDecoder):
-    """Decodes delimited records into the given columns, in that order.
+    """Decodes delimited records into the given columns.
 
-    Raises ConfigError for types that are nested too deeply, and for delimiters that are ambiguous for these columns.
+    `fields` contains the column of each field, by default the columns in their order (see `positions`). Columns without
+    a field are NULL. Raises ConfigError for types that are nested too deeply, for delimiters that are ambiguous for
+    these columns, and for fields of other columns.
     """
 
-    def __init__(self, columns: Sequence[Column], format: DelimitedFormat) -> None:  # noqa: A002 – the name in the API
-        super().__init__(columns)
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        format: DelimitedFormat,  # noqa: A002 – the name in the API
+        *,
+        fields: Sequence[str] | None = None,
+        tombstones: Tombstones = "stop",
+    ) -> None:
+        super().__init__(columns, tombstones=tombstones)
         syntax = format.syntax()
-        _check_unambiguous(columns, syntax)
-        self._width = len(columns)
-        self._converter = FieldConverter(columns, syntax)
+        names = [column.name for column in columns] if fields is None else fields
+        _check_unambiguous([column for column in columns if column.name in names], syntax)
+        self._width = len(names)
+        self._converter = FieldConverter(columns, syntax, positions(names, columns))
         self._separator, self._escape, self._null = syntax.separators[0], syntax.escape, syntax.null
         self._null_text = format.null_text
         self._nulls = [None] * self._width
-        self._rejects_counts = format.bad_counts == "reject"
+        self._rejects_missing, self._rejects_surplus = format.bad_counts == "reject", format.bad_counts != "fit"
         self._rejects_values = format.bad_values == "reject"
-        special = b"\r\n" if self._escape is None else b"\r\n" + bytes((self._escape,))
-        self._find_special = re.compile(b"[" + re.escape(special) + b"]|\\A" + _BYTE_ORDER_MARK).search
+        self._special = b"\r" if self._escape is None else b"\r" + bytes((self._escape,))
+        self._find_special = re.compile(b"[\n" + re.escape(self._special) + b"]|\\A" + BYTE_ORDER_MARK).search
 
     def decode_record(self, value: bytes) -> Row:
         """See `RecordDecoder`."""
@@ -177,7 +238,7 @@ class DelimitedDecoder(RecordDecoder):
 
     def check(self, value: bytes) -> Reject | None:
         """See `RecordDecoder`."""
-        lenient = not self._rejects_counts and not self._rejects_values
+        lenient = not self._rejects_surplus and not self._rejects_values
         if lenient and value.isascii() and not _BELOW_MICROS(value):
             return None  # only invalid UTF-8 or digits below the microsecond can make the record a reject
         return super().check(value)
@@ -187,10 +248,8 @@ class DelimitedDecoder(RecordDecoder):
         whole = self._split_by_arrow(values)
         if whole is not None:
             return whole, {}
-        regular: list[int] = []
-        irregular: list[int] = []
-        for index, value in enumerate(values):
-            (regular if self._is_regular(value) else irregular).append(index)
+        is_regular = self._regular(values)
+        regular, irregular = np.flatnonzero(is_regular).tolist(), np.flatnonzero(~is_regular).tolist()
         by_arrow = self._split_by_arrow([values[index] for index in regular]) if regular else None
         if by_arrow is None:
             return self._split_each(values, range(len(values)))
@@ -198,45 +257,51 @@ class DelimitedDecoder(RecordDecoder):
         order = pa.array(np.argsort([*regular, *irregular]))
         return [pa.concat_arrays(parts).take(order) for parts in zip(by_arrow, others, strict=True)], rejects
 
+    def _regular(self, values: Sequence[bytes]) -> NDArray[np.bool_]:
+        """Return which records have one field per column and no bytes that Arrow and Hive treat differently."""
+        text = join_lines(values)
+        letters = np.frombuffer(text, np.uint8)
+        breaks = np.flatnonzero(letters == NEWLINE)
+        if len(breaks) != len(values) - 1 or BYTE_ORDER_MARK in text:
+            return np.array([self._is_regular(value) for value in values])
+        separators = np.flatnonzero(letters == self._separator)
+        counts = np.diff(np.searchsorted(separators, np.append(breaks, len(text))), prepend=0)
+        is_regular: NDArray[np.bool_] = counts == self._width - 1
+        for special in self._special:
+            if special in text:  # faster than a comparison
+                is_regular[np.searchsorted(breaks, np.flatnonzero(letters == special))] = False
+        return is_regular
+
     def _is_regular(self, value: bytes) -> bool:
-        """Return whether the record has one field per column and no bytes that Arrow and Hive treat differently."""
+        """Return whether `_regular` contains the record."""
         return value.count(self._separator) == self._width - 1 and self._find_special(value) is None
 
     def _split_by_arrow(self, values: Sequence[bytes]) -> list[pa.Array] | None:
         """Return the fields of all records by column; None if Arrow does not split them as Hive does."""
         text = join_lines(values) + b"\n"
         lines = np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE)
-        if lines != len(values) or b"\r" in text or text.startswith(_BYTE_ORDER_MARK):
+        if lines != len(values) or b"\r" in text or text.startswith(BYTE_ORDER_MARK):
             return None
         if self._separator in b"\0\n\r" or (self._escape is not None and self._escape in text):
             return None
         width = text.count(self._separator, 0, text.index(b"\n")) + 1
         has_empty = text.startswith(b"\n") or b"\n\n" in text
-        if (self._rejects_counts and width != self._width) or (width > 1 and has_empty):
+        if not self._accepts(width) or (width > 1 and has_empty):
             return None  # Arrow reads an empty line as one empty field per column
         try:
-            table = self._read_csv(text, [str(index) for index in range(width)])
+            read = read_fields(
+                text,
+                delimiter=self._separator,
+                is_quoted=False,
+                null_text=self._null_text,
+                width=width,
+                wanted=self._width,
+            )
         except pa.ArrowInvalid:  # the records have different numbers of fields
             return None
-        if table.num_rows != len(values):
+        if len(read[0]) != len(values):
             return None
-        missing = [pa.nulls(len(values), pa.binary())] * (self._width - width)
-        return [column.combine_chunks() for column in table.columns] + missing
-
-    def _read_csv(self, text: bytes, names: list[str]) -> pa.Table:
-        return pa.csv.read_csv(
-            pa.BufferReader(text),
-            read_options=pa.csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=names),
-            parse_options=pa.csv.ParseOptions(
-                delimiter=chr(self._separator), quote_char=False, escape_char=False, ignore_empty_lines=False
-            ),
-            convert_options=pa.csv.ConvertOptions(
-                column_types=dict.fromkeys(names, pa.binary()),
-                include_columns=names[: self._width],
-                null_values=[self._null_text],
-                strings_can_be_null=True,
-            ),
-        )
+        return [*read, *[pa.nulls(len(values), pa.binary())] * (self._width - width)]
 
     def _split_each(self, values: Sequence[bytes], rows: Sequence[int]) -> tuple[list[pa.Array], RejectReasons]:
         """Split records one by one; return their fields by column, and the rejects.
@@ -259,9 +324,13 @@ class DelimitedDecoder(RecordDecoder):
         fields = split(value, self._separator, self._escape)
         if len(fields) == self._width:
             return fields
-        if self._rejects_counts:
+        if not self._accepts(len(fields)):
             raise RejectError("", f"the number of fields is {len(fields)}, but the number of columns is {self._width}")
         return [*fields[: self._width], *self._nulls[len(fields) :]]
+
+    def _accepts(self, width: int) -> bool:
+        """Return whether a record may have this number of fields."""
+        return not (self._rejects_surplus if width > self._width else self._rejects_missing and width < self._width)
 
     def _without_null_text(self, fields: pa.Array) -> pa.Array:
         return pc.if_else(pc.equal(fields, pa.scalar(self._null, pa.binary())), pa.scalar(None, pa.binary()), fields)

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ingestd.formats.decoder import DecodeResult, Reject, RejectError, drop_rows, total_bytes, without_tombstones
-from ingestd.formats.row_batches import Row, RowBatches, TimestampUnits
+from ingestd.formats.row_batches import Row, RowBatches, TimestampUnits, arrow_of, batch_of
+from ingestd.keys import Doc
 from ingestd.schema import Column
 
 MAX_BYTES = 1 << 30  # size limit of one batch; Arrow's string offsets have 31 bits
@@ -23,11 +27,27 @@ SMALLEST_BATCH = 256  # number of records; a batch of this size is not split fur
 PARTS = 16  # number of parts into which a batch is split; enough to need few levels of splitting
 MAX_FAILURES = 4  # consecutive smallest batches that fail before splitting ends: each attempt costs about 1 ms
 
+Tombstones = Literal["stop", "skip", "dead_letter", "null_row"]
+TombstonesKey = Annotated[
+    Tombstones,
+    Doc("Whether a record without a value stops the mapping, is skipped, is a dead letter, or is a row of NULLs."),
+]
 RejectReasons = Mapping[int, tuple[str, str]]  # column and reason of each reject, by the index of its record
 
 
 class NotColumnar(Exception):
     """Raised by `decode_batch` for records that it cannot decode as one batch. They are then decoded in parts."""
+
+
+class MixedTimestamps(NotColumnar):
+    """Raised by `decode_batch` if no unit fits the timestamps of all records.
+
+    `coarse` are the records that need microseconds. They and the others are then decoded as two batches.
+    """
+
+    def __init__(self, coarse: NDArray[np.bool_]) -> None:
+        super().__init__()
+        self.coarse = coarse
 
 
 class RecordDecoder(ABC):
@@ -36,19 +56,20 @@ class RecordDecoder(ABC):
     A subclass implements `decode_batch` and `decode_record`, and may override `check` with a faster method. A format
     without a columnar reader raises NotColumnar in `decode_batch`.
 
-    `tombstones` determines how a record without a value is treated: "stop" makes it a reject, "skip" ignores it. No
-    batch passed to `decode_batch` is larger than `max_bytes`.
+    `tombstones` determines how a record without a value is treated: "skip" ignores it, "null_row" makes it a row in
+    which all columns are NULL, and the other values make it a reject. No batch passed to `decode_batch` is larger than
+    `max_bytes`.
     """
 
     def __init__(
         self,
         columns: Sequence[Column],
         *,
-        tombstones: Literal["stop", "skip"] = "stop",
+        tombstones: Tombstones = "stop",
         max_bytes: int = MAX_BYTES,
     ) -> None:
         self.columns = tuple(columns)
-        self._skip_tombstones = tombstones == "skip"
+        self._tombstones = tombstones
         self._max_bytes = max_bytes
         self._units = TimestampUnits(columns)
 
@@ -56,7 +77,8 @@ class RecordDecoder(ABC):
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
         """Return a batch with one row per value, and the rejects; the row of a reject has undefined values.
 
-        Rows and rejects must agree with `decode_record`. Raises NotColumnar if that is not certain.
+        Rows and rejects must agree with `decode_record`. Raises NotColumnar if that is not certain, and MixedTimestamps
+        if some records need timestamps in microseconds and others in nanoseconds.
         """
 
     @abstractmethod
@@ -74,24 +96,30 @@ class RecordDecoder(ABC):
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """See `Decoder`. Batches of 20,000 to 100,000 records are the fastest."""
         records = without_tombstones(values)
-        indexes: Sequence[int] = range(len(values))
-        rejects: list[Reject] = []
         if len(records) < len(values):
-            indexes = [index for index, value in enumerate(values) if value is not None]
-            if not self._skip_tombstones:
-                rejects = [
-                    Reject.of(index, None, "", "record has no value (tombstone)")
-                    for index, value in enumerate(values)
-                    if value is None
-                ]
+            return self._with_tombstones(values, records)
         splitter = _Splitter(self, self._max_bytes)
-        splitter.decode(records, 0)
-        rejects += [
-            Reject.of(indexes[index], records[index], column, reason)
-            for index, (column, reason) in splitter.rejects.items()
+        splitter.decode(records, range(len(records)))
+        rejects = [
+            Reject.of(index, records[index], column, reason)
+            for index, (column, reason) in sorted(splitter.rejects.items())
         ]
-        skipped = len(values) - len(records) if self._skip_tombstones else 0
-        return DecodeResult(splitter.rows.close(), sorted(rejects, key=lambda reject: reject.row), skipped)
+        return DecodeResult(splitter.rows.close(), rejects, 0, splitter.records)
+
+    def _with_tombstones(self, values: Sequence[bytes | None], records: Sequence[bytes]) -> DecodeResult:
+        """Decode `records`, which are the values other than None, and treat the tombstones as configured."""
+        decoded = self.decode(records)
+        is_tombstone = np.fromiter((value is None for value in values), np.bool_, len(values))
+        present, absent = np.flatnonzero(~is_tombstone), np.flatnonzero(is_tombstone)
+        rejects = [replace(reject, row=int(present[reject.row])) for reject in decoded.rejects]
+        rows = present[decoded.records_of_rows(records)]
+        if self._tombstones == "skip":
+            return DecodeResult(decoded.batches, rejects, absent.size, rows)
+        if self._tombstones == "null_row":
+            nulls = batch_of(self.columns, [pa.nulls(absent.size, arrow_of(c.type, "ns")) for c in self.columns])
+            return DecodeResult([*decoded.batches, nulls], rejects, 0, np.concatenate([rows, absent]))
+        rejects += [Reject.of(row, None, "", "record has no value (tombstone)") for row in absent.tolist()]
+        return DecodeResult(decoded.batches, sorted(rejects, key=lambda reject: reject.row), 0, rows)
 
 
 class _Splitter:
@@ -103,35 +131,54 @@ class _Splitter:
         self._decoder = decoder
         self._max_bytes = max_bytes
         self._failures = 0
+        self._records: list[Sequence[int] | NDArray[np.int64]] = []  # of the rows
+        self._is_ordered = True
 
-    def decode(self, values: Sequence[bytes], start: int) -> None:
-        """Decode the values; `start` is the index of the first one."""
+    @property
+    def records(self) -> NDArray[np.int64] | None:
+        """The indexes of the records of all rows, None if they are in the order of the records."""
+        if self._is_ordered:
+            return None
+        return np.concatenate([np.asarray(part, np.int64) for part in (*self._records, ())])
+
+    def decode(self, values: Sequence[bytes], indexes: Sequence[int]) -> None:
+        """Decode the values; `indexes` are those of their records."""
         if not values:
             return
         fits = total_bytes(values) + len(values) <= self._max_bytes
         smallest = SMALLEST_BATCH if fits else 1
-        if fits and self._decode_batch(values, start):
+        if fits and self._decode_batch(values, indexes):
             self._failures = 0
         elif len(values) <= smallest or self._failures >= MAX_FAILURES:
-            for index, value in enumerate(values, start):
+            for value, index in zip(values, indexes, strict=True):
                 self._decode_record(value, index)
             self._failures += 1
         else:
             size = max(smallest, -(-len(values) // PARTS))
             for first in range(0, len(values), size):
-                self.decode(values[first : first + size], start + first)
+                self.decode(values[first : first + size], indexes[first : first + size])
 
-    def _decode_batch(self, values: Sequence[bytes], start: int) -> bool:
-        """Decode the values as one batch; return False if that is not possible."""
+    def _decode_batch(self, values: Sequence[bytes], indexes: Sequence[int]) -> bool:
+        """Decode the values as one batch, or as two with different units; return False if that is not possible."""
         try:
             batch, rejects = self._decoder.decode_batch(values)
+        except MixedTimestamps as mixed:
+            if mixed.coarse.all() or not mixed.coarse.any():
+                return False
+            self._is_ordered = False
+            for part in (np.flatnonzero(~mixed.coarse).tolist(), np.flatnonzero(mixed.coarse).tolist()):
+                self.decode([values[place] for place in part], [indexes[place] for place in part])
+            return True
         except NotColumnar:
             return False
+        kept: Sequence[int] | NDArray[np.int64] = indexes
         if rejects:
-            self.rejects.update((start + row, cause) for row, cause in rejects.items())
+            self.rejects.update((indexes[row], cause) for row, cause in rejects.items())
             batch = drop_rows(batch, rejects)
+            kept = np.delete(np.asarray(indexes), list(rejects))
         if batch.num_rows:
             self.rows.add_batch(batch)
+            self._records.append(kept)
         return True
 
     def _decode_record(self, value: bytes, index: int) -> None:
@@ -139,3 +186,5 @@ class _Splitter:
             self.rows.add_row(self._decoder.decode_record(value))
         except RejectError as error:
             self.rejects[index] = (error.column, error.reason)
+        else:
+            self._records.append((index,))

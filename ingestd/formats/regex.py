@@ -1,6 +1,7 @@
 r"""Decodes records into Arrow batches with a regular expression, as Hive's RegexSerDe (StrictRegexWriter) does.
 
 Invariant: the result depends on each record alone, never on how records are batched.
+Mappings name the column of each group (`fields`). What follows describes the default, the columns in their order.
 
 Each group of the pattern is one column: first the table's columns, then the partition columns. The columns must have
 primitive types.
@@ -20,44 +21,96 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 import pyarrow as pa
 
 from ingestd.errors import ConfigError
 from ingestd.formats.decoder import RejectError
+from ingestd.formats.fields import BadValuesKey, FieldsKey, check_primitive, positions
 from ingestd.formats.lazysimple.columns import FieldConverter
 from ingestd.formats.lazysimple.values import FieldSyntax, check_choice
-from ingestd.formats.record_decoder import RecordDecoder, RejectReasons
+from ingestd.formats.record_decoder import RecordDecoder, RejectReasons, Tombstones, TombstonesKey
 from ingestd.formats.row_batches import Row
+from ingestd.keys import Check, Doc
 from ingestd.schema import Column
+
+_FLAGS = re.DOTALL | re.ASCII
+
+
+def _python_pattern(text: str) -> str:
+    try:
+        re.compile(text, _FLAGS)
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"must be a regular expression of Python's re ({error})") from None
+    return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegexOptions:
+    """A record is text whose parts are found by a regular expression. `fields` has one entry for each group.
+
+    A record that the pattern does not match as a whole is a reject, as is one with an invalid value, unless
+    `bad_values` is "null". Raises ConfigError if `fields` does not have one entry for each group.
+    """
+
+    type: Annotated[Literal["regex"], Doc("Each record is text that matches a regular expression.")] = "regex"
+    tombstones: TombstonesKey = "stop"
+    pattern: Annotated[
+        str, Check(_python_pattern, {}), Doc("A regular expression (Python's re) that matches the whole record.")
+    ]
+    fields: FieldsKey
+    bad_values: BadValuesKey = "reject"
+
+    def __post_init__(self) -> None:
+        """Compare the numbers of groups and fields."""
+        groups = re.compile(self.pattern, _FLAGS).groups
+        if groups != len(self.fields):
+            raise ConfigError(
+                f"the number of entries is {len(self.fields)}, but the number of groups in the pattern is {groups}",
+                where=".fields",
+                hint="name one column for each group, or write (?:…) for groups that are not columns",
+            )
+
+    def decoder(self, columns: Sequence[Column]) -> RegexDecoder:
+        """Return a decoder of records into these columns. Raises ConfigError as `RegexDecoder` does."""
+        return RegexDecoder(
+            columns, self.pattern, fields=self.fields, bad_values=self.bad_values, tombstones=self.tombstones
+        )
 
 
 class RegexDecoder(RecordDecoder):
-    """Decodes records into the given columns, one for each group of `pattern`.
+    """Decodes records into the given columns.
 
+    `fields` contains the column of each group of `pattern`, by default the columns in their order (see `positions`).
+    Columns without a group are NULL.
     `ignore_case` is Hive's `input.regex.case.insensitive`. `bad_values` determines whether an invalid value becomes
     NULL or makes its record a reject. `unmatched` determines whether a record that does not match the pattern as a
-    whole becomes a row of NULLs or a reject. Raises ConfigError for any other value of these two options, for complex
-    columns, and for a pattern that is not a regular expression or does not have one group for each column.
+    whole becomes a row of NULLs or a reject. Raises ConfigError for any other value of these two options, for groups
+    stored in complex columns, and for a pattern that is not a regular expression or does not have one group for each
+    field.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the options of a format, by name only
         self,
         columns: Sequence[Column],
         pattern: str,
         *,
+        fields: Sequence[str] | None = None,
         ignore_case: bool = False,
         bad_values: Literal["null", "reject"] = "null",
         unmatched: Literal["null", "reject"] = "reject",
+        tombstones: Tombstones = "stop",
     ) -> None:
-        super().__init__(columns)
+        super().__init__(columns, tombstones=tombstones)
         check_choice("bad_values", bad_values, ("null", "reject"))
         check_choice("unmatched", unmatched, ("null", "reject"))
-        _check_columns(columns)
-        self._match = _compiled(pattern, len(columns), ignore_case=ignore_case).fullmatch
-        self._converter = FieldConverter(columns, FieldSyntax(b"", bad_values=bad_values))
-        self._nulls = (None,) * len(columns)
+        names = [column.name for column in columns] if fields is None else fields
+        check_primitive(columns, names)
+        self._match = _compiled(pattern, len(names), ignore_case=ignore_case).fullmatch
+        self._converter = FieldConverter(columns, FieldSyntax(b"", bad_values=bad_values), positions(names, columns))
+        self._nulls = (None,) * len(names)
         self._rejects_unmatched = unmatched == "reject"
 
     def decode_record(self, value: bytes) -> Row:
@@ -89,20 +142,9 @@ class RegexDecoder(RecordDecoder):
         return match.groups() if match else self._nulls
 
 
-def _check_columns(columns: Sequence[Column]) -> None:
-    for column in columns:
-        if column.type.is_complex:
-            raise ConfigError(
-                f"a regular expression cannot be used for a column of type {column.type}",
-                where=f"column {column.name}",
-                hint="use a delimited or JSON writer for this table",
-            )
-
-
 def _compiled(pattern: str, columns: int, *, ignore_case: bool) -> re.Pattern[str]:
-    flags = re.DOTALL | re.ASCII
     try:
-        compiled = re.compile(pattern, flags | re.IGNORECASE if ignore_case else flags)
+        compiled = re.compile(pattern, _FLAGS | re.IGNORECASE if ignore_case else _FLAGS)
     except (re.error, ValueError, OverflowError, RecursionError) as error:
         raise ConfigError(f"{pattern!r} is not a valid Python regular expression: {error}") from None
     if compiled.groups != columns:

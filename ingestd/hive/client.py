@@ -1,7 +1,7 @@
 """The metastore client, which borrows a connection for each call, fails over and translates Thrift errors.
 
-Invariant: a call that may have reached a metastore is sent again only if it is in `REPEATABLE`. For every other call a
-broken connection raises MetastoreUnavailable, and the caller must find out whether the call took effect. A call that
+Invariant: a call that may have reached a metastore is sent again only if `repeatable.py` permits it. For any other call
+a broken connection raises MetastoreUnavailable, and the caller must find out whether the call took effect. A call that
 was answered is not sent again, with one exception: Hive's own client repeats a call after an internal error, and so do
 repeatable calls and `open_txns` here, once. After a broken connection the next address of the list is tried first.
 Every connect logs in again. An address that rejects the login is treated like one that is unavailable.
@@ -10,6 +10,7 @@ Transactions and locks belong to their ids, not to a connection, so any connecti
 
 from __future__ import annotations
 
+import copy
 import getpass
 import re
 import socket
@@ -34,7 +35,9 @@ from ingestd.errors import (
     Unavailable,
 )
 from ingestd.hive.kerberos import ticket_owner
+from ingestd.hive.newer_calls import NewerCalls
 from ingestd.hive.pool import Pool, Slot
+from ingestd.hive.repeatable import is_repeatable
 from ingestd.hive.security import Kerberos, Security
 from ingestd.hive.transport import ADDRESS_HINT, create_transport, diagnose
 
@@ -51,7 +54,7 @@ _PERMANENT = re.compile(
     "File name too long|PathComponentTooLong|path component name limit|Pathname too long"
     "|Invalid partition key|InvalidObjectException|StackOverflowError"
     "|value too long for type|truncation error was encountered|Data too long for column|ORA-12899"
-    "|invalid byte sequence for encoding"
+    "|invalid byte sequence for encoding|Incorrect string value|whitelist pattern"
 )
 _TIMED_OUT = TTransportException.TIMED_OUT
 # How long to wait before a call is repeated that the metastore answered with an internal error.
@@ -65,44 +68,15 @@ CAPABILITIES = [
 # Called after each call with its method, its duration in seconds, and `ok` or the class of its error.
 OnCall = Callable[[str, float, str], None]
 
-_READS = (
-    "getName", "getVersion", "get_all_databases", "get_all_tables", "get_config_value", "get_database", "get_open_txns",
-    "get_not_null_constraints", "get_open_txns_info", "get_partition_names", "get_partitions_by_names_req",
-    "get_table_req", "get_valid_write_ids", "partition_name_to_vals", "show_compact", "show_locks",
-)  # fmt: skip
-# Calls that have the same effect whether the metastore executes them once or twice, and why:
-REPEATABLE = {
-    **dict.fromkeys(_READS, "read only"),
-    "heartbeat": "updates a timestamp",
-    "heartbeat_txn_range": "updates a timestamp",
-    "check_lock": "reads a lock's state and updates a timestamp",
-    "allocate_table_write_ids": "a transaction has one write id per table: the second call returns the same one",
-    "lock": "in a transaction only: its locks do not block each other and end with it (see `_is_repeatable`)",
-    "unlock": "the second call finds no lock, which is the desired state (`leases.release`)",
-    **dict.fromkeys(("abort_txn", "abort_txns"), "an aborted transaction may be aborted again"),
-    "add_partitions_req": "sent with ifNotExists",
-    "add_dynamic_partitions": "registers the same names again: duplicate rows in TXN_COMPONENTS",
-    "add_write_notification_log": "the event log records each file once",
-    "add_write_notification_log_in_batch": "the event log records each file once",
-}
 # Calls for which one connection is reserved, because other daemons take over from a daemon whose heartbeats are late.
 _HEARTBEATS = ("heartbeat", "heartbeat_txn_range")
-# Deliberately absent:
-# commit_txn            the caller must know whether it took effect, and has safer ways to find out (publish/outcome.py)
-# open_txns             each call opens new transactions; those of a lost answer stay open until they time out. It is
-#                       repeated after an internal error, because that answer means that none was opened
-# alter_table_req, alter_partitions_req   overwrite the whole object: a second call would revert concurrent changes, and
-#                       where HMS compares first, it is rejected although the first one succeeded
-# create_table_req, create_database   the second call is rejected although the first one succeeded
-# compact2              the second call is refused, or queues the compaction again after the first one has ended
-# lock outside a transaction   the second request waits for the first, whose lock id was lost
 
 
 def ignore_call(_method: str, _seconds: float, _outcome: str) -> None:
     """Ignore a call. This is the default observer of calls."""
 
 
-class _Connection(ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
+class _Connection(NewerCalls, ThriftHiveMetastore.Client, HMSClient):  # type: ignore[misc]
     """Combines hmsclient's connection handling with the calls of Hive 4; hmsclient itself has those of Hive 2.3."""
 
     def __init__(self, protocol: TBinaryProtocol) -> None:
@@ -147,6 +121,7 @@ class Metastore:
         self._on_call = on_call
         self._pool: Pool[_Connection] = Pool(connections)
         self._preferred = 0  # index of the address to try first
+        self._check: Callable[[], None] = lambda: None  # see `guarded`
 
     @property
     def user(self) -> str:
@@ -181,6 +156,15 @@ class Metastore:
         finally:
             self._on_call(method, monotonic() - began, outcome)
 
+    def guarded(self, check: Callable[[], None]) -> Metastore:
+        """Return a client with the same connections, which calls `check` each time before it sends a call.
+
+        `check` raises an error if the call may not be sent any more. It must not use the returned client.
+        """
+        made = copy.copy(self)
+        made._check = check
+        return made
+
     def close(self) -> None:
         """Close all connections; those in use when their calls have ended. The next call reconnects."""
         self._pool.close()
@@ -194,17 +178,18 @@ class Metastore:
                     where=_where(*self.preferred_address),
                     hint="check whether the metastore is overloaded, or raise metastore.connections",
                 )
-            is_repeatable = _is_repeatable(method, arguments)
-            if not is_repeatable and slot.connection is not None and self.security.tls is not None:
+            may_repeat = is_repeatable(method, arguments)
+            if not may_repeat and slot.connection is not None and self.security.tls is not None:
                 # A closed TLS connection is detected only by reading from it, so send a harmless call first.
-                self._send(slot, "getName", (), is_repeatable=True)
-            return self._send(slot, method, arguments, is_repeatable=is_repeatable)
+                self._send(slot, "getName", (), may_repeat=True)
+            return self._send(slot, method, arguments, may_repeat=may_repeat)
 
-    def _send(self, slot: Slot[_Connection], method: str, arguments: Sequence[Any], *, is_repeatable: bool) -> Any:
+    def _send(self, slot: Slot[_Connection], method: str, arguments: Sequence[Any], *, may_repeat: bool) -> Any:
         """Send a call over the connection of the slot, or a new one, and repeat it if that is safe."""
         failures, is_repeated = 0, False
         while True:
             connection = self._connection(slot)
+            self._check()
             self.calls += 1
             try:
                 return getattr(connection, method)(*arguments)
@@ -212,12 +197,12 @@ class Metastore:
                 where = _where(*self.addresses[slot.address])
                 self._fail_over(slot)
                 failures += 1
-                if not is_repeatable or failures + _is_timeout(error) > len(self.addresses):
+                if not may_repeat or failures + _is_timeout(error) > len(self.addresses):
                     raise MetastoreUnavailable(f"{method}: {_message(error)}", where=where) from error
             except TException as error:
                 if isinstance(error, TProtocolException):
                     slot.close()  # part of the answer is unread
-                if _is_internal(error) and (is_repeatable or method == "open_txns") and not is_repeated:
+                if _is_internal(error) and (may_repeat or method == "open_txns") and not is_repeated:
                     is_repeated = True
                     pause(_REPEAT_SECONDS)
                     continue
@@ -243,8 +228,9 @@ class Metastore:
         A rejection is permanent only if every address rejects, because an unavailable address may accept later.
         """
         failures: list[IngestdError] = []
+        first = self._preferred  # another thread may change it meanwhile
         for step in range(len(self.addresses)):
-            index = (self._preferred + step) % len(self.addresses)
+            index = (first + step) % len(self.addresses)
             try:
                 slot.connection = self._open(*self.addresses[index])
             except IngestdError as error:
@@ -293,6 +279,12 @@ class UnknownCall(MetastoreRefusal):
     """The metastore is too old to know the method."""
 
 
+def has_answered(error: IngestdError) -> bool:
+    """Return whether an error of a call is the answer of a metastore, and not that of a connection."""
+    cause = error.__cause__
+    return isinstance(cause, TException) and not isinstance(cause, TTransportException)
+
+
 def addresses(uris: str) -> Sequence[tuple[str, int]]:
     """Return the host and port of each address in `metastore.uri`. Raises ConfigError for an invalid address."""
     given = [uri.strip() for uri in uris.split(",") if uri.strip()] or [""]
@@ -314,10 +306,6 @@ def _address(uri: str) -> tuple[str, int] | None:
     except ValueError:
         return None
     return (parsed.hostname, port) if parsed.scheme == "thrift" and parsed.hostname else None
-
-
-def _is_repeatable(method: str, arguments: Sequence[Any]) -> bool:
-    return method in REPEATABLE and (method != "lock" or bool(arguments[0].txnid))
 
 
 def _where(host: str, port: int) -> str:

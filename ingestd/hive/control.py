@@ -7,24 +7,21 @@ ever dropped, because `drop_table` has no condition: delayed, it would drop the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from hive_metastore import ttypes
 
-from ingestd.clock import pause
-from ingestd.errors import InvalidTable, MetastoreUnavailable, TableMissing
-from ingestd.hive.client import CAPABILITIES, Metastore, MetastoreRefusal
+from ingestd.errors import InvalidTable, TableMissing
+from ingestd.hive.client import CAPABILITIES, Metastore
+from ingestd.hive.creation import ensure
 from ingestd.hive.tables import TableName, read_table
 from ingestd.hive.transactions import KeyValue
-from ingestd.retry import Backoff
 
 # HMS requires the prefix _meta for keys that a commit may set (TxnStore.TXN_KEY_START).
 _KEY = "_meta.ingestd.state"
 # A space: Oracle stores '' as NULL, and the commit's UPDATE needs an existing row.
 _NO_STATE = " "
-_CREATE_ATTEMPTS = 6  # 1.5 s in all
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +48,8 @@ def ensure_control_table(metastore: Metastore, name: TableName) -> ControlTable:
         raw = read_table(metastore, name)
     except InvalidTable:
         database = name.database
-        _ensure(lambda: metastore.call("get_database", database), lambda: _create_database(metastore, database))
-        _ensure(lambda: read_table(metastore, name), lambda: _create_table(metastore, name))
+        ensure(lambda: metastore.call("get_database", database), lambda: _create_database(metastore, database))
+        ensure(lambda: read_table(metastore, name), lambda: _create_table(metastore, name))
         raw = read_table(metastore, name)
     return _checked(name, raw)
 
@@ -96,37 +93,6 @@ def _checked(name: TableName, raw: Any) -> ControlTable:
     return ControlTable(name, raw.id)
 
 
-def _ensure(find: Callable[[], object], create: Callable[[], object]) -> None:
-    """Create an object unless `find` finds it.
-
-    When two clients create the same object, the metastore returns an error of its database to one of them (a violated
-    unique constraint in a MetaException), and may have deleted the directory that it created for the other. After a
-    failure, `find` therefore checks whether the object exists; if not, the creation is retried a few times.
-    """
-    backoff = Backoff(first_seconds=0.05, cap_seconds=0.5)
-    for attempt in range(1, _CREATE_ATTEMPTS + 1):
-        if _exists(find):
-            return
-        try:
-            create()
-        except MetastoreRefusal as error:
-            if not isinstance(error.__cause__, ttypes.AlreadyExistsException):
-                raise
-        except MetastoreUnavailable:
-            if not _exists(find):
-                if attempt == _CREATE_ATTEMPTS:
-                    raise
-                pause(backoff.seconds())
-
-
-def _exists(find: Callable[[], object]) -> bool:
-    try:
-        find()
-    except InvalidTable:
-        return False
-    return True
-
-
 def _create_table(metastore: Metastore, name: TableName) -> None:
     storage = ttypes.StorageDescriptor(
         cols=[ttypes.FieldSchema(name="note", type="string", comment="the state is a table parameter")],
@@ -140,7 +106,7 @@ def _create_table(metastore: Metastore, name: TableName) -> None:
         owner=metastore.user,
         sd=storage,
         partitionKeys=[],
-        parameters={_KEY: _NO_STATE, "EXTERNAL": "TRUE", "comment": "state of an ingestd mapping; do not alter"},
+        parameters={_KEY: _NO_STATE, "EXTERNAL": "TRUE", "comment": "state of ingestd; do not alter"},
         tableType="EXTERNAL_TABLE",
     )
     request = ttypes.CreateTableRequest(table=table, processorCapabilities=CAPABILITIES, processorIdentifier="ingestd")
@@ -148,5 +114,5 @@ def _create_table(metastore: Metastore, name: TableName) -> None:
 
 
 def _create_database(metastore: Metastore, name: str) -> None:
-    database = ttypes.Database(name=name, description="state of ingestd mappings", parameters={})
+    database = ttypes.Database(name=name, description="state of ingestd", parameters={})
     metastore.call("create_database", database)

@@ -1,7 +1,8 @@
 """The Kerberos login of one connection. Only this module imports gssapi, at the first Kerberos login.
 
 Invariant: each login acquires its credentials again, so a long-running process can reconnect as long as its keytab or
-ticket cache is valid. Kerberos errors are raised with their cause and a hint.
+ticket cache is valid. Kerberos errors are raised with their cause and a hint. An error that ends when the KDC answers
+again is MetastoreUnavailable, also if the ticket has expired in the meantime.
 """
 
 from __future__ import annotations
@@ -10,26 +11,19 @@ import hashlib
 import struct
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from ingestd.clock import monotonic
 from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable
 from ingestd.hive.security import Kerberos, Protection, short_name
+from ingestd.kerberos import EXPIRED, KDC_HINT, NO_KDC, NO_SUCH_SERVER, check_keytab, login_hint, signed
 
 # A login may rewrite the ticket cache of a keytab when its ticket has expired; no other login may read it meanwhile.
 _ONE_LOGIN = threading.Lock()
 _MAX_UNWRAPPED = 0xFFFFFF
-_TABLE = -1765328384  # MIT's krb5 error table; GSSAPI's minor status is one of its codes
-_NO_KDC = (_TABLE + 154, _TABLE + 156)  # KRB5_REALM_CANT_RESOLVE, KRB5_KDC_UNREACH
-_NO_SUCH_SERVER = _TABLE + 7  # KDC_ERR_S_PRINCIPAL_UNKNOWN
-_HINTS = {
-    _TABLE + 6: "correct metastore.kerberos.user: the KDC does not know it",  # KDC_ERR_C_PRINCIPAL_UNKNOWN
-    _TABLE + 18: "unlock metastore.kerberos.user in the KDC",  # KDC_ERR_CLIENT_REVOKED
-    _TABLE + 24: "export the keytab again: its key differs from that of the KDC",  # PREAUTH_FAILED
-    _TABLE + 31: "export the keytab again: its key differs from that of the KDC",  # BAD_INTEGRITY
-    _TABLE + 37: "synchronize the clocks of this machine and of the KDC",  # KRB_AP_ERR_SKEW
-}
+_USER_KEY = "metastore.kerberos.user"
 
 
 class KerberosExchange:
@@ -60,6 +54,8 @@ class KerberosExchange:
                 return self._chosen(self._context.unwrap(challenge).message)
             return self._context.step(challenge) or b""
         except self._gss.exceptions.GSSError as error:
+            if _code(error) == EXPIRED:
+                raise _translated(error, self._login, self._server) from error
             raise LoginFailed(
                 f"the metastore did not authenticate as {self._server}: {_message(error)}",
                 where="metastore.kerberos.principal",
@@ -91,18 +87,15 @@ class KerberosExchange:
     def _first(self) -> bytes:
         gss = self._gss
         flags = gss.RequirementFlag
-        try:
-            with _ONE_LOGIN:
-                self._context = gss.SecurityContext(
-                    name=gss.Name(self._server, gss.NameType.kerberos_principal),
-                    creds=_credentials(gss, self._login),
-                    mech=gss.MechType.kerberos,
-                    flags=flags.mutual_authentication | flags.integrity | flags.confidentiality,
-                    usage="initiate",
-                )
-                return self._context.step() or b""
-        except gss.exceptions.GSSError as error:
-            raise _translated(error, self._login, self._server) from error
+        with _alone(gss, self._login, self._server):
+            self._context = gss.SecurityContext(
+                name=gss.Name(self._server, gss.NameType.kerberos_principal),
+                creds=_credentials(gss, self._login),
+                mech=gss.MechType.kerberos,
+                flags=flags.mutual_authentication | flags.integrity | flags.confidentiality,
+                usage="initiate",
+            )
+            return self._context.step() or b""
 
     def _chosen(self, offer: bytes) -> bytes:
         """Return the reply to the metastore's offer.
@@ -129,6 +122,12 @@ class KerberosExchange:
         return bytes(reply)
 
 
+def check_login(login: Kerberos) -> None:
+    """Raise LoginFailed with the exact fault of the keytab, if `login` uses one."""
+    if login.keytab:
+        check_keytab(login.keytab, login.user or "", file_key="metastore.kerberos.keytab", user_key=_USER_KEY)
+
+
 def ticket_owner() -> str | None:
     """Return the short name of the owner of the caller's ticket cache; None if there is no valid ticket."""
     try:
@@ -151,7 +150,7 @@ def ticket_seconds(login: Kerberos) -> float | None:
     if not _ONE_LOGIN.acquire(blocking=False):
         return None
     try:
-        store = {"ccache": _memory_cache(login)} if login.keytab else None
+        store = {"ccache": _account(login).cache} if login.keytab else None
         found = gss.Credentials(name=_name(gss, login), usage="initiate", mechs=[gss.MechType.kerberos], store=store)
         return float(found.lifetime)
     except gss.exceptions.GSSError:
@@ -174,12 +173,58 @@ def read_ticket(login: Kerberos) -> Ticket:
     Raises LoginFailed, MetastoreUnavailable if no KDC answers, and ConfigError if gssapi is not installed.
     """
     gss = _gssapi()
-    try:
-        with _ONE_LOGIN:
-            found = _credentials(gss, login)
-            return Ticket(str(found.name), int(found.lifetime or 0))
-    except gss.exceptions.GSSError as error:
-        raise _translated(error, login, login.principal) from error
+    with _alone(gss, login, login.principal):
+        found = _credentials(gss, login)
+        return Ticket(str(found.name), int(found.lifetime or 0))
+
+
+@dataclass(slots=True)
+class _Account:
+    """What the logins of one principal share; guarded by `_ONE_LOGIN`.
+
+    `number` is that of its ticket cache in memory, and `failed` the time of `failure`, its last login without a KDC.
+    """
+
+    name: str
+    number: int = 0
+    failed: float = 0.0
+    failure: MetastoreUnavailable | None = None
+
+    @property
+    def cache(self) -> str:
+        """The name of the ticket cache in memory, which a login with a keytab uses."""
+        return f"MEMORY:ingestd-{self.name}-{self.number}"
+
+
+_accounts: dict[str, _Account] = {}
+
+
+def _account(login: Kerberos) -> _Account:
+    name = hashlib.sha256(f"{login.user}\n{login.keytab}".encode()).hexdigest()[:16]
+    return _accounts.setdefault(name, _Account(name))
+
+
+@contextmanager
+def _alone(gss: Any, login: Kerberos, server: str) -> Iterator[None]:
+    """Log in inside the `with` block while no other thread does, and translate the errors of Kerberos.
+
+    A KDC that is frozen blocks a login for half a minute. Threads that have waited meanwhile fail with the same error.
+    """
+    began = monotonic()
+    with _ONE_LOGIN:
+        account = _account(login)
+        if account.failure is not None and account.failed >= began:
+            raise MetastoreUnavailable(account.failure.what, where=account.failure.where, hint=account.failure.hint)
+        try:
+            yield
+        except gss.exceptions.GSSError as error:
+            found = _translated(error, login, server)
+            if isinstance(found, MetastoreUnavailable):
+                account.failed, account.failure = monotonic(), found
+                # With an expired ticket in its cache, Kerberos does not say why it obtained no new one. The next login
+                # uses an empty cache, and fails with the reason.
+                account.number += _code(error) == EXPIRED
+            raise found from error
 
 
 def _gssapi() -> Any:
@@ -198,8 +243,8 @@ def _credentials(gss: Any, login: Kerberos) -> Any:
     """Return the credentials for one login. Kerberos requests a ticket from the KDC only if no valid one is cached."""
     store = None
     if login.keytab:
-        check_keytab(login.keytab, login.user or "")
-        store = {"client_keytab": str(login.keytab), "ccache": _memory_cache(login)}
+        check_login(login)
+        store = {"client_keytab": str(login.keytab), "ccache": _account(login).cache}
     return gss.Credentials(name=_name(gss, login), usage="initiate", mechs=[gss.MechType.kerberos], store=store)
 
 
@@ -207,20 +252,15 @@ def _name(gss: Any, login: Kerberos) -> Any:
     return gss.Name(login.user, gss.NameType.kerberos_principal) if login.user else None
 
 
-def _memory_cache(login: Kerberos) -> str:
-    """Return the name of the ticket cache of a login with a keytab."""
-    ours = hashlib.sha256(f"{login.user}\n{login.keytab}".encode()).hexdigest()[:16]
-    return f"MEMORY:ingestd-{ours}"
-
-
 def _translated(error: Any, login: Kerberos, server: str) -> IngestdError:
     code = _code(error)
     message = _message(error)
-    if code in _NO_KDC:
-        return MetastoreUnavailable(
-            message, where="Kerberos", hint="check that the KDCs in krb5.conf are running and reachable"
-        )
-    if code == _NO_SUCH_SERVER:
+    if code in NO_KDC:
+        return MetastoreUnavailable(message, where="Kerberos", hint=KDC_HINT)
+    if code == EXPIRED and login.keytab:
+        what = f"the ticket of {login.user} has expired, and no new one could be obtained with {login.keytab}"
+        return MetastoreUnavailable(what, where="Kerberos", hint=KDC_HINT)
+    if code == NO_SUCH_SERVER:
         return LoginFailed(
             f"the KDC does not know {server}: {message}",
             where="metastore.kerberos.principal",
@@ -230,18 +270,20 @@ def _translated(error: Any, login: Kerberos, server: str) -> IngestdError:
         return LoginFailed(
             f"no ticket for {login.user}: {message}",
             where=f"metastore.kerberos.keytab {login.keytab}",
-            hint=_HINTS.get(code, f"run kinit -k -t {login.keytab} {login.user} to reproduce the error"),
+            hint=login_hint(code, _USER_KEY, f"run kinit -k -t {login.keytab} {login.user} to reproduce the error"),
         )
     return LoginFailed(
         f"no ticket for {login.user or 'the current user'}: {message}",
         where="Kerberos ticket cache",
-        hint=_HINTS.get(code, "run kinit, or set metastore.kerberos.keytab and metastore.kerberos.user"),
+        hint=login_hint(code, _USER_KEY, f"run kinit, or set metastore.kerberos.keytab and {_USER_KEY}"),
     )
 
 
 def _code(error: Any) -> int:
-    """Return the minor status as a signed number, as in Kerberos' error tables."""
-    return int(error.min_code) - (1 << 32 if error.min_code >= 1 << 31 else 0)
+    """Return the code in the error tables of Kerberos. If a ticket expires in the middle of a login, there is none."""
+    kinds = _gssapi().exceptions
+    is_expired = isinstance(error, (kinds.ExpiredCredentialsError, kinds.ExpiredContextError))
+    return EXPIRED if is_expired else signed(error.min_code)
 
 
 def _message(error: Any) -> str:
@@ -252,44 +294,3 @@ def _message(error: Any) -> str:
 
 def _labels(some: Iterable[Protection]) -> str:
     return ", ".join(one.label for one in sorted(some, key=lambda one: one.value))
-
-
-def check_keytab(file: Path, user: str) -> None:
-    """Raise LoginFailed with the exact fault of a keytab. Kerberos reports every such fault as missing credentials."""
-    where = f"metastore.kerberos.keytab {file}"
-    try:
-        names = list(_keytab_principals(file.read_bytes()))
-    except OSError as error:
-        raise LoginFailed(f"the keytab cannot be read: {error.strerror}", where=where) from error
-    except (struct.error, UnicodeDecodeError):
-        raise LoginFailed("the file is not a keytab", where=where) from None
-    known = names if "@" in user else [name.partition("@")[0] for name in names]
-    if user not in known:
-        raise LoginFailed(
-            f"the keytab has no key for {user}",
-            where=where,
-            hint=f"set metastore.kerberos.user to a principal in it: {', '.join(sorted(set(names))) or 'none'}",
-        )
-
-
-def _keytab_principals(data: bytes) -> Iterator[str]:
-    """Yield the principals in a keytab of MIT's format 2. An entry with a negative length is a hole."""
-    if data[:2] != b"\x05\x02":
-        raise struct.error
-    at = 2
-    while at < len(data):
-        (length,) = struct.unpack_from(">i", data, at)
-        at += 4
-        if length > 0:
-            count, *_ = struct.unpack_from(">H", data, at)
-            realm, *parts = _texts(data, at + 2, count + 1)
-            yield f"{'/'.join(parts)}@{realm}"
-        at += abs(length)
-
-
-def _texts(data: bytes, at: int, count: int) -> Iterator[str]:
-    for _ in range(count):
-        (length,) = struct.unpack_from(">H", data, at)
-        (text,) = struct.unpack_from(f">{length}s", data, at + 2)
-        yield text.decode()
-        at += 2 + length

@@ -24,7 +24,7 @@ from ingestd.hive.transactions import Wait
 from ingestd.hive.write_ids import as_text, as_writer
 
 _log = logging.getLogger(__name__)
-_DDL_TIME = "transient_lastDdlTime"
+DDL_TIME = "transient_lastDdlTime"
 _CONTEXT = {"DO_NOT_UPDATE_STATS": "true"}
 _TRIES = 20
 # The clocks of this machine and of the metastore are assumed to agree within a tenth of a second.
@@ -44,7 +44,8 @@ class Parameters:
     values: Mapping[str, str]
 
 
-Change = Callable[[Parameters], dict[str, str]]
+Change = Callable[[Sequence[Parameters]], Sequence[dict[str, str]]]
+"""Returns the new parameters of each partition, or of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,9 @@ def _change_partitions(
 ) -> None:
     for start in range(0, len(names), PARTITIONS_PER_CALL):
         partitions = read_partitions(metastore, table, names[start : start + PARTITIONS_PER_CALL])
-        for partition in partitions:
-            partition.parameters = change(_of_partition(table, partition))
+        changed = change([_of_partition(table, partition) for partition in partitions])
+        for partition, values in zip(partitions, changed, strict=True):
+            partition.parameters = values
         if not partitions:
             continue
         request = ttypes.AlterPartitionsRequest(
@@ -121,13 +123,13 @@ def _change_table(metastore: Metastore, table: Table, change: Change, view: Writ
     """
     for _ in range(_TRIES):
         raw = read_table(metastore, table.name)
-        changed_at = (raw.parameters or {}).get(_DDL_TIME, "0")
+        changed_at = (raw.parameters or {}).get(DDL_TIME, "0")
         seconds = min(_seconds_to_settle(table, changed_at), wait.deadline.left)
         if seconds > 0:
             if pause(seconds, wait.stop):
                 raise TransactionAborted("stopped while the row count was being updated", where=f"table {table.name}")
             continue
-        raw.parameters = change(_of_table(raw))
+        (raw.parameters,) = change([_of_table(raw)])
         if write_table_back(metastore, raw, changed_at, view):
             return
     raise MetastoreUnavailable(
@@ -171,7 +173,7 @@ def write_table_back(metastore: Metastore, raw: Any, changed_at: str, view: Writ
     properties = dict(_CONTEXT)
     comparing = metastore.compares_parameters  # another thread may change it during the call
     if comparing:
-        properties |= {"expected_parameter_key": _DDL_TIME, "expected_parameter_value": changed_at}
+        properties |= {"expected_parameter_key": DDL_TIME, "expected_parameter_value": changed_at}
     fields: dict[str, Any] = {}
     if view is not None:
         fields = view.fields()

@@ -6,22 +6,33 @@ Invariant: a partition's own location is used; it is never assumed to be under t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hive_metastore import ttypes
 
 from ingestd.acid.partitions import odd_partition_names
-from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore
-from ingestd.hive.tables import Table
+from ingestd.errors import MetastoreUnavailable
+from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore, MetastoreRefusal, has_answered
+from ingestd.hive.tables import Table, TableName
 
+T = TypeVar("T")
 # A new partition starts with statistics of zero, which each commit increases. Without numRows Hive would start to count
-# at its own first INSERT, and count(*) would stay wrong.
+# at its own first INSERT, and count(*) would stay wrong. If one of the numbers of files and bytes were missing, the
+# metastore would list the new directory to find them (StatsSetupConst.FAST_STATS), which takes three requests in S3.
 # ROWS_WRITTEN is the value of numRows after the last change by ingestd (publish/row_count_parameters.py).
 ROWS_WRITTEN = "ingestd.rows"
 _SURVEYED_PARTITIONS = 10_000
-_NEW_PARAMETERS = {"numRows": "0", "numFiles": "0", "totalSize": "0", "rawDataSize": "0", ROWS_WRITTEN: "0"}
+_REFUSED_HINT = (
+    "if other partitions are created, its database cannot store this name, or treats it as equal to another (MySQL and"
+    " Derby ignore blanks at the end): correct or skip its records"
+)
+_OTHER_PARTITION = "but metastore is returning a partition with name"
+_NEW_PARAMETERS = dict.fromkeys(
+    ("numRows", "numFiles", "totalSize", "rawDataSize", "numFilesErasureCoded", ROWS_WRITTEN), "0"
+)
+_CATALOG = "hive"
 
 
 def read_partitions(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]:
@@ -29,13 +40,18 @@ def read_partitions(metastore: Metastore, table: Table, names: Sequence[str]) ->
     return [one for some in by_call(names) for one in _read(metastore, table, some)]
 
 
-def by_call(names: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield the names in chunks, each small enough for one call."""
-    for start in range(0, len(names), PARTITIONS_PER_CALL):
-        yield names[start : start + PARTITIONS_PER_CALL]
+def by_call(partitions: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Yield partitions or their names in chunks, each small enough for one call."""
+    for start in range(0, len(partitions), PARTITIONS_PER_CALL):
+        yield partitions[start : start + PARTITIONS_PER_CALL]
 
 
 def _read(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]:
+    """Return the partitions in `names` that exist.
+
+    HMS reads the values of partitions by a second query (MetastoreDirectSql). A partition that is dropped in between is
+    returned without values.
+    """
     request = ttypes.GetPartitionsByNamesRequest(
         db_name=table.name.database,
         tbl_name=table.name.table,
@@ -44,12 +60,25 @@ def _read(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]
         processorCapabilities=CAPABILITIES,
         processorIdentifier="ingestd",
     )
-    return list(metastore.call("get_partitions_by_names_req", request).partitions)
+    found = metastore.call("get_partitions_by_names_req", request).partitions
+    return [one for one in found if len(one.values or ()) == len(table.partition_columns)]
 
 
 def partition_names(metastore: Metastore, table: Table, most: int = -1) -> list[str]:
     """Return the escaped names of all partitions, or of at most `most` partitions (≤ 32767)."""
     return list(metastore.call("get_partition_names", table.name.database, table.name.table, most))
+
+
+def rename_partition(metastore: Metastore, table: TableName, values: Sequence[str], renamed: Any) -> None:
+    """Replace the partition with these values by the Thrift partition `renamed`, which may have other values.
+
+    HMS moves the files of a managed table. Raises MetastoreRefusal if the partition does not exist, or the new one
+    exists, and MetastoreUnavailable.
+    """
+    request = ttypes.RenamePartitionRequest(
+        catName=_CATALOG, dbName=table.database, tableName=table.table, partVals=list(values), newPart=renamed
+    )
+    metastore.call("rename_partition_req", request)
 
 
 def odd_partitions(metastore: Metastore, table: Table) -> list[str]:
@@ -83,15 +112,24 @@ class PartitionInfo:
 
 
 def ensure_partitions(
-    metastore: Metastore, table: Table, values: Mapping[str, Sequence[str]]
+    metastore: Metastore,
+    table: Table,
+    values: Mapping[str, Sequence[str]],
+    make_directories: Callable[[Sequence[str]], None],
 ) -> dict[str, PartitionInfo]:
     """Create the partitions in `values` that do not exist, and return all of them by name.
 
-    `values` maps each name to its partition values, one per partition column. Several clients may safely create the
-    same partition. Raises MetastoreRefusal if the metastore cannot create a partition.
+    `values` maps each name to its partition values, one per partition column. `make_directories` is called with the
+    names of missing partitions before the metastore creates these: a metastore that fails to create partitions removes
+    the directories that it has created for them (AddPartitionsHandler), even if another metastore has created the same
+    partition meanwhile, and rows were committed to it. A repeated call is enough for that. So several clients may
+    safely create the same partition. Raises MetastoreRefusal if the metastore cannot create a partition, and the
+    errors of `make_directories`.
     """
     found = _infos(table, read_partitions(metastore, table, list(values)), existed=True)
     missing = [name for name in values if name not in found]
+    if missing:
+        make_directories(missing)
     for some in by_call(missing):
         found |= _infos(table, _add(metastore, table, {name: list(values[name]) for name in some}), existed=False)
     others = [name for name in missing if name not in found]
@@ -107,7 +145,30 @@ def _infos(table: Table, partitions: Sequence[Any], *, existed: bool) -> dict[st
 
 
 def _add(metastore: Metastore, table: Table, values: Mapping[str, list[str]]) -> Sequence[Any]:
-    """Create partitions and return those that did not exist."""
+    """Create partitions and return those that did not exist.
+
+    The metastore creates all or none, and its errors do not always name a partition. If it refuses several, although it
+    answers, the error is that for one of them alone; others may have been created.
+    """
+    try:
+        return _request_partitions(metastore, table, values)
+    except (MetastoreRefusal, MetastoreUnavailable) as error:
+        if not has_answered(error):
+            raise
+        if len(values) == 1:
+            (name,) = values
+            what = f"the metastore cannot create the partition {name}: {error.what}"
+            hint = "; ".join(filter(None, [error.hint, _REFUSED_HINT]))
+            # To repeat the call is useless if the database takes another partition for this one (HMSHandler).
+            kind = MetastoreRefusal if _OTHER_PARTITION in error.what else type(error)
+            raise kind(what, where=error.where, hint=hint) from error
+        partition_names(metastore, table, most=1)  # raises if it is not about the partitions
+        names, half = list(values), len(values) // 2
+        found = [_add(metastore, table, {name: values[name] for name in some}) for some in (names[:half], names[half:])]
+        return [partition for some in found for partition in some]
+
+
+def _request_partitions(metastore: Metastore, table: Table, values: Mapping[str, list[str]]) -> Sequence[Any]:
     parts = [_new_partition(table, name, v) for name, v in values.items()]
     request = ttypes.AddPartitionsRequest(
         dbName=table.name.database,

@@ -1,6 +1,7 @@
 """The properties of a table that a writer needs, read from the metastore and checked.
 
-Invariant: a `Table` from `load_acid_table` is a managed full ACID ORC table with primitive partition columns.
+Invariant: a `Table` from `load_acid_table` is a managed transactional ORC table, full ACID or insert-only, with
+primitive partition columns.
 Source of the rules: TransactionalValidationListener, AcidUtils.isFullAcidTable.
 """
 
@@ -13,6 +14,7 @@ from typing import Any
 from hive_metastore import ttypes
 
 from ingestd.acid.encoding import Encoding, table_encoding
+from ingestd.acid.layout import FileLayout
 from ingestd.acid.partitions import partition_name
 from ingestd.acid.routing import Bucketing, Shape
 from ingestd.errors import InvalidTable, TableMissing
@@ -22,7 +24,7 @@ from ingestd.schema import Column, HiveType
 
 # The name of an unpartitioned table among partition names.
 WHOLE_TABLE = ""
-_ORC_INPUT = "org.apache.hadoop.hive.ql.io.orc.OrcInputFormat"
+ORC_INPUT = "org.apache.hadoop.hive.ql.io.orc.OrcInputFormat"
 
 _CREATE_ACID = "create it as a managed table, STORED AS ORC TBLPROPERTIES('transactional'='true')"
 
@@ -46,7 +48,7 @@ class TableName:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """An ACID table. `columns` does not include `partition_columns`.
+    """A transactional table. `columns` does not include `partition_columns`.
 
     `id` changes when the table is recreated; `location` is the URI of its directory; `not_null` names the columns with
     an enabled NOT NULL constraint; `raw` is the Thrift table.
@@ -64,8 +66,13 @@ class Table:
 
     @property
     def encoding(self) -> Encoding:
-        """The ORC encoding that the table properties `orc.*` specify; compression is zstd by default."""
+        """The ORC encoding that the table properties specify; compression is zstd by default."""
         return table_encoding(self.parameters, self.columns).encoding
+
+    @property
+    def is_insert_only(self) -> bool:
+        """Whether the rows of the table cannot be updated or deleted, and its files store plain rows."""
+        return self.encoding.layout is FileLayout.PLAIN
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -88,6 +95,16 @@ def list_tables(metastore: Metastore) -> list[TableName]:
     return [TableName(one, name) for one in databases for name in sorted(metastore.call("get_all_tables", one))]
 
 
+def external_tables(metastore: Metastore, database: str) -> list[str]:
+    """Return the names of all external tables of a database, sorted. Raises MetastoreUnavailable."""
+    return sorted(metastore.call("get_tables_by_type", database, "*", "EXTERNAL_TABLE"))
+
+
+def materialized_views(metastore: Metastore, database: str) -> list[str]:
+    """Return the names of all materialized views of a database, sorted. Raises MetastoreUnavailable."""
+    return sorted(metastore.call("get_tables_by_type", database, "*", "MATERIALIZED_VIEW"))
+
+
 def read_table(metastore: Metastore, name: TableName) -> Any:
     """Return the current Thrift table. Raises TableMissing if it does not exist."""
     request = ttypes.GetTableRequest(
@@ -107,6 +124,16 @@ def load_acid_table(metastore: Metastore, name: TableName) -> Table:
     """Read and check a table. Raises InvalidTable with the first violation and a hint."""
     raw = read_table(metastore, name)
     return as_acid_table(raw, not_null_columns(metastore, raw))
+
+
+def require_full_acid(table: Table) -> None:
+    """Raise InvalidTable for an insert-only table."""
+    if table.is_insert_only:
+        raise InvalidTable(
+            "the table is an insert-only table",
+            where=f"table {table.name}",
+            hint="use a full ACID table: STORED AS ORC without insert_only",
+        )
 
 
 def as_acid_table(raw: Any, not_null: frozenset[str]) -> Table:
@@ -162,12 +189,11 @@ def _columns(fields: Any, name: TableName) -> tuple[Column, ...]:
 
 def _require_acid_orc(raw: Any, parameters: Mapping[str, str], name: TableName) -> None:
     acid = parameters.get("transactional", "").lower() == "true"
-    insert_only = parameters.get("transactional_properties", "").lower() == "insert_only"
     faults = [
         (raw.tableType == "VIRTUAL_VIEW", "is a view", "use a table"),
         (not acid, "is not a transactional table", _CREATE_ACID),
-        (insert_only, "is an insert-only table", "use a full ACID table: STORED AS ORC without insert_only"),
-        (raw.sd.inputFormat != _ORC_INPUT, f"has the input format {raw.sd.inputFormat}", "create it STORED AS ORC"),
+        (raw.sd.inputFormat != ORC_INPUT, f"has the input format {raw.sd.inputFormat}", "create it STORED AS ORC"),
+        (bool(raw.sd.sortCols), "is SORTED BY columns, so Hive relies on the order of its rows", "recreate it without"),
         ("repl.target.for" in parameters, "is a replica", "write to the source table of the replication"),
     ]
     for violated, what, hint in faults:

@@ -82,3 +82,8 @@ class TransactionLease:
 
     def _stopped(self) -> TransactionAborted:
         return TransactionAborted("stopped while another transaction held the lease", where=f"lease {self._name}")
+
+
+def counting_lease(table: TableName) -> TransactionLease:
+    """Return the lease whose holder may change numRows of the table and its partitions."""
+    return TransactionLease(TableName(table.database, f"{table.table}#ingestd.counting"))

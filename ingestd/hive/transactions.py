@@ -25,6 +25,8 @@ from ingestd.hive.tables import TableName
 # Limit for retries while a gap in the transaction ids makes `get_open_txns_info` fail; a gap lasts a second.
 _GAP_SECONDS = 5.0
 _GAP_PAUSE_SECONDS = 0.1
+# How long to wait for a lease before late locks on it are removed.
+_LATE_LOCKS_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ def lock(
     TransactionAborted if the transaction has ended, and LockTimeout if the locks are not granted in time.
     """
     components = _components(tables, ttypes.LockType.SHARED_READ, lease)
-    _wait(metastore, txn, [_request(metastore, txn, components)], wait, _listed(tables))
+    _wait(metastore, txn, [_request(metastore, txn, components)], wait, _listed(tables), lease)
 
 
 def lock_against_overwrites(
@@ -158,7 +160,7 @@ def lock_against_overwrites(
         raise _not_granted(_listed(tables))
     weak = _request(metastore, txn, _components(tables, ttypes.LockType.SHARED_READ, lease))
     # Wait for either: DDL requested between them waits for the first request, and the second request for the DDL.
-    _wait(metastore, txn, [strong, weak], wait, _listed(tables))
+    _wait(metastore, txn, [strong, weak], wait, _listed(tables), lease)
     return _is_granted(metastore, txn, strong)
 
 
@@ -188,7 +190,7 @@ def lock_reading(metastore: Metastore, txn: Transaction, table: TableName, wait:
 
 def take_lease(metastore: Metastore, txn: Transaction, lease: TableName, wait: Wait) -> None:
     """Acquire a lease for the rest of the transaction. Raises the same errors as `lock`."""
-    _wait(metastore, txn, [_request(metastore, txn, [lease_component(lease)])], wait, f"lease {lease}")
+    _wait(metastore, txn, [_request(metastore, txn, [lease_component(lease)])], wait, f"lease {lease}", lease)
 
 
 def _request(metastore: Metastore, txn: Transaction, components: Sequence[ttypes.LockComponent]) -> ttypes.LockResponse:
@@ -222,18 +224,45 @@ def _check(metastore: Metastore, txn: Transaction, lock_id: int) -> ttypes.LockR
 
 
 def _wait(
-    metastore: Metastore, txn: Transaction, answers: Sequence[ttypes.LockResponse], wait: Wait, where: str
+    metastore: Metastore,
+    txn: Transaction,
+    answers: Sequence[ttypes.LockResponse],
+    wait: Wait,
+    where: str,
+    lease: TableName | None = None,
 ) -> None:
-    """Poll until one of the requests is granted; HMS grants a waiting lock only in `check_lock`."""
+    """Poll until one of the requests is granted; HMS grants a waiting lock only in `check_lock`.
+
+    If they contain a lock of `lease`, late locks on it are removed after a second. Once is enough: later ones do not
+    precede these requests in the queue.
+    """
     wait_seconds = 0.005
+    late_locks_due = Deadline.after(_LATE_LOCKS_SECONDS)
     while all(answer.state == ttypes.LockState.WAITING for answer in answers):
         if wait.deadline.passed or pause(wait_seconds, wait.stop):
             raise _not_granted(where)
         wait_seconds = min(wait_seconds * 1.5, 0.5)
+        if lease is not None and late_locks_due.passed:
+            _remove_late_locks(metastore, lease)
+            lease = None
         answers = [_check(metastore, txn, answer.lockid) for answer in answers]
     if not any(answer.state == ttypes.LockState.ACQUIRED for answer in answers):
         texts = "; ".join(str(answer.errorMessage) for answer in answers)
         raise TransactionAborted(f"the metastore rejected the locks: {texts}", where=where)
+
+
+def _remove_late_locks(metastore: Metastore, lease: TableName) -> None:
+    """Remove the locks on `lease` whose transactions have committed.
+
+    A metastore that was suspended while it received a `lock` request executes it when it resumes, even if the
+    transaction has committed by way of another metastore since. Nothing else removes such a lock, and no later
+    transaction can acquire the lease. `abort_txns` removes all locks of the given transactions, and changes the state
+    of those that are open only.
+    """
+    request = ttypes.ShowLocksRequest(dbname=lease.database, tablename=lease.table)
+    held = {entry.txnid for entry in metastore.call("show_locks", request).locks or [] if entry.txnid}
+    if ended := held - {txn.id for txn in describe_transactions(metastore)}:
+        metastore.call("abort_txns", ttypes.AbortTxnsRequest(txn_ids=sorted(ended)))
 
 
 def _not_granted(where: str) -> LockTimeout:

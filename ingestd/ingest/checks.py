@@ -5,34 +5,44 @@ Invariant: a check removes every lock and directory that it creates.
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ingestd.errors import IngestdError, MetastoreUnavailable
+from ingestd.clock import Deadline
+from ingestd.errors import IngestdError, InvalidTopic, MetastoreUnavailable, TableMissing
+from ingestd.formats.options import examine_registry, uses_registry
+from ingestd.formats.registry import Registry
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
-from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.hive.partitions import partition_names, read_partitions
+from ingestd.hive.tables import Table, TableName, load_acid_table
+from ingestd.ingest.letter_table import load_letter_table
+from ingestd.ingest.new_table import find_target
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.target import load_target, static_values
-from ingestd.kafka.admin import Broker
+from ingestd.ingest.target import check_query
+from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import ReadLimits, read
-from ingestd.storage import local
-from ingestd.storage.local import Location
+from ingestd.publish.warehouse import Warehouse
+from ingestd.spark.engine import Engine
+from ingestd.storage.contract import child
 
 # Short, because a user is waiting for the result.
 _ANSWER_SECONDS, _RECORD_SECONDS = 5.0, 10.0
+# How many directories of partitions are examined, and for how long.
+_MOST_PARTITIONS, _PARTITIONS_SECONDS = 100, 5.0
+_LATER = "is examined once the mapping has created the table"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; `error` is None if it passed."""
+    """The result of one check; `error` is None if it passed. Mappings work although a check failed if `is_warning`."""
 
     subject: str
     detail: str
     error: IngestdError | None
+    is_warning: bool = False
 
 
 def check_metastore(metastore: Metastore) -> Iterator[Finding]:
@@ -42,17 +52,47 @@ def check_metastore(metastore: Metastore) -> Iterator[Finding]:
 
 
 def check_topics(options: MappingOptions) -> Iterator[Finding]:
-    """Check the topics of one mapping. Yields one finding per topic."""
+    """Check the topics of one mapping, and the topic of its dead letters. Yields one finding per topic."""
     for topic in options.topics:
         subject = f"mapping {options.name}, topic {topic}"
         yield _finding(subject, lambda topic=topic: readable_topic(options, topic))  # type: ignore[misc]
+    if (letters := options.dead_letter) is not None and letters.topic:
+        subject = f"mapping {options.name}, dead letters in topic {letters.topic}"
+        yield _finding(subject, lambda: writable_topic(options, letters.topic))
 
 
-def check_table(metastore: Metastore, options: MappingOptions) -> Iterator[Finding]:
-    """Check the table and the storage of one mapping. Yields one finding per check."""
+def check_registry(options: MappingOptions) -> Iterator[Finding]:
+    """Check the schema registry of one mapping. Yields no finding if its records do not refer to schemas there."""
+    if uses_registry(options.format):
+        yield _finding(f"mapping {options.name}, schema registry", lambda: usable_registry(options))
+
+
+def check_group(options: MappingOptions) -> Iterator[Finding]:
+    """Check the consumer group of one mapping, without which the mapping works. Yields one finding."""
+    found = _finding(
+        f"mapping {options.name}, consumer group {options.consumer_group}", lambda: mirrored_group(options)
+    )
+    yield replace(found, is_warning=found.error is not None)
+
+
+def check_table(warehouse: Warehouse, options: MappingOptions) -> Iterator[Finding]:
+    """Check the table and the storage of one mapping, and its table of dead letters. Yields one finding per check."""
     subject = f"mapping {options.name}"
-    yield _finding(f"{subject}, table {options.table}", lambda: usable_table(metastore, options))
-    yield _finding(f"{subject}, storage", lambda: writable_storage(metastore, options))
+    yield _finding(f"{subject}, table {options.table}", lambda: usable_table(warehouse.metastore, options))
+    yield _finding(f"{subject}, storage", lambda: writable_storage(warehouse, options))
+    if options.dead_letter is not None and (letters := options.dead_letter.table) is not None:
+        yield _finding(
+            f"{subject}, dead letters in table {letters}", lambda: usable_letters(warehouse.metastore, letters)
+        )
+        yield _finding(f"{subject}, storage of dead letters", lambda: writable_letters(warehouse, letters))
+
+
+def check_sql(metastore: Metastore, options: MappingOptions, engine: Callable[[], Engine]) -> Iterator[Finding]:
+    """Check the SQL of one mapping, for which `engine` starts Spark. Yields no finding if it has none."""
+    if not (options.where or options.transform):
+        return
+    subject = f"mapping {options.name}, {'transform' if options.transform else 'where'}"
+    yield _finding(subject, lambda: valid_sql(metastore, options, engine))
 
 
 def _finding(subject: str, probe: Callable[[], str]) -> Finding:
@@ -93,13 +133,92 @@ def readable_topic(options: MappingOptions, topic: str) -> str:
     return f"{counted(len(partitions), 'partition')}, {counted(waiting, 'offset')}, readable"
 
 
+def writable_topic(options: MappingOptions, topic: str) -> str:
+    """Describe a topic and the permission to write to it; return what was found. No record is written.
+
+    Raises InvalidTopic if it is missing or the permission to write is denied, LoginFailed and BrokerUnavailable.
+    """
+    broker = Broker(options.kafka, timeout_seconds=_ANSWER_SECONDS)
+    with broker.explained():
+        partitions = broker.partitions([topic])
+    if not broker.may_write(topic):
+        raise InvalidTopic(
+            "permission denied: WRITE on the topic",
+            where=f"topic {topic}",
+            hint="grant WRITE and DESCRIBE on the topic",
+        )
+    return f"{counted(len(partitions), 'partition')}, writable"
+
+
+def usable_registry(options: MappingOptions) -> str:
+    """Read the latest schema of each topic from the registry; return what was found.
+
+    A schema may be missing, because producers can use other subjects. Raises RegistryUnavailable, LoginFailed, and
+    ConfigError for a server that cannot be used.
+    """
+    given = options.registry
+    limited = given and replace(given, timeout=min(given.timeout, _ANSWER_SECONDS))
+    unusable = examine_registry(options.format, Registry.required(Registry.of(limited)), options.topics)
+    found = f"answers; {len(options.topics) - len(unusable):,} of {counted(len(options.topics), 'topic')} have a schema"
+    return "; ".join([f"{found} under the subject TOPIC-value", *unusable.values()])
+
+
+def mirrored_group(options: MappingOptions) -> str:
+    """Read the offsets that the consumer group has committed; return what was found.
+
+    Raises InvalidTopic without permission to commit offsets to the group, LoginFailed and BrokerUnavailable.
+    """
+    broker = Broker(options.kafka, timeout_seconds=_ANSWER_SECONDS)
+    with broker.explained():
+        partitions = broker.partitions(options.topics)
+    mirror = OffsetMirror(options.kafka, options.consumer_group, timeout_seconds=broker.timeout_seconds)
+    try:
+        count = len(mirror.committed(partitions))
+    finally:
+        mirror.close()
+    if not broker.may_commit(options.consumer_group):
+        raise InvalidTopic(
+            "permission denied: READ on the consumer group",
+            where=f"consumer group {options.consumer_group}",
+            hint="grant READ on the consumer group",
+        )
+    return f"offsets of {counted(count, 'partition')} are mirrored"
+
+
 def usable_table(metastore: Metastore, options: MappingOptions) -> str:
-    """Check that the mapping can write to its table; return what was found. Raises InvalidTable."""
-    table = load_target(metastore, options)
-    static = static_values(table, options)
-    by = ", ".join(c.name for c in table.partition_columns)
-    how = "" if not by else f", partition {table.partition_name(static)}" if static else f", partitioned by {by}"
-    return f"full ACID ORC, {counted(len(table.columns), 'column')}{how}"
+    """Check that the mapping can write to its table, or create it; return what was found. Raises InvalidTable."""
+    table, statement = find_target(metastore, options)
+    if statement:
+        return f"does not exist; the mapping creates it: {' '.join(statement.split())}"
+    given = {name.lower(): text for name, text in options.partition.items()}
+    by = [f"{c.name} = {given[c.name]}" if c.name in given else c.name for c in table.partition_columns]
+    how = f", partitioned by {', '.join(by)}" if by else ""
+    buckets = f", {counted(table.bucketing.count, 'bucket')}" if table.bucketing else ""
+    kind = "insert-only ORC" if table.is_insert_only else "full ACID ORC"
+    return f"{kind}, {counted(len(table.columns), 'column')}{how}{buckets}"
+
+
+def valid_sql(metastore: Metastore, options: MappingOptions, engine: Callable[[], Engine]) -> str:
+    """Check that Spark can evaluate the SQL and the table can store the result; return what was found.
+
+    Raises the errors of `find_target` and `check_query`.
+    """
+    table, _ = find_target(metastore, options)
+    check_query(table, options, engine().examine)
+    return "valid, evaluated row by row"
+
+
+def usable_letters(metastore: Metastore, name: TableName) -> str:
+    """Check that dead letters can be written to a table; return what was found. Raises InvalidTable.
+
+    A table that is missing passes, because the mapping creates it, but its database must exist.
+    """
+    try:
+        load_letter_table(metastore, name)
+    except TableMissing:
+        metastore.call("get_database", name.database)
+        return "does not exist; the mapping creates it"
+    return "full ACID ORC, with the columns of dead letters"
 
 
 def counted(count: int, noun: str) -> str:
@@ -107,12 +226,56 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def writable_storage(metastore: Metastore, options: MappingOptions) -> str:
-    """Write and remove a file in a hidden directory of the table; return what was found. Raises StorageUnavailable."""
-    location = Location.of(load_acid_table(metastore, options.table).location)
+def writable_storage(warehouse: Warehouse, options: MappingOptions) -> str:
+    """Write and remove a file in a hidden directory of the table, and examine the directories of partitions.
+
+    Returns what was found. Partitions may belong to another user or file system than their table. Examines the newest
+    ones by name, for a few seconds at most. Raises StorageUnavailable.
+    """
+    try:
+        table = load_acid_table(warehouse.metastore, options.table)
+    except TableMissing:
+        if options.create_table is None:
+            raise
+        return _LATER
+    return f"{_write_probe(warehouse, table)} is writable{_writable_partitions(warehouse, table)}"
+
+
+def writable_letters(warehouse: Warehouse, name: TableName) -> str:
+    """Write and remove a file in a hidden directory of a table of dead letters, and return what was found.
+
+    Raises InvalidTable and StorageUnavailable.
+    """
+    try:
+        table = load_letter_table(warehouse.metastore, name)
+    except TableMissing:
+        return _LATER
+    return f"{_write_probe(warehouse, table)} is writable"
+
+
+def _write_probe(warehouse: Warehouse, table: Table) -> str:
+    """Write and remove a file in a hidden directory of a table; return the URI of the table's directory."""
+    location = warehouse.storages.location(table.location)
+    storage = warehouse.storages.at(location.uri)
     probe = location.make_directory(f".ingestd-check-{uuid.uuid4().hex[:8]}")
     try:
-        local.write_bytes(probe / "probe", b"ingestd")
-    finally:
-        local.remove_tree(probe)
-    return f"{location.path} is writable for user id {os.geteuid()}"
+        storage.write(child(probe, "probe"), b"ingestd")
+    except BaseException:
+        storage.discard(probe)  # an error of the removal would hide the first one
+        raise
+    storage.remove(probe)
+    return location.uri
+
+
+def _writable_partitions(warehouse: Warehouse, table: Table) -> str:
+    """Examine the directories of the newest partitions; return how many are writable, or '' if there is none."""
+    limit = Deadline.after(_PARTITIONS_SECONDS)
+    names = partition_names(warehouse.metastore, table) if table.partition_columns else []
+    examined = 0
+    for partition in read_partitions(warehouse.metastore, table, names[-_MOST_PARTITIONS:]):
+        if limit.passed:
+            break
+        directory = partition.sd.location
+        warehouse.storages.at(directory).check_writable(directory)
+        examined += 1
+    return f"; so are {examined:,} of {len(names):,} directories of partitions" if names else ""

@@ -27,20 +27,21 @@ from ingestd.acid.writer_pool import StagingFile
 from ingestd.clock import Deadline
 from ingestd.errors import CommitOutcomeUnknown, IngestdError, OwnershipLost, TableChanged
 from ingestd.hive import transactions
-from ingestd.hive.client import Metastore
 from ingestd.hive.control import ControlTable, read_state
-from ingestd.hive.tables import Table, load_acid_table
+from ingestd.hive.tables import Table, TableName, load_acid_table
 from ingestd.hive.transactions import Transaction, Wait, WriteLock
-from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.options import MappingOptions, OnError
 from ingestd.ingest.plan import Plan
+from ingestd.ingest.rejects import Rejects
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.steps import StepWatch
 from ingestd.kafka.timestamps import FirstRecord
 from ingestd.publish.deltas import StagedFiles
 from ingestd.publish.outcome import CommitRequest
-from ingestd.publish.protocol import TableWrite, publish
+from ingestd.publish.protocol import Publication, TableWrite, publish
 from ingestd.publish.row_counts import RowCounts
 from ingestd.publish.staging import Staging
+from ingestd.publish.warehouse import Warehouse
 
 LOCK_SECONDS = 120.0
 # How long a commit waits for the lock that excludes TRUNCATE. After a commit that did not acquire this lock, because a
@@ -50,29 +51,67 @@ _LITTLE_PATIENCE_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
+class Target:
+    """A table that a transaction writes, and once it is staged, its staged files.
+
+    `table` is the definition of the table when the transaction was planned, and `staging` the directory of the files.
+    """
+
+    table: Table
+    write_id: int
+    staging: Staging
+    files: tuple[StagingFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class PendingTransaction:
     """A transaction with its plan and, once it is staged, the output of its stage.
 
-    `table` is the definition of the table when the transaction was planned. `records` counts the records that were
-    read, `skipped` the records that produced no row, and `bytes` the bytes of all record values. `firsts` contains
-    the first records of its ranges. `watch` measures the steps and reports each step to the observer.
+    `target` is the mapping's table, and `letters` that of its dead letters, if the transaction may write there.
+    `records` counts the records that were read, `decoded` their rows before `where` and `transform`, `skipped` the
+    tombstones that were skipped, and `bytes` the bytes of all record values. The `rejects` were skipped or became dead
+    letters, as `on_error` says. `firsts` contains the first records of its ranges.
+    `throttled_seconds` is the longest time that one of its tasks has waited because brokers delayed their answers.
+    `watch` measures the steps and reports each step to the observer.
     """
 
     plan: Plan
-    table: Table
     txn: Transaction
-    write_id: int
-    files: tuple[StagingFile, ...]
-    staging: Staging
-    records: int
-    skipped: int
-    bytes: int
-    firsts: tuple[FirstRecord, ...]
+    target: Target
     watch: StepWatch = field(compare=False)
+    letters: Target | None = None
+    records: int = 0
+    decoded: int = 0
+    skipped: int = 0
+    bytes: int = 0
+    firsts: tuple[FirstRecord, ...] = ()
+    throttled_seconds: float = 0.0
+    rejects: Rejects = field(default_factory=Rejects)
+    on_error: OnError = "stop"
+
+    @property
+    def targets(self) -> tuple[Target, ...]:
+        """The tables that the transaction may write, that of the mapping first."""
+        return (self.target,) if self.letters is None else (self.target, self.letters)
+
+    @property
+    def table(self) -> Table:
+        """The mapping's table."""
+        return self.target.table
+
+    @property
+    def write_id(self) -> int:
+        """The write id of the transaction in the mapping's table."""
+        return self.target.write_id
+
+    @property
+    def files(self) -> tuple[StagingFile, ...]:
+        """The staged files of the mapping's table."""
+        return self.target.files
 
     @property
     def rows(self) -> int:
-        """Number of rows that the commit adds."""
+        """Number of rows that the commit adds to the mapping's table."""
         return sum(file.rows for file in self.files)
 
 
@@ -80,17 +119,17 @@ class PendingTransaction:
 class CommitResult:
     """A committed transaction and the state that its commit stored.
 
-    `hidden` maps each partition (or WHOLE_TABLE) with hidden rows to the base directory of the concurrent TRUNCATE that
-    hides them, or to `unknown: REASON`.
+    For each table with hidden rows, `hidden` maps each partition (or WHOLE_TABLE) with hidden rows to the base
+    directory of the concurrent TRUNCATE that hides them, or the name of the table to `unknown: REASON`.
     """
 
     transaction: PendingTransaction
     state: MappingState
-    hidden: Mapping[str, str]
+    hidden: Mapping[TableName, Mapping[str, str]] = field(default_factory=dict)
 
 
 class Committer:
-    """Commits the staged transactions of one mapping, one after the other.
+    """Commits the staged transactions of one mapping, one after the other. `counts` are the row counts of its tables.
 
     While the outcome of a commit is unknown, `on_wait(error, seconds)` is called before each wait. Setting `stop` ends
     all waits.
@@ -98,14 +137,15 @@ class Committer:
 
     def __init__(
         self,
-        metastore: Metastore,
+        warehouse: Warehouse,
         options: MappingOptions,
         control: ControlTable,
-        counts: RowCounts,
+        counts: Mapping[TableName, RowCounts],
         stop: threading.Event,
         on_wait: Callable[[IngestdError, float], None],
     ) -> None:
-        self._metastore = metastore
+        self._warehouse = warehouse
+        self._metastore = warehouse.metastore
         self._options = options
         self._control = control
         self._counts = counts
@@ -123,24 +163,35 @@ class Committer:
         # 4. Lock and fence. From here on no other daemon can commit for the mapping before this transaction has ended.
         text, excludes_overwrites = self._lock_and_fence(pending, before)
         # 5. Register, 6. place, 7. announce, 8. count and 9. commit.
-        location, files = pending.staging.location, StagedFiles(pending.files, pending.staging)
-        write = TableWrite(pending.table, pending.write_id, location, files, self._counts, excludes_overwrites)
+        writes = [
+            TableWrite(
+                one.table,
+                one.write_id,
+                one.staging.location,
+                StagedFiles(one.files, one.staging),
+                self._counts[one.table.name],
+                excludes_overwrites,
+            )
+            for one in pending.targets
+        ]
         request = self._request(pending, text, after)
-        done = publish(self._metastore, pending.txn, [write], request, pending.watch.lap)[pending.table.name]
-        hidden = {str(pending.table.name): f"unknown: {done.unchecked}"} if done.unchecked else done.hidden
-        return CommitResult(pending, after, hidden)
+        done = publish(self._warehouse, pending.txn, writes, request, pending.watch.lap)
+        found = {name: _hidden(name, one) for name, one in done.items()}
+        return CommitResult(pending, after, {name: hidden for name, hidden in found.items() if hidden})
 
     def _lock_and_fence(self, pending: PendingTransaction, before: MappingState) -> tuple[str, bool]:
-        """Acquire the locks, then check that neither the state nor the table has changed since the plan was made.
+        """Acquire the locks, then check that neither the state nor a table has changed since the plan was made.
 
+        The table of dead letters, which other mappings write too, is locked only if there are any.
         The check is final because it runs under the lease: another daemon can acquire the lease only after this
         transaction has ended, and an ended transaction cannot commit. Returns the text of the stored state, and whether
         the lock excludes TRUNCATE.
         """
+        tables = [one.table for one in pending.targets if one is pending.target or one.files]
         excludes_overwrites = transactions.lock_against_overwrites(
             self._metastore,
             pending.txn,
-            [WriteLock(pending.table.name, dynamic=bool(pending.table.partition_columns))],
+            [WriteLock(table.name, dynamic=bool(table.partition_columns)) for table in tables],
             wait=Wait(Deadline.after(LOCK_SECONDS), self._stop, self._patience_seconds),
             lease=self._options.commit_lease,
         )
@@ -152,11 +203,12 @@ class Committer:
                 "another daemon has committed since this transaction was planned",
                 where=f"mapping {self._options.name}",
             )
-        if load_acid_table(self._metastore, pending.table.name) != pending.table:
-            raise TableChanged(
-                "the definition of the table changed after this transaction was planned",
-                where=f"table {pending.table.name}",
-            )
+        for table in tables:
+            if load_acid_table(self._metastore, table.name) != table:
+                raise TableChanged(
+                    "the definition of the table changed after this transaction was planned",
+                    where=f"table {table.name}",
+                )
         pending.watch.lap("locked")
         return text, excludes_overwrites
 
@@ -183,3 +235,7 @@ class Committer:
             self._on_wait(error, seconds)
 
         return CommitRequest(has_committed, on_wait, self._stop, self._control.key_value(text))
+
+
+def _hidden(name: TableName, done: Publication) -> Mapping[str, str]:
+    return {str(name): f"unknown: {done.unchecked}"} if done.unchecked else done.hidden

@@ -1,11 +1,11 @@
-"""Reports the compactions of a mapping's table: logs events, and notes the state in the mapping's monitor.
+"""Reports the compactions of a table of a mapping: logs events, and notes them in the mapping's monitor.
 
 Invariant: the log and the monitor agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ingestd.compaction.policy import Stall
 from ingestd.compaction.watch import CompactionStatus
@@ -15,15 +15,16 @@ from ingestd.ingest.monitor import Monitor
 
 
 class CompactionReport:
-    """Reports for one mapping; implements `ingestd.compaction.watch.Report`."""
+    """Reports for one mapping; implements `ingestd.compaction.watch.Report`. `on_status` is called with each status."""
 
-    def __init__(self, mapping: str, monitor: Monitor) -> None:
+    def __init__(self, mapping: str, monitor: Monitor, on_status: Callable[[CompactionStatus], None]) -> None:
         self._mapping = mapping
+        self._on_status = on_status
         self._monitor = monitor
 
     def counted(self, status: CompactionStatus) -> None:
         """Note the state of the table."""
-        self._monitor.compacted(status)
+        self._on_status(status)
 
     def requirements(self, faults: Sequence[str]) -> None:
         """Report that requirements of compaction are violated."""

@@ -6,7 +6,7 @@ of them, and a test compares it with this module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -16,7 +16,9 @@ from ingestd.compaction.policy import Stall
 from ingestd.errors import IngestdError
 from ingestd.hive.compactions import Compaction
 from ingestd.hive.leases import Claim
-from ingestd.ingest.commit import CommitResult
+from ingestd.hive.tables import TableName
+from ingestd.ingest.commit import CommitResult, PendingTransaction, Target
+from ingestd.ingest.rejects import Rejects
 
 _log: Any = structlog.get_logger("ingestd")
 # The maximum number of ranges, partitions or directories that one event lists.
@@ -30,6 +32,12 @@ def committed(mapping: str, result: CommitResult) -> None:
     optional: dict[str, Any] = {}
     if transaction.skipped:
         optional["skipped"] = transaction.skipped
+    if transaction.decoded != transaction.rows:
+        optional["decoded"] = transaction.decoded
+    if transaction.rejects.count:
+        optional["rejects"] = transaction.rejects.count
+    if throttled := round(transaction.throttled_seconds, 1):
+        optional["throttled"] = throttled
     if len(ranges) <= _MAX_NAMES:
         optional["ranges"] = ranges
     else:
@@ -57,16 +65,45 @@ def committed_ranges(mapping: str, txn: int, ranges: list[str]) -> None:
     _log.debug("committed_ranges", mapping=mapping, txn=txn, ranges=ranges)
 
 
-def commit_hidden(mapping: str, result: CommitResult) -> None:
-    """Log that a concurrent TRUNCATE hides the rows of a commit whose offsets are stored."""
-    transaction = result.transaction
+def rejects_skipped(mapping: str, transaction: PendingTransaction) -> None:
+    """Log that a committed transaction has skipped rejects, with the first of them. Their records are not logged."""
+    count, first = transaction.rejects.count, _described(transaction.rejects)
+    txn, records = transaction.txn.id, transaction.records
+    _log.warning("rejects_skipped", mapping=mapping, txn=txn, rejects=count, records=records, first=first)
+
+
+def dead_letters(mapping: str, transaction: PendingTransaction) -> None:
+    """Log that rejects of a committed transaction became dead letters, with the first of them."""
+    count, first = transaction.rejects.count, _described(transaction.rejects)
+    txn, records = transaction.txn.id, transaction.records
+    _log.warning("dead_letters", mapping=mapping, txn=txn, rejects=count, records=records, first=first)
+
+
+def _described(rejects: Rejects) -> list[dict[str, Any]]:
+    return [
+        {
+            "topic": reject.partition.topic,
+            "partition": reject.partition.partition,
+            "offset": reject.offset,
+            "column": reject.column,
+            "reason": reject.reason,
+        }
+        for reject in rejects.first
+    ]
+
+
+def commit_hidden(mapping: str, transaction: PendingTransaction, target: Target, hidden: Mapping[str, str]) -> None:
+    """Log that a concurrent TRUNCATE of a table hides the rows of a commit whose offsets are stored.
+
+    `hidden` is that of the table in `CommitResult.hidden`.
+    """
     _log.error(
         "commit_hidden",
         mapping=mapping,
-        table=str(transaction.table.name),
+        table=str(target.table.name),
         txn=transaction.txn.id,
-        write_id=transaction.write_id,
-        hidden_by=dict(result.hidden),
+        write_id=target.write_id,
+        hidden_by=dict(hidden),
         ranges=[str(r) for r in transaction.plan.ranges],
         hint="if the rows are needed, rewind the mapping to these offsets; later records are then read again, too",
     )
@@ -80,6 +117,16 @@ def staging_removed(mapping: str, directories: list[str]) -> None:
 def staging_left(mapping: str, error: IngestdError) -> None:
     """Log that staging directories of ended transactions could not be removed. The next sweep retries."""
     _log.warning("staging_left", mapping=mapping, error=str(error))
+
+
+def table_created(mapping: str, table: str, statement: str) -> None:
+    """Log that the mapping has created its table, or that of its dead letters, with the statement that describes it."""
+    _log.info("table_created", mapping=mapping, table=table, statement=statement)
+
+
+def table_altered(mapping: str, statements: Sequence[str]) -> None:
+    """Log that the mapping has altered its table for its records, with the statements that describe the change."""
+    _log.info("table_altered", mapping=mapping, statements=list(statements))
 
 
 def owner(mapping: str, next_offsets_sum: int, aborted: list[int]) -> None:
@@ -135,19 +182,26 @@ def left_open(mapping: str, transactions: list[int], error: IngestdError) -> Non
     _log.warning("left_open", mapping=mapping, transactions=transactions, error=str(error))
 
 
+def throttled(mapping: str, txn: int, seconds: float) -> None:
+    """Log that a client quota of Kafka delays the records, or (with 0 seconds) that it does so no longer."""
+    _log.warning("throttled", mapping=mapping, txn=txn, seconds=round(seconds, 1))
+
+
 def offsets_lost(mapping: str, txn: int, gap: str) -> None:
     """Log that offsets were lost and that, as `on_offset_loss` allows, the position after the gap was committed."""
     _log.error("offsets_lost", mapping=mapping, txn=txn, gap=gap)
 
 
-def row_counts_repaired(mapping: str, partitions: Sequence[str]) -> None:
-    """Log that wrong row counts were replaced by counts from the table's files."""
-    _log.info("row_counts_repaired", mapping=mapping, partitions=list(partitions[:_MAX_NAMES]), count=len(partitions))
+def row_counts_repaired(mapping: str, table: TableName, partitions: Sequence[str]) -> None:
+    """Log that wrong row counts of a table were replaced by counts from the table's files."""
+    names, count = list(partitions[:_MAX_NAMES]), len(partitions)
+    _log.info("row_counts_repaired", mapping=mapping, table=str(table), partitions=names, count=count)
 
 
-def row_counts_delayed(mapping: str, error: IngestdError) -> None:
+def row_counts_delayed(mapping: str, table: TableName, error: IngestdError) -> None:
     """Log that row counts cannot be checked or repaired now. Meanwhile, commits continue and `count(*)` reads rows."""
-    _log.warning("row_counts_delayed", mapping=mapping, reason=type(error).__name__, error=str(error))
+    reason = type(error).__name__
+    _log.warning("row_counts_delayed", mapping=mapping, table=str(table), reason=reason, error=str(error))
 
 
 def mirror_failed(mapping: str, txn: int, error: IngestdError) -> None:
@@ -160,9 +214,14 @@ def lag_unknown(error: IngestdError) -> None:
     _log.debug("lag_unknown", error=str(error))
 
 
+def engine_delayed(error: IngestdError) -> None:
+    """Log that Spark has not started yet, and what it waits for."""
+    _log.warning("engine_delayed", reason=type(error).__name__, error=str(error))
+
+
 def engine_lost(error: IngestdError) -> None:
-    """Log that the Spark driver's JVM ended or does not answer, so that all mappings end."""
-    _log.error("engine_lost", error=str(error))
+    """Log that the Spark driver's JVM did not start, ended or does not answer, so that all mappings end."""
+    _log.error("engine_lost", reason=type(error).__name__, error=str(error))
 
 
 def reloaded(added: list[str], changed: list[str], removed: list[str]) -> None:
@@ -208,6 +267,7 @@ def compaction_requested(mapping: str, compaction: Compaction, deltas: int) -> N
         "compaction_requested",
         mapping=mapping,
         id=compaction.id,
+        table=str(compaction.table),
         partition=compaction.partition,
         kind=compaction.kind,
         deltas=deltas,
@@ -215,11 +275,12 @@ def compaction_requested(mapping: str, compaction: Compaction, deltas: int) -> N
 
 
 def compaction_finished(mapping: str, compaction: Compaction) -> None:
-    """Log that a compaction of the mapping's table has written its result, for any client."""
+    """Log that a compaction of a table of the mapping has written its result, for any client."""
     _log.info(
         "compaction_finished",
         mapping=mapping,
         id=compaction.id,
+        table=str(compaction.table),
         partition=compaction.partition,
         kind=compaction.kind,
         seconds=round(max(0.0, compaction.ended - compaction.enqueued), 1),
@@ -228,11 +289,12 @@ def compaction_finished(mapping: str, compaction: Compaction) -> None:
 
 
 def compaction_failed(mapping: str, compaction: Compaction) -> None:
-    """Log that a compaction of the mapping's table has ended without a result, for any client."""
+    """Log that a compaction of a table of the mapping has ended without a result, for any client."""
     _log.error(
         "compaction_failed",
         mapping=mapping,
         id=compaction.id,
+        table=str(compaction.table),
         partition=compaction.partition,
         kind=compaction.kind,
         state=compaction.state,

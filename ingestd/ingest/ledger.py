@@ -6,7 +6,7 @@ without ranges changes only the state: the start of the first run, or what an op
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -14,27 +14,29 @@ from ingestd.errors import IngestdError
 from ingestd.hive import transactions
 from ingestd.hive.tables import Table
 from ingestd.ingest import events
-from ingestd.ingest.commit import PendingTransaction
+from ingestd.ingest.columns import columns_of
+from ingestd.ingest.commit import PendingTransaction, Target
 from ingestd.ingest.plan import Plan
 from ingestd.ingest.recovery import Checkpoint
 from ingestd.ingest.services import Services
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.steps import StepWatch
-from ingestd.ingest.target import load_target
+from ingestd.ingest.target import letters_name, load_target
 from ingestd.kafka.ranges import Position
 from ingestd.publish.staging import DAEMON, Staging
-from ingestd.storage.local import Location
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What an operator changes: the committed position, and whether the mapping is paused.
+    """What an operator changes: the committed position, whether the mapping is paused, or the columns that it accepts.
 
-    `text` describes the change, and `by` names its author.
+    `columns` contains the types of columns that the table must still be able to store, by name. `text` describes the
+    change, and `by` names its author.
     """
 
     position: Position
     paused: bool
+    columns: Mapping[str, str]
     text: str
     by: str
 
@@ -42,14 +44,14 @@ class Change:
 class Ledger:
     """Opens and commits transactions. `on_commit` is called after each commit. One thread commits at a time.
 
-    `table` is the definition of the table at the checkpoint.
+    `table` is the definition of the table at the checkpoint, and `letters` that of the table of dead letters, if any.
     """
 
     def __init__(self, services: Services, checkpoint: Checkpoint, on_commit: Callable[[], None]) -> None:
         self._services = services
         self._options = services.options
         self._committer = checkpoint.committer
-        self.table = checkpoint.table
+        self.table, self.letters = checkpoint.table, checkpoint.letters
         self._on_commit = on_commit
         self._state = checkpoint.state or MappingState(str(services.options.table))
 
@@ -63,17 +65,29 @@ class Ledger:
         """The topics that the mapping reads."""
         return self._options.topics
 
-    def open(self, plan: Plan, table: Table) -> PendingTransaction:
-        """Open a transaction and allocate its write id, which the stage writes into every row."""
+    def read_table(self) -> Table:
+        """Return the current definition of the table. Raises InvalidTable if the mapping cannot write it."""
+        return load_target(self._services.metastore, self._options)
+
+    def open(self, plan: Plan, table: Table, letters: Table | None = None) -> PendingTransaction:
+        """Open a transaction and allocate its write ids, which the stage writes into every row.
+
+        `letters` is the table of dead letters, None if the transaction writes none there.
+        """
         self._services.ownership.check()
         watch = StepWatch(self._services.observe)
-        # Checks that the table's directory exists, before the transaction is opened.
-        location = Location.of(table.location)
+        # Checks that the directories of the tables exist, before the transaction is opened.
+        storages = self._services.warehouse.storages
+        locations = [storages.location(one.location) for one in (table, letters) if one is not None]
         agent = self._services.ownership.agent
-        txn, write_id = transactions.begin_writing(self._services.metastore, table.name, agent)
+        metastore = self._services.metastore
+        txn, write_id = transactions.begin_writing(metastore, table.name, agent)
         self._services.ownership.track(txn.id)
-        directory = Staging(location, DAEMON, str(txn.id))
-        pending = PendingTransaction(plan, table, txn, write_id, (), directory, 0, 0, 0, (), watch)
+        stagings = [Staging(storages, location, DAEMON, str(txn.id)) for location in locations]
+        pending = PendingTransaction(plan, txn, Target(table, write_id, stagings[0]), watch)
+        if letters is not None:
+            more = transactions.allocate(metastore, txn, letters.name)
+            pending = replace(pending, letters=Target(letters, more, stagings[-1]))
         self._services.reporter.opened(pending)
         watch.lap("opened")
         return pending
@@ -81,7 +95,9 @@ class Ledger:
     def commit(self, pending: PendingTransaction) -> None:
         """Commit the rows and the position of a staged transaction (see `Committer.commit`)."""
         rows = self._state.rows + pending.rows
-        self._commit(pending, replace(self._state, position=pending.plan.after, rows=rows))
+        columns, letters = columns_of(pending.table), letters_name(self._options)
+        after = replace(self._state, position=pending.plan.after, rows=rows, columns=columns, letters=letters)
+        self._commit(pending, after)
 
     def store_start(self, start: Position) -> None:
         """Commit the start position of the mapping's very first run, before any record is read.
@@ -91,6 +107,15 @@ class Ledger:
         plan = Plan((), Position(), start)
         self.commit(self.open(plan, self.table))
 
+    def store_letters(self) -> None:
+        """Commit the name of another table of dead letters, before a transaction writes there.
+
+        A new owner fences the former one in this table, whatever its own configuration is.
+        """
+        name, position = letters_name(self._options), self._state.position
+        if self._state.letters != name:
+            self._commit(self.open(Plan((), position, position), self.table), replace(self._state, letters=name))
+
     def change(self, change: Change) -> None:
         """Commit what an operator changes.
 
@@ -98,11 +123,12 @@ class Ledger:
         """
         plan = Plan((), self._state.position, change.position)
         self._services.observe("planned")
-        pending = self.open(plan, load_target(self._services.metastore, self._options))
+        pending = self.open(plan, self.read_table())
         self._services.ownership.confirm()
         self._services.ownership.check()
         author = replace(self._state, changed_by=change.by, changed_at=_now(), change=change.text)
-        self._commit(pending, replace(author, position=change.position, paused=change.paused))
+        after = replace(author, position=change.position, paused=change.paused, columns=change.columns)
+        self._commit(pending, after)
         events.changed(self._options.name, pending.txn.id, change.text, change.by)
 
     def _commit(self, pending: PendingTransaction, after: MappingState) -> None:
@@ -117,7 +143,8 @@ class Ledger:
         self._services.staging.forget(pending.txn)
         self._state = after
         self._on_commit()
-        self._services.compaction.committed(pending.table, pending.files)
+        for target in pending.targets:
+            self._services.compaction[target.table.name].committed(target.table, target.files)
         self._services.pace.committed(sum(pending.watch.steps[step] for step in ("opened", "committed")) / 1000)
         self._mirror_offsets(after)
         pending.watch.lap("mirrored")

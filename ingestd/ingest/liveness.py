@@ -11,20 +11,18 @@ Nothing here decides which transaction may commit. That is the lease inside the 
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
-from pathlib import Path
 
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.errors import MetastoreUnavailable, Unavailable
 from ingestd.hive import health, leases
 from ingestd.hive.client import Metastore
+from ingestd.hive.identity import process_identity
 from ingestd.ingest.claims import Claims, daemon_lease
 
 _BEAT_SECONDS = 2.0
@@ -61,7 +59,7 @@ class Liveness:
     """
 
     def __init__(self, metastore: Metastore, database: str, *, patience_seconds: float = 6.0) -> None:
-        self.identity = f"{_identity()}-{uuid.uuid4().hex[:6]}"
+        self.identity = f"{process_identity()}-{uuid.uuid4().hex[:6]}"
         self.patience_seconds = patience_seconds
         self.claims = Claims(metastore, database, patience_seconds)
         self._metastore = metastore
@@ -219,35 +217,3 @@ class Liveness:
                 is_kept = self._kept.pop(lock_id, None) is not None
             if is_kept:
                 one.on_lost(error)
-
-
-def has_ended_here(agent: str) -> bool:
-    """Return whether `agent` names a process of this machine that no longer runs."""
-    identity = agent.rpartition("/")[2].rpartition("-")[0]
-    machine, pid, started = [*identity.split(":"), "", "", ""][:3]
-    return machine == _machine() and pid.isdigit() and _start_time(int(pid)) != started
-
-
-def _identity() -> str:
-    """Return `machine:pid:start_time`, which identifies this process across machines, containers and reboots.
-
-    It is short, because HMS stores 128 characters of an agent, which also contains the names of database and mapping.
-    """
-    return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}"
-
-
-def _machine() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        namespace = os.stat("/proc/self/ns/pid").st_ino
-        return blake2b(f"{boot} {namespace}".encode(), digest_size=4).hexdigest()
-    except OSError:
-        # Without /proc, nothing is known about other processes. A claim is then dead only when its heartbeats stop.
-        return uuid.uuid4().hex[:8]
-
-
-def _start_time(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except OSError:
-        return ""

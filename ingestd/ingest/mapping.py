@@ -6,8 +6,8 @@ carried out only while no transaction is open (`recovery.py`, `pipeline.py`, `re
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -16,12 +16,16 @@ from ingestd.clock import Deadline
 from ingestd.compaction.watch import TableWatch
 from ingestd.errors import TableChanged, TableMissing
 from ingestd.hive import partitions
+from ingestd.hive.alteration import change_columns
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import state_removed
 from ingestd.hive.leases import Claim
-from ingestd.hive.tables import Table
+from ingestd.hive.tables import Table, TableName
+from ingestd.hive.transactions import Wait
 from ingestd.ingest import events
+from ingestd.ingest.commit import LOCK_SECONDS
 from ingestd.ingest.control import RequestFailed
+from ingestd.ingest.evolution import ColumnsNeeded, plan_columns
 from ingestd.ingest.ledger import Ledger
 from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.options import MappingOptions
@@ -30,11 +34,14 @@ from ingestd.ingest.plan import Planner, first_position
 from ingestd.ingest.recovery import Recovery
 from ingestd.ingest.requests import Requests
 from ingestd.ingest.services import Handles, Services
+from ingestd.ingest.stage_jobs import StageJobs
 from ingestd.ingest.workers import Worker
 from ingestd.kafka.ranges import Offsets, TopicPartition
 from ingestd.kafka.shared import KafkaClients
 from ingestd.kafka.watch import View
-from ingestd.spark.engine import Engine, JobGroup
+from ingestd.publish.warehouse import Warehouse
+from ingestd.schema import Column
+from ingestd.spark.engine import Engine
 from ingestd.spark.errors import JobFailed, JobTimeout, WorkerLost
 
 T = TypeVar("T")
@@ -59,10 +66,15 @@ _OUT_OF_MEMORY = (
 class Clients:
     """The clients, the Spark session and the heartbeats, which all mappings share. A mapping never closes them."""
 
-    metastore: Metastore
+    warehouse: Warehouse
     engine: Engine
     liveness: Liveness
     kafka: KafkaClients = field(default_factory=KafkaClients)
+
+    @property
+    def metastore(self) -> Metastore:
+        """The metastore of the warehouse."""
+        return self.warehouse.metastore
 
 
 class MappingLoop:
@@ -76,12 +88,11 @@ class MappingLoop:
         self, clients: Clients, options: MappingOptions, handles: Handles, worker: Worker, *, drain: bool
     ) -> None:
         self.options = options
-        self._engine = clients.engine
-        self._jobs = JobGroup(options.name)
+        self._jobs = StageJobs(clients.engine, options, clients.warehouse.storages)
         self._reporter = handles.reporter
         self._stop = handles.signals.stop
         self._worker = worker
-        self._services = Services.of(clients.metastore, clients.kafka, options, handles)
+        self._services = Services.of(clients.warehouse, clients.kafka, options, handles)
         self._planner = Planner(options, self._services.pace, clients.kafka.watch(options.kafka), self._worker)
         self._requests = Requests(handles.control, self._services.broker)
         self._recovery = Recovery(self._services)
@@ -107,16 +118,16 @@ class MappingLoop:
 
     async def hand_over(self) -> None:
         """Leave the lease, and transactions that are still open, to another main loop, which begins with a recovery."""
-        await self._worker.call(self._recovery.release)
+        await self._worker.call(self._leave)
 
     @property
-    def compaction(self) -> TableWatch:
-        """The watch of the table, which is active while this daemon runs the mapping."""
-        return self._services.compaction
+    def compaction(self) -> Collection[TableWatch]:
+        """The watches of the tables, which are active while this daemon runs the mapping."""
+        return self._services.compaction.values()
 
     def cancel(self) -> None:
         """Cancel the running stages, which then fail with JobFailed. Returns immediately."""
-        self._engine.cancel(self._jobs)
+        self._jobs.cancel()
 
     async def _retried(self, function: Callable[[], Awaitable[T]], backoff: retry.Backoff | None = None) -> T:
         """Call `function` until it succeeds, and wait after each retriable error."""
@@ -135,13 +146,20 @@ class MappingLoop:
             return
         await self._worker.call(self._warn_about, ledger.table)
         try:
-            with self._tolerating_a_swap(), self._services.compaction.active(), self._planner.watching():
+            with self._tolerating_a_swap(), self._watching_tables(), self._planner.watching():
                 if self._drain and self._until is None:
                     self._until = await self._worker.call(self._planner.ends)
                 await self._work(ledger)
         except (WorkerLost, JobTimeout) as error:
             await self._count_failed_stage(error)
             raise
+
+    @contextmanager
+    def _watching_tables(self) -> Iterator[None]:
+        with ExitStack() as active:
+            for watch in self.compaction:
+                active.enter_context(watch.active())
+            yield
 
     async def _own_and_recover(self) -> Ledger | None:
         """Become the owner, recover, and return a ledger that starts at the committed position.
@@ -170,7 +188,7 @@ class MappingLoop:
         """Recover the mapping, which this daemon owns."""
         ownership = self._services.ownership
         # A daemon without an engine must leave the mapping to a standby.
-        self._engine.check()
+        self._jobs.check()
         self._reporter.monitor.entered("recovering", owner=ownership.agent)
         with self._tolerating_a_swap():
             checkpoint = self._recovery.run()
@@ -179,6 +197,7 @@ class MappingLoop:
                 if self._has_recovered:  # a mapping that runs must not start from the beginning
                     raise state_removed(self.options.control)
                 ledger.store_start(first_position(self._services.broker, self.options))
+            ledger.store_letters()
         self._has_recovered, self._missing_until = True, None
         self._reporter.owner(ledger.state, checkpoint.aborted, is_takeover=ownership.is_takeover)
         ownership.is_takeover = False
@@ -212,11 +231,33 @@ class MappingLoop:
                 await self._stay_paused(ledger)
                 continue
             goal = self._requests.goal
-            pipeline = Pipeline(self._services, ledger, self._planner, self._engine, self._jobs, self._worker)
-            if await pipeline.run(goal or self._until, self._is_interrupted):
+            pipeline = Pipeline(self._services, ledger, self._planner, self._jobs, self._worker)
+            try:
+                is_done = await pipeline.run(goal or self._until, self._is_interrupted)
+            except ColumnsNeeded as error:
+                await self._worker.commit(self._alter_table, error.columns, ledger.state.columns)
+                raise
+            if is_done:
                 if goal is None:
                     return
                 self._requests.reached()
+
+    def _alter_table(self, needed: Sequence[Column], written: Mapping[str, str]) -> None:
+        """Give the table the columns that the records need, unless another daemon has done so meanwhile.
+
+        Raises InvalidTable if the table has lost columns that the mapping has written (`plan_columns`).
+        """
+        options, services = self.options, self._services
+
+        def plan(table: Table) -> Sequence[Column]:
+            return plan_columns(options, table, needed, written)
+
+        lease = TableName(options.control_database, f"alter_{options.table.database}_{options.table.table}")
+        wait = Wait(Deadline.after(LOCK_SECONDS), services.signals.abort)
+        agent = services.ownership.agent
+        statements = change_columns(services.metastore, options.table, plan, lease=lease, agent=agent, wait=wait)
+        if statements:
+            self._reporter.altered(statements)
 
     def _ends(self) -> Mapping[TopicPartition, int]:
         """Return the last stable offsets, without a request to Kafka if the mapping is stopped."""
@@ -287,6 +328,11 @@ class MappingLoop:
             events.odd_partitions(self.options.name, str(table.name), len(odd), partitions.describe_odd(odd))
         self._has_warned = True
 
+    def _leave(self) -> None:
+        self._jobs.release()
+        self._recovery.release()
+
     def _close(self) -> None:
+        self._jobs.release()
         self._services.close()
         self._recovery.close()

@@ -35,6 +35,8 @@ Counted = Literal[
     "compactions_requested",
     "compactions_finished",
     "compactions_failed",
+    "throttled_seconds",
+    "table_changes",
 ]
 _OWNER_STATES = ("recovering", "running", "paused")
 # How many commits, and how many ranges and partitions of each, a monitor remembers.
@@ -69,7 +71,8 @@ class CommitRecord:
 
     `at` is the Unix time of the commit. `steps` maps each step (`steps.py`) to its milliseconds. `ranges` and
     `partitions` contain at most MAX_NAMES names, and the counts all of them. `oldest` is the Kafka timestamp, in
-    seconds since 1970, of the oldest of the first records of the ranges; None if there are none.
+    seconds since 1970, of the oldest of the first records of the ranges; None if there are none. `skipped` counts the
+    skipped tombstones, `rejects` the skipped rejects, and `dead_letters` the rejects that were written as dead letters.
     """
 
     txn: int
@@ -87,12 +90,18 @@ class CommitRecord:
     partition_count: int
     steps: Mapping[str, int]
     oldest: float | None = None
+    rejects: int = 0
+    dead_letters: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Counters since the process started. `retries` counts the waits by the class of the error.
 
+    `rejects` are the errors about rejects that have stopped the mapping. `rejects_skipped` and `dead_letters` are the
+    rejects of committed transactions.
+
+    `throttled_seconds` is the time that transactions have waited for records because of a client quota of Kafka.
     `compactions_requested` are those of this daemon, `compactions_finished` and `compactions_failed` those of the
     mapping's table that any client has requested.
     """
@@ -103,8 +112,12 @@ class Totals:
     commits: int = 0
     aborts: int = 0
     rejects: int = 0
+    rejects_skipped: int = 0
+    dead_letters: int = 0
     takeovers: int = 0
     row_count_repairs: int = 0
+    table_changes: int = 0
+    throttled_seconds: float = 0.0
     compactions_requested: int = 0
     compactions_finished: int = 0
     compactions_failed: int = 0
@@ -309,6 +322,8 @@ class Monitor:
                 rows=old.rows + commit.rows,
                 bytes=old.bytes + commit.bytes,
                 commits=old.commits + 1,
+                rejects_skipped=old.rejects_skipped + commit.rejects,
+                dead_letters=old.dead_letters + commit.dead_letters,
             )
             self._now = replace(self._now, totals=totals)
             self._move(position)
@@ -339,7 +354,7 @@ class Monitor:
         self._oldest.moved(self._now.position, position)
         self._now = replace(self._now, position=dict(position))
 
-    def counted(self, counter: Counted, more: int = 1) -> None:
+    def counted(self, counter: Counted, more: float = 1) -> None:
         """Add to one of the counters of `Totals`."""
         with self._lock:
             old = self._now.totals

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 from ingestd.clock import Deadline
 from ingestd.hive import transactions
-from ingestd.hive.client import Metastore
 from ingestd.hive.control import ControlTable, find_control_table, read_state
 from ingestd.hive.transactions import Wait
 from ingestd.ingest.commit import LOCK_SECONDS
@@ -27,13 +26,15 @@ from ingestd.ingest.services import Handles, Services
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.ingest.stored import StoredMapping
+from ingestd.ingest.target import existing_tables, letters_name
 from ingestd.kafka.shared import KafkaClients
 from ingestd.publish import outcome
 from ingestd.publish.outcome import CommitRequest
+from ingestd.publish.warehouse import Warehouse
 
 
 def change_stored(
-    metastore: Metastore, options: MappingOptions, request: Request, observe: Observe = ignore
+    warehouse: Warehouse, options: MappingOptions, request: Request, observe: Observe = ignore
 ) -> MappingState:
     """Carry out a request to pause, resume or set the position, and return the state that is then stored.
 
@@ -42,7 +43,7 @@ def change_stored(
 
     Raises OwnerAlive if a daemon runs the mapping, RequestFailed, InvalidTable, or an Unavailable error.
     """
-    with _owned(metastore, options, observe) as services:
+    with owned(warehouse, options, observe) as services:
         recovery = Recovery(services)
         try:
             checkpoint = recovery.run()
@@ -55,8 +56,10 @@ def change_stored(
             recovery.release()
 
 
-def retire(metastore: Metastore, stored: StoredMapping, observe: Observe = ignore) -> None:
-    """Remove the state and the consumer group of a mapping. Its control table remains, without a state.
+def retire(warehouse: Warehouse, stored: StoredMapping, observe: Observe = ignore) -> None:
+    """Remove the state, the consumer group and the staging directories of a mapping.
+
+    Its control table remains, without a state.
 
     Neither the table nor the topics of the mapping need to exist. `observe` is called with the name of each step of the
     transaction. Raises OwnerAlive if a daemon runs the mapping, RequestFailed if a transaction has committed since the
@@ -64,9 +67,13 @@ def retire(metastore: Metastore, stored: StoredMapping, observe: Observe = ignor
     permission to delete the group, or an Unavailable error.
     """
     options = stored.options
-    with _owned(metastore, options, observe) as services:
+    with owned(warehouse, options, observe) as services:
         services.ownership.abort_leftovers()
-        control = find_control_table(metastore, options.control)
+        former = stored.state.letters if stored.state else ""
+        tables = existing_tables(warehouse.metastore, (str(options.table), letters_name(options), former))
+        # Without a state, no later owner fences a daemon that is suspended.
+        services.staging.fence(tables)
+        control = find_control_table(warehouse.metastore, options.control)
         if control is None:
             services.broker.delete_group(options.consumer_group)
         else:
@@ -104,10 +111,11 @@ def _remove(services: Services, control: ControlTable, stored: StoredMapping) ->
 
 
 @contextmanager
-def _owned(metastore: Metastore, options: MappingOptions, observe: Observe = ignore) -> Iterator[Services]:
+def owned(warehouse: Warehouse, options: MappingOptions, observe: Observe = ignore) -> Iterator[Services]:
     """Own the mapping during the block. Raises OwnerAlive if a daemon runs it, or MetastoreUnavailable."""
-    liveness, kafka = Liveness(metastore, options.control_database), KafkaClients()
-    services = Services.of(metastore, kafka, options, Handles.of(metastore, liveness, options, observe=observe))
+    liveness, kafka = Liveness(warehouse.metastore, options.control_database), KafkaClients()
+    handles = Handles.of(warehouse.metastore, liveness, options, observe=observe)
+    services = Services.of(warehouse, kafka, options, handles)
     try:
         services.ownership.acquire_unowned()
         yield services

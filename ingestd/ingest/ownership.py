@@ -19,8 +19,9 @@ from ingestd.clock import pause
 from ingestd.errors import IngestdError, OwnershipLost, Unavailable
 from ingestd.hive import leases, transactions
 from ingestd.hive.client import Metastore
+from ingestd.hive.identity import has_ended_here
 from ingestd.hive.leases import Claim
-from ingestd.ingest.liveness import Liveness, has_ended_here
+from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.monitor import Monitor
 from ingestd.ingest.options import MappingOptions
 

@@ -9,21 +9,27 @@ records wait less in Kafka, where they join a later plan, than behind the commit
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from ingestd.errors import IngestdError, StorageUnavailable, TransactionAborted
+from ingestd.errors import IngestdError, OffsetsLost, StorageUnavailable, TransactionAborted
 from ingestd.hive.transactions import Transaction
 from ingestd.ingest import stage
+from ingestd.ingest.columns import columns_of, require_fit
 from ingestd.ingest.commit import PendingTransaction
+from ingestd.ingest.dead_letters import LetterTargets
+from ingestd.ingest.distribution import Distribution
+from ingestd.ingest.evolution import ColumnsNeeded, merged
 from ingestd.ingest.ledger import Ledger
+from ingestd.ingest.letter_table import LetterTable
 from ingestd.ingest.plan import Plan, Planner
+from ingestd.ingest.rejects import Rejects, check_limit
 from ingestd.ingest.services import Services
 from ingestd.ingest.stage import StageResult, StageTask
-from ingestd.ingest.target import load_target, static_values
+from ingestd.ingest.stage_jobs import StageJobs
+from ingestd.ingest.target import check_query, decoding_of, load_letters, partitioning_of
 from ingestd.ingest.workers import Worker
 from ingestd.kafka.ranges import Offsets, split
-from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.errors import JobFailed
 
 # How many transactions may be open in addition to the one that commits, after a large and after a small transaction.
@@ -36,18 +42,18 @@ _OFFSETS_PER_TASK = 25_000
 class Pipeline:
     """Plans and stages transactions, and commits them through a ledger, until one of them fails or the run ends."""
 
-    def __init__(
-        self, services: Services, ledger: Ledger, planner: Planner, engine: Engine, jobs: JobGroup, worker: Worker
-    ) -> None:
+    def __init__(self, services: Services, ledger: Ledger, planner: Planner, jobs: StageJobs, worker: Worker) -> None:
         self._services = services
         self._monitor = services.reporter.monitor
         self._worker = worker
         self._options = services.options
         self._ledger = ledger
         self._planner = planner
-        self._engine = engine
         self._jobs = jobs
-        self._table = ledger.table
+        self._distribution = Distribution(services.options, jobs)
+        self._table, self._letters = ledger.table, ledger.letters
+        # The types of the columns, by name, that the next transaction must be able to write.
+        self._columns = ledger.state.columns
         # Set by the first transaction that fails. It ends the planning and prevents the commit of later transactions.
         self._has_failed = False
 
@@ -57,17 +63,30 @@ class Pipeline:
         Returns whether the offsets are committed. On return, no transaction is open. Raises the error of the first
         transaction that failed, after all other transactions have ended.
         """
+        await self._worker.call(self._check_dead_letter_topic)
+        if self._options.where or self._options.transform:
+            await self._worker.stage(self._monitor.doing("queued"), self._check_query)
         try:
             await self._feed(until, lambda: self._has_failed or is_over())
         finally:
             await self._worker.call(self._services.staging.discard)
         return until is not None and not is_over()
 
+    def _check_dead_letter_topic(self) -> None:
+        """Raise InvalidTopic if the topic of dead letters does not exist, before a record needs it."""
+        if self._options.dead_letter is not None and self._options.dead_letter.topic:
+            self._services.broker.topics([self._options.dead_letter.topic])
+
+    def _check_query(self) -> None:
+        """Raise ConfigError for an invalid `where` or `transform`, and if the table cannot store the result."""
+        check_query(self._table, self._options, self._jobs.examine)
+
     # --- plan
 
     async def _feed(self, until: Offsets | None, is_over: Callable[[], bool]) -> None:
         """Plan and open transactions, and queue the stage and the commit of each."""
         queued: list[asyncio.Task[None]] = []
+        lost: OffsetsLost | None = None
         position = self._ledger.state.position
         try:
             while (plan := await self._planner.next(position, until, is_over, self._on_poll)) is not None:
@@ -81,17 +100,26 @@ class Pipeline:
                 while len(queued) > (_SMALL_STAGES_AHEAD if is_small else _STAGES_AHEAD):
                     await queued[0]
                     del queued[0]
+        except OffsetsLost as raised:
+            lost = raised
         finally:
             errors = await asyncio.gather(*queued, return_exceptions=True)
-        for error in errors:
+        # If a queued transaction has failed, its end is not the committed position: the next attempt decides again.
+        for error in [*errors, lost]:
             if isinstance(error, BaseException):
                 raise error
 
     def _open(self, plan: Plan) -> PendingTransaction:
-        """Open a transaction with the current definition of the table, to which columns may have been added."""
+        """Open a transaction with the current definitions of its tables, to which columns may have been added.
+
+        Raises InvalidTable if columns were removed, or if the type of one is no longer as wide.
+        """
         self._services.observe("planned")
-        self._table = load_target(self._services.metastore, self._options)
-        return self._ledger.open(plan, self._table)
+        self._table = self._ledger.read_table()
+        require_fit(self._columns, self._table, self._options.name)
+        self._columns = columns_of(self._table)
+        self._letters = load_letters(self._services.metastore, self._options)
+        return self._ledger.open(plan, self._table, self._letters)
 
     def _on_poll(self, ends: Offsets) -> None:
         """Report the ends of the partitions, and sweep staging directories if a sweep is due.
@@ -101,7 +129,7 @@ class Pipeline:
         self._services.ownership.check()
         self._monitor.polled(self._ledger.state.position.offsets, ends)
         self._monitor.planned()
-        self._services.staging.sweep_if_due(self._table)
+        self._services.staging.sweep_if_due(one for one in (self._table, self._letters) if one is not None)
 
     # --- stage
 
@@ -115,20 +143,36 @@ class Pipeline:
         if not pending.plan.ranges:
             return pending
         with self._monitor.doing("staging"):
-            self._services.staging.make(pending.txn, pending.staging)
+            self._services.staging.make(pending.txn, [target.staging for target in pending.targets])
             results = self._run_tasks(pending)
             self._planner.confirm(pending.plan)
         files = tuple(file for result in results for file in result.files)
+        letters = tuple(file for result in results for file in result.letters)
         stage.check_partition_count(len({file.partition for file in files}), self._options.commit.partitions)
         records, size = sum(r.records for r in results), sum(r.bytes for r in results)
         self._planner.learn_size(records, size)
         pending.watch.lap("staged")
+        rejects = sum((r.rejects for r in results), Rejects())
+        check_limit(rejects, self._options.max_rejects, read=records, planned=records)
         skipped, firsts = sum(r.skipped for r in results), tuple(first for r in results for first in r.firsts)
-        return replace(pending, files=files, records=records, skipped=skipped, bytes=size, firsts=firsts)
+        throttled = max(r.throttled_seconds for r in results)
+        return replace(
+            pending,
+            target=replace(pending.target, files=files),
+            letters=pending.letters and replace(pending.letters, files=letters),
+            records=records,
+            decoded=sum(r.decoded for r in results),
+            skipped=skipped,
+            bytes=size,
+            firsts=firsts,
+            throttled_seconds=throttled,
+            rejects=rejects,
+            on_error=self._options.on_error,
+        )
 
     def _run_tasks(self, pending: PendingTransaction) -> list[StageResult]:
         try:
-            answers = self._engine.run(self._jobs, stage.run, self._tasks(pending))
+            answers = self._distribution.run(self._tasks(pending))
         except JobFailed as error:
             if self._services.signals.abort.is_set():
                 raise self._aborted("aborted during shutdown") from error
@@ -147,22 +191,36 @@ class Pipeline:
 
     def _tasks(self, pending: PendingTransaction) -> list[StageTask]:
         total = sum(r.length for r in pending.plan.ranges)
-        count = max(1, min(self._engine.parallelism, total // _OFFSETS_PER_TASK))
+        count = max(1, min(self._jobs.parallelism, total // _OFFSETS_PER_TASK))
+        shares = list(split(pending.plan.ranges, count))
         return [
             StageTask(
+                mapping=self._options.name,
                 ranges=tuple(share),
                 topics=dict(pending.plan.after.topics),
-                kafka=dict(self._options.kafka),
                 shape=pending.table.shape,
-                static_partition=static_values(pending.table, self._options),
-                tombstones=self._options.format.tombstones,
+                partitioning=partitioning_of(pending.table, self._options),
+                format=self._options.format,
+                decoding=decoding_of(pending.table, self._options),
+                evolution=self._options.schema_evolution,
+                on_error=self._options.on_error,
+                letters=self._letter_targets(pending),
+                max_rejects=self._options.max_rejects,
+                offsets=total,
                 write_id=pending.write_id,
-                bucket=bucket,
-                staging=str(pending.staging.path),
+                number=number,
+                tasks=len(shares),
+                staging=pending.target.staging.uri,
                 max_partitions=self._options.commit.partitions,
             )
-            for bucket, share in enumerate(split(pending.plan.ranges, count))
+            for number, share in enumerate(shares)
         ]
+
+    def _letter_targets(self, pending: PendingTransaction) -> LetterTargets:
+        topic = self._options.dead_letter.topic if self._options.dead_letter else ""
+        if (one := pending.letters) is None:
+            return LetterTargets(topic)
+        return LetterTargets(topic, LetterTable(one.table.shape, one.write_id, one.staging.uri))
 
     # --- commit
 
@@ -189,11 +247,20 @@ class Pipeline:
             self._ledger.commit(pending)
 
 
-def _results(pending: PendingTransaction, answers: Iterable[StageResult | IngestdError]) -> Iterator[StageResult]:
-    """Yield the results of the tasks. Raises the first error that a task returned."""
+def _results(pending: PendingTransaction, answers: Sequence[StageResult | IngestdError]) -> Iterator[StageResult]:
+    """Yield the results of the tasks. Raises the first error that a task returned, unless records need columns."""
+    needs = [answer for answer in answers if isinstance(answer, ColumnsNeeded)]
+    if needs:
+        raise merged(needs, where=f"table {pending.table.name}")
     for answer in answers:
         if isinstance(answer, StorageUnavailable):
-            raise pending.staging.explain(answer)
+            raise _explained(pending, answer)
         if isinstance(answer, IngestdError):
             raise answer
         yield answer
+
+
+def _explained(pending: PendingTransaction, error: StorageUnavailable) -> IngestdError:
+    """Return what to raise when staged files are inaccessible; see `Staging.explain`."""
+    explained = (target.staging.explain(error) for target in pending.targets)
+    return next((one for one in explained if one is not error), error)

@@ -3,7 +3,8 @@
 Invariant: each plan starts where the previous one ends, and no plan reads beyond the last stable offset. A gap between
 the position and the first offset that Kafka still has is skipped only if `on_offset_loss` allows it. A position is used
 only with the topic that it was stored for. Topic ids are unique, so if `confirm` still finds the id of the position
-after the records were read, all of them came from that topic.
+after the records were read, all of them came from that topic. And it is used only with a log that contains the records
+before it: after each election of a leader, `find_truncated` asks the new leader.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from ingestd.errors import OffsetsLost, RangeLost
 from ingestd.ingest.options import MappingOptions, OnLoss, StartOptions
 from ingestd.ingest.workers import Worker
 from ingestd.kafka.admin import Broker, Topic
-from ingestd.kafka.ranges import OffsetRange, Offsets, Position, TopicIdentity, TopicPartition, cap
+from ingestd.kafka.ranges import EpochOffset, OffsetRange, Offsets, Position, TopicIdentity, TopicPartition, cap
+from ingestd.kafka.truncation import find_truncated
 from ingestd.kafka.watch import Subscription, View, Watch
 
 # How often the ends of the partitions are polled while no transaction is due: the limits, and the number of polls per
@@ -65,6 +67,8 @@ class Planner:
         self._subscription: Subscription | None = None
         self._record_bytes = _ASSUMED_RECORD_BYTES
         self._behind: dict[TopicPartition, Deadline] = {}
+        # The epoch of the last leader whose log was found to contain the records before the position.
+        self._verified: dict[TopicPartition, int] = {}
         self._last_plan_at = monotonic() - options.commit.interval
 
     @contextmanager
@@ -72,6 +76,7 @@ class Planner:
         """Watch the topics during the block. The other methods can be called only inside it."""
         seconds = min(_POLL_SECONDS[1], max(_POLL_SECONDS[0], self._options.commit.interval / _POLLS_PER_INTERVAL))
         self._subscription = self._watch.subscribe(self._options.topics, seconds, self._worker.wake)
+        self._verified.clear()
         try:
             yield
         finally:
@@ -118,7 +123,7 @@ class Planner:
         another thread. Raises InvalidTopic or BrokerUnavailable, or OffsetsLost if Kafka no longer has this position
         and `on_offset_loss` is `stop`.
         """
-        draft = _Draft(stored, dict(stored.offsets), dict(stored.topics))
+        draft = _Draft(stored, dict(stored.offsets), dict(stored.topics), dict(stored.epochs))
         choice = _Choice(0.0, is_fresh=True)
         while not is_over():
             if choice.is_fresh and not await self._is_answered(is_over):
@@ -144,7 +149,7 @@ class Planner:
         ends = view.ends
         on_poll(ends)
         self._check_topics(draft, view.topics)
-        self._check_partitions(draft, ends)
+        self._check_partitions(draft, view)
         goal = ends if until is None else {p: min(end, until.get(p, 0)) for p, end in ends.items()}
         waiting = sum(max(0, end - draft.offsets[p]) for p, end in goal.items())
         must_store = bool(draft.gaps) or draft.topics != draft.stored.topics
@@ -153,7 +158,11 @@ class Planner:
         seconds = 0.0 if until is not None else self._seconds_until_due()
         if must_store or (waiting and (seconds <= 0 or waiting >= self._max_offsets())):
             self._skip_expired(draft, goal)
-            backlog = [OffsetRange(*p, draft.offsets[p], end) for p, end in goal.items() if end > draft.offsets[p]]
+            backlog = [
+                OffsetRange(*p, draft.offsets[p], end, view.epochs.get(p))
+                for p, end in goal.items()
+                if end > draft.offsets[p]
+            ]
             if backlog or must_store or draft.gaps:
                 return _Choice(0.0, is_over=True, plan=self._plan(draft, backlog))
         if self._behind:
@@ -179,8 +188,11 @@ class Planner:
     def _plan(self, draft: _Draft, backlog: list[OffsetRange]) -> Plan:
         self._last_plan_at = monotonic()
         ranges = tuple(cap(backlog, self._max_offsets()))
-        after = draft.offsets | {TopicPartition(r.topic, r.partition): r.next for r in ranges}
-        return Plan(ranges, draft.stored, Position(after, draft.topics), tuple(draft.gaps))
+        moved = {TopicPartition(r.topic, r.partition): r for r in ranges}
+        after = draft.offsets | {p: r.next for p, r in moved.items()}
+        epochs = {p: epoch for p, epoch in draft.epochs.items() if p not in moved}
+        epochs |= {p: r.epoch for p, r in moved.items() if r.epoch is not None}
+        return Plan(ranges, draft.stored, Position(after, draft.topics, epochs), tuple(draft.gaps))
 
     def _check_topics(self, draft: _Draft, topics: Mapping[str, Topic]) -> None:
         """Replace the offsets of a topic that was recreated, or that belongs to another cluster."""
@@ -195,21 +207,48 @@ class Planner:
                 at = self._broker.earliest if policy == "earliest" else self._broker.ends
                 kept = {p: offset for p, offset in draft.offsets.items() if p.topic != name}
                 draft.offsets = kept | at(topic.partitions)
+                draft.epochs = {p: epoch for p, epoch in draft.epochs.items() if p.topic != name}
                 draft.topics[name] = topic.identity
             else:
                 draft.topics[name] = known.merged(topic.identity)
 
-    def _check_partitions(self, draft: _Draft, ends: Offsets) -> None:
+    def _check_partitions(self, draft: _Draft, view: View) -> None:
         """Start new partitions at their first offset, and handle truncated partitions.
 
-        A partition counts as truncated if its end has been lower than the position for a few seconds.
+        Where the leader cannot say whether its log contains the position, a partition counts as truncated if its end
+        has been lower than the position for a few seconds.
         """
+        ends = view.ends
         draft.offsets |= self._broker.earliest(p for p in ends if p not in draft.offsets)
-        behind = {p: end for p, end in ends.items() if draft.offsets[p] > end}
+        verified = self._check_elections(draft, view)
+        behind = {p: end for p, end in ends.items() if draft.offsets[p] > end and p not in verified}
         self._behind = {p: self._behind[p] if p in self._behind else Deadline.after(_BEHIND_SECONDS) for p in behind}
         for partition in [p for p, limit in self._behind.items() if limit.passed]:
             self._resolve_truncated(draft, partition, ends[partition])
             del self._behind[partition]
+
+    def _check_elections(self, draft: _Draft, view: View) -> set[TopicPartition]:
+        """Ask each leader that was elected after the position was read whether its log contains the records before it.
+
+        If not, the partition was truncated, whatever its end is now: it may have grown beyond the position since. Its
+        records from there on are new. Returns the partitions of which the leader has all records before the position.
+
+        Epochs are those of one topic. Without a topic id, they may be those of a recreated topic, and are not used.
+        """
+        known = {p: epoch for p, epoch in draft.epochs.items() if draft.topics[p.topic].topic_id}
+        epochs = {p: epoch for p, epoch in view.epochs.items() if known.get(p, epoch) < epoch}
+        unknown = {p for p, epoch in epochs.items() if self._verified.get(p) != epoch}
+        marks = {p: EpochOffset(draft.offsets[p], draft.epochs[p]) for p in unknown}
+        truncated = find_truncated(self._options.kafka, marks, self._broker.timeout_seconds) if marks else {}
+        for partition, at in truncated.items():
+            gap = (
+                f"the partition was truncated at {at}, before the committed position {draft.offsets[partition]}, by an "
+                "unclean leader election; records that were already ingested are not read again"
+            )
+            policy = self._policy(draft, str(partition), gap)
+            draft.move(partition, at if policy == "earliest" else max(at, view.ends[partition]))
+        self._verified |= {p: epochs[p] for p in unknown - truncated.keys()}
+        return epochs.keys() - truncated.keys()
 
     def _resolve_truncated(self, draft: _Draft, partition: TopicPartition, end: int) -> None:
         """Continue at the end of a truncated partition, because the records before it have been ingested.
@@ -220,12 +259,12 @@ class Planner:
         if draft.topics[partition.topic].topic_id:
             gap += ": it was truncated, and records that were already ingested are not read again"
             self._policy(draft, str(partition), gap)
-            draft.offsets[partition] = end
+            draft.move(partition, end)
         else:
             policy = self._policy(
                 draft, str(partition), f"{gap}: the topic was recreated, or the partition was truncated"
             )
-            draft.offsets[partition] = self._broker.earliest([partition])[partition] if policy == "earliest" else end
+            draft.move(partition, self._broker.earliest([partition])[partition] if policy == "earliest" else end)
 
     def _skip_expired(self, draft: _Draft, goal: Offsets) -> None:
         """Skip offsets that retention removed before they were ingested."""
@@ -235,7 +274,7 @@ class Planner:
             if position < earliest:
                 gap = f"offsets {position}..{earliest} were removed by retention"
                 policy = self._policy(draft, str(partition), gap)
-                draft.offsets[partition] = earliest if policy == "earliest" else goal[partition]
+                draft.move(partition, earliest if policy == "earliest" else goal[partition])
 
     def _policy(self, draft: _Draft, where: str, gap: str) -> Literal["earliest", "latest"]:
         """Record a gap and return the policy for it. Raises OffsetsLost if the policy is `stop`."""
@@ -256,7 +295,13 @@ class _Draft:
     stored: Position
     offsets: dict[TopicPartition, int]
     topics: dict[str, TopicIdentity]
+    epochs: dict[TopicPartition, int]
     gaps: list[str] = field(default_factory=list)
+
+    def move(self, partition: TopicPartition, offset: int) -> None:
+        """Set the offset of a partition. It is not known in which epoch the record before it was written."""
+        self.offsets[partition] = offset
+        self.epochs.pop(partition, None)
 
 
 @dataclass(frozen=True, slots=True)

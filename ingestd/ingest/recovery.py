@@ -1,9 +1,9 @@
 """Recovery of a mapping. Its owner runs it before the first transaction and after each failed transaction.
 
 Invariant: nothing in memory decides what was committed. Recovery aborts every open transaction of the mapping,
-whichever daemon opened it, and then reads the state that the last commit stored. The mapping continues from this state.
-Only the first recovery creates the control table: a state that has disappeared must not make a running mapping start
-from the beginning.
+whichever daemon opened it, fences the former owner in the storage, and then reads the state that the last commit
+stored. The mapping continues from this state. Only the first recovery creates the control table: a state that has
+disappeared must not make a running mapping start from the beginning.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from dataclasses import dataclass
 from ingestd.clock import Deadline
 from ingestd.errors import InvalidTable
 from ingestd.hive.control import ControlTable, ensure_control_table, read_state
-from ingestd.hive.tables import Table
+from ingestd.hive.tables import Table, TableName
 from ingestd.ingest.commit import Committer
+from ingestd.ingest.new_table import ensure_letters, ensure_target
 from ingestd.ingest.services import Services
 from ingestd.ingest.state import MappingState
-from ingestd.ingest.target import load_target
+from ingestd.ingest.target import existing_tables, letters_name
 from ingestd.publish.row_counts import RowCounts
 
 # A new owner checks the row counts of the whole table after this delay, so that its first commit does not wait.
@@ -30,44 +31,54 @@ _CLOSE_SECONDS = 10.0
 class Checkpoint:
     """The point where a mapping continues: its current table, and the state of the last commit (None before the first).
 
-    `aborted` contains the ids of the open transactions that the recovery aborted.
+    `letters` is the table of dead letters, None if the mapping has none. `aborted` contains the ids of the open
+    transactions that the recovery aborted.
     """
 
     table: Table
+    letters: Table | None
     committer: Committer
     state: MappingState | None
     aborted: list[int]
 
 
 class Recovery:
-    """Recovers one mapping, any number of times, and maintains the row counts of its table in between."""
+    """Recovers one mapping, any number of times, and maintains the row counts of its tables in between."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._options = services.options
-        self._counts: RowCounts | None = None
+        self._counts: dict[TableName, RowCounts] = {}
         self._control: ControlTable | None = None
 
     def run(self) -> Checkpoint:
         """Abort open transactions, remove their staging directories, and read the state that the last commit stored.
 
-        Only the owner may call this method. Raises TableMissing or an Unavailable error, or InvalidTable if the
-        mapping cannot write its table.
+        The staging directories include those in a table of dead letters that the configuration no longer names.
+
+        Creates the table before the first commit, if the configuration says so, and a missing table of dead letters.
+        Only the owner may call this method. Raises TableMissing, InvalidTable if the mapping cannot write its table, or
+        an Unavailable error, also if a staging directory cannot be removed (`StagingArea.fence`).
         """
         services = self._services
         aborted = services.ownership.abort_leftovers()
-        table = load_target(services.metastore, self._options)
-        services.staging.sweep(table)
+        table = ensure_target(services.metastore, self._options)
+        letters = ensure_letters(services.metastore, self._options)
+        tables = [one for one in (table, letters) if one is not None]
+        services.staging.fence(tables)
         self._control = control = self._control or ensure_control_table(services.metastore, self._options.control)
         committer = Committer(
-            services.metastore,
+            services.warehouse,
             self._options,
             control,
-            self._row_counts(table),
+            {one.name: self._row_counts(one) for one in tables},
             services.signals.abort,
             services.reporter.waiting,
         )
-        return Checkpoint(table, committer, self._stored_state(control), aborted)
+        state = self._stored_state(control)
+        if state is not None and state.letters != letters_name(self._options):
+            services.staging.fence(existing_tables(services.metastore, [state.letters]))
+        return Checkpoint(table, letters, committer, state, aborted)
 
     def release(self) -> None:
         """Stop maintaining the row counts immediately, because another daemon may own the mapping."""
@@ -89,13 +100,15 @@ class Recovery:
 
     def _row_counts(self, table: Table) -> RowCounts:
         """Return the `RowCounts` of this owner. The first call creates it and schedules a check of the whole table."""
-        if self._counts is None:
+        if table.name not in self._counts:
             writer = f"{self._options.control_database}.{self._options.name}"
-            self._counts = RowCounts(self._services.metastore, table.name, writer, self._services.reporter)
-            self._counts.survey(_SURVEY_SECONDS)
-        return self._counts
+            counts = RowCounts(self._services.warehouse, table.name, writer, self._services.reporter)
+            counts.survey(_SURVEY_SECONDS)
+            self._counts[table.name] = counts
+        return self._counts[table.name]
 
     def _close(self, seconds: float) -> None:
-        if self._counts is not None:
-            self._counts.close(Deadline.after(seconds), self._services.signals.abort)
-        self._counts = None
+        deadline = Deadline.after(seconds)
+        for counts in self._counts.values():
+            counts.close(deadline, self._services.signals.abort)
+        self._counts.clear()

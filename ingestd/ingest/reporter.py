@@ -12,6 +12,7 @@ from ingestd.clock import now
 from ingestd.compaction.pacing import Pacing
 from ingestd.errors import IngestdError, RecordError
 from ingestd.hive.leases import Claim
+from ingestd.hive.tables import TableName
 from ingestd.ingest import events
 from ingestd.ingest.commit import CommitResult, PendingTransaction
 from ingestd.ingest.monitor import MAX_NAMES, CommitRecord, Monitor
@@ -29,6 +30,7 @@ class Reporter:
         # By transaction id: the transactions that are opened and not yet reported as committed or aborted.
         self._open: dict[int, PendingTransaction] = {}
         self._pace_reason = ""
+        self._is_throttled = False
 
     def observing(self, observe: Observe) -> Observe:
         """Return an observer that notes the progress of a step and then calls `observe`."""
@@ -54,7 +56,7 @@ class Reporter:
         """
         adopted = self._open.pop(state.txn, None)
         if adopted is not None:
-            self.committed(CommitResult(adopted, state, {}))
+            self.committed(CommitResult(adopted, state))
         self.aborted({*aborted, *self._open})
         self.monitor.counted("takeovers", int(is_takeover))
         self.monitor.recovered(state.position.offsets)
@@ -76,6 +78,15 @@ class Reporter:
         """Note what an open transaction will commit."""
         self._open[pending.txn.id] = pending
         self.monitor.learned(pending.firsts)
+        if pending.plan.ranges:
+            self._throttled(pending.txn.id, pending.throttled_seconds)
+
+    def _throttled(self, txn: int, seconds: float) -> None:
+        """Note how long a quota delayed a transaction, and log when this begins or ends."""
+        self.monitor.counted("throttled_seconds", seconds)
+        if (seconds > 0) != self._is_throttled:
+            self._is_throttled = seconds > 0
+            events.throttled(self._name, txn, seconds)
 
     def committed(self, result: CommitResult) -> None:
         """Report a committed transaction, and the rows of it that a concurrent TRUNCATE hides."""
@@ -83,10 +94,18 @@ class Reporter:
         self.monitor.opened(len(self._open))
         self.monitor.committed(_commit_record(result), result.state.position.offsets)
         events.committed(self._name, result)
-        if result.hidden:
-            events.commit_hidden(self._name, result)
+        self._rejects(result.transaction)
+        for target in result.transaction.targets:
+            if hidden := result.hidden.get(target.table.name):
+                events.commit_hidden(self._name, result.transaction, target, hidden)
         for gap in result.transaction.plan.gaps:
             events.offsets_lost(self._name, result.transaction.txn.id, gap)
+
+    def _rejects(self, transaction: PendingTransaction) -> None:
+        if transaction.rejects.count and transaction.on_error == "dead_letter":
+            events.dead_letters(self._name, transaction)
+        elif transaction.rejects.count:
+            events.rejects_skipped(self._name, transaction)
 
     def aborted(self, txn_ids: Sequence[int] | set[int]) -> None:
         """Note that transactions of the mapping were aborted, which this daemon or a previous owner opened."""
@@ -102,16 +121,21 @@ class Reporter:
             self._pace_reason = pacing.reason
             events.pacing(self._name, pacing)
 
+    def altered(self, statements: Sequence[str]) -> None:
+        """Report that the mapping has altered its table for its records."""
+        self.monitor.counted("table_changes", len(statements))
+        events.table_altered(self._name, statements)
+
     # --- row counts
 
-    def repaired(self, names: Sequence[str]) -> None:
-        """Report that wrong row counts were replaced by counts from the table's files."""
+    def repaired(self, table: TableName, names: Sequence[str]) -> None:
+        """Report that wrong row counts of a table were replaced by counts from the table's files."""
         self.monitor.counted("row_count_repairs", len(names))
-        events.row_counts_repaired(self._name, names)
+        events.row_counts_repaired(self._name, table, names)
 
-    def delayed(self, error: IngestdError) -> None:
-        """Report that row counts cannot be checked or repaired now."""
-        events.row_counts_delayed(self._name, error)
+    def delayed(self, table: TableName, error: IngestdError) -> None:
+        """Report that row counts of a table cannot be checked or repaired now."""
+        events.row_counts_delayed(self._name, table, error)
 
     # --- errors and the end
 
@@ -156,4 +180,6 @@ def _commit_record(result: CommitResult) -> CommitRecord:
         partition_count=len(partitions),
         steps=dict(transaction.watch.steps),
         oldest=min((first.timestamp for first in transaction.firsts), default=None),
+        rejects=transaction.rejects.count if transaction.on_error == "skip" else 0,
+        dead_letters=transaction.rejects.count if transaction.on_error == "dead_letter" else 0,
     )

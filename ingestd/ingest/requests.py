@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection
 
 from ingestd.errors import CommitOutcomeUnknown, IngestdError
+from ingestd.ingest.columns import columns_of, describe, find_losses
 from ingestd.ingest.control import Control, PositionChange, Request, RequestFailed
 from ingestd.ingest.ledger import Change, Ledger
 from ingestd.kafka.admin import Broker
@@ -23,19 +24,22 @@ _MAX_NAMES = 16
 def carry_out(ledger: Ledger, broker: Broker, request: Request) -> None:
     """Pause the mapping, resume it, or set its position. Does nothing if that is already the stored state.
 
-    Raises RequestFailed, and the errors of a commit and of Kafka.
+    A mapping that is resumed accepts the current columns of its table, even if they no longer fit those of the last
+    commit. Raises RequestFailed, and the errors of a commit and of Kafka.
     """
     state = ledger.state
-    position, paused, text = state.position, state.paused, str(request.action)
+    position, paused, columns, text = state.position, state.paused, state.columns, str(request.action)
     if request.action == "set_position" and request.change is not None:
         position = changed_position(state.position, broker, ledger.topics, request.change)
         text = f"set_position {_listed(state.position.offsets, request.change.offsets)}"
     elif request.action in ("pause", "resume"):
         paused = request.action == "pause"
+        if not paused and (losses := find_losses(columns, current := columns_of(ledger.read_table()))):
+            columns, text = current, f"resume with changed columns: {describe(losses)}"
     else:
         raise RequestFailed(f"only the main loop of a mapping can carry out the request {request.action}")
-    if (position, paused) != (state.position, state.paused):
-        ledger.change(Change(position, paused, text, request.by))
+    if (position, paused, columns) != (state.position, state.paused, state.columns):
+        ledger.change(Change(position, paused, columns, text, request.by))
 
 
 def changed_position(stored: Position, broker: Broker, read: Collection[str], change: PositionChange) -> Position:
@@ -79,7 +83,8 @@ def changed_position(stored: Position, broker: Broker, read: Collection[str], ch
         name: topic.identity if name in recreated else stored.topics.get(name, TopicIdentity()).merged(topic.identity)
         for name, topic in topics.items()
     }
-    return Position({**kept, **change.offsets}, {**stored.topics, **identities})
+    epochs = {p: epoch for p, epoch in stored.epochs.items() if p in kept and p not in change.offsets}
+    return Position({**kept, **change.offsets}, {**stored.topics, **identities}, epochs)
 
 
 def _unknown(error: CommitOutcomeUnknown) -> RequestFailed:

@@ -17,14 +17,12 @@ from ingestd.acid.encoding import Encoding
 from ingestd.acid.routing import Shape
 from ingestd.formats.decoder import ConstraintDecoder
 from ingestd.formats.json.decoder import JsonDecoder
-from ingestd.hive.tables import TableName
+from ingestd.ingest.excerpt import ANSWER_SECONDS, read_excerpt
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import OffsetRange
-from ingestd.kafka.reader import ReadLimits, read
 from ingestd.schema import Column, HiveType
 
 _RECORDS = 200
-_ANSWER_SECONDS = 10.0
 _COLUMN = re.compile(r"[a-z][a-z0-9_]{0,127}")
 # Tried in this order. Every JSON value fits a string: objects and arrays are stored as compact JSON.
 _TYPES = ("boolean", "bigint", "double", "date", "timestamp")
@@ -48,18 +46,16 @@ class Match:
 
 
 def read_sample(settings: Mapping[str, Any], topic: str) -> list[bytes | None]:
-    """Return the values of the last records of each partition, at most 200 in all. A tombstone is None.
+    """Return the values of the last records of the partitions, at most 200 in all. A tombstone is None.
 
     `settings` are librdkafka properties. Raises InvalidTopic, LoginFailed and BrokerUnavailable.
     """
-    broker = Broker(settings, timeout_seconds=_ANSWER_SECONDS)
+    broker = Broker(settings, timeout_seconds=ANSWER_SECONDS)
     with broker.explained():
         partitions = broker.partitions([topic])
     first, ends = broker.earliest(partitions), broker.ends(partitions)
-    each = max(1, _RECORDS // len(partitions))
-    ranges = [OffsetRange(*p, max(first[p], ends[p] - each), ends[p]) for p in partitions if ends[p] > first[p]]
-    batches = read(settings, ranges, ReadLimits(silence_seconds=_ANSWER_SECONDS))
-    return [value for batch in batches for value in batch.values][:_RECORDS]
+    ranges = [OffsetRange(*p, first[p], ends[p]) for p in partitions if ends[p] > first[p]]
+    return [value for batch in read_excerpt(settings, ranges, _RECORDS, "last") for value in batch.values]
 
 
 def match(sample: Sequence[bytes | None], shape: Shape) -> Match:
@@ -92,13 +88,6 @@ def proposed_shape(sample: Sequence[bytes | None]) -> Shape:
                 values.setdefault(field.lower(), []).append(value)
     columns = tuple(Column(name, _type(found)) for name, found in values.items())
     return Shape(columns, partition_columns=(), bucketing=None, encoding=Encoding())
-
-
-def create_table(name: TableName, shape: Shape) -> str:
-    """Return the statement that creates a full ACID table with these columns."""
-    listed = ",\n".join(f"  `{column.name}` {column.type}" for column in shape.columns)
-    place = f"`{name.database}`.`{name.table}`"
-    return f"CREATE TABLE {place} (\n{listed}\n) STORED AS ORC TBLPROPERTIES ('transactional'='true')"
 
 
 def _objects(sample: Sequence[bytes | None]) -> Iterator[dict[str, object]]:

@@ -6,6 +6,7 @@ Invariant: `Services` live as long as the main loop. A `Checkpoint`, in contrast
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -13,10 +14,12 @@ from ingestd.compaction.pacing import Pace
 from ingestd.compaction.watch import TableWatch
 from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
+from ingestd.hive.tables import TableName
 from ingestd.ingest import events
 from ingestd.ingest.compaction_report import CompactionReport
 from ingestd.ingest.control import Control
 from ingestd.ingest.liveness import Liveness
+from ingestd.ingest.monitor import Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
 from ingestd.ingest.reporter import Reporter
@@ -25,6 +28,7 @@ from ingestd.ingest.staging_area import StagingArea
 from ingestd.ingest.steps import Observe, ignore
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.shared import KafkaClients
+from ingestd.publish.warehouse import Warehouse
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,13 @@ class Handles:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The options of a mapping, its clients, the signals that end it, and what observes it."""
+    """The options of a mapping, its clients, the signals that end it, and what observes it.
+
+    `compaction` contains a watch for each table that the mapping writes.
+    """
 
     options: MappingOptions
-    metastore: Metastore
+    warehouse: Warehouse
     signals: Signals
     observe: Observe
     reporter: Reporter
@@ -61,12 +68,12 @@ class Services:
     staging: StagingArea
     kafka: KafkaClients
     pace: Pace
-    compaction: TableWatch
+    compaction: Mapping[TableName, TableWatch]
 
     @classmethod
     def of(
         cls,
-        metastore: Metastore,
+        warehouse: Warehouse,
         kafka: KafkaClients,
         options: MappingOptions,
         handles: Handles,
@@ -75,19 +82,23 @@ class Services:
         reporter, ownership = handles.reporter, handles.ownership
         pace = Pace(options.pacing, options.commit.interval, reporter.paced)
         reporter.paced(pace.now)  # instead of the pace of an earlier run
-        report = CompactionReport(options.name, reporter.monitor)
         return cls(
             options,
-            metastore,
+            warehouse,
             handles.signals,
             reporter.observing(handles.observe),
             reporter,
             ownership,
-            StagingArea(metastore, options.name),
+            StagingArea(warehouse, options.name),
             kafka,
             pace,
-            TableWatch(options.table, options.compaction, pace, report, ownership.agent),
+            _watches(options, pace, reporter.monitor, ownership.agent),
         )
+
+    @property
+    def metastore(self) -> Metastore:
+        """The metastore of the warehouse."""
+        return self.warehouse.metastore
 
     @property
     def broker(self) -> Broker:
@@ -107,3 +118,14 @@ class Services:
                 self.ownership.release()
         except IngestdError as error:
             self.reporter.left_open(error)
+
+
+def _watches(options: MappingOptions, pace: Pace, monitor: Monitor, agent: str) -> dict[TableName, TableWatch]:
+    """Return the watch of each table. Only that of the mapping's table sets the pace, and notes its status."""
+    report = CompactionReport(options.name, monitor, monitor.compacted)
+    watches = {options.table: TableWatch(options.table, options.compaction, pace, report, agent)}
+    if options.dead_letter is not None and (name := options.dead_letter.table) is not None:
+        report = CompactionReport(options.name, monitor, lambda _status: None)
+        unpaced = Pace(options.pacing, options.commit.interval, lambda _pacing: None)
+        watches[name] = TableWatch(name, options.compaction, unpaced, report, agent)
+    return watches

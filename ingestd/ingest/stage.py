@@ -8,110 +8,310 @@ from __future__ import annotations
 
 import gc
 import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ingestd.acid.constraints import unfit_rows
-from ingestd.acid.routing import Shape, route
-from ingestd.acid.writer_pool import OpenStagingFile, StagingFile, StagingFiles, WriterPool
-from ingestd.errors import IngestdError, RecordError, TooManyPartitions
-from ingestd.formats.decoder import ConstraintDecoder, DecodeResult, Reject
-from ingestd.formats.json.decoder import JsonDecoder
-from ingestd.ingest.options import Tombstones
+import pyarrow as pa
+
+from ingestd.acid.layout import ALL_STATEMENTS
+from ingestd.acid.routing import Part, Shape, Writers, route
+from ingestd.acid.writer_pool import StagingFile, StagingFiles, WriterPool
+from ingestd.errors import IngestdError, TooManyPartitions, TransactionError
+from ingestd.formats.decoder import DecodeResult
+from ingestd.formats.options import FormatOptions
+from ingestd.formats.registry import Registry
+from ingestd.ingest.dead_letters import DeadLetters, LetterTargets, Origin
+from ingestd.ingest.decoding import RowDecoder
+from ingestd.ingest.evolution import require_columns
+from ingestd.ingest.options import Evolution, OnError, RejectLimit
+from ingestd.ingest.partitioning import Partitioning
+from ingestd.ingest.rejects import Rejects, check_limit, stopping
+from ingestd.ingest.transform import Decoding, table_rows
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity
 from ingestd.kafka.reader import Batch, read
 from ingestd.kafka.timestamps import FirstRecord
-from ingestd.schema import Column
-from ingestd.storage.local import make_leaf
+from ingestd.spark.shared import Reference
+from ingestd.storage.storages import Storages
 
-# How many bytes of a rejected record its error shows.
-_HEAD = 80
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What the tasks of a mapping need to reach other systems, including secrets. It must not be part of a task."""
+
+    kafka: Mapping[str, Any] = field(repr=False)
+    storages: Storages = field(repr=False)
+    registry: Registry | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class StageTask:
     """The input of one task.
 
-    `bucket` is the number in the names of the task's files; each task of a transaction has a different one. `topics`
-    contains the identities of the topics, `staging` is the path of the transaction's staging directory, and
-    `max_partitions` limits the number of partitions that the transaction may write.
+    `number` is the number of the task, from 0, and `tasks` the number of tasks of the transaction. `topics` contains
+    the identities of the topics, and `staging` is the URI of the transaction's staging directory. `max_partitions`
+    limits the number of partitions that the transaction may write, `max_rejects` the number of its rejects, and
+    `offsets` is the number of offsets in the ranges of all its tasks. Rejects are written to `letters` if
+    `on_error` is `dead_letter`. The task ends with RowsScattered if it would write more than `max_files` files.
+    `writers` distributes the rows (`exchange`); None means that each task writes the rows that it has decoded.
     """
 
+    mapping: str
     ranges: tuple[OffsetRange, ...]
     topics: Mapping[str, TopicIdentity]
-    kafka: Mapping[str, Any] = field(repr=False)
     shape: Shape
-    static_partition: tuple[str, ...]
-    tombstones: Tombstones
+    partitioning: Partitioning
+    format: FormatOptions
+    decoding: Decoding
+    evolution: Evolution
+    on_error: OnError
+    letters: LetterTargets
+    max_rejects: RejectLimit | None
+    offsets: int
     write_id: int
-    bucket: int
+    number: int
+    tasks: int
     staging: str
     max_partitions: int
+    max_files: int | None = None
+    writers: Writers | None = None
+
+
+class RowsScattered(TransactionError):
+    """The rows of a task are in so many partitions and buckets that they must be distributed (`distribution`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """The output of one task: its files, the number of records read and skipped, and the bytes of record values.
+    """The output of one task: its files, its rejects, the number of records read, and the bytes of record values.
 
-    `firsts` contains the first record of each range.
+    `letters` are the files of the table of dead letters. `skipped` is the number of skipped tombstones. `firsts`
+    contains the first record of each range, and `throttled_seconds` is the time that the task has waited because
+    brokers delayed their answers. `decoded` is the number of rows before `where` and `transform`.
     """
 
-    files: tuple[StagingFile, ...]
-    records: int
-    skipped: int
-    bytes: int
-    firsts: tuple[FirstRecord, ...]
+    files: tuple[StagingFile, ...] = ()
+    records: int = 0
+    skipped: int = 0
+    bytes: int = 0
+    firsts: tuple[FirstRecord, ...] = ()
+    throttled_seconds: float = 0.0
+    rejects: Rejects = field(default_factory=Rejects)
+    letters: tuple[StagingFile, ...] = ()
+    decoded: int = 0
 
 
-def run(task: StageTask) -> StageResult | IngestdError:
+def run(access: Reference[Access], task: StageTask) -> StageResult | IngestdError:
     """Stage the ranges of one task. Errors are returned, because Spark converts raised errors to text."""
-    # Reference counts free the records. The garbage collector's search for cycles took 17 % of the CPU time.
-    gc.disable()
     try:
-        return _stage(task)
+        with without_cycle_search():
+            return _stage(access.value, task)
     except IngestdError as error:
         return error
+
+
+def _stage(access: Access, task: StageTask) -> StageResult:
+    name = attempt_name(task)
+    source, output = _Source(access, task, name), Output(access, task, name)
+    try:
+        for decoded in source.read():
+            output.write(decoded.batches)
+        return replace(source.finish(), files=output.finish())
+    except BaseException:
+        output.abort()
+        source.abort()
+        raise
+    finally:
+        source.close()
+
+
+def read_rows(
+    access: Reference[Access], task: StageTask, report: Callable[[StageResult | IngestdError], None]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the decoded rows of one task for its query; report everything but files, or the error that ended it."""
+    with without_cycle_search():
+        try:
+            source = _Source(access.value, task, attempt_name(task))
+            try:
+                for decoded in source.read():
+                    yield from decoded.batches
+                result = source.finish()
+            except BaseException:
+                source.abort()
+                raise
+            finally:
+                source.close()
+        except IngestdError as error:
+            report(error)
+        else:
+            report(result)
+
+
+def write_rows(
+    access: Reference[Access], task: StageTask, batches: Iterator[pa.RecordBatch]
+) -> tuple[StagingFile, ...] | IngestdError:
+    """Write the result of the query of one task, and return the files or the error that ended it."""
+    with without_cycle_search():
+        try:
+            output = Output(access.value, task, attempt_name(task))
+            try:
+                for batch in batches:
+                    output.write([table_rows(batch, task.shape, task.partitioning)])
+                return output.finish()
+            except BaseException:
+                output.abort()
+                raise
+        except IngestdError as error:
+            return error
+
+
+def joined(
+    report: StageResult | IngestdError | None, files: tuple[StagingFile, ...] | IngestdError
+) -> StageResult | IngestdError:
+    """Return the result of a task from what `read_rows` reported and `write_rows` returned.
+
+    There is no report if `write_rows` returned an error before it had received all rows.
+    """
+    if isinstance(files, IngestdError):
+        return files
+    assert report is not None
+    return report if isinstance(report, IngestdError) else replace(report, files=files)
+
+
+@contextmanager
+def without_cycle_search() -> Iterator[None]:
+    """Disable the garbage collector in a `with` statement.
+
+    Reference counts free the records. The garbage collector's search for cycles took 17 % of the CPU time.
+    """
+    gc.disable()
+    try:
+        yield
     finally:
         gc.enable()
 
 
-def _stage(task: StageTask) -> StageResult:
-    # A retried task must not write to the files of its first attempt, which may still be running.
-    directory = Path(task.staging) / f"task-{task.bucket}-{uuid.uuid4().hex[:8]}"
-    make_leaf(directory)
-    json = JsonDecoder(_record_columns(task), tombstones=task.tombstones)
-    decoder = ConstraintDecoder(json, partial(unfit_rows, shape=task.shape))
-    files = StagingFiles(directory, task.shape.columns, task.write_id, encoding=task.shape.encoding)
-    pool = WriterPool(files)
-    records = skipped = size = 0
-    firsts: list[FirstRecord] = []
-    try:
-        for batch in read(task.kafka, task.ranges, topics=task.topics):
-            decoded = decoder.decode(batch.values)
-            _raise_first_reject(batch, decoded)
-            _write(task, pool, decoded)
-            records, skipped, size = records + len(batch.values), skipped + decoded.skipped, size + batch.size
-            firsts += batch.firsts
-        pool.close()
-        return StageResult(tuple(files.closed), records, skipped, size, tuple(firsts))
-    except BaseException:
-        pool.abort()
-        raise
+def attempt_name(task: StageTask) -> str:
+    """Return a new name for the files of a task.
+
+    A retried task must not write to the files of its first attempt, which may still be running.
+    """
+    return f"task-{task.number}-{uuid.uuid4().hex[:8]}"
 
 
-def _record_columns(task: StageTask) -> tuple[Column, ...]:
-    """Return the columns to decode from the records: all columns, without partition columns that have static values."""
-    return task.shape.columns + (() if task.static_partition else task.shape.partition_columns)
+class _Source:
+    """Reads and decodes the records of one task, and writes its dead letters."""
+
+    def __init__(self, access: Access, task: StageTask, name: str) -> None:
+        self._access = access
+        self._task = task
+        decoding = task.decoding
+        self._decoder = RowDecoder(
+            task.format, decoding.columns, decoding.partitioning, decoding.shape, access.registry
+        )
+        self._letters = _dead_letters(access, task, f"{name}-letters")
+        self._records = self._skipped = self._size = self._rows = 0
+        self._throttled = 0.0
+        self._rejects = Rejects()
+        self._firsts: list[FirstRecord] = []
+
+    def read(self) -> Iterator[DecodeResult]:
+        """Yield the decoded batches."""
+        task, decoder = self._task, self._decoder
+        has_letters = task.on_error == "dead_letter"
+        needs_messages = has_letters or task.decoding.columns.need_messages
+        for batch in read(self._access.kafka, task.ranges, topics=task.topics, keep_messages=needs_messages):
+            decoded = decoder.decode(batch)
+            require_columns(task.evolution, decoder, task.shape)
+            self._records, self._size = self._records + len(batch.values), self._size + batch.size
+            self._skipped, self._rows = self._skipped + decoded.skipped, self._rows + decoded.rows
+            _stop_at_rejects(task, batch, decoded)
+            self._rejects += Rejects.of(batch, decoded.rejects)
+            check_limit(self._rejects, task.max_rejects, read=self._records, planned=task.offsets)
+            if has_letters:
+                self._letters.write(batch, decoded.rejects)
+            self._firsts += batch.firsts
+            self._throttled += batch.throttled_seconds
+            yield decoded
+
+    def finish(self) -> StageResult:
+        """Close the files of the dead letters, and return the result without the files of the table."""
+        letters = self._letters.finish()
+        return StageResult(
+            (),
+            self._records,
+            self._skipped,
+            self._size,
+            tuple(self._firsts),
+            self._throttled,
+            self._rejects,
+            letters,
+            self._rows,
+        )
+
+    def abort(self) -> None:
+        """Discard the files of the dead letters; never raises."""
+        self._letters.abort()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._letters.close()
 
 
-def _write(task: StageTask, pool: WriterPool[OpenStagingFile], decoded: DecodeResult) -> None:
-    for batch in decoded.batches:
-        for part in route(batch, task.shape, task.static_partition):
-            pool.add(part.partition, task.bucket, part.rows)
-        check_partition_count(len(pool.partitions), task.max_partitions)
+class Output:
+    """Routes the rows of one task to hidden files of the table.
+
+    `name` is a prefix of file names that no other attempt of the task uses.
+    """
+
+    def __init__(self, access: Access, task: StageTask, name: str) -> None:
+        self._task = task
+        outbox = access.storages.at(task.staging).outbox(task.staging, name)
+        self._files = StagingFiles(
+            outbox, task.shape.columns, task.write_id, encoding=task.shape.encoding, statements=_statements(task)
+        )
+        self._pool = WriterPool(self._files)
+
+    def write(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Write rows. Raises TooManyPartitions, RowsScattered and StorageUnavailable."""
+        task, pool = self._task, self._pool
+        for batch in batches:
+            for part in route(batch, task.shape, task.partitioning.static):
+                pool.add(part.partition, _bucket(task, part), part.rows)
+            count = len(pool.partitions)
+            check_partition_count(count, task.max_partitions)
+            count *= task.shape.bucketing.count if task.shape.bucketing else 1
+            if task.max_files is not None and count > task.max_files:
+                raise RowsScattered(f"the rows of one task are in {count:,} partitions and buckets")
+
+    def finish(self) -> tuple[StagingFile, ...]:
+        """Close the files and return them."""
+        self._pool.close()
+        return tuple(self._files.closed)
+
+    def abort(self) -> None:
+        """Discard the files; never raises."""
+        self._pool.abort()
+
+
+def _statements(task: StageTask) -> range:
+    """Return the statement ids of the task's files.
+
+    The tasks of a transaction may write the same bucket of a bucketed table, so no two of them have an id in common.
+    Without buckets the tasks write different buckets instead, which gives each partition one delta. If rows are
+    distributed, only one task writes a bucket of a bucketed table.
+    """
+    may_collide = task.shape.bucketing is not None and task.writers is None
+    return ALL_STATEMENTS[task.number :: task.tasks] if may_collide else ALL_STATEMENTS
+
+
+def _bucket(task: StageTask, part: Part) -> int:
+    """Return the number in the name of the file for some rows."""
+    if task.shape.bucketing is not None:
+        return part.bucket
+    # Compaction merges files with equal numbers, so the number is the same in each transaction if only one task writes.
+    return task.number if task.writers is None or part.partition in task.writers.spread else 0
 
 
 def check_partition_count(count: int, limit: int) -> None:
@@ -125,15 +325,18 @@ def check_partition_count(count: int, limit: int) -> None:
         )
 
 
-def _raise_first_reject(batch: Batch, decoded: DecodeResult) -> None:
-    """Raise RecordError for the first reject of a batch, if there is one. Dead letters are not implemented yet."""
-    if not decoded.rejects:
-        return
-    reject: Reject = decoded.rejects[0]
-    column = f", column {reject.column}" if reject.column else ""
-    more = f" ({len(decoded.rejects)} rejected records in this batch)" if len(decoded.rejects) > 1 else ""
-    raise RecordError(
-        f"{reject.reason}{more}; the record starts with {reject.head[:_HEAD]!r}",
-        where=f"{batch.origin(reject.row)}{column}",
-        hint="fix the producer or the table; the mapping stopped before this record, and no record was lost",
-    )
+def _stop_at_rejects(task: StageTask, batch: Batch, decoded: DecodeResult) -> None:
+    """Raise RecordError if a batch has rejects that stop the mapping."""
+    stops = decoded.rejects
+    if task.on_error != "stop":
+        # Tombstones have an option of their own.
+        stops = [one for one in stops if task.format.tombstones == "stop" and batch.values[one.row] is None]
+    if stops:
+        raise stopping(Rejects.of(batch, stops))
+
+
+def _dead_letters(access: Access, task: StageTask, name: str) -> DeadLetters:
+    decoder = f"{type(task.format).__module__}.{type(task.format).__qualname__}"
+    fields = {column.name: field for column, field in task.decoding.columns.fields}
+    origin = Origin(task.mapping, task.number, decoder, task.topics, fields)
+    return DeadLetters(task.letters, origin, access.kafka, access.storages, name)

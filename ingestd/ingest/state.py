@@ -6,12 +6,15 @@ Invariant: the value of the parameter is ASCII JSON. Only commits write it, and 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ingestd.errors import InvalidTable
 from ingestd.kafka.ranges import Position, TopicIdentity, TopicPartition
 
 # Version 2 added `topics`, without which a state contains no topic ids. Version 3 added `paused` and the last change.
+# The optional `epochs`, `columns` and `letters` need no version: a program that does not know them loses only the
+# detection of some truncations and of columns that were removed, and the fence in a former table of dead letters.
 _VERSION = 3
 _COMMIT_KEYS = ("table", "rows", "txn", "write_id", "owner", "at")
 _CHANGE_KEYS = ("paused", "changed_by", "changed_at", "change")
@@ -24,6 +27,8 @@ class MappingState:
     `position` is the committed position, and `rows` is the number of rows of all commits so far. `txn`, `write_id`,
     `owner` and `at` (ISO 8601, UTC) describe the last commit. `paused` says that no record is ingested until an
     operator resumes the mapping. `change` describes the last change by an operator, `changed_by` at `changed_at`.
+    `columns` contains the Hive types of the table's columns at the last commit, by name; it is empty if unknown.
+    `letters` is the table of dead letters to which transactions may write, '' if there is none.
     """
 
     table: str
@@ -37,6 +42,8 @@ class MappingState:
     changed_by: str = ""
     changed_at: str = ""
     change: str = ""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    letters: str = ""
 
     def text(self) -> str:
         """Return the state as one line of ASCII JSON."""
@@ -45,6 +52,12 @@ class MappingState:
             offsets.setdefault(topic, {})[str(partition)] = offset
         topics = {name: {"cluster": i.cluster_id, "id": i.topic_id} for name, i in sorted(self.position.topics.items())}
         document: dict[str, object] = {"v": _VERSION, "offsets": offsets, "topics": topics}
+        if self.position.epochs:
+            document["epochs"] = _listed(self.position.epochs)
+        if self.columns:
+            document["columns"] = dict(self.columns)
+        if self.letters:
+            document["letters"] = self.letters
         document |= {key: getattr(self, key) for key in (*_COMMIT_KEYS, *_CHANGE_KEYS)}
         return json.dumps(document, separators=(",", ":"))
 
@@ -69,6 +82,22 @@ class MappingState:
             for partition, offset in partitions.items()
         }
         topics = {name: TopicIdentity(i["cluster"], i["id"]) for name, i in document.get("topics", {}).items()}
+        epochs = {
+            TopicPartition(topic, partition): epoch
+            for topic, listed in document.get("epochs", {}).items()
+            for partition, epoch in enumerate(listed)
+            if epoch >= 0
+        }
         values = {key: document[key] for key in _COMMIT_KEYS}
         values |= {key: document[key] for key in _CHANGE_KEYS if key in document}
-        return cls(position=Position(offsets, topics), **values)
+        values |= {key: document[key] for key in ("columns", "letters") if key in document}
+        return cls(position=Position(offsets, topics, epochs), **values)
+
+
+def _listed(epochs: Mapping[TopicPartition, int]) -> dict[str, list[int]]:
+    """Return the epochs of each topic as a list, at the index of the partition; -1 if unknown."""
+    listed: dict[str, list[int]] = {}
+    for (topic, partition), epoch in sorted(epochs.items()):
+        known = listed.setdefault(topic, [])
+        known += [-1] * (partition - len(known)) + [epoch]
+    return listed

@@ -7,7 +7,6 @@ creates a topic, even if the broker's `auto.create.topics.enable` is true.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -17,27 +16,31 @@ from typing import Any, TypeVar
 
 from confluent_kafka import OFFSET_INVALID, Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, Uuid
 from confluent_kafka import TopicPartition as _TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec
 
 from ingestd.clock import Deadline
-from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic, masked
-from ingestd.kafka.ranges import Offsets, TopicIdentity, TopicPartition
-from ingestd.kafka.settings import QUIET, create_client, is_missing, secret_values, time_limit, translate_error
+from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
+from ingestd.kafka.connections import ConnectionLog
+from ingestd.kafka.ranges import EpochOffset, Offsets, TopicIdentity, TopicPartition
+from ingestd.kafka.settings import (
+    QUIET,
+    create_client,
+    is_group_denied,
+    is_missing,
+    shared_settings,
+    time_limit,
+    translate_error,
+)
 
 T = TypeVar("T")
 
 # The default time limit of a request.
 REQUEST_SECONDS = 15.0
 _POLL_SECONDS = 0.005
-_MAX_REPORTED = 16
 # How long a request may continue after `interrupt`.
 _INTERRUPT_SECONDS = 0.1
 # How long the first attempt to describe topics waits for an answer.
 QUICK_SECONDS = 3.0
-# Their values are not secret: librdkafka has accepted them, so they are names of protocols.
-_ENUMERATED = ("security.protocol", "sasl.mechanism", "sasl.mechanisms")
-# Properties that every kind of client accepts; librdkafka warns about those of other kinds.
-_SHARED_PROPERTIES = ("bootstrap.servers", "client.", "broker.", "security.", "sasl.", "ssl.", "socket.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,18 +59,18 @@ class Broker:
     """
 
     def __init__(self, settings: Mapping[str, Any], *, timeout_seconds: float = REQUEST_SECONDS) -> None:
-        self._settings = {k: v for k, v in settings.items() if k.startswith(_SHARED_PROPERTIES)} | QUIET
+        self._settings = shared_settings(settings) | QUIET
         self.where = f"broker {settings['bootstrap.servers']}"
         self.timeout_seconds = time_limit(settings, timeout_seconds)
-        # To librdkafka an admin client is a producer, whose metadata requests let the broker create topics.
-        self._reported: deque[KafkaError] = deque(maxlen=_MAX_REPORTED)
+        self._log = ConnectionLog(self._settings, self.where)
         # `describe` may replace it. A request never ends if nothing refers to its client any more.
         self._admin = self._connected()
         self._seen: set[str] = set()
         self._interrupted = threading.Event()
 
     def _connected(self) -> AdminClient:
-        ours = {"allow.auto.create.topics": False, "error_cb": self._reported.append}
+        # To librdkafka an admin client is a producer, whose metadata requests let the broker create topics.
+        ours = {"allow.auto.create.topics": False, "error_cb": self._log.report}
         return create_client(AdminClient, self._settings | ours)
 
     def interrupt(self) -> None:
@@ -104,6 +107,7 @@ class Broker:
         described = admin.describe_topics(TopicCollection(list(names)), request_timeout=seconds)
         cluster = admin.describe_cluster(request_timeout=seconds)
         cluster_id = self._answer(cluster, self.where).cluster_id or ""
+        self._note_answer()
         return {name: self._described(name, cluster_id, answer) for name, answer in described.items()}
 
     def _described(self, name: str, cluster_id: str, answer: Future[Any]) -> Topic | IngestdError:
@@ -111,7 +115,7 @@ class Broker:
         try:
             topic = self._wait(answer, where)
         except KafkaException as error:
-            return self._missing(name) if is_missing(error) else translate_error(error, where)
+            return self._missing(name) if is_missing(error) else self._translated(error, where, "DESCRIBE")
         except IngestdError as error:
             return error
         self._seen.add(name)
@@ -157,23 +161,26 @@ class Broker:
     def explained(self) -> Iterator[None]:
         """Raise the last failed connection of this client, if there is one, in place of a BrokerUnavailable.
 
-        librdkafka only lets requests time out, because it continues to try all brokers. For commands only: a daemon
-        also waits while a broker that starts refuses logins.
+        For commands only: to a daemon with many brokers, one that is stopped does not explain why others hang.
         """
         try:
             yield
         except BrokerUnavailable as error:
-            raise self._connection_failure() or error from error
+            self._admin.poll(0)
+            raise self._log.last_failure() or error from error
 
-    def _connection_failure(self) -> IngestdError | None:
-        self._admin.poll(0)
-        found = [error for error in self._reported if error.code() != KafkaError._ALL_BROKERS_DOWN]
-        if not found:
-            return None
-        last = next((error for error in reversed(found) if error.code() == KafkaError._AUTHENTICATION), found[-1])
-        error = translate_error(last, self.where)
-        secrets = secret_values({key: value for key, value in self._settings.items() if key not in _ENUMERATED})
-        return type(error)(masked(error.what, secrets), where=error.where, hint=error.hint)
+    def _translated(self, error: KafkaException, where: str, operation: str = "") -> IngestdError:
+        """Translate the error of a request. A request that gets no answer fails with the reason, if it is known."""
+        known = translate_error(error, where, operation)
+        return self._refusal() or known if isinstance(known, BrokerUnavailable) else known
+
+    def _refusal(self) -> IngestdError | None:
+        self._admin.poll(0)  # calls `ConnectionLog.report`
+        return self._log.refusal()
+
+    def _note_answer(self) -> None:
+        self._admin.poll(0)  # otherwise the failed connections of other brokers would fill the memory
+        self._log.answered()
 
     def describe_cluster(self) -> tuple[str, int]:
         """Return the id of the cluster, '' if unknown, and the number of brokers."""
@@ -189,7 +196,7 @@ class Broker:
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         admin = self._admin
         [answer] = admin.describe_configs([resource], request_timeout=self.timeout_seconds).values()
-        found = self._answer(answer, f"{self.where}, topic {name}")
+        found = self._answer(answer, f"{self.where}, topic {name}", "DESCRIBE_CONFIGS")
         return {key: str(entry.value) for key, entry in found.items() if entry.value is not None}
 
     def topic_names(self) -> list[str]:
@@ -200,6 +207,28 @@ class Broker:
             raise translate_error(error, self.where) from error
         return sorted(name for name in answer.topics if not name.startswith("__"))
 
+    def may_commit(self, group: str) -> bool:
+        """Return whether the permissions allow commits of offsets to a consumer group, which need not exist.
+
+        For commands only, and after `OffsetMirror.committed`: requests about groups have aborted the process when the
+        coordinator of the group did not answer (librdkafka issue 4605).
+        """
+        admin = self._admin
+        [answer] = admin.describe_consumer_groups(
+            [group], include_authorized_operations=True, request_timeout=self.timeout_seconds
+        ).values()
+        allowed = self._answer(answer, f"{self.where}, consumer group {group}", "DESCRIBE").authorized_operations
+        return not allowed or AclOperation.READ in allowed
+
+    def may_write(self, topic: str) -> bool:
+        """Return whether the permissions allow writing records to a topic."""
+        admin, names = self._admin, TopicCollection([topic])
+        described = admin.describe_topics(
+            names, include_authorized_operations=True, request_timeout=self.timeout_seconds
+        )
+        allowed = self._answer(described[topic], f"{self.where}, topic {topic}", "DESCRIBE").authorized_operations
+        return not allowed or AclOperation.WRITE in allowed
+
     def delete_group(self, group: str) -> None:
         """Delete a consumer group and its offsets. Does nothing if the group does not exist."""
         where = f"{self.where}, consumer group {group}"
@@ -209,14 +238,17 @@ class Broker:
             self._wait(answer, where)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.GROUP_ID_NOT_FOUND:
-                raise translate_error(error, where) from error
+                raise translate_error(error, where, "DELETE") from error
 
     def find_ends(
         self, partitions: Iterable[TopicPartition], seconds: float | None = None
-    ) -> dict[TopicPartition, int | IngestdError]:
-        """Return what `ends` returns or would raise for each partition, with a time limit of `seconds`."""
+    ) -> dict[TopicPartition, EpochOffset | IngestdError]:
+        """Return the end of each partition or the error that `ends` would raise, with a time limit of `seconds`."""
         answers = self._list_offsets(partitions, OffsetSpec.latest(), seconds)
-        return {key: answer if isinstance(answer, IngestdError) else int(answer.offset) for key, answer in answers}
+        return {
+            key: answer if isinstance(answer, IngestdError) else EpochOffset(int(answer.offset), answer.leader_epoch)
+            for key, answer in answers
+        }
 
     def _offsets(self, partitions: Iterable[TopicPartition], spec: OffsetSpec) -> dict[TopicPartition, int]:
         return {key: int(checked(answer).offset) for key, answer in self._list_offsets(partitions, spec)}
@@ -234,24 +266,33 @@ class Broker:
             isolation_level=IsolationLevel.READ_COMMITTED,
             request_timeout=self.timeout_seconds if seconds is None else seconds,
         )
+        has_answered = False
         for partition, future in answers.items():
             key = TopicPartition(partition.topic, partition.partition)
             where = f"{self.where}, {key}"
             try:
-                answer = self._answer(future, where)
+                answer = self._answer(future, where, "DESCRIBE")
             except IngestdError as error:
                 yield key, error
                 continue
             # librdkafka reports a timeout as an invalid offset without an error.
-            is_late = answer.offset == OFFSET_INVALID
-            yield key, BrokerUnavailable("the request for offsets timed out", where=where) if is_late else answer
+            if answer.offset == OFFSET_INVALID:
+                yield key, self._refusal() or BrokerUnavailable("the request for offsets timed out", where=where)
+            else:
+                has_answered = True
+                yield key, answer
+        if has_answered:
+            self._note_answer()
 
-    def _answer(self, future: Future[T], where: str) -> T:
-        """Return the result of a request. Raises the errors of `translate_error`, or BrokerUnavailable on timeout."""
+    def _answer(self, future: Future[T], where: str, operation: str = "") -> T:
+        """Return the result of a request, which needs the permission for `operation`.
+
+        Raises the errors of `translate_error`, or BrokerUnavailable on timeout.
+        """
         try:
             return self._wait(future, where)
         except KafkaException as error:
-            raise translate_error(error, where) from error
+            raise self._translated(error, where, operation) from error
 
     def _wait(self, future: Future[T], where: str) -> T:
         limit = Deadline.after(self.timeout_seconds * 2)
@@ -285,10 +326,11 @@ class OffsetMirror:
     """
 
     def __init__(self, settings: Mapping[str, Any], group: str, *, timeout_seconds: float = 5.0) -> None:
-        plain = {k: v for k, v in settings.items() if k.startswith(_SHARED_PROPERTIES)}
+        plain = shared_settings(settings)
         ours = {"group.id": group, "enable.auto.commit": False, "on_commit": self._on_commit}
-        self._consumer = create_client(Consumer, plain | ours | QUIET)
         self._where = f"consumer group {group}"
+        self._log = ConnectionLog(plain, self._where)
+        self._consumer = create_client(Consumer, plain | ours | QUIET | {"error_cb": self._log.report})
         self._timeout = timeout_seconds
         self._is_pending = False
         self._error: KafkaError | None = None
@@ -309,7 +351,7 @@ class OffsetMirror:
             raise translate_error(error, self._where) from error
         self._await_result(limit)
         if self._error is not None:
-            raise translate_error(self._error, self._where)
+            raise translate_error(self._error, self._where, "READ")
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return the offset that the group has committed for each partition, if it has committed one.
@@ -323,10 +365,10 @@ class OffsetMirror:
             # librdkafka retries when it may not look up the coordinator. It reports the reason to `poll` only.
             event = self._consumer.poll(0)
             cause = event.error() if event is not None else None
-            raise translate_error(cause or error, self._where) from error
+            raise translate_error(cause or error, self._where, "DESCRIBE") from error
         failed = next((p.error for p in answers if p.error is not None), None)
         if failed is not None:
-            raise translate_error(failed, self._where)
+            raise translate_error(failed, self._where, "DESCRIBE")
         return {TopicPartition(p.topic, p.partition): p.offset for p in answers if p.offset >= 0}
 
     def close(self) -> None:
@@ -337,10 +379,16 @@ class OffsetMirror:
     def _await_result(self, limit: Deadline) -> None:
         """Wait for the result of a pending commit, if there is one."""
         while self._is_pending and not limit.passed:
-            self._consumer.poll(_POLL_SECONDS)
+            event = self._consumer.poll(_POLL_SECONDS)
+            cause = event.error() if event is not None else None
+            if cause is not None and is_group_denied(cause):
+                # librdkafka looks up the coordinator of the group again and again, and never reports the commit.
+                raise translate_error(cause, self._where, "READ")
         if self._is_pending:
-            raise BrokerUnavailable("the offset commit timed out", where=self._where)
+            raise self._log.refusal() or BrokerUnavailable("the offset commit timed out", where=self._where)
 
     def _on_commit(self, error: KafkaError | None, partitions: Sequence[_TopicPartition]) -> None:
         self._error = error or next((p.error for p in partitions if p.error is not None), None)
+        if self._error is None:
+            self._log.answered()
         self._is_pending = False

@@ -7,7 +7,7 @@ transactions and control records leave gaps. An offset is valid for one topic id
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 
@@ -23,6 +23,16 @@ class TopicPartition(NamedTuple):
 
 # The next offset of each partition.
 Offsets = Mapping[TopicPartition, int]
+
+
+class EpochOffset(NamedTuple):
+    """An offset of a partition, and the epoch of a leader whose log contained all records before it.
+
+    Each election of a leader increments the epoch (KIP-101). None means unknown, as for some Kafka-compatible services.
+    """
+
+    offset: int
+    epoch: int | None = None
 
 
 class TopicIdentity(NamedTuple):
@@ -53,21 +63,30 @@ class TopicIdentity(NamedTuple):
 class Position:
     """The next offset of each partition, and the identity of each topic by name.
 
-    A topic with offsets but without an identity comes from the state of an older version, which stored no identities.
+    `epochs` contains, for a partition whose records were read, the epoch of a leader whose log contained them all. If
+    the current leader's log leaves the history of this epoch before the offset, the partition was truncated.
+
+    A topic with offsets but without an identity comes from the state of an older version, which stored no identities;
+    such states have no epochs either.
     """
 
     offsets: Offsets = field(default_factory=dict)
     topics: Mapping[str, TopicIdentity] = field(default_factory=dict)
+    epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The offsets of one partition from `first`, inclusive, to `next`, exclusive."""
+    """The offsets of one partition from `first`, inclusive, to `next`, exclusive.
+
+    `epoch` is that of the leader whose log had these offsets when the range was planned; None if unknown.
+    """
 
     topic: str
     partition: int
     first: int
     next: int
+    epoch: int | None = None
 
     @property
     def length(self) -> int:
@@ -88,7 +107,7 @@ def cap(backlog: Sequence[OffsetRange], offsets: int) -> list[OffsetRange]:
         take = min(part.length, left // (len(backlog) - rank))
         left -= take
         if take:
-            chosen.append(OffsetRange(part.topic, part.partition, part.first, part.first + take))
+            chosen.append(replace(part, next=part.first + take))
     return sorted(chosen, key=lambda r: (r.topic, r.partition))
 
 
@@ -105,7 +124,7 @@ def split(ranges: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
         while first < whole.next:
             index = min(done * tasks // total, tasks - 1)
             room = -(-total * (index + 1) // tasks) - done
-            piece = OffsetRange(whole.topic, whole.partition, first, min(whole.next, first + max(1, room)))
+            piece = replace(whole, first=first, next=min(whole.next, first + max(1, room)))
             shares[index].append(piece)
             done += piece.length
             first = piece.next

@@ -7,22 +7,34 @@ a record at or beyond its last offset arrives, or when the partition ends at or 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import compress
+from dataclasses import dataclass, field, replace
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
-from confluent_kafka import Consumer, KafkaError, Message
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as _TopicPartition
 from numpy.typing import NDArray
 
-from ingestd.clock import Deadline
-from ingestd.errors import BrokerUnavailable
+from ingestd.errors import BrokerUnavailable, IngestdError, LoginFailed, RangeLost
+from ingestd.kafka.connections import ConnectionLog
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity, TopicPartition
-from ingestd.kafka.settings import ClientKey, client_key, create_client, reader_settings, time_limit, translate_error
+from ingestd.kafka.record import NO_TIMESTAMP, Headers, Record, headers
+from ingestd.kafka.settings import (
+    ClientKey,
+    client_key,
+    create_client,
+    is_group_denied,
+    reader_settings,
+    time_limit,
+    translate_error,
+)
+from ingestd.kafka.throttling import Silence, Throttling
 from ingestd.kafka.timestamps import FirstRecord, timestamp
 
 _POLL_RECORDS = 20_000
+# One in so many kept messages is examined for the size of keys and headers. Parsing all headers would take too long.
+_SAMPLED = 64
 # `consume` waits until it has the requested number of messages; this limits the wait at a gap at the end of a range.
 _POLL_SECONDS = 0.05
 # Consumers outlive their task: connecting and fetching metadata again would cost each small transaction 100 ms or more.
@@ -31,17 +43,20 @@ _consumers: dict[ClientKey, _Pooled] = {}
 
 @dataclass(frozen=True, slots=True)
 class _Pooled:
-    """A consumer that later tasks reuse, and the identities of the topics that it has read."""
+    """A consumer that later tasks reuse, the identities of the topics that it has read, and what brokers reported."""
 
     consumer: Consumer
     topics: dict[str, TopicIdentity]
+    log: ConnectionLog
+    throttling: Throttling
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records of one topic. `values[i]` is from `partitions[i]` at `offsets[i]`.
+    """Records of one topic. `values[i]` is from `partitions[i]` at `offsets[i]`, and of `messages[i]` if they are kept.
 
     `size` is the number of bytes of all values. `firsts` contains those that are the first records of their ranges.
+    `throttled_seconds` is the time that the read has waited for them because brokers delayed their answers.
     """
 
     topic: str
@@ -50,6 +65,34 @@ class Batch:
     offsets: NDArray[np.int64]
     size: int
     firsts: tuple[FirstRecord, ...] = ()
+    throttled_seconds: float = 0.0
+    messages: Sequence[Message] = field(default=(), repr=False)
+
+    def keys(self) -> list[bytes | None]:
+        """Return the keys of all records, if `messages` are kept."""
+        return list(map(Message.key, self.messages))
+
+    def headers(self) -> list[Headers | None]:
+        """Return the headers of all records, if `messages` are kept; None if the client cannot read them."""
+        return list(map(headers, self.messages))
+
+    def timestamps(self) -> NDArray[np.int64]:
+        """Return the timestamps of all records, or NO_TIMESTAMP, in milliseconds since 1970, if `messages` are kept."""
+        found = np.fromiter(
+            chain.from_iterable(map(Message.timestamp, self.messages)), np.int64, 2 * len(self.messages)
+        ).reshape(-1, 2)
+        return np.where(found[:, 0] == TIMESTAMP_NOT_AVAILABLE, NO_TIMESTAMP, found[:, 1])
+
+    def held_bytes(self) -> int:
+        """Return the bytes of all values and, if `messages` are kept, an estimate of those of the keys and headers."""
+        sample = self.messages[::_SAMPLED]
+        if not sample:
+            return self.size
+        return self.size + sum(map(_more_bytes, sample)) * len(self.messages) // len(sample)
+
+    def record(self, row: int) -> Record:
+        """Return one record with its key, its headers and its timestamp, if `messages` are kept."""
+        return Record.of(self.messages[row])
 
     def origin(self, row: int) -> str:
         """Return the topic, partition and offset of one record as text for messages."""
@@ -58,7 +101,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """The size of a batch in records and bytes, and how long the read may wait for a record before it fails."""
+    """The size of a batch in records and bytes, and how long the read may wait for a record before it fails.
+
+    The bytes are those of `Batch.held_bytes`. Delays that a broker announces because of a client quota are not part of
+    `silence_seconds`.
+    """
 
     batch_records: int = 60_000
     batch_bytes: int = 16 * 1024 * 1024
@@ -71,23 +118,27 @@ def read(
     limits: ReadLimits | None = None,
     *,
     topics: Mapping[str, TopicIdentity] | None = None,
+    keep_messages: bool = False,
 ) -> Iterator[Batch]:
     """Read every record of the ranges, in batches of one topic; the offsets of each partition ascend.
 
     `topics` contains the topic identities for which the ranges were planned. A pooled consumer that has read an earlier
     topic of the same name would fetch nothing, so it is replaced. `topics` does not prove which topic the records came
-    from; `Planner.confirm` does.
+    from; `Planner.confirm` does. Only with `keep_messages` do the batches have `messages`, because keeping them takes
+    about a fifth more CPU time.
 
-    Raises RangeLost when Kafka no longer has a range, InvalidTopic without permission to read, LoginFailed when the
-    login is rejected, and BrokerUnavailable when no record arrives for `limits.silence_seconds`, or for
-    `socket.timeout.ms` if that is shorter.
+    Raises RangeLost when Kafka no longer has a range, or has other records there than its leader had when the range was
+    planned; InvalidTopic without permission to read; and BrokerUnavailable when no record arrives for
+    `limits.silence_seconds`, or for `socket.timeout.ms` if that is shorter. It names a login or a certificate that is
+    the reason.
     """
     limits = limits or ReadLimits()
     limits = replace(limits, silence_seconds=time_limit(settings, limits.silence_seconds))
-    consumer = _consumer(settings, topics or {})
+    pooled = _consumer(settings, topics or {})
     try:
         for topic in sorted({r.topic for r in ranges}):
-            yield from _TopicRead(consumer, topic, [r for r in ranges if r.topic == topic], limits).batches()
+            of_topic = [r for r in ranges if r.topic == topic]
+            yield from _TopicRead(pooled, topic, of_topic, limits, keep_messages=keep_messages).batches()
     except BaseException:
         # Partitions that are still assigned and records that are queued must not reach the next task.
         _close_consumer(settings)
@@ -100,16 +151,22 @@ class _TopicRead:
     For partition p, `_next[p]` is the end of its range, or 0 once it has been read; `_position[p]` is the next offset.
     """
 
-    def __init__(self, consumer: Consumer, topic: str, ranges: Sequence[OffsetRange], limits: ReadLimits) -> None:
-        self._consumer = consumer
+    def __init__(
+        self, pooled: _Pooled, topic: str, ranges: Sequence[OffsetRange], limits: ReadLimits, *, keep_messages: bool
+    ) -> None:
+        self._consumer = pooled.consumer
+        self._log = pooled.log
+        self._silence = Silence(pooled.throttling, limits.silence_seconds)
         self._topic = topic
         self._ranges = ranges
         self._limits = limits
+        self._keep_messages = keep_messages
         self._open = {r.partition for r in ranges}
         # The first offsets of the ranges of which no record has arrived.
         self._unseen = {r.partition: r.first for r in ranges}
         self._next: NDArray[np.int64] = np.zeros(max(self._open) + 1, np.int64)
         self._position = self._next.copy()
+        self._epochs = {r.partition: r.epoch for r in ranges if r.epoch is not None}
         for r in ranges:
             self._position[r.partition], self._next[r.partition] = r.first, r.next
 
@@ -117,29 +174,32 @@ class _TopicRead:
         starts = [_TopicPartition(self._topic, r.partition, r.first) for r in self._ranges]
         self._consumer.incremental_assign(starts)
         parts: list[Batch] = []
-        silence = Deadline.after(self._limits.silence_seconds)
+        records = held = 0
+        self._silence.end()
         while self._open:
             messages = self._consumer.consume(min(_POLL_RECORDS, self._remaining()), _POLL_SECONDS)
             if messages:
-                silence = Deadline.after(self._limits.silence_seconds)
+                self._silence.end()
                 parts.append(self._select(messages))
-            elif silence.passed:
-                raise BrokerUnavailable(
-                    f"no record arrived for {self._limits.silence_seconds:.0f} s", where=f"topic {self._topic}"
+                records, held = records + len(parts[-1].values), held + parts[-1].held_bytes()
+            elif self._silence.is_too_long():
+                raise self._log.retriable_refusal() or BrokerUnavailable(
+                    f"no record arrived for {self._silence.seconds:.0f} s", where=f"topic {self._topic}"
                 )
-            if self._is_full(parts):
-                yield _concatenated(self._topic, parts)
-                parts = []
+            if records >= self._limits.batch_records or held >= self._limits.batch_bytes:
+                yield self._joined(parts)
+                self._silence.end()
+                parts, records, held = [], 0, 0
         if any(part.values for part in parts):
-            yield _concatenated(self._topic, parts)
+            yield self._joined(parts)
+
+    def _joined(self, parts: list[Batch]) -> Batch:
+        throttled, self._silence.throttled_seconds = self._silence.throttled_seconds, 0.0
+        return replace(_concatenated(self._topic, parts), throttled_seconds=throttled)
 
     def _remaining(self) -> int:
         """Return the number of offsets left to read, at least 1. `consume` would wait if it were asked for more."""
         return max(1, int(np.maximum(self._next - self._position, 0).sum()))
-
-    def _is_full(self, parts: list[Batch]) -> bool:
-        records, size = sum(len(p.values) for p in parts), sum(p.size for p in parts)
-        return records >= self._limits.batch_records or size >= self._limits.batch_bytes
 
     def _select(self, messages: list[Message]) -> Batch:
         """Return the records that belong to a range, and unassign partitions whose range has been read."""
@@ -160,9 +220,30 @@ class _TopicRead:
             messages = list(compress(messages, wanted.tolist()))
             partitions, offsets = partitions[wanted], offsets[wanted]
         self._close(ended & self._open)
+        self._check_epochs(messages, partitions)
         values: list[bytes | None] = list(map(Message.value, messages))
         size = sum(map(len, filter(None, values)))
-        return Batch(self._topic, values, partitions, offsets, size, tuple(self._first_records(messages, partitions)))
+        firsts = tuple(self._first_records(messages, partitions))
+        return Batch(
+            self._topic, values, partitions, offsets, size, firsts, messages=messages if self._keep_messages else ()
+        )
+
+    def _check_epochs(self, messages: list[Message], partitions: NDArray[np.int32]) -> None:
+        """Raise RangeLost if records were written after the election of a leader that lacks those of the planned range.
+
+        Epochs ascend with the offsets, so the last record of each partition is enough.
+        """
+        last = np.zeros(self._next.size, np.int64)
+        last[partitions] = np.arange(partitions.size)
+        for partition in np.flatnonzero(np.bincount(partitions)).tolist():
+            message = messages[last[partition]]
+            planned, epoch = self._epochs.get(partition), message.leader_epoch()
+            if planned is not None and epoch is not None and epoch > planned:
+                raise RangeLost(
+                    f"the records of leader epoch {planned} were replaced by those of epoch {epoch}: the partition was "
+                    "truncated by an unclean leader election",
+                    where=f"{self._topic}[{partition}] offset {message.offset()}",
+                )
 
     def _first_records(self, messages: list[Message], partitions: NDArray[np.int32]) -> Iterator[FirstRecord]:
         """Yield the first records of ranges of which no record had arrived yet."""
@@ -176,16 +257,27 @@ class _TopicRead:
                 yield FirstRecord(TopicPartition(self._topic, partition), first, at)
 
     def _events(self, messages: list[Message], errors: list[KafkaError | None]) -> set[int]:
-        """Return the partitions that are reported to end at or beyond the end of their range; raise any other error."""
+        """Return the partitions that are reported to end at or beyond the end of their range; raise any other error.
+
+        librdkafka looks up the coordinator of the consumer group, although the reader never uses its group. Without a
+        permission on this group, it reports an error that has no consequences.
+        """
         ended = set()
         for message, error in zip(messages, errors, strict=True):
-            if error is None:
+            if error is None or is_group_denied(error):
                 continue
             if error.code() != KafkaError._PARTITION_EOF:
-                raise translate_error(error, f"{self._topic}[{message.partition()}] offset {message.offset()}")
+                raise self._translated(message, error)
             if message.offset() >= self._next[message.partition()]:
                 ended.add(message.partition())
         return ended
+
+    def _translated(self, message: Message, error: KafkaError) -> IngestdError:
+        """Translate an error. A rejected login is retried: the client of the driver decides when to give up."""
+        found = translate_error(error, f"{self._topic}[{message.partition()}] offset {message.offset()}", "READ")
+        if isinstance(found, LoginFailed):
+            return BrokerUnavailable(found.what, where=f"topic {self._topic}", hint=found.hint)
+        return found
 
     def _close(self, ended: set[int]) -> None:
         """Unassign partitions whose range has been read; keeping them assigned makes reading 2.5 times slower."""
@@ -197,6 +289,11 @@ class _TopicRead:
             self._next[partition] = 0
 
 
+def _more_bytes(message: Message) -> int:
+    """Return the size of the key and the headers of a message."""
+    return len(message.key() or b"") + sum(len(name) + len(value or b"") for name, value in headers(message) or ())
+
+
 def _concatenated(topic: str, parts: list[Batch]) -> Batch:
     return Batch(
         topic,
@@ -205,19 +302,24 @@ def _concatenated(topic: str, parts: list[Batch]) -> Batch:
         np.concatenate([p.offsets for p in parts]),
         sum(p.size for p in parts),
         tuple(first for p in parts for first in p.firsts),
+        messages=[message for part in parts for message in part.messages],
     )
 
 
-def _consumer(settings: Mapping[str, Any], topics: Mapping[str, TopicIdentity]) -> Consumer:
+def _consumer(settings: Mapping[str, Any], topics: Mapping[str, TopicIdentity]) -> _Pooled:
     key = client_key(settings)
     known = _consumers[key].topics if key in _consumers else {}
     if any(identity.differs(known.get(name, identity)) for name, identity in topics.items()):
         # The leader epochs of a recreated topic start at 0; librdkafka regards them as stale and fetches nothing.
         _close_consumer(settings)
     if key not in _consumers:
-        _consumers[key] = _Pooled(create_client(Consumer, reader_settings(settings)), {})
+        log = ConnectionLog(settings, f"broker {settings['bootstrap.servers']}")
+        throttling = Throttling()
+        callbacks = {"error_cb": log.report, "throttle_cb": throttling.report}
+        consumer = create_client(Consumer, reader_settings(settings) | callbacks)
+        _consumers[key] = _Pooled(consumer, {}, log, throttling)
     _consumers[key].topics.update(topics)
-    return _consumers[key].consumer
+    return _consumers[key]
 
 
 def _close_consumer(settings: Mapping[str, Any]) -> None:

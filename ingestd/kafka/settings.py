@@ -49,6 +49,11 @@ _READER = {
     "fetch.queue.backoff.ms": 5,
 }
 _SERVERS = "bootstrap.servers"
+# Properties that every kind of client accepts; librdkafka warns about those of other kinds.
+_SHARED = (
+    _SERVERS,
+    *("client.", "broker.", "security.", "sasl.", "ssl.", "socket.", "enable.ssl.", "enable.sasl.", "reconnect."),
+)
 _OURS = {*_READER, *QUIET, *REFUSED, _SERVERS}  # their values are not secrets
 _REFUSALS = (KafkaException, TypeError, ValueError, AttributeError)
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
@@ -153,6 +158,11 @@ def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
     }
 
 
+def shared_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return the properties that every kind of client accepts."""
+    return {key: value for key, value in settings.items() if key.startswith(_SHARED)}
+
+
 def client_key(settings: Mapping[str, object]) -> ClientKey:
     """Return a key that is equal for equal properties of a client."""
     return tuple(sorted((key, str(value)) for key, value in settings.items()))
@@ -194,16 +204,28 @@ def is_missing(error: KafkaException | KafkaError) -> bool:
     return _cause(error).code() in _MISSING
 
 
-def translate_error(error: KafkaException | KafkaError, where: str) -> IngestdError:
-    """Translate an error of librdkafka.
+def is_group_denied(error: KafkaException | KafkaError) -> bool:
+    """Return whether a broker denied a permission on the consumer group."""
+    return bool(_cause(error).code() == KafkaError.GROUP_AUTHORIZATION_FAILED)
+
+
+def is_login_error(error: KafkaException | KafkaError) -> bool:
+    """Return whether a broker rejected the login by SASL."""
+    return _cause(error).code() in _LOGIN
+
+
+def translate_error(error: KafkaException | KafkaError, where: str, operation: str = "") -> IngestdError:
+    """Translate an error of librdkafka. `operation` is the permission that the request needs, such as `READ`.
 
     The result is InvalidTopic if permission is denied, RangeLost, LoginFailed, or BrokerUnavailable for other errors.
     """
     cause = _cause(error)
     code, text = cause.code(), cause.str()
     if code in _FORBIDDEN:
+        resource = "consumer group" if code == KafkaError.GROUP_AUTHORIZATION_FAILED else "topic"
         hint = "grant READ and DESCRIBE on the topic, and READ on the consumer group"
-        return InvalidTopic(f"permission denied: {text}", where=where, hint=hint)
+        denied = f"{operation} on the {resource}" if operation else text
+        return InvalidTopic(f"permission denied: {denied}", where=where, hint=hint)
     if code in _LOGIN:
         return LoginFailed(text, where=where, hint="check the sasl.* and ssl.* properties of `kafka`")
     if code in _LOST:

@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as _TopicPartition
 
 from ingestd.clock import Deadline, now
 from ingestd.kafka.ranges import Offsets, TopicPartition
+from ingestd.kafka.record import timestamp_ms
 from ingestd.kafka.settings import create_client, reader_settings, translate_error
 
 _POLL_SECONDS = 0.1
@@ -94,6 +95,6 @@ def _first_record(message: Message, partition: TopicPartition, offset: int) -> l
 
 
 def timestamp(message: Message) -> float | None:
-    """Return the timestamp of a record in seconds since 1970; None if it has none (brokers before Kafka 0.10)."""
-    kind, milliseconds = message.timestamp()
-    return None if kind == TIMESTAMP_NOT_AVAILABLE else milliseconds / 1000
+    """Return the timestamp of a record in seconds since 1970; None if it has none."""
+    milliseconds = timestamp_ms(message)
+    return None if milliseconds is None else milliseconds / 1000

@@ -17,7 +17,7 @@ from functools import partial
 from ingestd.clock import Deadline, monotonic
 from ingestd.errors import BrokerUnavailable, IngestdError
 from ingestd.kafka.admin import QUICK_SECONDS, Broker, Topic, checked
-from ingestd.kafka.ranges import TopicPartition
+from ingestd.kafka.ranges import EpochOffset, TopicPartition
 
 # How often topics are described.
 _TOPICS_SECONDS = 10.0
@@ -33,11 +33,13 @@ _PATIENCE = 3
 class View:
     """The topics of a subscription, by name, and the last stable offset of each partition.
 
-    Both were requested at `at`, the topics at `topics_at` (monotonic seconds).
+    `epochs` contains the epochs of the leaders that reported the ends, as far as they are known. All of this was
+    requested at `at`, but the topics at `topics_at` (monotonic seconds).
     """
 
     topics: Mapping[str, Topic] = field(default_factory=dict)
     ends: Mapping[TopicPartition, int] = field(default_factory=dict)
+    epochs: Mapping[TopicPartition, int] = field(default_factory=dict)
     at: float = float("-inf")
     topics_at: float = float("-inf")
 
@@ -127,7 +129,7 @@ class Subscription:
         self,
         asked: float,
         described: Mapping[str, Topic | IngestdError],
-        ends: Mapping[TopicPartition, int | IngestdError],
+        ends: Mapping[TopicPartition, EpochOffset | IngestdError],
     ) -> None:
         """Replace the view by the answer to a request at the time `asked`."""
         before = self._view
@@ -136,10 +138,14 @@ class Subscription:
             topics = {name: checked(described.get(name) or before.topics[name]) for name in self.topics}
             found = {p: checked(ends[p]) for topic in topics.values() for p in topic.partitions}
             described_at = asked if described.keys() >= set(self.topics) else before.topics_at
-            self._view = View(topics, found, asked, described_at)
+            offsets = {p: end.offset for p, end in found.items()}
+            epochs = {p: end.epoch for p, end in found.items() if end.epoch is not None}
+            self._view = View(topics, offsets, epochs, asked, described_at)
         except IngestdError as raised:
             error = raised
-        self._finish(asked, error, is_news=(self._view.topics, self._view.ends) != (before.topics, before.ends))
+        after = self._view
+        is_news = (after.topics, after.ends, after.epochs) != (before.topics, before.ends, before.epochs)
+        self._finish(asked, error, is_news=is_news)
 
     def fail(self, asked: float, error: Exception) -> None:
         """Note that a request failed as a whole."""

@@ -1,22 +1,23 @@
-"""Registers the partitions of an open transaction, places staged files as deltas, and withdraws deltas.
+"""Registers the partitions of an open transaction, publishes staged files as deltas, and withdraws deltas.
 
-Invariant: every partition is registered with the transaction before a file appears under it, and each delta appears
-complete, by one rename. The rows of an aborted write id whose partition was never registered would become visible once
-HMS forgets the write id. HMS also forgets an aborted transaction that was registered but left nothing to clean up.
-Therefore files are placed right after a heartbeat (`check_alive`), and a transaction that fails before its commit
-withdraws its deltas (`protocol.py`).
+Invariant: every partition is registered with the transaction before a file appears under it. The rows of an aborted
+write id whose partition was never registered would become visible once HMS forgets the write id. HMS also forgets an
+aborted transaction that was registered but left nothing to clean up. Therefore files are published right after a
+heartbeat (`check_alive`), and a transaction that fails before its commit withdraws its deltas (`protocol.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from types import MappingProxyType
 
 from ingestd.acid.layout import (
     ORC_ACID_VERSION,
     ORC_ACID_VERSION_FILE,
     Base,
+    FileLayout,
     bucket_name,
     delta_name,
     parse_directory,
@@ -31,8 +32,12 @@ from ingestd.hive.tables import WHOLE_TABLE, Table
 from ingestd.hive.transactions import Transaction
 from ingestd.publish.row_count_parameters import Increment
 from ingestd.publish.staging import Staging, remove_copies
-from ingestd.storage import local
-from ingestd.storage.local import Location
+from ingestd.publish.warehouse import Warehouse
+from ingestd.storage.contract import Listing, Location, StagedDelta, child
+from ingestd.storage.parallel import run_all
+from ingestd.storage.storages import Storages
+
+_DIRECTORY_THREADS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +74,72 @@ class StagedFiles:
         """The values of each partition that the files belong to; `{()}` in an unpartitioned table."""
         return {file.partition for file in self.files}
 
-    def place(self, table: Table, write_id: int, partitions: Mapping[str, PartitionInfo]) -> Placement:
-        """Assemble each delta in the staging directory, then move it into its partition.
+    def place(
+        self,
+        table: Table,
+        write_id: int,
+        partitions: Mapping[str, PartitionInfo],
+        listings: Mapping[str, Listing] = MappingProxyType({}),
+    ) -> Placement:
+        """Publish the files as deltas in their partitions.
 
-        `partitions` contains the registered partitions of the files by name. Raises StorageUnavailable, or
-        TransactionAborted if the staged files were removed. In both cases no delta is left in place.
+        `partitions` contains the registered partitions of the files by name, and `listings` the directories that
+        `register` has listed. Raises StorageUnavailable, or TransactionAborted if the staged files were removed. In
+        both cases no delta is left in place.
         """
         deltas: dict[tuple[str, int], list[StagingFile]] = {}
         for file in self.files:
             deltas.setdefault((table.partition_name(file.partition), file.statement), []).append(file)
         placed: list[DeltaFiles] = []
+        staged: list[StagedDelta] = []
         try:
-            self.staging.location.check()
+            locations = self._locations([partitions[name] for name, _ in deltas], listings)
             for number, ((name, statement), parts) in enumerate(deltas.items()):
-                gathered = _gathered(parts, self.staging.path / f"delta-{number}")
-                location = self.staging.location if name == WHOLE_TABLE else Location.of(partitions[name].location)
-                delta = delta_name(write_id, statement)
-                location.receive(gathered, delta, self.staging.copy_name(delta))
-                names = (ORC_ACID_VERSION_FILE, *(bucket_name(file.bucket) for file in parts))
-                placed.append(DeltaFiles(parts[0].partition, partitions[name].location, delta, names))
+                uri = partitions[name].location
+                siblings = listings[uri].names if uri in listings else None
+                layout = table.encoding.layout
+                delta = self._staged(locations[name], siblings, delta_name(write_id, statement), parts, number, layout)
+                names = (*delta.contents, *delta.files)
+                staged.append(delta)
+                placed.append(DeltaFiles(parts[0].partition, uri, delta.name, names))
+            self.staging.publish(staged)
         except StorageUnavailable as error:
-            self.withdraw(placed)
             raise self.staging.explain(error) from error
         return Placement(placed, self._increments(table))
 
+    def _locations(self, partitions: Iterable[PartitionInfo], listings: Mapping[str, Listing]) -> dict[str, Location]:
+        """Return the location of each partition by name; those that are not in `listings` are looked up."""
+        uris = {one.name: one.location for one in partitions}
+        if WHOLE_TABLE in uris:
+            return {WHOLE_TABLE: self.staging.location}
+        found = self.staging.storages.locations(uri for uri in uris.values() if uri not in listings)
+        found |= {uri: listing.location for uri, listing in listings.items()}
+        return {name: found[uri] for name, uri in uris.items()}
+
+    def _staged(
+        self,
+        location: Location,
+        siblings: Collection[str] | None,
+        name: str,
+        parts: Sequence[StagingFile],
+        number: int,
+        layout: FileLayout,
+    ) -> StagedDelta:
+        has_version = layout is FileLayout.EVENTS and self.staging.storages.at(location.uri).capabilities.cheap_files
+        return StagedDelta(
+            location,
+            name,
+            {bucket_name(file.bucket, layout): file.uri for file in parts},
+            {ORC_ACID_VERSION_FILE: ORC_ACID_VERSION} if has_version else {},
+            self.staging.scratch(number),
+            self.staging.copy_name(name),
+            siblings,
+            partial(self.staging.note_copy, location.uri, name),
+        )
+
     def withdraw(self, deltas: Iterable[DeltaFiles]) -> None:
         """Remove deltas of a transaction that can no longer commit, as far as possible; never raises."""
-        for one in deltas:
-            local.discard_tree(local.local_path(one.location) / one.delta)
+        self.staging.storages.discard(child(one.location, one.delta) for one in deltas)
 
     def discard(self) -> None:
         """Remove the staging directory; never raises."""
@@ -110,43 +153,38 @@ class StagedFiles:
         return found
 
 
-def _gathered(parts: Sequence[StagingFile], directory: Path) -> Path:
-    local.make_leaf(directory)
-    for file in parts:
-        local.move(Path(file.path), directory / bucket_name(file.bucket))
-    local.write_bytes(directory / ORC_ACID_VERSION_FILE, ORC_ACID_VERSION)
-    return directory
+def create_partitions(
+    metastore: Metastore, table: Table, location: Location, partitions: Iterable[Sequence[str]]
+) -> dict[str, PartitionInfo]:
+    """Create missing partitions in the table's directory `location`, and return all by name; see `ensure_partitions`.
+
+    `partitions` contains the values of each partition. A table without partition columns has only WHOLE_TABLE, which
+    exists. Raises StorageUnavailable if a directory cannot be created.
+    """
+    if not table.partition_columns:
+        return {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}
+
+    def make_directories(names: Sequence[str]) -> None:
+        run_all([partial(location.mark_directory, *name.split("/")) for name in names], _DIRECTORY_THREADS)
+
+    return ensure_partitions(metastore, table, {table.partition_name(one): one for one in partitions}, make_directories)
 
 
 def register(
-    metastore: Metastore,
-    txn: Transaction,
-    table: Table,
-    write_id: int,
-    location: Location,
-    partitions: Iterable[tuple[str, ...]],
-) -> dict[str, PartitionInfo]:
-    """Create missing partitions, register all with the transaction, and return them by name (or WHOLE_TABLE).
+    warehouse: Warehouse, txn: Transaction, table: Table, write_id: int, partitions: Mapping[str, PartitionInfo]
+) -> dict[str, Listing]:
+    """Register the result of `create_partitions` with the transaction, and list its directories by URI.
 
-    `partitions` contains the values of each partition. `location` is the table's directory when the transaction was
-    planned. Raises StorageUnavailable if that directory or the directory of a partition is missing, and
-    TransactionAborted for the same reasons as `refuse_overwritten`.
+    Raises StorageUnavailable if a directory is missing, and TransactionAborted for the same reasons as
+    `refuse_overwritten`.
     """
-    location.check()  # before the metastore creates directories under it
-    values = {table.partition_name(partition): partition for partition in partitions}
-    if not table.partition_columns:
-        found = {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}
-    elif values:
-        found = ensure_partitions(metastore, table, values)
-        transactions.register_partitions(metastore, txn, table.name, write_id, list(found))
-    else:
-        found = {}
-    for info in found.values():
-        directory = Location.of(info.location)
-        names = directory.names()
-        _refuse_base(directory.path, names, write_id)
-        remove_copies(metastore, table, directory.path, names)
-    return found
+    if table.partition_columns:
+        transactions.register_partitions(warehouse.metastore, txn, table.name, write_id, list(partitions))
+    listings = warehouse.storages.listings(info.location for info in partitions.values())
+    for uri, listing in listings.items():
+        _refuse_base(uri, listing.names, write_id)
+        remove_copies(warehouse, table, uri, listing.names)
+    return listings
 
 
 def check_alive(metastore: Metastore, txn: Transaction) -> None:
@@ -179,38 +217,37 @@ def announce(metastore: Metastore, txn: Transaction, table: Table, write_id: int
     notify_writes(metastore, txn, table, write_id, partitions)
 
 
-def refuse_overwritten(partitions: Mapping[str, PartitionInfo], write_id: int) -> None:
+def refuse_overwritten(storages: Storages, partitions: Mapping[str, PartitionInfo], write_id: int) -> None:
     """Raise TransactionAborted if an INSERT OVERWRITE or TRUNCATE of a partition has a later write id than `write_id`.
 
     Its `base_N` hides every delta up to N, even one that commits later (AcidUtils.getAcidState). The base of a
     compaction (`_v`) never includes an open write id. The result is final while the lock of `lock_against_overwrites`
     is held. Without that lock, `hiding_bases` must be called after the commit. Raises StorageUnavailable.
     """
-    for info in partitions.values():
-        directory = Location.of(info.location)
-        _refuse_base(directory.path, directory.names(), write_id)
+    for uri, names in storages.names(info.location for info in partitions.values()).items():
+        _refuse_base(uri, names, write_id)
 
 
-def hiding_bases(partitions: Mapping[str, PartitionInfo], write_id: int) -> dict[str, str]:
+def hiding_bases(storages: Storages, partitions: Mapping[str, PartitionInfo], write_id: int) -> dict[str, str]:
     """Return the path of each later `base_N` that hides rows of `write_id`, by partition name (or WHOLE_TABLE).
 
     Raises StorageUnavailable.
     """
     found = {}
+    names = storages.names(info.location for info in partitions.values())
     for name, info in partitions.items():
-        directory = Location.of(info.location)
-        base = _later_base(directory.names(), write_id)
+        base = _later_base(names[info.location], write_id)
         if base:
-            found[name] = str(directory.path / base)
+            found[name] = child(info.location, base)
     return found
 
 
-def _refuse_base(directory: Path, names: Iterable[str], write_id: int) -> None:
+def _refuse_base(location: str, names: Iterable[str], write_id: int) -> None:
     base = _later_base(names, write_id)
     if base:
         raise TransactionAborted(
             "the table was overwritten or truncated after this transaction began, which would hide its rows",
-            where=str(directory / base),
+            where=child(location, base),
             hint="write the rows again in a new transaction, whose later write id makes them visible",
         )
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from ingestd.errors import CommitOutcomeUnknown, IngestdError, StorageUnavailable
-from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import Table, TableName
 from ingestd.hive.transactions import Transaction
@@ -28,7 +27,8 @@ from ingestd.publish.deltas import DeltaFiles, Placement
 from ingestd.publish.outcome import CommitRequest
 from ingestd.publish.row_count_parameters import WriteIdRange
 from ingestd.publish.row_counts import RowCounts
-from ingestd.storage.local import Location
+from ingestd.publish.warehouse import Warehouse
+from ingestd.storage.contract import Listing, Location
 
 Step = Literal["registered", "placed", "announced", "counted", "committed"]
 Observer = Callable[[Step], None]
@@ -42,9 +42,16 @@ class Files(Protocol):
         """The values of each partition that is written; empty if there are no rows."""
         ...
 
-    def place(self, table: Table, write_id: int, partitions: Mapping[str, PartitionInfo]) -> Placement:
+    def place(
+        self,
+        table: Table,
+        write_id: int,
+        partitions: Mapping[str, PartitionInfo],
+        listings: Mapping[str, Listing],
+    ) -> Placement:
         """Place the files in `partitions`, their registered partitions by name; the commit makes the rows visible.
 
+        `listings` contains the directories that were listed when the partitions were registered, by URI.
         Raises StorageUnavailable, InvalidTable or TransactionAborted.
         """
         ...
@@ -94,7 +101,7 @@ class Publication:
 
 
 def publish(
-    metastore: Metastore,
+    warehouse: Warehouse,
     txn: Transaction,
     writes: Iterable[TableWrite],
     request: CommitRequest,
@@ -107,13 +114,13 @@ def publish(
     whether the transaction has committed.
     """
     # Sorted, so that all transactions wait for the counting leases of their tables in the same order.
-    tables = [_TablePublisher(metastore, txn, one) for one in sorted(writes, key=lambda one: str(one.table.name))]
+    tables = [_TablePublisher(warehouse, txn, one) for one in sorted(writes, key=lambda one: str(one.table.name))]
     try:
         for table in tables:
             table.register()
         observe("registered")
         if any(table.has_rows for table in tables):
-            deltas.check_alive(metastore, txn)
+            deltas.check_alive(warehouse.metastore, txn)
         for table in tables:
             table.place()
         observe("placed")
@@ -126,7 +133,7 @@ def publish(
             observe("counted")
             for table in tables:
                 table.refuse_overwritten()
-            outcome.commit(metastore, txn, request)
+            outcome.commit(warehouse.metastore, txn, request)
     except CommitOutcomeUnknown:
         raise
     except IngestdError:  # any other exception interrupts the commit and leaves its outcome open
@@ -140,11 +147,12 @@ def publish(
 class _TablePublisher:
     """Performs the steps of one `TableWrite`, which `publish` calls in order."""
 
-    def __init__(self, metastore: Metastore, txn: Transaction, write: TableWrite) -> None:
-        self._metastore = metastore
+    def __init__(self, warehouse: Warehouse, txn: Transaction, write: TableWrite) -> None:
+        self._warehouse = warehouse
         self._txn = txn
         self._write = write
         self._partitions = dict(write.partitions)
+        self._listings: dict[str, Listing] = {}
         self._placement = Placement((), {})
 
     @property
@@ -156,23 +164,24 @@ class _TablePublisher:
         return bool(self._write.files.partitions)
 
     def register(self) -> None:
-        """Register the partitions that were not registered earlier in the transaction."""
-        write = self._write
-        missing = [one for one in write.files.partitions if write.table.partition_name(one) not in self._partitions]
+        """Create and register the partitions that were not registered earlier in the transaction."""
+        write, table = self._write, self._write.table
+        missing = [one for one in write.files.partitions if table.partition_name(one) not in self._partitions]
         if missing:
-            self._partitions |= deltas.register(
-                self._metastore, self._txn, write.table, write.write_id, write.location, missing
-            )
+            write.location.check()  # before the metastore creates directories under it
+            found = deltas.create_partitions(self._warehouse.metastore, table, write.location, missing)
+            self._listings = deltas.register(self._warehouse, self._txn, table, write.write_id, found)
+            self._partitions |= found
 
     def place(self) -> None:
         write = self._write
-        self._placement = write.files.place(write.table, write.write_id, self._partitions)
+        self._placement = write.files.place(write.table, write.write_id, self._partitions, self._listings)
         write.on_placed(self._placement.deltas)
 
     def announce(self) -> None:
         """Report the files to programs that replicate the table, because the event of the commit does not name them."""
         write = self._write
-        deltas.announce(self._metastore, self._txn, write.table, write.write_id, self._placement.deltas)
+        deltas.announce(self._warehouse.metastore, self._txn, write.table, write.write_id, self._placement.deltas)
 
     def counted(self, stop: threading.Event) -> AbstractContextManager[None]:
         """Return a context manager that adds the rows to numRows. The caller commits inside its block."""
@@ -183,7 +192,7 @@ class _TablePublisher:
     def refuse_overwritten(self) -> None:
         """Check again for a TRUNCATE, unless the lock has excluded it since before the partitions were registered."""
         if self._write.partitions or not self._write.excludes_overwrites:
-            deltas.refuse_overwritten(self._partitions, self._write.write_id)
+            deltas.refuse_overwritten(self._warehouse.storages, self._partitions, self._write.write_id)
 
     def withdraw(self) -> None:
         self._write.files.withdraw(self._placement.deltas)
@@ -194,7 +203,7 @@ class _TablePublisher:
         unchecked = None
         if not self._write.excludes_overwrites:
             try:
-                hidden = deltas.hiding_bases(self._partitions, self._write.write_id)
+                hidden = deltas.hiding_bases(self._warehouse.storages, self._partitions, self._write.write_id)
             except StorageUnavailable as error:
                 unchecked = error
         self._write.files.discard()

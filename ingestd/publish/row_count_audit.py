@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from ingestd.acid.visibility import visible_rows
 from ingestd.clock import Deadline
-from ingestd.hive.client import Metastore
 from ingestd.hive.parameters import Parameters, read_parameters
 from ingestd.hive.partitions import ROWS_WRITTEN
 from ingestd.hive.tables import Table
 from ingestd.hive.write_ids import is_committed, read_snapshot
-from ingestd.storage.local import local_path
+from ingestd.publish.warehouse import Warehouse
 
 _ROWS = "numRows"
 _ATTEMPTS = 3
@@ -41,7 +40,7 @@ class AuditedCount:
         return self.is_settled and self.is_trusted and self.claimed != self.rows
 
 
-def audit(metastore: Metastore, table: Table, names: Sequence[str], deadline: Deadline) -> Iterator[AuditedCount]:
+def audit(warehouse: Warehouse, table: Table, names: Sequence[str], deadline: Deadline) -> Iterator[AuditedCount]:
     """Yield the count of each partition in `names` that has one, or of the whole table, until `deadline`.
 
     Raises MetastoreUnavailable, StorageUnavailable, and InvalidTable for a file that is not an ORC file.
@@ -49,18 +48,20 @@ def audit(metastore: Metastore, table: Table, names: Sequence[str], deadline: De
     for name in names:
         if deadline.passed:
             return
-        audited = _audit(metastore, table, name)
+        audited = _audit(warehouse, table, name)
         if audited is not None:
             yield audited
 
 
-def _audit(metastore: Metastore, table: Table, name: str) -> AuditedCount | None:
+def _audit(warehouse: Warehouse, table: Table, name: str) -> AuditedCount | None:
+    metastore = warehouse.metastore
     for attempt in range(1, _ATTEMPTS + 1):
         snapshot = read_snapshot(metastore, table.name)
         before = next(read_parameters(metastore, table, [name]), None)
         if before is None or not before.values.get(_ROWS, "").isdecimal():
             return None
-        rows = visible_rows(local_path(before.location), snapshot, lambda txn_id: is_committed(metastore, txn_id))
+        storage = warehouse.storages.at(before.location)
+        rows = visible_rows(storage, before.location, snapshot, lambda txn_id: is_committed(metastore, txn_id))
         after = next(read_parameters(metastore, table, [name]), None)
         is_settled = after == before and read_snapshot(metastore, table.name) == snapshot
         if is_settled or attempt == _ATTEMPTS:

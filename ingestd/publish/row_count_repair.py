@@ -24,17 +24,17 @@ from ingestd.acid.visibility import ValidWriteIds, read_content, visible_rows
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.errors import IngestdError, InvalidTable, StorageUnavailable, TransactionAborted
 from ingestd.hive import leases, transactions
-from ingestd.hive.client import PARTITIONS_PER_CALL, Metastore
+from ingestd.hive.client import PARTITIONS_PER_CALL
 from ingestd.hive.parameters import Parameters, WriterView, change_parameters, read_parameters
 from ingestd.hive.partitions import partition_names
 from ingestd.hive.tables import WHOLE_TABLE, Table, TableName, load_acid_table
-from ingestd.hive.transaction_leases import TransactionLease
+from ingestd.hive.transaction_leases import counting_lease
 from ingestd.hive.transactions import LockTimeout, Transaction, Wait
 from ingestd.hive.write_ids import is_committed, read_snapshot
 from ingestd.publish.agenda import Agenda
 from ingestd.publish.row_count_parameters import Known, WriteIdRange, is_ours, is_right, recounted
+from ingestd.publish.warehouse import Warehouse
 from ingestd.retry import Backoff
-from ingestd.storage.local import local_path
 
 # Seconds after the last commit to a partition, or after a compaction of it, at which it is checked.
 CHECKS = (3.0, 15.0, 60.0, 300.0, 1800.0)
@@ -56,11 +56,11 @@ _agenda = Agenda(_THREADS)
 class Report(Protocol):
     """Callbacks for repairs of row counts; called from another thread."""
 
-    def repaired(self, names: Sequence[str]) -> None:
-        """Report that these partitions were recounted (WHOLE_TABLE for an unpartitioned table)."""
+    def repaired(self, table: TableName, names: Sequence[str]) -> None:
+        """Report that these partitions of a table were recounted (WHOLE_TABLE for an unpartitioned table)."""
 
-    def delayed(self, error: IngestdError) -> None:
-        """Report that row counts cannot be checked or recounted now; called once per series of failures."""
+    def delayed(self, table: TableName, error: IngestdError) -> None:
+        """Report that row counts of a table cannot be checked or recounted now; called once per series of failures."""
 
 
 @dataclass(slots=True)
@@ -110,9 +110,15 @@ class RowCountRepair:
     """Checks and repairs the row counts of `table` for one writer; the arguments are those of `RowCounts`."""
 
     def __init__(
-        self, metastore: Metastore, table: TableName, writer: str, report: Report, checks: Sequence[float]
+        self,
+        warehouse: Warehouse,
+        table: TableName,
+        writer: str,
+        report: Report,
+        checks: Sequence[float],
     ) -> None:
-        self._metastore = metastore
+        self._warehouse = warehouse
+        self._metastore = warehouse.metastore
         self._table = table
         self._writer = writer
         self._report = report
@@ -233,7 +239,7 @@ class RowCountRepair:
                 self._state.survey_due = None
         except IngestdError as error:
             if not self._is_delayed:
-                self._report.delayed(error)  # only the first failure of a series
+                self._report.delayed(self._table, error)  # only the first failure of a series
             self._is_delayed = True
             return self._backoff.seconds()
         else:
@@ -246,7 +252,7 @@ class RowCountRepair:
         if not due:
             return
         table = load_acid_table(self._metastore, self._table)
-        found = _check(self._metastore, table, list(due), self.known)
+        found = _check(self._warehouse, table, list(due), self.known)
         self._repair(table, [name for name, one in found.items() if not one.is_right])
         with self._changed:
             for name, watched in due.items():
@@ -281,7 +287,7 @@ class RowCountRepair:
         for start in range(0, len(names), PARTITIONS_PER_CALL):
             if pause(_BETWEEN_SECONDS if start else 0.0, self._halt):
                 return
-            found = _check(self._metastore, table, names[start : start + PARTITIONS_PER_CALL], self.known)
+            found = _check(self._warehouse, table, names[start : start + PARTITIONS_PER_CALL], self.known)
             self._repair(table, [name for name, one in found.items() if one.is_ours and not one.is_right])
         with self._changed:
             self._state.survey_due = None
@@ -291,9 +297,9 @@ class RowCountRepair:
         while names and not self._halt.is_set():
             done = self._recount(table, names)
             if done.corrected:
-                self._report.repaired(done.corrected)
+                self._report.repaired(self._table, done.corrected)
             for error in done.failed.values():
-                self._report.delayed(error)
+                self._report.delayed(self._table, error)
             names = done.remaining
             pause(_BETWEEN_SECONDS if names else 0.0, self._halt)
 
@@ -305,7 +311,7 @@ class RowCountRepair:
         locked for too long.
         """
         txn = transactions.begin(self._metastore, f"ingestd/counting/{self._writer}")
-        lease = counting_lease(table)
+        lease = counting_lease(table.name)
         try:
             # First the table, then the lease: a recount that waits for DDL must not delay commits.
             transactions.lock_reading(self._metastore, txn, table.name, lease.wait(self._halt))
@@ -330,7 +336,7 @@ class RowCountRepair:
                 break
             remaining.discard(found.name)
             try:
-                if not is_right(found.values, _content(found), snapshot, self.known(found.name)):
+                if not is_right(found.values, _content(self._warehouse, found), snapshot, self.known(found.name)):
                     rows[found.name] = self._visible_rows(found, snapshot)
             except (InvalidTable, StorageUnavailable) as error:
                 failed[found.name] = error
@@ -350,24 +356,19 @@ class RowCountRepair:
         # HiveServer2 caches partitions with their row counts until the table's write ids change.
         own = transactions.allocate(self._metastore, txn, table.name)
 
-        def change(found: Parameters) -> dict[str, str]:
-            return recounted(found.values, rows[found.name], snapshot, own)
+        def change(found: Sequence[Parameters]) -> list[dict[str, str]]:
+            return [recounted(one.values, rows[one.name], snapshot, own) for one in found]
 
         change_parameters(self._metastore, table, list(rows), change, WriterView(own, snapshot), wait)
         transactions.commit(self._metastore, txn)
 
     def _visible_rows(self, found: Parameters, snapshot: ValidWriteIds) -> int:
-        path = local_path(found.location)
-        return visible_rows(path, snapshot, lambda txn_id: is_committed(self._metastore, txn_id))
-
-
-def counting_lease(table: Table) -> TransactionLease:
-    """Return the lease whose holder may change numRows of the table and its partitions."""
-    return TransactionLease(TableName(table.name.database, f"{table.name.table}#ingestd.counting"))
+        storage = self._warehouse.storages.at(found.location)
+        return visible_rows(storage, found.location, snapshot, lambda txn_id: is_committed(self._metastore, txn_id))
 
 
 def _check(
-    metastore: Metastore, table: Table, names: Sequence[str], known: Callable[[str], Known]
+    warehouse: Warehouse, table: Table, names: Sequence[str], known: Callable[[str], Known]
 ) -> dict[str, _Check]:
     """Check the numbers of these partitions, or of the whole table; partitions that do not exist are omitted.
 
@@ -375,11 +376,11 @@ def _check(
     `_recount` does. Raises IngestdError if the metastore is unavailable. A partition whose directory cannot be listed
     counts as right.
     """
-    snapshot = read_snapshot(metastore, table.name)
+    snapshot = read_snapshot(warehouse.metastore, table.name)
     checks = {}
-    for found in read_parameters(metastore, table, names):
+    for found in read_parameters(warehouse.metastore, table, names):
         try:
-            content = _content(found)
+            content = _content(warehouse, found)
         except (StorageUnavailable, InvalidTable):
             checks[found.name] = _Check(is_right=True, is_ours=is_ours(found.values))
             continue
@@ -388,6 +389,6 @@ def _check(
     return checks
 
 
-def _content(found: Parameters) -> Content:
+def _content(warehouse: Warehouse, found: Parameters) -> Content:
     """Return the current content of the directory. Raises StorageUnavailable."""
-    return read_content(local_path(found.location))
+    return read_content(warehouse.storages.at(found.location), found.location)

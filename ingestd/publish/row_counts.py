@@ -14,16 +14,17 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from ingestd.acid.visibility import read_content
+from ingestd.acid.layout import Content
+from ingestd.acid.visibility import content_of
 from ingestd.clock import Deadline
-from ingestd.hive.client import Metastore
 from ingestd.hive.parameters import Parameters, WriterView, change_parameters
 from ingestd.hive.tables import Table, TableName
+from ingestd.hive.transaction_leases import counting_lease
 from ingestd.hive.transactions import Transaction, Wait
 from ingestd.hive.write_ids import read_snapshot
 from ingestd.publish.row_count_parameters import Increment, Mark, WriteIdRange, doubtful, incremented
-from ingestd.publish.row_count_repair import CHECKS, Report, RowCountRepair, counting_lease
-from ingestd.storage.local import local_path
+from ingestd.publish.row_count_repair import CHECKS, Report, RowCountRepair
+from ingestd.publish.warehouse import Warehouse
 
 
 class RowCounts:
@@ -34,11 +35,17 @@ class RowCounts:
     """
 
     def __init__(
-        self, metastore: Metastore, table: TableName, writer: str, report: Report, checks: Sequence[float] = CHECKS
+        self,
+        warehouse: Warehouse,
+        table: TableName,
+        writer: str,
+        report: Report,
+        checks: Sequence[float] = CHECKS,
     ) -> None:
-        self._metastore = metastore
+        self._metastore = warehouse.metastore
+        self._storages = warehouse.storages
         self._writer = writer
-        self._repair = RowCountRepair(metastore, table, writer, report, checks)
+        self._repair = RowCountRepair(warehouse, table, writer, report, checks)
 
     @contextmanager
     def counted(
@@ -60,7 +67,7 @@ class RowCounts:
         names_in_doubt: frozenset[str] = frozenset()
         try:
             if increments:
-                lease = counting_lease(table)
+                lease = counting_lease(table.name)
                 wait = lease.wait(stop)
                 with lease.taken(self._metastore, txn, wait) as has_lease:
                     names_in_doubt = self._count(table, write_id, increments, wait, has_lease=has_lease)
@@ -94,14 +101,17 @@ class RowCounts:
         snapshot = read_snapshot(self._metastore, table.name)
         in_doubt = set()
 
-        def change(found: Parameters) -> dict[str, str]:
-            content = read_content(local_path(found.location))
+        def increment(found: Parameters, content: Content) -> dict[str, str]:
             mark = Mark(self._writer, write_id, increments[found.name])
             values, is_known = incremented(found.values, mark, content, snapshot, self._repair.known(found.name))
             if has_lease and is_known:
                 return values
             in_doubt.add(found.name)
             return doubtful(values)
+
+        def change(found: Sequence[Parameters]) -> list[dict[str, str]]:
+            names = self._storages.names(one.location for one in found)
+            return [increment(one, content_of(names[one.location])) for one in found]
 
         view = WriterView(write_id, snapshot)
         change_parameters(self._metastore, table, list(increments), change, view, wait)

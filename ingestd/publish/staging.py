@@ -5,29 +5,40 @@ ended. The metastore never reuses a transaction id, so the directory of an ended
 which process created it. Files that were moved out of it were either committed or are garbage, too. Therefore a
 process that is frozen while it removes a directory does no harm when it resumes.
 
-Removing the directory is also a fence: a former owner that was frozen and resumes has nothing left to publish.
+Removing the directory is also a fence: a former owner that was frozen and resumes has nothing left to publish. What it
+copies to other storages is noted next to the directory, and is fenced after it (`copies.py`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import NamedTuple
 
 from ingestd.errors import IngestdError, StorageUnavailable, TransactionAborted
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table
 from ingestd.hive.write_ids import ended_transactions, read_snapshot
-from ingestd.storage import local
-from ingestd.storage.local import Handle, Location
+from ingestd.publish.copies import (
+    Copy,
+    hidden_name,
+    note,
+    notes_of,
+    owner_of_copy,
+    owner_of_notes,
+    prevent,
+    read_notes,
+)
+from ingestd.publish.warehouse import Warehouse
+from ingestd.storage.contract import Held, HeldUri, Location, NotFound, StagedDelta, Storage, child
+from ingestd.storage.storages import Storages
 
 DAEMON = ".ingestd-staging"
 STREAMING = ".ingestd-streaming"
-_COPY = ".ingestd-incoming-"
 _OWN = re.compile(r"[0-9]+")  # the id of a transaction
 _JOINED = re.compile(r"w([0-9]+)-[0-9]+")  # the write id of another program's transaction, and a statement
-_COPIES = re.compile(re.escape(_COPY) + r"([0-9]+|w[0-9]+-[0-9]+)-delta_.*")
 
 
 @dataclass(slots=True)
@@ -39,35 +50,61 @@ class Staging:
     `discard`, because it may be renamed while the table is not locked. Methods raise StorageUnavailable.
     """
 
+    storages: Storages = field(repr=False)
     location: Location
     root: str
     owner: str
-    _table: Handle | None = field(default=None, init=False, repr=False)
+    _table: Held | None = field(default=None, init=False, repr=False)
+    _copies: list[Copy] = field(default_factory=list, init=False, repr=False)
 
     @property
-    def path(self) -> Path:
-        """The path of the staging directory."""
-        return self.location.path / self.root / self.owner
+    def uri(self) -> str:
+        """The URI of the staging directory."""
+        return child(self.location.uri, self.root, self.owner)
 
-    def make(self) -> Path:
-        """Create the staging directory in the table's directory, which must exist, and return its path."""
+    @property
+    def storage(self) -> Storage:
+        """The storage of the staging directory."""
+        return self.storages.at(self.location.uri)
+
+    def make(self) -> str:
+        """Create the staging directory in the table's directory, which must exist, and return its URI."""
         self._table = self.location.hold()
         return self.location.make_directory(self.root, self.owner)
+
+    def publish(self, deltas: Iterable[StagedDelta]) -> None:
+        """Publish deltas that are staged in this directory. Raises StorageUnavailable; see `Storage.publish`."""
+        self.location.check()
+        self.storages.publish(deltas, self.uri)
+
+    def scratch(self, number: int) -> str:
+        """Return the URI of a directory in which the delta of this number can be assembled."""
+        return child(self.uri, f"delta-{number}")
 
     def discard(self) -> None:
         """Remove the directory of a transaction that has ended or will not commit; never raises.
 
         `sweep` later removes whatever could not be removed.
         """
-        local.discard_tree(self.path)
-        if self._table is not None:
-            local.discard_tree(self._table.path / self.root / self.owner)
-            self._table.close()
-            self._table = None
+        table = self._table or HeldUri(self.location.uri, self.storage)
+        table.discard(self.root, self.owner)
+        if self._copies:
+            with suppress(IngestdError):
+                prevent(self.storages, self.owner, self._copies)
+                table.discard(self.root, notes_of(self.owner))
+                self._copies.clear()
+        table.close()
+        self._table = None
+
+    def note_copy(self, location: str, delta: str) -> None:
+        """Note that a delta is copied to the directory of its partition. Raises StorageUnavailable."""
+        copy = Copy(location, delta)
+        note(self.storages, self.location, self.root, self.owner, copy)
+        self._copies.append(copy)
 
     def copy_name(self, delta: str) -> str:
-        """Return the hidden name of a delta while it is copied from another file system into its partition."""
-        return f"{_COPY}{self.owner}-{delta}"
+        """Return the hidden name of a delta while it is copied into its partition."""
+        return hidden_name(self.owner, delta)
 
     def explain(self, error: StorageUnavailable) -> IngestdError:
         """Return what to raise when the staged files are inaccessible: TransactionAborted if removed, else `error`.
@@ -75,50 +112,55 @@ class Staging:
         Raises StorageUnavailable if the table's directory is missing.
         """
         self.location.check()
-        if self.path.is_dir():
+        if not isinstance(error, NotFound) or self.storage.exists(self.uri):
             return error
         return TransactionAborted(
             "the staged files were removed: the transaction ended while this process was delayed, and the next owner"
             " cleaned up",
-            where=str(self.path),
+            where=self.uri,
             hint="no data is lost: this process or the next owner repeats the transaction",
         )
 
 
-def sweep(metastore: Metastore, table: Table, *, spare: Iterable[str] = ()) -> list[Path]:
+def sweep(
+    warehouse: Warehouse, table: Table, *, roots: Iterable[str] = (DAEMON, STREAMING), spare: Iterable[str] = ()
+) -> list[str]:
     """Remove the staging directories of ended transactions of all mappings and streaming clients of the table.
 
-    `spare` contains the owners whose directories are in use; the metastore is queried only if there are others. Returns
-    the removed directories. Raises MetastoreUnavailable, and StorageUnavailable after it has tried to remove each
-    directory.
+    `roots` limits them to those of daemons or of streaming clients. `spare` contains the owners whose directories are
+    in use; the metastore is queried only if there are others. Returns the URIs of the directories that it has removed.
+    Raises MetastoreUnavailable, and StorageUnavailable after it has tried to remove each directory.
     """
-    found = [one for one in _directories(table) if one.name not in set(spare)]
-    ended = ended_owners(metastore, table, {one.name for one in found})
-    failure: StorageUnavailable | None = None
+    storages, spared = warehouse.storages, set(spare)
+    found = [one for one in _leftovers(storages, table.location, roots) if one.owner not in spared]
+    ended = ended_owners(warehouse.metastore, table, {one.owner for one in found})
+    failures: dict[str, StorageUnavailable] = {}
     removed = []
-    for directory in found:
-        if directory.name not in ended:
+    for one in sorted(found, key=lambda one: one.has_notes):  # staged files first: until then, a copy can begin
+        if one.owner not in ended or one.owner in failures:
             continue
         try:
-            local.remove_tree(directory)
-            removed.append(directory)
+            if one.has_notes:
+                prevent(storages, one.owner, read_notes(storages, one.uri))
+            storages.at(one.uri).remove(one.uri)
+            removed.append(one.uri)
         except StorageUnavailable as error:
-            failure = failure or error
-    if failure:
+            failures[one.owner] = error
+    for failure in failures.values():
         raise failure
     return removed
 
 
-def remove_copies(metastore: Metastore, table: Table, location: Path, names: Iterable[str]) -> None:
+def remove_copies(warehouse: Warehouse, table: Table, location: str, names: Iterable[str]) -> None:
     """Remove incomplete copies of deltas of ended transactions from a partition's directory, which contains `names`.
 
     A copy that cannot be removed stays hidden from readers, and the next transaction tries to remove it again.
     """
-    owners = {name: match[1] for name in names if (match := _COPIES.fullmatch(name))}
-    ended = ended_owners(metastore, table, set(owners.values()))
+    owners = {name: owner for name in names if (owner := owner_of_copy(name))}
+    ended = ended_owners(warehouse.metastore, table, set(owners.values()))
     for name, owner in owners.items():
         if owner in ended:
-            local.discard_tree(location / name)
+            warehouse.storages.at(location).discard(child(location, name))
 
 
 def ended_owners(metastore: Metastore, table: Table, owners: set[str]) -> set[str]:
@@ -132,22 +174,30 @@ def ended_owners(metastore: Metastore, table: Table, owners: set[str]) -> set[st
     return ended
 
 
-def _directories(table: Table) -> list[Path]:
-    """Return all staging directories, including those of earlier versions, which have a level for the mapping."""
-    location = local.local_path(table.location)
-    found = []
-    with local.guarded(location):
-        for root in (location / DAEMON, location / STREAMING):
-            for one in _below(root):
-                found += [one] if _is_owner(one.name) else [two for two in _below(one) if _is_owner(two.name)]
-    return found
+class _Leftover(NamedTuple):
+    """A staging directory, or a directory with notes of copies."""
+
+    uri: str
+    owner: str
+    has_notes: bool = False
 
 
-def _below(directory: Path) -> list[Path]:
-    try:
-        return [one for one in directory.iterdir() if one.is_dir()]
-    except FileNotFoundError:
-        return []
+def _leftovers(storages: Storages, location: str, roots: Iterable[str]) -> Iterator[_Leftover]:
+    """Yield the directories of all transactions below these roots.
+
+    Those of earlier versions have a level for the mapping.
+    """
+    storage = storages.at(location)
+    for root in (child(location, name) for name in roots):
+        for one in storage.leftovers(root):
+            owner = owner_of_notes(one)
+            if owner is not None:
+                yield _Leftover(child(root, one), owner, has_notes=True)
+            elif _is_owner(one):
+                yield _Leftover(child(root, one), one)
+            else:
+                inner = filter(_is_owner, storage.leftovers(child(root, one)))
+                yield from (_Leftover(child(root, one, two), two) for two in inner)
 
 
 def _is_owner(name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Formats Kafka's log folder once.
+"""Formats the log folder of each broker once.
 
 Invariant: a formatted folder is never formatted again, so its cluster id and its records are preserved. Every
-sandbox has its own cluster id.
+sandbox has its own cluster id, which all its brokers share.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import base64
 import re
 import shutil
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from ingestd.errors import SandboxError
 from ingestd.sandbox import templates
 from ingestd.sandbox.guard import Guard
-from ingestd.sandbox.options import KAFKA
+from ingestd.sandbox.options import BROKERS, KAFKA
 from ingestd.sandbox.services import Plan
 
 _STORAGE_TOOL = "kafka.tools.StorageTool"
@@ -23,25 +24,31 @@ _IDENTITY, _FEATURES = "meta.properties", "bootstrap.checkpoint"
 
 
 def format_storage(plan: Plan, guard: Guard) -> None:
-    """Format the log folder unless it is already formatted. Raises SandboxError when Kafka's tool fails."""
-    folder = plan.layout.data / "kafka"
-    if (folder / _IDENTITY).exists() and (folder / _FEATURES).exists():
-        return
-    template = templates.find(plan.jars, KAFKA)
-    if template:
-        _copy(template, folder)
-    else:
-        _run_tool(plan, guard)
-        templates.keep(plan.jars, KAFKA, folder)
+    """Format the log folders that are not formatted yet. Raises SandboxError when Kafka's tool fails."""
+    folder = plan.log_folder(KAFKA)
+    if not _is_formatted(folder):
+        template = templates.find(plan.jars, KAFKA)
+        if template:
+            _copy(template, folder, {"cluster.id": _new_id(), "directory.id": _new_id()})
+        else:
+            _run_tool(plan, guard)
+            templates.keep(plan.jars, KAFKA, folder)
+    for node, broker in enumerate(BROKERS[1 : plan.options.brokers], 2):
+        if not _is_formatted(plan.log_folder(broker)):
+            _copy(folder, plan.log_folder(broker), {"node.id": str(node), "directory.id": _new_id()})
 
 
-def _copy(template: Path, folder: Path) -> None:
-    """Copy a formatted folder with new ids. The identity file is written last, as it marks the folder as formatted."""
+def _is_formatted(folder: Path) -> bool:
+    return (folder / _IDENTITY).exists() and (folder / _FEATURES).exists()
+
+
+def _copy(formatted: Path, folder: Path, ids: Mapping[str, str]) -> None:
+    """Copy a formatted folder with other ids. The identity file comes last, as it marks the folder as formatted."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(template / _FEATURES, folder / _FEATURES)
-    text = (template / _IDENTITY).read_text()
-    for key in ("cluster.id", "directory.id"):
-        text = re.sub(rf"(?m)^{re.escape(key)}=.*$", f"{key}={_new_id()}", text)
+    shutil.copyfile(formatted / _FEATURES, folder / _FEATURES)
+    text = (formatted / _IDENTITY).read_text()
+    for key, value in ids.items():
+        text = re.sub(rf"(?m)^{re.escape(key)}=.*$", f"{key}={value}", text)
     fresh = folder / f"{_IDENTITY}.new"
     fresh.write_text(text)
     fresh.rename(folder / _IDENTITY)

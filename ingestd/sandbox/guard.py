@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -24,6 +24,7 @@ from typing import IO
 from ingestd.sandbox import process
 from ingestd.sandbox.state import Child
 
+TOKEN = "{token}"  # noqa: S105
 _WAIT_FOR_WORD = 'read -r word && [ "$word" = go ] && exec "$@" </dev/null'
 _GUARD = "import sys; from ingestd.sandbox.guard import watch; watch(sys.stdin)"
 _GRACE_SECONDS = 10.0
@@ -60,16 +61,38 @@ class Guard:
         self._say("release")
 
     def start(
-        self, argv: Sequence[str], *, log: Path, cwd: Path, record: Callable[[Child], None] | None = None
-    ) -> subprocess.Popen[bytes]:
-        """Start the java command `argv` and write its output to `log`. `record` is called before the program runs."""
-        token = f"-Dingestd.sandbox={uuid.uuid4().hex}"
-        shell = ["/bin/sh", "-c", _WAIT_FOR_WORD, "ingestd-sandbox", argv[0], token, *argv[1:]]
+        self,
+        argv: Sequence[str],
+        *,
+        log: Path,
+        cwd: Path,
+        record: Callable[[Child], None] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> process.GuardedProcess:
+        """Start the command `argv` and write its output to `log`.
+
+        Java and Python get an option that contains the token of the process. The command of another program contains
+        TOKEN in the place of an argument that has no effect. `record` is called before the program runs. `environment`
+        is added to the environment of this process.
+        """
+        token = f"ingestd.sandbox={uuid.uuid4().hex}"
+        if TOKEN in argv:
+            words = [token if word == TOKEN else word for word in argv]
+        else:
+            token = f"{'-X' if argv[0] == sys.executable else '-D'}{token}"
+            words = [argv[0], token, *argv[1:]]
+        shell = ["/bin/sh", "-c", _WAIT_FOR_WORD, "ingestd-sandbox", *words]
         _rotate(log)
         cwd.mkdir(parents=True, exist_ok=True)
         with log.open("wb") as out:
-            started = subprocess.Popen(
-                shell, stdin=subprocess.PIPE, stdout=out, stderr=subprocess.STDOUT, cwd=cwd, start_new_session=True
+            started = process.GuardedProcess(
+                shell,
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
             )
         process.adopt(started)
         child = Child(started.pid, token)

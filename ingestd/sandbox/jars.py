@@ -17,19 +17,40 @@ from ingestd.java import cache_folder
 from ingestd.sandbox import ivy
 from ingestd.sandbox.guard import Guard
 from ingestd.sandbox.lockfile import SANDBOX, Listing, Locked, broken, lock, lock_name
-from ingestd.sandbox.options import HIVESERVER2, KAFKA, METASTORE, Progress
+from ingestd.sandbox.options import (
+    DATANODE,
+    HDFS,
+    HIVESERVER2,
+    KAFKA,
+    METASTORE,
+    METASTORE_EVENTS,
+    NAMENODE,
+    S3,
+    Progress,
+    program,
+)
 from ingestd.sandbox.state import locked
 
 SCHEMA = "schema"
 _TARBALL = "tarball"  # the metastore's release archive, 78 MB; only its schema scripts are kept
+_CLASS_PATHS = (HDFS, S3, KAFKA, METASTORE, METASTORE_EVENTS, HIVESERVER2)
 _ATTEMPTS = 2
 _FETCH_SECONDS = 1800.0  # how long another command may take to fetch over a slow connection
 
 
-def groups_for(services: Iterable[str]) -> tuple[str, ...]:
-    """Return the groups of files that `services` need. The schema tool is in the metastore's group."""
-    wanted = [name for name in (KAFKA, METASTORE, HIVESERVER2) if name in services]
-    return (*wanted, SCHEMA)
+def group_of(service: str) -> str:
+    """Return the group of files that is the class path of `service`: HDFS for the NameNode and the DataNodes."""
+    return HDFS if program(service) in (NAMENODE, DATANODE) else program(service)
+
+
+def groups_for(services: Iterable[str], metastore: str = METASTORE) -> tuple[str, ...]:
+    """Return the groups of files that `services` need: none for Spark, whose jars PySpark contains.
+
+    `metastore` is the metastore's group, in which the schema tool is as well.
+    """
+    groups = {group_of(name) for name in services}
+    wanted = {metastore if name == METASTORE else name for name in groups}
+    return (*(name for name in _CLASS_PATHS if name in wanted), SCHEMA)
 
 
 def folder(listing: Listing = SANDBOX) -> Path:
@@ -64,7 +85,7 @@ def ensure(groups: Sequence[str], java: Path, guard: Guard, progress: Progress, 
 def _replace(bad: Sequence[Locked], home: Path, fetcher: ivy.Ivy, progress: Progress) -> None:
     """Fetch the groups of `bad` into a temporary folder, and move the files that match the lock file into place."""
     asked = {_TARBALL if item.group == SCHEMA else item.group for item in bad}
-    confs = [name for name in (KAFKA, METASTORE, HIVESERVER2, _TARBALL) if name in asked]
+    confs = [name for name in (*_CLASS_PATHS, _TARBALL) if name in asked]
     wanted = [item for item in lock(fetcher.listing) if item.group in confs]
     cache = cache_folder() / "sandbox" / "ivy"
     _drop_broken(bad, cache)

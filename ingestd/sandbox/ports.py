@@ -10,12 +10,46 @@ import socket
 from collections.abc import Collection
 
 from ingestd.errors import SandboxError
-from ingestd.sandbox.options import SERVICES, SandboxOptions
+from ingestd.sandbox.options import (
+    BROKERS,
+    DATANODES,
+    METASTORE,
+    NAMENODE,
+    S3_SERVER,
+    SPARK_MASTER,
+    SPARK_WORKERS,
+    TARGET,
+    TARGET_HIVESERVER2,
+    TARGET_METASTORE,
+    SandboxOptions,
+)
 
 HOST = "127.0.0.1"
-CONTROLLER = "controller"  # Kafka's controller quorum
+CONTROLLER = "controller"  # the first member of Kafka's controller quorum
+CONTROLLERS = (CONTROLLER, "controller-2", "controller-3")  # of each broker, in the order of `BROKERS`
 DERBY = "derby"  # the network server inside the metastore's process, for HiveServer2's JDBC
-_INTERNAL = (CONTROLLER, DERBY)
+TARGET_DERBY = f"{TARGET}{DERBY}"
+NAMENODE_HTTP = "namenode-http"
+SPARK_MASTER_HTTP = "spark-master-http"
+
+
+def datanode_ports(service: str) -> tuple[str, str]:
+    """Return the names of the ports on which a DataNode serves HTTP and transfers data."""
+    return f"{service}-http", f"{service}-data"
+
+
+# Ports that no other service knows before it starts, and the service that listens on each.
+_INTERNAL = {
+    DERBY: METASTORE,
+    TARGET_DERBY: TARGET_METASTORE,
+    NAMENODE_HTTP: NAMENODE,
+    **{name: service for service in DATANODES for name in datanode_ports(service)},
+    SPARK_MASTER_HTTP: SPARK_MASTER,
+}
+_WITHOUT_OPTION = (
+    *(NAMENODE, *DATANODES, S3_SERVER, *BROKERS[1:], SPARK_MASTER, *SPARK_WORKERS),
+    *(TARGET_METASTORE, TARGET_HIVESERVER2),
+)
 _RANGE = (20_000, 32_000)  # below the ephemeral ports of outgoing connections
 
 
@@ -32,15 +66,22 @@ def is_free(port: int) -> bool:
 
 
 def settle(
-    options: SandboxOptions, remembered: dict[str, int], starting: Collection[str], running: frozenset[str]
+    options: SandboxOptions,
+    storage: str,
+    remembered: dict[str, int],
+    starting: Collection[str],
+    running: frozenset[str],
 ) -> dict[str, int]:
     """Choose the missing ports and return all ports by name. The ports of `running` services do not change.
 
-    Raises SandboxError when the port of a `starting` service is in use, or when another port is requested for a running
-    service.
+    Raises SandboxError when the port of a `starting` service is in use, when another port is requested for a running
+    service, or when another number of brokers or of clusters is requested than the sandbox has.
     """
+    _reject_other_brokers(options, sum(name in remembered for name in BROKERS))
+    _reject_other_clusters(options, remembered)
     ports = dict(remembered)
-    for service in SERVICES:
+    services = options.possible_services(storage)
+    for service in services:
         asked = options.asked_port(service)
         if service in running:
             _reject_move(service, asked, ports[service])
@@ -50,10 +91,47 @@ def settle(
             ports[service] = _choose(ports)
         if service in starting:
             _reject_taken(service, ports[service])
-    for name, service in zip(_INTERNAL, SERVICES, strict=False):
-        if service not in running and not (name in ports and is_free(ports[name])):
+    _settle_controllers(options, ports, starting, running)
+    for name, service in _INTERNAL.items():
+        if service in services and service not in running and not (name in ports and is_free(ports[name])):
             ports[name] = _choose(ports)
     return ports
+
+
+def _settle_controllers(
+    options: SandboxOptions, ports: dict[str, int], starting: Collection[str], running: frozenset[str]
+) -> None:
+    """Choose the ports between brokers. Brokers that run know the port of each controller, which must not change."""
+    for name, service in zip(CONTROLLERS[: options.brokers], BROKERS, strict=False):
+        is_fixed = name in ports and not running.isdisjoint(BROKERS)
+        if is_fixed and service in starting:
+            _reject_taken(service, ports[name])
+        elif not is_fixed and not (name in ports and is_free(ports[name])):
+            ports[name] = _choose(ports)
+
+
+def _reject_other_brokers(options: SandboxOptions, present: int) -> None:
+    """A quorum of controllers cannot get other members, because every member must agree."""
+    if present not in (0, options.brokers):
+        raise SandboxError(
+            f"the number of brokers of a sandbox cannot change from {present} to {options.brokers}",
+            where=str(options.folder),
+            hint=f"use --brokers {present}, or another --state-dir",
+        )
+
+
+def _reject_other_clusters(options: SandboxOptions, remembered: Collection[str]) -> None:
+    """A database that a metastore with an event log has used cannot be used by the other release."""
+    if METASTORE in remembered and options.replica != (TARGET_METASTORE in remembered):
+        hint = "use another --state-dir" if options.replica else "add --replica, or use another --state-dir"
+        was = "one Hive" if options.replica else "a source and a target"
+        raise SandboxError(f"this sandbox has {was}, which cannot change", where=str(options.folder), hint=hint)
+
+
+def on_target(ports: dict[str, int]) -> dict[str, int]:
+    """Return the ports as the services of the target know them, which have the names of the source's services."""
+    own = {name.removeprefix(TARGET): port for name, port in ports.items() if name.startswith(TARGET)}
+    return {**ports, **own}
 
 
 def _reject_move(service: str, asked: int | None, port: int) -> None:
@@ -66,7 +144,7 @@ def _reject_taken(service: str, port: int) -> None:
         raise SandboxError(
             f"port {port} for {service} is in use by another program",
             where=f"{HOST}:{port}",
-            hint=f"choose another port with --{service}-port",
+            hint="end that program" if service in _WITHOUT_OPTION else f"choose another port with --{service}-port",
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import psutil
 
@@ -16,10 +17,19 @@ from ingestd.sandbox.state import Child
 
 _KILLED_SECONDS = 10.0
 _EXEC_SECONDS = 1.0
-_adopted: list[subprocess.Popen[bytes]] = []
+_STOP_SECONDS = 10.0
+_CHECK_SECONDS = 0.005
+_adopted: list[GuardedProcess] = []
 
 
-def adopt(started: subprocess.Popen[bytes]) -> None:
+class GuardedProcess(subprocess.Popen[bytes]):
+    """A child that the guard knows, and that may outlive this program."""
+
+    def __del__(self) -> None:
+        """Do nothing: `Popen` would warn at the end of this program that the child is still running."""
+
+
+def adopt(started: GuardedProcess) -> None:
     """Register a direct child, so that it is reaped when it ends before this program."""
     _adopted.append(started)
 
@@ -50,9 +60,14 @@ def resident_mb(child: Child) -> int:
 
 
 def suspend(child: Child) -> bool:
-    """Send SIGSTOP. Return False when the process has ended."""
+    """Send SIGSTOP, and wait until every thread has stopped. Return False when the process has ended."""
     found = find(child)
-    return bool(found and _send(found, psutil.Process.suspend))
+    if found is None or not _send(found, psutil.Process.suspend):
+        return False
+    limit = Deadline.after(_STOP_SECONDS)
+    while not (_has_stopped(found) or limit.passed):
+        pause(_CHECK_SECONDS)
+    return found.is_running()
 
 
 def resume(child: Child) -> bool:
@@ -99,6 +114,19 @@ def _has_ended(found: psutil.Process) -> bool:
         return bool(found.status() == psutil.STATUS_ZOMBIE and found.num_threads() <= 1)
     except psutil.NoSuchProcess:
         return True
+
+
+def _has_stopped(found: psutil.Process) -> bool:
+    """Return whether no thread of the process runs: a loaded machine may stop them much later than it is asked."""
+    try:
+        states = [stat.read_text(encoding="ascii").rpartition(")")[2] for stat in _threads(found)]
+    except (FileNotFoundError, ProcessLookupError):  # a thread, or the process, has ended
+        return not found.is_running()
+    return all(state.split()[0] == "T" for state in states)
+
+
+def _threads(found: psutil.Process) -> list[Path]:
+    return list(Path(f"/proc/{found.pid}/task").glob("*/stat"))
 
 
 def _send(found: psutil.Process, signal: Callable[[psutil.Process], None]) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 from ingestd.clock import Deadline, pause
 from ingestd.errors import SandboxError
 from ingestd.sandbox import process
+from ingestd.sandbox.options import program
 from ingestd.sandbox.services import COMPLETE, FATAL, PROBES
 from ingestd.sandbox.state import Child
 
@@ -30,7 +31,7 @@ class Started:
 
     def wait_until_it_answers(self) -> None:
         """Wait until the service answers. Raises SandboxError when it ends, when it fails, or after two minutes."""
-        self._wait(lambda: PROBES[self.name](self.port), "answer")
+        self._wait(lambda: PROBES[program(self.name)](self.port), "answer")
 
     def wait_until_it_works(self) -> None:
         """Wait until the service answers and its background threads are running.
@@ -38,7 +39,9 @@ class Started:
         Raises the errors of `wait_until_it_answers`.
         """
         self.wait_until_it_answers()
-        self._wait(lambda: all(mark in self._output() for mark in COMPLETE[self.name]), "start its background threads")
+        self._wait(
+            lambda: all(mark in self._output() for mark in COMPLETE[program(self.name)]), "start its background threads"
+        )
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         deadline = Deadline.after(_SECONDS)
@@ -55,7 +58,7 @@ class Started:
             raise SandboxError(
                 f"{self.name} exited during startup: {_first_error(self._output())}", where=str(self.log)
             )
-        if FATAL[self.name].search(self._output()):
+        if FATAL[program(self.name)].search(self._output()):
             raise SandboxError(f"{self.name} could not start: {_first_error(self._output())}", where=str(self.log))
 
     def _output(self) -> str:

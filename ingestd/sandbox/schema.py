@@ -18,13 +18,12 @@ from ingestd.sandbox import templates
 from ingestd.sandbox.database import Database
 from ingestd.sandbox.guard import Guard
 from ingestd.sandbox.jars import SCHEMA
+from ingestd.sandbox.lockfile import data_file
+from ingestd.sandbox.release import PLAIN, Release
 from ingestd.sandbox.state import Layout
 
-_VERSION = "4.0.0"  # of the schema, which Hive 4.0.1 did not change
-_ASK = 'select "SCHEMA_VERSION" from "VERSION";\n'  # the script inserts this row last
-_FOUND = re.compile(rf"^{re.escape(_VERSION)}\s*$", re.MULTILINE)
+_ASK = 'select "SCHEMA_VERSION" from "VERSION";\n'  # the scripts write this row last
 _SECONDS = 120.0
-_TEMPLATE = "derby"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +34,14 @@ class SchemaTool:
     jars: Path
     layout: Layout
     guard: Guard
+    release: Release = PLAIN
 
     def prepare(self, database: Database) -> None:
         """Create the schema unless it exists. Raises SandboxError when the database fails or has another version."""
         if database.is_derby:
             self._prepare_derby(database)
         elif not self._is_there(database):
-            self._run(database, database.url, f"autocommit off;\nrun '{self._script(database)}';\ncommit;\n")
+            self._run(database, database.url, f"autocommit off;\n{self._statements(database)}commit;\n")
             if not self._is_there(database):
                 raise SandboxError("the metastore's schema could not be created", where=str(self._log))
 
@@ -49,8 +49,20 @@ class SchemaTool:
     def _log(self) -> Path:
         return self.layout.log("schema")
 
-    def _script(self, database: Database) -> Path:
-        return self.jars / SCHEMA / database.script
+    @property
+    def _template(self) -> str:
+        return f"derby-{self.release.schema}"
+
+    def _statements(self, database: Database) -> str:
+        """Return statements of ij that run the scripts."""
+        scripts = [self.jars / SCHEMA / database.script]
+        if self.release.upgrade:
+            scripts.append(data_file(self.release.upgrade))
+        return "".join(f"run '{script}';\n" for script in scripts)
+
+    def _is_expected(self, output: str) -> bool:
+        """Return whether the output of ij contains the version of the release."""
+        return bool(re.search(rf"^{re.escape(self.release.schema)}\s*$", output, re.MULTILINE))
 
     def _prepare_derby(self, database: Database) -> None:
         final = self.layout.data / "derby"
@@ -58,26 +70,26 @@ class SchemaTool:
             return
         fresh = self.layout.data / "derby.new"
         shutil.rmtree(fresh, ignore_errors=True)
-        template = templates.find(self.jars, _TEMPLATE)
+        template = templates.find(self.jars, self._template)
         if template:
             shutil.copytree(template, fresh)
             fresh.rename(final)
             return
-        output = self._run(database, f"jdbc:derby:{fresh};create=true", f"run '{self._script(database)}';\n{_ASK}")
-        if re.search(r"^ERROR", output, re.MULTILINE) or not _FOUND.search(output):
+        output = self._run(database, f"jdbc:derby:{fresh};create=true", f"{self._statements(database)}{_ASK}")
+        if re.search(r"^ERROR", output, re.MULTILINE) or not self._is_expected(output):
             raise SandboxError("the metastore's schema could not be created", where=str(self._log))
         fresh.rename(final)
-        templates.keep(self.jars, _TEMPLATE, final)
+        templates.keep(self.jars, self._template, final)
 
     def _is_there(self, database: Database) -> bool:
         """Return True for the expected version and False when there is no schema. Raises SandboxError otherwise."""
         output = self._run(database, database.url, _ASK)
-        if _FOUND.search(output):
+        if self._is_expected(output):
             return True
         if 'relation "VERSION" does not exist' in output:
             return False
         errors = re.findall(r"^ERROR[^:]*: (.*)", output, re.MULTILINE)
-        problem = errors[0] if errors else f"its schema does not have version {_VERSION}"
+        problem = errors[0] if errors else f"its schema does not have version {self.release.schema}"
         raise SandboxError(f"the metastore's database cannot be used: {problem}", where=database.url)
 
     def _run(self, database: Database, url: str, sql: str) -> str:
@@ -93,7 +105,14 @@ class SchemaTool:
         command = [
             *(str(self.java / "bin" / "java"), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"),
             f"-Dderby.stream.error.file={work / 'derby.log'}",
-            *("-cp", f"{self.jars}/metastore/*", "org.apache.derby.tools.ij", "-p", str(access), str(script)),
+            *(
+                "-cp",
+                f"{self.jars}/{self.release.group}/*",
+                "org.apache.derby.tools.ij",
+                "-p",
+                str(access),
+                str(script),
+            ),
         ]
         run = self.guard.start(command, log=self._log, cwd=work)
         try:

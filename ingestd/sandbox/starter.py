@@ -10,14 +10,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ingestd.java import find_java
-from ingestd.sandbox import database, jars, ports
+from ingestd.sandbox import database, jars, ports, release, warehouse
 from ingestd.sandbox.broker import format_storage
 from ingestd.sandbox.guard import Guard
-from ingestd.sandbox.options import HIVESERVER2, KAFKA, METASTORE, Progress, SandboxOptions
+from ingestd.sandbox.hdfs import format_namenode
+from ingestd.sandbox.options import (
+    BROKERS,
+    DATANODES,
+    HIVESERVER2,
+    METASTORE,
+    NAMENODE,
+    S3_SERVER,
+    SPARK_MASTER,
+    SPARK_WORKERS,
+    TARGET,
+    Progress,
+    SandboxOptions,
+    program,
+)
 from ingestd.sandbox.readiness import Started
+from ingestd.sandbox.s3 import create_bucket, require_server
 from ingestd.sandbox.schema import SchemaTool
 from ingestd.sandbox.services import Plan
-from ingestd.sandbox.state import Child, Layout, load, save
+from ingestd.sandbox.state import Child, Layout, TargetLayout, load, save
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +45,65 @@ class Starter:
     progress: Progress
 
     def start(self, names: Sequence[str]) -> None:
-        """Start `names`: Kafka and the metastore concurrently, then HiveServer2, which needs the metastore."""
+        """Start `names`: the storage and Kafka, then the metastore, which needs the storage, and then HiveServer2."""
+        if S3_SERVER in names:
+            require_server(self.options.versitygw)
         plan = self._plan(names)
+        plan.configure_client()
         for name in names:
-            plan.configure(name)
-        if KAFKA in names:
+            _side(plan, name).configure(_name_on_side(name))
+        self._launch_storage(plan, names)
+        brokers = [name for name in names if name in BROKERS]
+        if brokers:
             self._say("preparing kafka")
             format_storage(plan, self.guard)
-            self._launch(plan, KAFKA)
-        if METASTORE in names:
-            self._say("preparing metastore")
-            self._prepare_database(plan)
-            self._launch(plan, METASTORE)
-        if HIVESERVER2 in names:
-            self._say("waiting for metastore")
-            self._started(METASTORE).wait_until_it_answers()
-            self._launch(plan, HIVESERVER2)
+            for broker in brokers:
+                self._launch(plan, broker)
+        self._launch_spark(plan, names)
+        self._launch_hive(plan, names)
         for name in names:
             self._say(f"waiting for {name}")
             self._started(name).wait_until_it_works()
+
+    def _launch_storage(self, plan: Plan, names: Sequence[str]) -> None:
+        if NAMENODE in names:
+            self._say("preparing namenode")
+            format_namenode(plan, self.guard)
+        for name in (NAMENODE, *DATANODES, S3_SERVER):
+            if name in names:
+                self._launch(plan, name)
+        if S3_SERVER in names:
+            self._say(f"waiting for {S3_SERVER}")
+            self._started(S3_SERVER).wait_until_it_works()
+            create_bucket(plan.ports[S3_SERVER])
+
+    def _launch_spark(self, plan: Plan, names: Sequence[str]) -> None:
+        if SPARK_MASTER in names:
+            self._launch(plan, SPARK_MASTER)
+        workers = [name for name in names if name in SPARK_WORKERS]
+        if workers:
+            self._say(f"waiting for {SPARK_MASTER}")
+            self._started(SPARK_MASTER).wait_until_it_works()  # a worker tries again only after several seconds
+        for worker in workers:
+            self._launch(plan, worker)
+
+    def _launch_hive(self, plan: Plan, names: Sequence[str]) -> None:
+        metastores = [name for name in names if program(name) == METASTORE]
+        if metastores:
+            self._say("preparing metastore")
+            for name in metastores:
+                self._prepare_database(_side(plan, name))
+            for name in self.options.storage_services(plan.storage):
+                self._say(f"waiting for {name}")
+                self._started(name).wait_until_it_works()
+            for name in metastores:
+                self._launch(plan, name)
+        for name in names:
+            if program(name) == HIVESERVER2:
+                metastore = name.replace(HIVESERVER2, METASTORE)
+                self._say(f"waiting for {metastore}")
+                self._started(metastore).wait_until_it_answers()
+                self._launch(plan, name)
 
     def _say(self, step: str) -> None:
         self.progress(step, 0, 0)
@@ -56,26 +111,51 @@ class Starter:
     def _plan(self, names: Sequence[str]) -> Plan:
         self._say("looking for Java")
         java = find_java()
-        home = jars.ensure(jars.groups_for(names), java, self.guard, self.progress)
-        for folder in (self.layout.warehouse, self.layout.data / "external"):
-            folder.mkdir(parents=True, exist_ok=True)
         state = load(self.layout.root)
+        hive = release.with_events() if self.options.replica else release.PLAIN
+        needed = jars.groups_for(names, hive.group)
+        groups = (*needed, *warehouse.find(state.storage, self.layout, state.ports).groups)
+        home = jars.ensure(groups, java, self.guard, self.progress)
+        layouts = [self.layout, *([TargetLayout(self.layout.root)] if self.options.replica else [])]
+        for layout in layouts:
+            for folder in (layout.warehouse, layout.data / "external"):
+                folder.mkdir(parents=True, exist_ok=True)
         if state.metastore_db:
             base = database.postgres(state.metastore_db)
         else:
             base = database.derby(self.layout.data, state.ports[ports.DERBY])
-        return Plan(self.options, self.layout, state.ports, base, java, home)
+        return Plan(self.options, self.layout, state.ports, base, java, home, state.storage, hive)
 
     def _prepare_database(self, plan: Plan) -> None:
-        SchemaTool(plan.java, plan.jars, self.layout, self.guard).prepare(plan.database)
+        SchemaTool(plan.java, plan.jars, plan.layout, self.guard, plan.release).prepare(plan.database)
         save(self.layout.root, replace(load(self.layout.root), schema_ready=True))
 
     def _launch(self, plan: Plan, name: str) -> None:
         def record(child: Child) -> None:
             save(self.layout.root, load(self.layout.root).with_child(name, child))
 
-        self.guard.start(plan.command(name), log=self.layout.log(name), cwd=self.layout.work(name), record=record)
+        side, service = _side(plan, name), _name_on_side(name)
+        self.guard.start(
+            side.command(service),
+            log=self.layout.log(name),
+            cwd=self.layout.work(name),
+            record=record,
+            environment=side.environment(service),
+        )
 
     def _started(self, name: str) -> Started:
         state = load(self.layout.root)
         return Started(name, state.children[name], state.ports[name], self.layout.log(name))
+
+
+def _side(plan: Plan, name: str) -> Plan:
+    """Return the plan of the cluster to which the service `name` belongs."""
+    if not name.startswith(TARGET):
+        return plan
+    layout, own = TargetLayout(plan.layout.root), ports.on_target(plan.ports)
+    return replace(plan, layout=layout, ports=own, database=database.derby(layout.data, own[ports.DERBY]))
+
+
+def _name_on_side(name: str) -> str:
+    """Return the name of a service in the plan of its cluster."""
+    return name.removeprefix(TARGET)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ingestd.clock import Deadline, pause
 from ingestd.errors import SandboxError
+from ingestd.sandbox.options import LOCAL, TARGET
 
 _LOCK_WAIT_SECONDS = 180.0  # longer than any `up` or `down` whose jars are present
 
@@ -34,6 +35,11 @@ class Layout:
                 where=str(self.root),
                 hint="use only letters, digits and . _ + - /",
             )
+
+    @property
+    def prefix(self) -> str:
+        """The first part of the names of directories that clusters would otherwise share."""
+        return ""
 
     @property
     def data(self) -> Path:
@@ -59,6 +65,33 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetLayout(Layout):
+    """The folders and files of the second cluster. Its services have the same names here as those of the first."""
+
+    @property
+    def prefix(self) -> str:
+        """The first part of the names of directories that clusters would otherwise share."""
+        return TARGET
+
+    @property
+    def data(self) -> Path:
+        """The data that `down` preserves: the metastore's database and the warehouse."""
+        return self.root / "data" / "target"
+
+    def conf(self, service: str) -> Path:
+        """Return the configuration folder of `service`."""
+        return self.root / "conf" / f"{TARGET}{service}"
+
+    def work(self, service: str) -> Path:
+        """Return the working folder of `service`."""
+        return self.root / "run" / f"{TARGET}{service}"
+
+    def log(self, name: str) -> Path:
+        """Return the log file of a service or preparation step."""
+        return self.root / "logs" / f"{TARGET}{name}.log"
+
+
+@dataclass(frozen=True, slots=True)
 class Child:
     """A process of the sandbox. The pid is valid only while the command line of its process contains `token`."""
 
@@ -70,12 +103,14 @@ class Child:
 class State:
     """The state that is stored between commands.
 
-    `metastore_db` is empty for embedded Derby and cannot change after `schema_ready`.
+    `metastore_db` is empty for embedded Derby. Neither it nor `storage` can change after `schema_ready`, because the
+    database contains the locations of tables.
     """
 
     ports: dict[str, int] = field(default_factory=dict)
     children: dict[str, Child] = field(default_factory=dict)
     metastore_db: str = ""
+    storage: str = LOCAL
     schema_ready: bool = False
 
     def with_child(self, service: str, child: Child) -> State:

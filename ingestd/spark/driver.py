@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
-from subprocess import TimeoutExpired
 
 from pyspark import SparkContext
 
 from ingestd.clock import pause
-from ingestd.spark.errors import GATEWAY_ERRORS, EngineLost, first_line
+from ingestd.spark.errors import GATEWAY_ERRORS, STOPPED, EngineLost, first_line
 from ingestd.spark.launch import Launch
+from ingestd.spark.slots import live_slots
 
 _CHECK_SECONDS = 0.25
 _PROBE_SECONDS = 1.0
-# How long a process may take to end after its sockets have closed.
-_END_SECONDS = 1.0
 
 
 class Driver:
-    """The JVM of `launch` with its Spark context. It is killed if a probe is unanswered for `silence_seconds`."""
+    """The JVM of `launch` with its Spark context. It is killed if a probe is unanswered for `silence_seconds`.
+
+    After half of that time, the JVM is asked to print what its threads do and how full its heap is.
+    `slots` is the number of tasks that the live executors run at the same time, as of the last probe.
+    """
 
     def __init__(self, context: SparkContext, launch: Launch, silence_seconds: float) -> None:
         self._context = context
@@ -34,6 +36,8 @@ class Driver:
         self._reason = ""
         self._unanswered_seconds = 0.0
         self._stopped = threading.Event()
+        self.slots = 0
+        self._has_probed = threading.Event()
         for work in (self._watch, self._probe):
             threading.Thread(target=work, name=f"spark{work.__name__}", daemon=True).start()
 
@@ -42,12 +46,24 @@ class Driver:
         """The error that says why the JVM can no longer be used; None while it can be used."""
         return self._error() if self._reason else None
 
+    def wait_for_probe(self) -> None:
+        """Wait until `slots` is known. Raises EngineLost."""
+        self._has_probed.wait()
+        self.check()
+
     def check(self) -> None:
         """Raise EngineLost if the JVM has ended or has been found to hang."""
         if self._process.poll() is not None:
             raise self.kill(self.exit_reason())
         if (lost := self.lost) is not None:
             raise lost
+
+    def has_stopped(self) -> bool:
+        """Ask the JVM whether Spark has stopped; False if the JVM does not say."""
+        try:
+            return bool(self._context._jsc.sc().isStopped())
+        except (*GATEWAY_ERRORS, AttributeError):  # AttributeError: the context has been stopped here
+            return False
 
     def kill(self, reason: str) -> EngineLost:
         """Kill the JVM and its child processes with SIGKILL, and return the error to raise.
@@ -56,16 +72,14 @@ class Driver:
         """
         with self._guard:
             self._reason = self._reason or reason
+        self._has_probed.set()
         self._launch.kill()
         return self._error()
 
     def exit_reason(self) -> str:
         """Return how the process ended, such as `it was killed by signal 9`, or '' while it runs."""
-        try:
-            code = self._process.wait(_END_SECONDS)
-        except TimeoutExpired:
-            return ""
-        return f"it was killed by signal {-code}" if code < 0 else f"it ended with exit code {code}"
+        reason = self._launch.exit_reason()
+        return f"it {reason}" if reason else ""
 
     def stop(self, seconds: float) -> None:
         """Stop Spark, kill processes that have not ended within `seconds`, and stop supervising them. Never raises."""
@@ -86,32 +100,40 @@ class Driver:
 
         Counts ticks instead of reading the clock, because ingestd itself may have been suspended.
         """
+        has_asked = False
         while not pause(_CHECK_SECONDS, self._stopped):
             if self._process.poll() is not None:
                 self.kill(self.exit_reason())
                 return
             self._unanswered_seconds += _CHECK_SECONDS
+            is_slow = self._unanswered_seconds > self._silence_seconds / 2
+            if is_slow and not has_asked:
+                self._launch.print_threads()
+            has_asked = is_slow
             if self._unanswered_seconds > self._silence_seconds:
                 self.kill(f"it has not answered for {self._silence_seconds:.0f} s")
                 return
 
     def _probe(self) -> None:
-        """Send a small request to the JVM every second. This thread may block; `_watch` measures how long."""
-        while not pause(_PROBE_SECONDS, self._stopped):
+        """Ask the JVM every second for its state. This thread may block; `_watch` measures how long."""
+        while not pause(_PROBE_SECONDS if self._has_probed.is_set() else 0.0, self._stopped):
             try:
                 is_stopped = self._context._jsc.sc().isStopped()
+                self.slots = 0 if is_stopped else live_slots(self._context)
             except (*GATEWAY_ERRORS, AttributeError) as error:  # AttributeError: the context has been stopped
                 if not self._stopped.is_set():
                     self.kill(self.exit_reason() or first_line(error))
                 return
             self._unanswered_seconds = 0.0
+            self._has_probed.set()
             if is_stopped and not self._stopped.is_set():
-                self.kill("Spark stopped itself")
+                self.kill(STOPPED)
                 return
 
     def _error(self) -> EngineLost:
         return EngineLost(
             f"the Spark driver's JVM is lost: {self._reason}",
             where=f"spark.master {self._launch.master} (process {self._process.pid})",
-            hint="restart ingestd; check the kernel log for the OOM killer, and raise spark.driver.memory if needed",
+            hint="restart ingestd; check that the Spark master is running and reachable, and the kernel log for the OOM"
+            " killer; raise spark.driver.memory if needed",
         )

@@ -6,31 +6,63 @@ call blocks forever: a JVM that ends or hangs is killed (see `driver`), and a jo
 
 from __future__ import annotations
 
+import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from itertools import chain, repeat
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ingestd.clock import pause
 from ingestd.errors import IngestdError
+from ingestd.schema import Column
+from ingestd.spark.counter import Count, Counter, Sum
 from ingestd.spark.driver import Driver
-from ingestd.spark.errors import GATEWAY_ERRORS, EngineLost, JobFailed, JobTimeout, first_line, job_error, job_message
+from ingestd.spark.errors import (
+    GATEWAY_ERRORS,
+    STOPPED,
+    EngineLost,
+    JobFailed,
+    JobTimeout,
+    NoExecutors,
+    first_line,
+    job_error,
+    job_message,
+)
 from ingestd.spark.options import SparkOptions
+from ingestd.spark.query import Query, Read, Write
+from ingestd.spark.same_version import SameVersion
 from ingestd.spark.session import Session
+from ingestd.spark.shared import Shared
+from ingestd.spark.slots import tasks_per_job
+from ingestd.spark.standalone import is_forgotten
+
+if TYPE_CHECKING:
+    from pyspark import RDD, Broadcast, SparkContext
+
+    from ingestd.spark.queries import Queries
 
 A = TypeVar("A")
 B = TypeVar("B")
+R = TypeVar("R")
+W = TypeVar("W")
 
 _CHECK_SECONDS = 0.25
+# PySpark holds a number of values in memory before it stores them, so that a large one must count as several.
+_COUNTED_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """Time limits in seconds: for a job, for an answer of the JVM, and for an orderly stop of Spark."""
+    """Time limits in seconds: for a job, for an answer of the JVM, and for an orderly stop of Spark.
+
+    `executor_seconds` limits the time that a job waits while there is no executor.
+    """
 
     job_seconds: float = SparkOptions().stage_timeout
+    executor_seconds: float = SparkOptions().executor_timeout
     silence_seconds: float = SparkOptions().answer_timeout
     stop_seconds: float = 10.0
 
@@ -48,12 +80,18 @@ class JobGroup:
 
 @dataclass(slots=True, eq=False)  # two jobs of a group may have equal fields
 class _Job:
-    """A running job, its number of tasks, its age in seconds, and whether it must be cancelled."""
+    """A running job, its number of tasks, and why it must be cancelled.
+
+    `age` is in seconds, as are its limit `seconds` and `starving`, the time for which there has been no executor.
+    """
 
     group: JobGroup
     tasks: int
+    seconds: float
     age: float = 0.0
+    starving: float = 0.0
     is_overdue: bool = False
+    is_starved: bool = False
     is_cancelled: bool = False
 
 
@@ -67,6 +105,7 @@ class Engine:
         self._jobs: list[_Job] = []
         self._stopped = threading.Event()
         self._started_driver: Driver | None = None
+        self._known_queries: Queries | None = None
         threading.Thread(target=self._cancel_jobs, name="spark-cancel", daemon=True).start()
 
     @property
@@ -76,14 +115,27 @@ class Engine:
 
     @property
     def parallelism(self) -> int:
-        """The number of tasks that run at the same time. Waits until Spark has started. Raises EngineLost."""
-        return self._session.parallelism()
+        """The largest useful number of tasks of a job. Waits until Spark has started. Raises EngineLost."""
+        driver = self._driver()
+        driver.wait_for_probe()
+        return tasks_per_job(driver.slots, self._session.launch.properties)
+
+    @property
+    def slots(self) -> int:
+        """The number of tasks that the live executors run at the same time; 0 until Spark has started."""
+        driver = self._started_driver
+        return 0 if driver is None else driver.slots
 
     @property
     def lost(self) -> EngineLost | None:
         """The error that says why the JVM can no longer be used; None while it starts or can be used."""
         driver = self._started_driver
         return self._session.failure if driver is None else driver.lost
+
+    @property
+    def delay(self) -> EngineLost | None:
+        """What Spark waits for, if it has not started for some seconds; None before and once it has started."""
+        return self._session.delay
 
     @property
     def is_busy(self) -> bool:
@@ -104,20 +156,76 @@ class Engine:
         elif self._session.failure is not None:
             raise self._session.failure
 
-    def run(self, group: JobGroup, function: Callable[[A], B], items: Sequence[A]) -> list[B]:
+    def run(self, group: JobGroup, function: Callable[[A], B], items: Sequence[A], *, seconds: float = 0.0) -> list[B]:
         """Apply `function` to each item, one task per item. Waits until Spark has started.
 
-        Raises WorkerLost, JobTimeout, JobFailed, or EngineLost if the JVM did not start or has ended.
+        The time limit of the job is `seconds` or, if that is longer, `EngineLimits.job_seconds`. Raises WorkerLost,
+        JobTimeout, NoExecutors, JobFailed, or EngineLost if the JVM did not start or has ended.
         """
-        with self._job(group, len(items)) as job:
-            context = self._session.context()
-            self.check()
+        with self._started(_Job(group, len(items), max(seconds, self._limits.job_seconds))) as context:
+            return context.parallelize(items, len(items)).map(SameVersion(function)).collect()
+
+    def query(
+        self, group: JobGroup, query: Query, read: Read[A, R], write: Write[A, W], items: Sequence[A]
+    ) -> list[tuple[R | None, W]]:
+        """Run a query between two functions, one task per item (`Queries.run`). Waits until Spark has started.
+
+        Raises the errors of `run`, and QueryFailed if the query cannot be evaluated for a row.
+        """
+        with self._started(_Job(group, len(items), self._limits.job_seconds)) as context:
+            return self._queries(context).run(query, read, write, items)
+
+    def exchange(
+        self,
+        group: JobGroup,
+        send: Callable[[A], Iterable[tuple[int, R]]],
+        receive: Callable[[tuple[int, Iterable[R]]], B],
+        items: Sequence[A],
+        receivers: int,
+    ) -> list[B]:
+        """Apply `send` to each item, and `receive` to the number of each receiver, from 0, and the values sent to it.
+
+        `send` yields the number of a receiver with each value. Spark stores the values in its local directories until
+        all have been received. Raises the errors of `run`.
+        """
+        sending, receiving = SameVersion(send), SameVersion(receive)
+
+        def counted(item: A) -> Iterator[tuple[int, tuple[R, ...]]]:
+            for number, value in sending(item):
+                yield number, (value,)
+                yield from repeat((number, ()), sys.getsizeof(value) // _COUNTED_BYTES)
+
+        def received(number: int, pairs: Iterable[tuple[int, tuple[R, ...]]]) -> Iterator[B]:
+            yield receiving((number, chain.from_iterable(values for _, values in pairs)))
+
+        with self._started(_Job(group, max(len(items), receivers), self._limits.job_seconds)) as context:
+            sent = context.parallelize(items, len(items)).flatMap(counted).partitionBy(receivers, int)
             try:
-                context.setLocalProperty("spark.scheduler.pool", str(group))
-                context.setJobGroup(str(group), f"ingestd {group.name}", interruptOnCancel=False)
-                return context.parallelize(items, len(items)).map(function).collect()
-            except GATEWAY_ERRORS as error:
-                raise self._translated(error, job) from error
+                return sent.mapPartitionsWithIndex(received).collect()
+            finally:
+                _remove_stored(sent)
+
+    def examine(self, query: Query) -> tuple[Column, ...]:
+        """Return the columns of the result of a query. Waits until Spark has started.
+
+        Raises ConfigError for a query that is invalid or not allowed, and EngineLost.
+        """
+        context = self._session.context()
+        self.check()
+        try:
+            return self._queries(context).examine(query)
+        except GATEWAY_ERRORS as error:
+            raise self._driver().kill(self._driver().exit_reason() or first_line(error)) from error
+
+    def share(self, value: A) -> Shared[A]:
+        """Prepare a value that is secret, or the same for many tasks. Call `release` when no job uses it any more."""
+        return Shared(self._broadcast, value)
+
+    def counter(self) -> Counter:
+        """Return a counter for the tasks of one job. Waits until Spark has started. Raises EngineLost."""
+        context = self._session.context()
+        self.check()
+        return Counter(context.accumulator(Count(0, 0), Sum()))
 
     def java_command(self) -> tuple[str, list[str]]:
         """Return the class path of the JVM and its options."""
@@ -149,6 +257,15 @@ class Engine:
             self._driver().stop(self._limits.stop_seconds if seconds is None else seconds)
         self._session.close()
 
+    def _queries(self, context: SparkContext) -> Queries:
+        """Return the session of queries. Only a query imports PySpark's SQL and pandas, which it needs."""
+        from ingestd.spark.queries import Queries  # noqa: PLC0415 - see above
+
+        with self._guard:
+            if self._known_queries is None:
+                self._known_queries = Queries(context)
+            return self._known_queries
+
     def _driver(self) -> Driver:
         """Wait until Spark has started, and return the supervision of its JVM. Raises EngineLost."""
         context = self._session.context()
@@ -157,9 +274,29 @@ class Engine:
                 self._started_driver = Driver(context, self._session.launch, self._limits.silence_seconds)
             return self._started_driver
 
+    def _broadcast(self, value: A) -> Broadcast[A]:
+        context = self._session.context()
+        self.check()
+        try:
+            return context.broadcast(value)
+        except GATEWAY_ERRORS as error:
+            raise self._driver().kill(self._driver().exit_reason() or first_line(error)) from error
+
     @contextmanager
-    def _job(self, group: JobGroup, tasks: int) -> Iterator[_Job]:
-        job = _Job(group, tasks)
+    def _started(self, job: _Job) -> Iterator[SparkContext]:
+        """Count a job as running during the block, which starts it with the context. Translates its exceptions."""
+        with self._job(job):
+            context = self._session.context()
+            self.check()
+            try:
+                context.setLocalProperty("spark.scheduler.pool", str(job.group))
+                context.setJobGroup(str(job.group), f"ingestd {job.group.name}", interruptOnCancel=False)
+                yield context
+            except GATEWAY_ERRORS as error:
+                raise self._translated(error, job) from error
+
+    @contextmanager
+    def _job(self, job: _Job) -> Iterator[_Job]:
         with self._guard:
             self._jobs.append(job)
         try:
@@ -182,29 +319,60 @@ class Engine:
                     context.cancelJobGroup(str(group))
 
     def _groups_to_cancel(self) -> set[JobGroup]:
-        """Add a tick to the age of each job, and return the groups that are overdue or cancelled."""
+        """Add a tick to the age of each job, and return the groups that are overdue, starved or cancelled."""
+        has_executors = self.slots > 0
         with self._guard:
             for job in self._jobs:
                 job.age += _CHECK_SECONDS
-            overdue = {job.group for job in self._jobs if job.age > self._limits.job_seconds}
+                job.starving = 0.0 if has_executors else job.starving + _CHECK_SECONDS
+            overdue = {job.group for job in self._jobs if job.age > job.seconds}
+            starved = {job.group for job in self._jobs if job.starving > self._limits.executor_seconds}
             for job in self._jobs:
                 # The transactions of a group commit in order, so the result of a job after a failed one is useless.
                 job.is_overdue |= job.group in overdue
-            return {job.group for job in self._jobs if job.is_cancelled or job.is_overdue}
+                job.is_starved |= job.group in starved
+            return {job.group for job in self._jobs if job.is_cancelled or job.is_overdue or job.is_starved}
 
     def _translated(self, error: Exception, job: _Job) -> IngestdError:
         where = f"Spark job of {job.group.name}"
         text = job_message(error)
-        if text is None:
-            return self._driver().kill(self._driver().exit_reason() or first_line(error))
+        driver = self._driver()
+        has_stopped = driver.has_stopped()  # then the message is about whatever the job was doing
+        if text is None or has_stopped:
+            return driver.kill(driver.exit_reason() or (STOPPED if has_stopped else first_line(error)))
         if (lost := self.lost) is not None:
             return lost
         if job.is_overdue:
             return JobTimeout(
-                f"the job took longer than {self._limits.job_seconds:.0f} s and was cancelled",
+                f"the job took longer than {job.seconds:.0f} s and was cancelled",
                 where=where,
-                hint="raise spark.stage_timeout, or lower commit.rows and commit.bytes; check whether a worker hangs",
+                hint="raise spark.stage_timeout, or lower commit.rows and commit.bytes; check whether a worker hangs,"
+                " or a quota of Kafka delays the records",
             )
         if job.is_cancelled:
             return JobFailed("the job was cancelled", where=where)
+        if job.is_starved:
+            return self._starved()
         return job_error(text, where)
+
+    def _starved(self) -> IngestdError:
+        """Return the error of jobs that have waited too long for an executor."""
+        master = self._session.launch.master
+        if is_forgotten(self._session.context(), master):
+            return self._driver().kill("the Spark master was restarted and does not know this application any more")
+        return NoExecutors(
+            f"Spark has had no executor for {self._limits.executor_seconds:.0f} s",
+            where=f"spark.master {master}",
+            hint="check that the cluster runs, has free cores and memory, and that its machines reach the driver"
+            " (spark.driver.host); the logs of the executors say why they ended",
+        )
+
+
+def _remove_stored(sent: RDD[Any]) -> None:
+    """Let Spark remove what a shuffle has stored. It would otherwise wait for a garbage collection, perhaps for hours.
+
+    Never raises, and does not wait for executors, which may be suspended.
+    """
+    with suppress(*GATEWAY_ERRORS):  # the job has failed for the same reason
+        rdd: Any = sent._jrdd.rdd()
+        rdd.cleanShuffleDependencies(False)  # noqa: FBT003 - Java has no keywords

@@ -24,8 +24,18 @@ _WORKER_ENDED = (
     "Broken pipe",
     "ExecutorLostFailure",
 )
+# Messages about a Python of executors that lacks ingestd or its dependencies, is another version, or does not exist.
+_OTHER_PYTHON = ("ModuleNotFoundError", "ImportError", "PYTHON_VERSION_MISMATCH", "Cannot run program")
 _SHUT_DOWN = "SparkContext was shut down"
+STOPPED = "Spark stopped itself"
+PYTHON_HINT = (
+    "executors need the same versions of Python and ingestd as the driver: set spark.pyspark.python to their path, or"
+    " ship them with spark.archives"
+)
 _TRACE = "Traceback (most recent call last):"
+# An error condition of Spark SQL about a query: its data (class 22 of SQLSTATE), its text (42), or raise_error (P0).
+_QUERY_ERROR = re.compile(r"(\[[A-Z_.0-9]+\] .{,2000}?) SQLSTATE: (22|42|P0)\w{3}", re.DOTALL)
+_DISK_FULL = re.compile(r"No space left on device|Disk quota exceeded")
 _LOST_TASK = re.compile(r"most recent failure: Lost task [^)]*\)(?: \([^)]*\))*: *")
 
 
@@ -35,10 +45,23 @@ class JobFailed(IngestdError):
     exit_code = 70
 
 
+class QueryFailed(JobFailed):
+    """An expression of a query cannot be evaluated for a row, such as a CAST of a text that is not a number."""
+
+    exit_code = 65
+
+
 class WorkerLost(JobFailed):
     """A task of the job ran out of memory, or its process ended, for example through the OOM killer."""
 
     is_retriable = True
+
+
+class LocalDiskFull(JobFailed):
+    """A local disk has no space for the rows that Spark stores while it distributes them. Space may be freed later."""
+
+    is_retriable = True
+    exit_code = 69
 
 
 class JobTimeout(JobFailed):
@@ -47,10 +70,23 @@ class JobTimeout(JobFailed):
     is_retriable = True
 
 
+class NoExecutors(JobFailed):
+    """Spark had no executor for a job during `EngineLimits.executor_seconds`. The cluster may provide one later."""
+
+    is_retriable = True
+    exit_code = 69
+
+
 class EngineLost(IngestdError):
     """The Spark driver's JVM did not start, has ended or hangs. ingestd must be restarted."""
 
     exit_code = 70
+
+
+class EngineUnavailable(EngineLost):
+    """Spark did not start because its master, or another service that it needs, does not answer."""
+
+    exit_code = 69
 
 
 class StartCancelled(EngineLost):
@@ -71,11 +107,22 @@ def job_message(error: Exception) -> str | None:
 
 
 def job_error(text: str, where: str) -> JobFailed:
-    """Convert Spark's message about a failed job to WorkerLost or JobFailed."""
+    """Convert Spark's message about a failed job to QueryFailed, WorkerLost, LocalDiskFull or JobFailed."""
+    if match := _QUERY_ERROR.search(text):
+        remedy = (
+            "use try_cast, or another function that returns NULL instead" if match[2] == "22" else "correct the SQL"
+        )
+        return QueryFailed(" ".join(match[1].split())[:_MAX_TEXT], where=where, hint=f"{remedy}; no record was lost")
     if _TRACE not in text and any(words in text for words in _WORKER_ENDED):
         return WorkerLost("a process that ran tasks of the job ended unexpectedly", where=where)
     what = innermost(text)
-    return WorkerLost(what, where=where) if "MemoryError" in what else JobFailed(what, where=where)
+    if _DISK_FULL.search(what):
+        hint = "free space in spark.local.dir of the machines that run tasks; by default, it is in TMPDIR"
+        return LocalDiskFull(what, where=where, hint=hint)
+    if "MemoryError" in what:
+        return WorkerLost(what, where=where)
+    is_other_python = any(words in what for words in _OTHER_PYTHON)
+    return JobFailed(what, where=where, hint=PYTHON_HINT if is_other_python else "")
 
 
 def innermost(text: str) -> str:

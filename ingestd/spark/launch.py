@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shlex
 import signal
 import struct
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -24,18 +24,33 @@ from ingestd.clock import pause
 from ingestd.errors import masked
 from ingestd.java import find_java
 from ingestd.spark.archive import archive_options
-from ingestd.spark.errors import EngineLost
+from ingestd.spark.errors import EngineLost, EngineUnavailable
+from ingestd.spark.output import Output
 from ingestd.spark.scratch import Scratch
 
+# Options of the driver's JVM, by which a user replaces the configuration of Spark's log.
+_LOG_VARIABLE = "SPARK_SUBMIT_OPTS"
 _LOG4J = Path(__file__).with_name("log4j2.properties")
 _CHECK_SECONDS = 0.02
 _KILL_SECONDS = 5.0
-_MAX_MESSAGE = 300
+# How long a process may take to end after its sockets have closed.
+_END_SECONDS = 1.0
+_MAX_MESSAGE = 600
+# What to check, by a pattern of the cause that the JVM has printed. The first one that matches applies.
+_HINTS = {
+    r"\boptions?\b|heap size|agent library": "check the JVM's options: spark.driver.extraJavaOptions,"
+    " spark.driver.memory, and the environment variables JAVA_TOOL_OPTIONS, JDK_JAVA_OPTIONS and SPARK_SUBMIT_OPTS",
+    "memory|could not reserve": "give the machine or container more memory, or change spark.driver.memory",
+    "": "check spark.master, spark.conf and the Java installation",
+}
 # The port and the length of the password, which precede it in the file that the JVM writes.
 _SIZES = struct.Struct(">ii")
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
-# The driver only schedules tasks; C2 compilation and a parallel collector never pay off.
-DEFAULT_JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# With a local master, the driver evaluates queries. By default, a JVM counts its collections in a mapped file, so a
+# busy disk can stop all its threads for seconds.
+QUERY_JAVA_OPTIONS = "-XX:+UseSerialGC -XX:+PerfDisableSharedMem"
+# Otherwise, the driver only schedules tasks; C2 compilation and a parallel collector never pay off.
+DEFAULT_JAVA_OPTIONS = f"-XX:TieredStopAtLevel=1 {QUERY_JAVA_OPTIONS}"
 _DEFAULTS = {
     "spark.app.name": "ingestd",
     "spark.scheduler.mode": "FAIR",
@@ -47,7 +62,7 @@ _DEFAULTS = {
     # A speculative copy of a task would double the load, and its files would be discarded.
     "spark.speculation": "false",
 }
-# With a local master all processes are on this machine. Executors of a cluster must be able to reach the driver.
+# If all processes are on this machine. Executors on other machines must be able to reach the driver.
 _LOCAL_DEFAULTS = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
 
 
@@ -58,11 +73,16 @@ def spark_properties(
 
     `scratch` is the directory for temporary files of Spark and of the JVM. `jvm_options` precede those of `conf`.
     """
-    defaults = _DEFAULTS | (_LOCAL_DEFAULTS if master.startswith("local") else {})
+    defaults = _DEFAULTS | (_LOCAL_DEFAULTS if _is_on_this_machine(master) else {})
     properties = {"spark.master": master, "spark.local.dir": str(scratch)} | defaults | dict(conf)
     own = (f"-Djava.io.tmpdir={scratch}", *jvm_options)
     properties[JAVA_OPTIONS] = " ".join((*(f'"{option}"' for option in own), properties[JAVA_OPTIONS]))
     return properties
+
+
+def _is_on_this_machine(master: str) -> bool:
+    """Return whether only processes of this machine can be executors, as with a standalone master on loopback."""
+    return re.match(r"local|spark://(localhost|127\.)", master) is not None
 
 
 class Launch:
@@ -85,9 +105,12 @@ class Launch:
             java = find_java()
             self.properties = spark_properties(master, conf, self._scratch.path, archive_options(java))
             self.process = self._started(java)
+            assert self.process.stdout is not None
+            # A user who configures Spark's log wants to read it, also if the start fails.
+            self._output = Output(self.process.stdout, is_held=_LOG_VARIABLE not in os.environ)
         except OSError as error:
             self._scratch.remove()
-            raise self.failed(str(error)) from None
+            raise self._error(str(error)) from None
         except BaseException:
             self._scratch.remove()
             raise
@@ -96,7 +119,7 @@ class Launch:
         """Wait until the JVM accepts connections; return its port and its password. Raises EngineLost if it ends."""
         while not self._address.exists():
             if self.process.poll() is not None:
-                raise self.failed(f"its JVM ended with exit code {self.process.returncode}")
+                raise self.failed("")
             pause(_CHECK_SECONDS)
         self._file.unlink()
         content = self._address.read_bytes()
@@ -105,13 +128,40 @@ class Launch:
         return port, content[_SIZES.size : _SIZES.size + size].decode()
 
     def failed(self, reason: str) -> EngineLost:
-        """Return the error of a start that failed. Its message contains no value of `conf`."""
-        message = masked(" ".join(reason.split()), self._secrets)[:_MAX_MESSAGE]
-        return EngineLost(
-            f"Spark did not start: {message}",
+        """Return the error of a start that failed, whose message contains no value of `conf`.
+
+        If the JVM has ended, the error says how, and the cause that the JVM has printed, instead of `reason`.
+        """
+        cause = ""
+        if ended := self.exit_reason():
+            cause = self._output.cause() or ("out of memory?" if self.process.returncode == -signal.SIGKILL else "")
+            reason = f"its JVM {ended}: {cause}" if cause else f"its JVM {ended}"
+        return self._error(reason, cause)
+
+    def unavailable(self, what: str) -> EngineUnavailable:
+        """Return the error of a start for which a service does not answer. It contains no value of `conf`."""
+        return EngineUnavailable(
+            self._without_secrets(what),
             where=f"spark.master {self.master}",
-            hint="check spark.master, spark.conf and the Java installation",
+            hint="check the address, and that the Spark master or cluster manager runs and is reachable",
         )
+
+    def show_output(self) -> None:
+        """Write what the JVM has printed to stderr, and from now on each line at once."""
+        self._output.release()
+
+    def exit_reason(self) -> str:
+        """Return how the process ended, such as `was killed by signal 9`, or '' while it runs."""
+        try:
+            code = self.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+
+    def print_threads(self) -> None:
+        """Ask the JVM to print the stack of each thread and the use of its heap, which it does if it can still run."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGQUIT)
 
     def kill(self) -> None:
         """Send SIGKILL, which also ends suspended processes, to the JVM and its child processes. Never raises."""
@@ -129,6 +179,15 @@ class Launch:
         if self.process.stdin is not None:
             self.process.stdin.close()
         self._scratch.remove()
+        self._output.wait()
+
+    def _error(self, reason: str, cause: str = "") -> EngineLost:
+        hints = (hint for pattern, hint in _HINTS.items() if re.search(pattern, cause, re.IGNORECASE))
+        what = self._without_secrets(f"Spark did not start: {reason}")
+        return EngineLost(what, where=f"spark.master {self.master}", hint=next(hints))
+
+    def _without_secrets(self, text: str) -> str:
+        return masked(" ".join(text.split()), self._secrets)[:_MAX_MESSAGE]
 
     def _started(self, java: Path) -> subprocess.Popen[bytes]:
         home = spark_home()
@@ -138,6 +197,8 @@ class Launch:
         return subprocess.Popen(
             [home / "bin" / "spark-submit", "--properties-file", self._file, *arguments],
             stdin=subprocess.PIPE,  # the JVM ends when this pipe breaks
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             env=_environment(java, home, self.master) | {"_PYSPARK_DRIVER_CONN_INFO_PATH": str(self._address)},
             preexec_fn=_ignore_interrupts,  # noqa: PLW1509 - nothing that the child needs is locked by a thread
         )
@@ -145,12 +206,10 @@ class Launch:
 
 def _environment(java: Path, home: Path, master: str) -> dict[str, str]:
     # Otherwise Spark resolves the name of this machine, and does not start if that fails.
-    local = {"SPARK_LOCAL_IP": "127.0.0.1"} if master.startswith("local") else {}
+    local = {"SPARK_LOCAL_IP": "127.0.0.1"} if _is_on_this_machine(master) else {}
     defaults = local | {
-        # Spark would start its Python workers as `python3` from PATH, which lacks ingestd and its dependencies.
-        "PYSPARK_PYTHON": sys.executable,
         # Errors are raised through py4j; Spark's own log would only repeat them.
-        "SPARK_SUBMIT_OPTS": f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
+        _LOG_VARIABLE: f"-Dlog4j2.configurationFile={_LOG4J.as_uri()}",
         # For the JVM that only computes the command line of the driver.
         "SPARK_LAUNCHER_OPTS": DEFAULT_JAVA_OPTIONS,
     }

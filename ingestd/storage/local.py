@@ -1,8 +1,8 @@
-"""Accesses a warehouse on a local or mounted file system (`file:` URIs).
+"""The storage of `file:` URIs: a local or mounted file system.
 
 Invariant: an OSError becomes StorageUnavailable with the path, so that the caller retries instead of stopping. The
-directory of a table or partition is never created here: if it is missing, its file system is probably not mounted, and
-a later mount would hide the files in a new directory.
+directory of a table or partition is never created by ingestion: if it is missing, its file system is probably not
+mounted, and a later mount would hide the files in a new directory. Only replication creates directories.
 """
 
 from __future__ import annotations
@@ -10,159 +10,357 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
+
+import pyarrow as pa
 
 from ingestd.errors import InvalidTable, StorageUnavailable
+from ingestd.storage.contract import (
+    Capabilities,
+    Entry,
+    Listing,
+    StagedDelta,
+    Storage,
+    Stream,
+    split,
+    subdirectories,
+    unless_equal,
+)
+from ingestd.storage.local_files import (
+    DIRECTORY,
+    LocalStream,
+    entry_of,
+    make_and_open,
+    make_directories,
+    opened,
+    stored,
+    sync,
+)
+from ingestd.storage.parallel import LISTINGS_AT_ONCE, run_each
+from ingestd.storage.system_errors import guarded
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_NOT_MOUNTED = "check that the file system is mounted on this machine; only the metastore creates these directories"
-_HINTS = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on the file system"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "grant this process write permission"),
-    **dict.fromkeys(
-        (errno.ENOENT, errno.ENOTDIR, errno.ESTALE), "check that the file system is mounted on this machine"
-    ),
-    **dict.fromkeys((errno.ENOTEMPTY, errno.EEXIST), "the directory exists already; check which process created it"),
-}
 _REMOVE_ATTEMPTS = 10
-_OTHER_HINT = "check the file system and the kernel log"
 
 
 def local_path(uri: str) -> Path:
-    """Return the path of a `file:` URI. Raises InvalidTable for every other scheme.
-
-    Hadoop does not percent-encode paths in URIs: the `%3A` of an escaped partition name is part of the directory name.
-    """
-    scheme, colon, rest = uri.partition(":")
-    if not colon:
-        return Path(uri)
+    """Return the path of a `file:` URI, or of one without a scheme. Raises InvalidTable for every other scheme."""
+    scheme, _, path = split(uri)
     if scheme != "file":
         raise InvalidTable(
-            f"locations with the scheme {scheme} are not supported",
+            "the location is not on the local file system",
             where=uri,
-            hint="use a table with a file: location",
+            hint="use a table whose location, and that of its partitions, has the scheme file",
         )
-    return Path("/" + rest.lstrip("/"))
+    return Path("/" + path.lstrip("/"))
 
 
-@contextmanager
-def guarded(path: Path) -> Iterator[None]:
-    """Translate an OSError about `path` into StorageUnavailable."""
-    try:
-        yield
-    except OSError as error:
-        what = error.strerror or str(error)
-        raise StorageUnavailable(what, where=str(path), hint=_HINTS.get(error.errno or 0, _OTHER_HINT)) from error
+class LocalStorage:
+    """See `Storage`. A path is a `file:` URI, or an absolute path without a scheme."""
+
+    capabilities = Capabilities(rename=True, append=True, cheap_files=True)
+
+    def location(self, uri: str) -> LocalLocation:
+        """See `Storage`."""
+        return LocalLocation.of(uri)
+
+    def entries(self, directory: str) -> list[Entry]:
+        """See `Storage`."""
+        path = local_path(directory)
+        found = []
+        with guarded(path), os.scandir(path) as listing:
+            for entry in listing:
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    found.append(entry_of(entry))
+        return found
+
+    def listings(self, directories: Sequence[str]) -> dict[str, Listing]:
+        """See `Storage`."""
+        return run_each(_listing, directories, LISTINGS_AT_ONCE)
+
+    def exists(self, directory: str) -> bool:
+        """See `Storage`."""
+        return local_path(directory).is_dir()
+
+    def read(self, file: str) -> bytes:
+        """See `Storage`."""
+        path = local_path(file)
+        with guarded(path):
+            return path.read_bytes()
+
+    def open(self, file: str, length: int | None = None) -> pa.NativeFile:
+        """See `Storage`; the file is mapped into memory."""
+        path = local_path(file)
+        with guarded(path):
+            mapped = pa.memory_map(str(path))
+            return mapped if length is None else pa.BufferReader(mapped.read_buffer(length))
+
+    def outbox(self, directory: str, task: str) -> LocalOutbox:
+        """See `Storage`."""
+        path = local_path(directory) / task
+        with guarded(path):
+            path.mkdir()
+        return LocalOutbox(path)
+
+    def publish(self, deltas: Sequence[StagedDelta], source: Storage) -> None:
+        """See `Storage`. Each delta is assembled in its `scratch` directory and appears complete, by one rename.
+
+        If the location is on another file system, the delta is copied to its `hidden` name and renamed.
+        """
+        published: list[Path] = []
+        try:
+            for delta in deltas:
+                location = delta.location
+                assert isinstance(location, LocalLocation)
+                if isinstance(source, LocalStorage):
+                    location.receive(_assembled(delta), delta)
+                else:
+                    location.copy(delta, source)
+                published.append(location.path / delta.name)
+        except BaseException:
+            for path in published:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+
+    def write(self, file: str, content: bytes) -> None:
+        """See `Storage`."""
+        path = local_path(file)
+        with guarded(path), path.open("xb") as created:
+            created.write(content)
+
+    def create(self, file: str, content: bytes) -> None:
+        """See `Storage`; it is linked from a hidden name, because a rename would replace a file."""
+        path = local_path(file)
+        hidden = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+        with unless_equal(self, file, content), guarded(path):
+            try:
+                hidden.write_bytes(content)
+                sync(hidden)
+                os.link(hidden, path)
+            finally:
+                hidden.unlink(missing_ok=True)
+            sync(path.parent)
+
+    def stream(self, file: str) -> LocalStream:
+        """See `Storage`."""
+        return LocalStream(local_path(file))
+
+    def make_directories(self, directory: str) -> None:
+        """See `Storage`; durable."""
+        path = local_path(directory)
+        with guarded(path):
+            make_directories(path)
+
+    def receive(self, file: str, content: Stream, temporary: str) -> None:
+        """See `Storage`."""
+        path = local_path(file)
+        with stored(path, content, temporary) as hidden:
+            if path.exists():
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            hidden.rename(path)
+
+    def replace(self, file: str, content: Stream, temporary: str) -> None:
+        """See `Storage`."""
+        path = local_path(file)
+        with stored(path, content, temporary) as hidden:
+            hidden.replace(path)
+
+    def leftovers(self, directory: str) -> list[str]:
+        """See `Storage`."""
+        return subdirectories(self, directory)
+
+    def remove(self, directory: str) -> None:
+        """See `Storage`."""
+        path = local_path(directory)
+        with guarded(path):
+            for _ in range(_REMOVE_ATTEMPTS):
+                try:
+                    shutil.rmtree(path)
+                except FileNotFoundError:  # if the directory exists, another process is removing files under it
+                    if path.exists():
+                        continue
+                return
+            shutil.rmtree(path)
+
+    def remove_file(self, file: str) -> None:
+        """See `Storage`."""
+        path = local_path(file)
+        with guarded(path):
+            path.unlink(missing_ok=True)
+
+    def abort_uploads(self, directory: str, is_garbage: Callable[[str], bool]) -> list[str]:
+        """See `Storage`; there are no uploads."""
+        return []
+
+    def discard(self, *directories: str) -> None:
+        """See `Storage`."""
+        for directory in directories:
+            shutil.rmtree(local_path(directory), ignore_errors=True)
+
+    def check_writable(self, directory: str) -> None:
+        """See `Storage`. Nothing is written, so a full file system is not detected."""
+        path = local_path(directory)
+        with opened(path), guarded(path):
+            if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def free_bytes(self, directory: str) -> int:
+        """See `Storage`."""
+        path = local_path(directory)
+        with guarded(path):
+            return shutil.disk_usage(path).free
+
+
+class LocalOutbox:
+    """See `Outbox`; the files are written directly to a directory of the task in the staging directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def send(self, file: Path) -> str:
+        """See `Outbox`; fsyncs the file."""
+        with guarded(file):
+            sync(file)
+        return str(file)
+
+    def finish(self) -> None:
+        """See `Outbox`. Does nothing: the names of the files become durable when `publish` renames them."""
+
+    def abandon(self) -> None:
+        """See `Outbox`."""
+        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """An open directory, which remains accessible if it is renamed; `path` requires Linux."""
+    """See `Held`: an open directory, which remains accessible if it is renamed. Requires Linux."""
 
     number: int
 
-    @property
-    def path(self) -> Path:
-        """A path to the directory, valid until `close`."""
-        return Path(f"/proc/self/fd/{self.number}")
+    def discard(self, *names: str) -> None:
+        """See `Held`."""
+        shutil.rmtree(Path(f"/proc/self/fd/{self.number}", *names), ignore_errors=True)
 
     def close(self) -> None:
-        """Close the directory."""
+        """See `Held`."""
         os.close(self.number)
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
-    """The existing directory of a table or partition, identified by device and inode.
+class LocalLocation:
+    """See `Location`; identified by device and inode.
 
-    All methods raise StorageUnavailable, for example if another directory has replaced this one. They work through an
-    open handle of the directory, so that a concurrent mount or unmount does not redirect them.
+    The methods work through an open handle of the directory, so that a concurrent mount or unmount does not redirect
+    them.
     """
 
+    uri: str
     path: Path
     device: int
     inode: int
 
     @classmethod
-    def of(cls, uri: str) -> Location:
-        """Return the location at `uri`. Raises StorageUnavailable if it is missing, and InvalidTable (`local_path`)."""
+    def of(cls, uri: str) -> LocalLocation:
+        """Return the location at `uri`. Raises NotFound if it is missing, and InvalidTable (`local_path`)."""
         path = local_path(uri)
-        with _opened(path) as handle:
+        with opened(path) as handle:
             found = os.fstat(handle)
-        return cls(path, found.st_dev, found.st_ino)
+        return cls(uri, path, found.st_dev, found.st_ino)
 
     def check(self) -> None:
-        """Raise StorageUnavailable if the directory is missing or has been replaced."""
+        """See `Location`."""
         with self._handle():
             return
 
     def hold(self) -> Handle:
-        """Open the directory and return a handle, which the caller must close."""
+        """See `Location`."""
         with self._handle() as handle, guarded(self.path):
             return Handle(os.dup(handle))
 
     def names(self) -> list[str]:
-        """Return the names of the files and directories in the directory."""
+        """See `Location`."""
         with self._handle() as handle, guarded(self.path):
             return os.listdir(handle)
 
-    def make_directory(self, *names: str) -> Path:
-        """Create nested directories below this one, one per name, unless they exist; return the path of the last."""
+    def make_directory(self, *names: str) -> str:
+        """See `Location`."""
         path = self.path
         with self._handle() as handle, ExitStack() as opened:
             level = handle
             for name in names:
                 path /= name
                 with guarded(path):
-                    level = _make_and_open(name, level)
+                    level = make_and_open(name, level)
                 opened.callback(os.close, level)
-        return path
+        return str(path)
 
-    def receive(self, source: Path, name: str, hidden: str) -> None:
-        """Move the directory `source` here as `name`. It appears complete, or not at all if an error is raised.
+    def mark_directory(self, *names: str) -> None:
+        """See `Location`."""
+        self.make_directory(*names)
 
-        The move is synced to disk. If `source` is on another file system, it is copied to the name `hidden`, and the
-        copy is synced and renamed; `source` is then not removed.
+    def receive(self, source: Path, delta: StagedDelta) -> None:
+        """Move the directory `source` here as a delta. It appears complete, or not at all if an error is raised.
+
+        The move is synced to disk. If `source` is on another file system, it is copied to the delta's `hidden` name,
+        and the copy is synced and renamed; `source` is then not removed.
         """
-        with self._handle() as handle, guarded(self.path / name):
+        with self._handle() as handle, guarded(self.path / delta.name):
             try:
-                os.rename(source, name, dst_dir_fd=handle)
+                os.rename(source, delta.name, dst_dir_fd=handle)
+                self._sync_renamed(handle, delta.name)
             except OSError as error:
                 if error.errno != errno.EXDEV:
                     raise
-                self._copy(source, handle, hidden)
-                os.rename(hidden, name, src_dir_fd=handle, dst_dir_fd=handle)
-            try:
-                os.fsync(handle)
-            except OSError:
-                discard_tree(self.path / name)
-                raise
+                delta.before_copy()
+                self._copy(((file.name, file.open("rb")) for file in source.iterdir()), handle, delta.hidden)
+                self._appear(handle, delta)
 
-    def _copy(self, source: Path, handle: int, hidden: str) -> None:
-        """Copy the files of a directory and sync them; after a failure, remove the copy if possible."""
+    def copy(self, delta: StagedDelta, source: Storage) -> None:
+        """Copy a delta that is staged in another storage; see `receive`."""
+        with self._handle() as handle, guarded(self.path / delta.name):
+            delta.before_copy()
+            self._copy(((name, source.open(file)) for name, file in delta.files.items()), handle, delta.hidden)
+            for name, content in delta.contents.items():
+                (self.path / delta.hidden / name).write_bytes(content)
+            self._appear(handle, delta)
+
+    def _appear(self, handle: int, delta: StagedDelta) -> None:
+        os.rename(delta.hidden, delta.name, src_dir_fd=handle, dst_dir_fd=handle)
+        self._sync_renamed(handle, delta.name)
+
+    def _sync_renamed(self, handle: int, name: str) -> None:
+        try:
+            os.fsync(handle)
+        except OSError:
+            shutil.rmtree(self.path / name, ignore_errors=True)
+            raise
+
+    def _copy(self, files: Iterable[tuple[str, IO[bytes] | pa.NativeFile]], handle: int, hidden: str) -> None:
+        """Copy files to the new directory `hidden` and sync them; after a failure, remove the copy if possible."""
         os.mkdir(hidden, dir_fd=handle)
         try:
-            copy = os.open(hidden, _DIRECTORY, dir_fd=handle)
+            copy = os.open(hidden, DIRECTORY, dir_fd=handle)
             try:
-                for name in os.listdir(source):
+                for name, content in files:
                     target = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=copy)
-                    with (source / name).open("rb") as content, os.fdopen(target, "wb") as file:
+                    with content, os.fdopen(target, "wb") as file:
                         shutil.copyfileobj(content, file, 1 << 20)
                         file.flush()
                         os.fsync(file.fileno())
                 os.fsync(copy)
             finally:
                 os.close(copy)
-        except OSError:
-            discard_tree(self.path / hidden)
+        except BaseException:
+            shutil.rmtree(self.path / hidden, ignore_errors=True)
             raise
 
     @contextmanager
     def _handle(self) -> Iterator[int]:
-        with _opened(self.path) as handle:
+        with opened(self.path) as handle:
             found = os.fstat(handle)
             if (found.st_dev, found.st_ino) != (self.device, self.inode):
                 raise StorageUnavailable(
@@ -173,84 +371,18 @@ class Location:
             yield handle
 
 
-@contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """Open the directory of a table or partition and yield its file descriptor."""
-    try:
-        handle = _open(path)
-    except FileNotFoundError as error:
-        raise StorageUnavailable("the directory does not exist", where=str(path), hint=_NOT_MOUNTED) from error
-    except OSError as error:
-        with guarded(path):
-            raise error
-    try:
-        yield handle
-    finally:
-        os.close(handle)
+def _listing(uri: str) -> Listing:
+    location = LocalLocation.of(uri)
+    return Listing(location, location.names())
 
 
-def _open(path: Path) -> int:
-    try:
-        return os.open(path, _DIRECTORY)
-    except FileNotFoundError:
-        # NFS caches missing names; listing the parent refreshes the cache.
-        os.listdir(path.parent)
-        return os.open(path, _DIRECTORY)
-
-
-def _make_and_open(name: str, parent: int) -> int:
-    """Open the directory `name` in `parent`, and create it if it is missing; return its file descriptor."""
-    with suppress(FileExistsError):
-        os.mkdir(name, dir_fd=parent)
-    return os.open(name, _DIRECTORY, dir_fd=parent)
-
-
-def make_leaf(path: Path) -> None:
-    """Create a directory; its parent must exist."""
-    with guarded(path):
-        path.mkdir()
-
-
-def move(source: Path, target: Path) -> None:
-    """Rename a file within one file system; the parent of `target` must exist."""
-    with guarded(target):
-        os.rename(source, target)
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write `content` to a file, which need not exist."""
-    with guarded(path):
-        path.write_bytes(content)
-
-
-def check_writable(path: Path) -> None:
-    """Raise StorageUnavailable if the directory is missing, or this process may not create files in it.
-
-    Nothing is written, so a full file system is not detected.
-    """
-    with _opened(path), guarded(path):
-        if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-def free_bytes(path: Path) -> int:
-    """Return the space in bytes that this process can use on the file system of a directory."""
-    with guarded(path):
-        return shutil.disk_usage(path).free
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a directory tree, if it exists. Other processes may remove it at the same time."""
-    with guarded(path):
-        for _ in range(_REMOVE_ATTEMPTS):
-            try:
-                shutil.rmtree(path)
-            except FileNotFoundError:
-                if path.exists():  # another process is removing files under it
-                    continue
-            return
-
-
-def discard_tree(path: Path) -> None:
-    """Remove a directory tree as far as possible; never raises."""
-    shutil.rmtree(path, ignore_errors=True)
+def _assembled(delta: StagedDelta) -> Path:
+    """Move the staged files of a delta into its scratch directory, on the same file system, and return its path."""
+    directory = local_path(delta.scratch)
+    with guarded(directory):
+        directory.mkdir()
+        for name, staged in delta.files.items():
+            os.rename(local_path(staged), directory / name)
+        for name, content in delta.contents.items():
+            (directory / name).write_bytes(content)
+    return directory

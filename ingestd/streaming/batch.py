@@ -30,9 +30,9 @@ from ingestd.publish.deltas import DeltaFiles
 from ingestd.publish.outcome import CommitRequest
 from ingestd.publish.protocol import Publication, Step, TableWrite, publish
 from ingestd.publish.staging import STREAMING, Staging
-from ingestd.storage.local import Location
+from ingestd.storage.contract import Location
 from ingestd.streaming.delta_output import BatchOutput, Output, Partition, TransactionOutput
-from ingestd.streaming.errors import CREATING_PARTITION, InvalidTransactionState, streaming_errors
+from ingestd.streaming.errors import REGISTERING_PARTITION, InvalidTransactionState, streaming_errors
 from ingestd.streaming.heartbeat import Heartbeat
 from ingestd.streaming.session import Session, TableChange
 
@@ -77,7 +77,7 @@ class Partitions:
         missing = [one for one in partitions if name(one) not in self.known]
         if missing:
             # Translate errors here: callers could not tell them from errors of the other metastore calls.
-            with streaming_errors(CREATING_PARTITION):
+            with streaming_errors(REGISTERING_PARTITION):
                 found = self._register(missing)
             stats = self._session.stats
             stats.created_partitions += sum(not info.existed for info in found.values())
@@ -148,7 +148,7 @@ class TransactionBatch:
                 self.state = TxnState.ABORTED
                 return False
             if self._output is None:
-                self._location = Location.of(self._table.location)
+                self._location = self._session.warehouse.storages.location(self._table.location)
                 self._output = self._new_output()
             self._output.begin(write_id)
             return True
@@ -248,14 +248,17 @@ class TransactionBatch:
         if self._shared_range:
             return BatchOutput(self._table, self._session.shape, self._partitions.locate, self._shared_range)
         assert self._location
-        staging = Staging(self._location, STREAMING, str(min(self.txn_to_write_ids)))
+        staging = Staging(self._session.warehouse.storages, self._location, STREAMING, str(min(self.txn_to_write_ids)))
         return TransactionOutput(self._session.shape, staging)
 
     def _register(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
         assert self._location
         txn = self._open_transaction()
         write_id = self.txn_to_write_ids[txn.id]
-        return deltas.register(self._session.metastore, txn, self._table, write_id, self._location, partitions)
+        self._location.check()  # before the metastore creates directories under it
+        found = self._session.create_partitions(self._location, partitions)
+        deltas.register(self._session.warehouse, txn, self._table, write_id, found)
+        return found
 
     @property
     def _locks(self) -> list[WriteLock]:
@@ -283,7 +286,7 @@ class TransactionBatch:
             key_value=key_value,
             resolve_seconds=self._session.options.commit_outcome_seconds,
         )
-        return publish(metastore, txn, [write], request, observe)[self._table.name]
+        return publish(self._session.warehouse, txn, [write], request, observe)[self._table.name]
 
     def _table_write(
         self, txn: Transaction, extras: Extras, on_placed: Callable[[Sequence[DeltaFiles]], None]

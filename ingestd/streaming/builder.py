@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ingestd.hive.security import Security
+from ingestd.storage.options import StorageOptions
 from ingestd.streaming.arguments import PartitionValues
 from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.writers import RecordWriter
@@ -59,6 +60,10 @@ class Builder(Generic[C]):
     def with_security(self, security: Security) -> Builder[C]:
         """Set how to log in and whether to encrypt connections."""
         return self._with(security=security)
+
+    def with_storage(self, storage: StorageOptions) -> Builder[C]:
+        """Set how to access tables in HDFS and S3."""
+        return self._with(storage=storage)
 
     def with_transaction_batch_size(self, size: int) -> Builder[C]:
         """Set the number of transactions that share their files."""

@@ -8,9 +8,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
+from ingestd.storage import hadoop
+from ingestd.storage.options import StorageOptions
 from ingestd.streaming.arguments import check_text
 from ingestd.streaming.errors import InvalidConnection
 
@@ -73,6 +76,16 @@ class Configuration(dict[str, str]):
                 hint=f"pass metastore_uri, such as thrift://localhost:9083, or a configuration with {_URIS[1]}",
             )
         return found
+
+    def storage_options(self, given: StorageOptions | None) -> StorageOptions:
+        """Return `given` with the properties of the Hadoop configuration, which these settings override.
+
+        Raises ConfigError if the files of the Hadoop configuration cannot be read.
+        """
+        options = given or StorageOptions()
+        if options.properties is not None:
+            return options
+        return replace(options, properties=hadoop.read_properties(options.hadoop_conf_dir, self))
 
     def flag(self, name: str, *, default: bool) -> bool:
         """Return a boolean setting, or `default` if it is not set."""

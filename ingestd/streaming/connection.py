@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -22,7 +21,7 @@ from ingestd.hive.partitions import PartitionInfo
 from ingestd.hive.tables import WHOLE_TABLE, Table
 from ingestd.hive.transactions import Transaction
 from ingestd.publish.deltas import DeltaFiles, announce
-from ingestd.storage import local
+from ingestd.storage.contract import child
 from ingestd.streaming.arguments import PartitionValues, check_list, check_whole
 from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.batch import Extras, TxnState
@@ -231,8 +230,8 @@ class HiveStreamingConnection:
         min_write_id: int,
         max_write_id: int,
         statement_id: int = 0,
-    ) -> Path:
-        """Return the path of a bucket's file once these write ids are committed. Creates the partition, as in Java.
+    ) -> str:
+        """Return the URI of a bucket's file once these write ids are committed. Creates the partition, as in Java.
 
         Raises StreamingException for numbers out of range, and the errors of `create_partition_if_not_exists`.
         """
@@ -247,7 +246,7 @@ class HiveStreamingConnection:
             normal_values(self.table, partition_values)
             location = self.table.location
         delta = batch_delta_name(min_write_id, max_write_id, statement_id)
-        return local.local_path(location) / delta / bucket_name(bucket)
+        return child(location, delta, bucket_name(bucket))
 
     @streaming_errors(IN_TRANSACTION)
     def add_write_notification_events(self, txn_id: int) -> None:

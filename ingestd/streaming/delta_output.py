@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,7 +28,6 @@ from ingestd.acid.writer_pool import (
     StagingFile,
     StagingFiles,
     WriterPool,
-    storage_errors,
 )
 from ingestd.background import Background
 from ingestd.errors import IngestdError, StorageUnavailable
@@ -37,7 +37,9 @@ from ingestd.publish.deltas import DeltaFiles, Placement, StagedFiles
 from ingestd.publish.protocol import Files
 from ingestd.publish.row_count_parameters import Increment
 from ingestd.publish.staging import Staging
-from ingestd.storage.local import Location, local_path
+from ingestd.storage.contract import Listing
+from ingestd.storage.local import LocalLocation, local_path
+from ingestd.storage.system_errors import guarded
 
 _log = logging.getLogger(__name__)
 Partition = tuple[str, ...]
@@ -94,14 +96,15 @@ class TransactionOutput:
 
     def begin(self, write_id: int) -> None:
         """Create the staging directory and the writers of a transaction."""
-        directory, shape = self._staging.make(), self._shape
+        task = f"client-{uuid.uuid4().hex[:8]}"
+        outbox, shape = self._staging.storage.outbox(self._staging.make(), task), self._shape
         if self._statement is None:
             buckets = shape.bucketing.count if shape.bucketing else 1
-            self._files = StagingFiles(directory, shape.columns, write_id, encoding=shape.encoding)
+            self._files = StagingFiles(outbox, shape.columns, write_id, encoding=shape.encoding)
             self._pool = WriterPool(self._files, PoolLimits(open_files=max(_OPEN_FILES, buckets)))
         else:
             self._files = SingleStatementFiles(
-                directory, shape.columns, write_id, self._statement, encoding=shape.encoding
+                outbox, shape.columns, write_id, self._statement, encoding=shape.encoding
             )
             self._pool = WriterPool(self._files, PoolLimits(open_files=None))
 
@@ -203,7 +206,13 @@ class BatchOutput:
         """The partitions that received rows in the open transaction."""
         return self._pool.partitions
 
-    def place(self, _table: Table, _write_id: int, _partitions: Mapping[str, PartitionInfo]) -> Placement:
+    def place(
+        self,
+        _table: Table,
+        _write_id: int,
+        _partitions: Mapping[str, PartitionInfo],
+        _listings: Mapping[str, Listing],
+    ) -> Placement:
         """Flush the files that `finish` wrote, so that readers find the rows after the commit."""
         return self._files.flush()
 
@@ -264,7 +273,7 @@ class _BatchFiles:
         """Flush all files that contain rows of the open transaction, and return their deltas and row counts."""
         for file, key in sorted(self._written.items(), key=lambda item: item[1]):
             if file in self._unflushed:
-                with storage_errors(local_path(file.location)):
+                with guarded(local_path(file.location)):
                     self._flush(key, file)
         deltas = {self._delta_files(key, file) for file, key in self._written.items()}
         return Placement(sorted(deltas, key=str), self._increments)
@@ -292,8 +301,9 @@ class _BatchFiles:
     def open(self, key: FileKey, statement: int) -> _BatchFile:
         """Open a file in the delta of this statement id, which is created if it does not exist."""
         location = self._info(key).location
-        delta = Location.of(location).make_directory(batch_delta_name(*self._write_ids, statement))
-        with storage_errors(delta):
+        name = batch_delta_name(*self._write_ids, statement)
+        delta = local_path(LocalLocation.of(location).make_directory(name))
+        with guarded(delta):
             (delta / ORC_ACID_VERSION_FILE).write_bytes(ORC_ACID_VERSION)
             file = AppendableFile(delta, self._shape.columns, key.bucket, statement, self._shape.encoding)
         self._count(key, Increment(files=1))
@@ -301,7 +311,7 @@ class _BatchFiles:
 
     def accepts_rows(self, key: FileKey, file: _BatchFile) -> bool:
         """Return False if the partition was moved, or was dropped and recreated, between transactions."""
-        with storage_errors(local_path(file.location)):
+        with guarded(local_path(file.location)):
             if file not in self._unflushed and not file.appendable.is_in_place:
                 file.appendable.abandon()
                 return False
@@ -312,18 +322,21 @@ class _BatchFiles:
 
     def write(self, key: FileKey, file: _BatchFile, batch: pa.RecordBatch) -> None:
         """Append rows with the write id of the open transaction."""
-        with storage_errors(local_path(file.location)):
+        with guarded(local_path(file.location)):
             file.appendable.write(batch, self._write_id)
         self._written[file] = key
         self._unflushed.add(file)
 
     def close(self, key: FileKey, file: _BatchFile) -> None:
         """Flush the rows of the open transaction and close the file. Removes a delta without any rows."""
-        with storage_errors(local_path(file.location)):
+        with guarded(local_path(file.location)):
             if file in self._unflushed:
                 self._flush(key, file)
             file.appendable.close()
         self._remove_unused_delta(file)
+
+    def finish(self) -> None:
+        """Do nothing, because `close` has closed the files durably."""
 
     def abort(self, files: Iterable[_BatchFile]) -> None:
         """Abandon the files. Flushed rows stay in them."""

@@ -35,7 +35,7 @@ class InvalidTable(StreamingException, errors.InvalidTable):
 
 
 class PartitionCreationFailed(StreamingException, errors.MetastoreUnavailable):
-    """The metastore did not create a partition. Retry with backoff."""
+    """The metastore did not create a partition, or its directory cannot be created. Retry with backoff."""
 
 
 class TransactionError(StreamingException, errors.TransactionError):
@@ -118,9 +118,13 @@ IN_TRANSACTION: tuple[Translation, ...] = (
     (errors.MetastoreUnavailable, TransactionError),
     (MetastoreRefusal, TransactionError),
 )
-CREATING_PARTITION: tuple[Translation, ...] = (
+REGISTERING_PARTITION: tuple[Translation, ...] = (
     (errors.MetastoreUnavailable, PartitionCreationFailed),
     (MetastoreRefusal, PartitionCreationFailed),
+)
+CREATING_PARTITION: tuple[Translation, ...] = (
+    *REGISTERING_PARTITION,
+    (errors.StorageUnavailable, PartitionCreationFailed),
 )
 
 

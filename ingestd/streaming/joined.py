@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ingestd.acid.routing import Part
-from ingestd.hive.partitions import PartitionInfo, ensure_partitions
-from ingestd.hive.tables import WHOLE_TABLE
+from ingestd.hive.partitions import PartitionInfo
 from ingestd.publish.deltas import DeltaFiles
 from ingestd.publish.staging import STREAMING, Staging
-from ingestd.storage.local import Location
+from ingestd.storage.contract import Location
 from ingestd.streaming.batch import Extras, Partitions, TxnState
 from ingestd.streaming.delta_output import Partition, TransactionOutput
 from ingestd.streaming.errors import InvalidTransactionState, TableChanged
@@ -33,7 +32,9 @@ class JoinedTransaction:
         self.deltas: Sequence[DeltaFiles] = ()
         """The deltas that `commit` published."""
         self._statement = max(0, statement_id)
-        self._output: TransactionOutput | None = None  # None until the transaction begins
+        # The transaction sets both when it begins.
+        self._location: Location | None = None
+        self._output: TransactionOutput | None = None
 
     @property
     def remaining(self) -> int:
@@ -57,7 +58,8 @@ class JoinedTransaction:
                 where=f"table {self._session.table.name}",
                 hint="read the table again under the lock of the transaction, and open a new connection with it",
             )
-        self._output = self._new_output()
+        self._location = self._session.warehouse.storages.location(self._session.table.location)
+        self._output = self._new_output(self._location)
         self._output.begin(self.write_ids[0])
         return True
 
@@ -111,13 +113,11 @@ class JoinedTransaction:
         assert self._output
         return self._output
 
-    def _new_output(self) -> TransactionOutput:
-        location = Location.of(self._session.table.location)
-        staging = Staging(location, STREAMING, f"w{self.write_ids[0]}-{self._statement}")
+    def _new_output(self, location: Location) -> TransactionOutput:
+        storages = self._session.warehouse.storages
+        staging = Staging(storages, location, STREAMING, f"w{self.write_ids[0]}-{self._statement}")
         return TransactionOutput(self._session.shape, staging, statement=self._statement)
 
     def _find(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
-        table = self._session.table
-        if not table.partition_columns:
-            return {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}
-        return ensure_partitions(self._session.metastore, table, {table.partition_name(p): p for p in partitions})
+        assert self._location
+        return self._session.create_partitions(self._location, partitions)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.formats.decoder import Decoder, DecodeResult, Reject
+from ingestd.formats.decoder import Decoder, DecodeResult, Reject, without_violations
 
 REASON = "dates and timestamps before 1582-10-15 require transaction_batch_size=1"
 _FIRST_DAY = (date(1582, 10, 15) - date(1970, 1, 1)).days
@@ -79,19 +79,9 @@ class ModernDecoder:
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """Decode a batch of records (see `Decoder`)."""
-        decoded = self._decoder.decode(values)
-        masks = [old_rows(batch) for batch in decoded.batches]
-        if all(mask is None for mask in masks):
-            return decoded
-        refused = {reject.row for reject in decoded.rejects}
-        places = np.array([row for row in range(len(values)) if row not in refused])
-        rejects, batches, start = list(decoded.rejects), [], 0
-        for batch, mask in zip(decoded.batches, masks, strict=True):
-            if mask is not None:
-                old = places[start : start + batch.num_rows][mask].tolist()
-                rejects += [Reject.of(row, values[row], "", REASON) for row in old]
-                batches.append(batch.filter(pa.array(~mask)))
-            else:
-                batches.append(batch)
-            start += batch.num_rows
-        return DecodeResult(batches, sorted(rejects, key=lambda reject: reject.row), decoded.skipped)
+        return without_violations(self._decoder.decode(values), values, _violations)
+
+
+def _violations(batch: pa.RecordBatch) -> dict[int, tuple[str, str]]:
+    mask = old_rows(batch)
+    return {} if mask is None else dict.fromkeys(np.flatnonzero(mask).tolist(), ("", REASON))

@@ -22,6 +22,7 @@ from ingestd.acid.layout import MAX_STATEMENT
 from ingestd.hive.security import Security
 from ingestd.hive.tables import TableName
 from ingestd.publish.outcome import RESOLVE_SECONDS
+from ingestd.storage.options import StorageOptions
 from ingestd.streaming.arguments import (
     PartitionValues,
     check_flag,
@@ -70,11 +71,15 @@ class ConnectionOptions:
     """Time limit for each answer of the metastore. None: the value in `configuration`, by default 60 s."""
 
     configuration: Mapping[str, str] | str | Path | None = None
-    """Hive settings: a mapping, or the path of a `hive-site.xml`. None: no settings; no file is searched for."""
+    """Hive settings: a mapping, or the path of a `hive-site.xml`. None: no settings; no such file is searched for."""
 
     security: Security | None = None
     """Login and encryption. None: as set in `configuration`, which contains no credentials. For a keytab, a password or
     a CA file pass `Security.from_hive_conf(Configuration.of(path), user=…, keytab=…, password=…, ca_file=…)`."""
+
+    storage: StorageOptions | None = None
+    """Access to tables in HDFS and S3. What it does not set comes from `configuration` (`fs.s3a.*`, `dfs.*` …), then
+    from the Hadoop configuration (`hadoop_conf_dir`, or the variable HADOOP_CONF_DIR), then from the environment."""
 
     transaction_batch_size: int = 1
     """Number of transactions that are opened together and share their files."""
@@ -167,12 +172,7 @@ class ConnectionOptions:
             _check_uri(self.metastore_uri)
         if self.static_partition_values is not None:
             check_values("static_partition_values", self.static_partition_values)
-        if self.security is not None and not isinstance(self.security, Security):
-            raise InvalidConnection(
-                f"security must be a Security, not {type(self.security).__name__}",
-                where="security",
-                hint="create one with ingestd.hive.security.Security.from_hive_conf(…)",
-            )
+        self._check_classes()
         check_whole("transaction_batch_size", self.transaction_batch_size, 1)
         check_whole("statement_id", self.statement_id, -1, MAX_STATEMENT)
         for name in ("write_id", "auto_flush_check_interval_size"):
@@ -185,6 +185,20 @@ class ConnectionOptions:
             if getattr(self, name) is not None:
                 check_seconds(name, getattr(self, name))
         _check_table_object(self.table_object)
+
+    def _check_classes(self) -> None:
+        checks: list[tuple[str, type, str]] = [
+            ("security", Security, "ingestd.hive.security.Security.from_hive_conf(…)"),
+            ("storage", StorageOptions, "ingestd.storage.options.StorageOptions(…)"),
+        ]
+        for name, kind, way in checks:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise InvalidConnection(
+                    f"{name} must be of the type {kind.__name__}, not {type(value).__name__}",
+                    where=name,
+                    hint=f"create it with {way}",
+                )
 
 
 def takes_options(

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import BinaryIO
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from ingestd.formats.decoder import Decoder, DecodeResult, Reject, total_bytes
 from ingestd.schema import Column
@@ -131,7 +133,9 @@ class StrictDecoder:
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """Decode a batch of records. Raises StreamingException when the decoder breaks its contract."""
         decoded = as_decoded(self._decoder.decode(values))
-        if decoded.rows + len(decoded.rejects) + decoded.skipped != len(values):
+        if decoded.records is not None:
+            _check_records(decoded, decoded.records, len(values))
+        elif decoded.rows + len(decoded.rejects) + decoded.skipped != len(values):
             raise StreamingException(
                 f"the decoder returned {decoded.rows} rows, {len(decoded.rejects)} rejects and"
                 f" {decoded.skipped} skipped tombstones for {len(values)} records",
@@ -144,3 +148,19 @@ class StrictDecoder:
                     f"the decoder returned the columns {batch.schema.names}, not {self._names}", where="decode"
                 )
         return decoded
+
+
+def _check_records(decoded: DecodeResult, records: NDArray[np.int64], count: int) -> None:
+    """Raise StreamingException unless each of `count` records has rows, is a reject or was skipped."""
+    if len(records) != decoded.rows:
+        what = f"the decoder returned {decoded.rows} rows, but the records of {len(records)}"
+        raise StreamingException(what, where="decode", hint="DecodeResult.records has one element for each row")
+    of_rows, rejects = set(records.tolist()), {reject.row for reject in decoded.rejects}
+    covered = len(of_rows | rejects) + decoded.skipped
+    if of_rows & rejects or covered != count or not of_rows | rejects <= set(range(count)):
+        raise StreamingException(
+            f"the decoder returned rows of {len(of_rows)} records, {len(rejects)} rejects and"
+            f" {decoded.skipped} skipped tombstones for {count} records",
+            where="decode",
+            hint="each record must become rows or one reject; DecodeResult.records has the index of each row's record",
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -20,23 +20,30 @@ from ingestd.errors import IngestdError, InvalidTable
 from ingestd.hive.client import Metastore
 from ingestd.hive.constraints import not_null_columns
 from ingestd.hive.health import transaction_timeout
-from ingestd.hive.partitions import PartitionInfo, describe_odd, ensure_partitions, odd_partitions
+from ingestd.hive.partitions import PartitionInfo, describe_odd, odd_partitions
 from ingestd.hive.security import Security
-from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table
-from ingestd.publish import staging
+from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table, require_full_acid
+from ingestd.publish import deltas, staging
 from ingestd.publish.row_counts import RowCounts
+from ingestd.publish.warehouse import Warehouse
 from ingestd.schema import Column
-from ingestd.storage import local
+from ingestd.storage.contract import Location
+from ingestd.storage.storages import Storages
 from ingestd.streaming.arguments import PartitionValues, in_order
 from ingestd.streaming.configuration import Configuration
-from ingestd.streaming.errors import InvalidConnection, StreamingException, TableChanged
+from ingestd.streaming.errors import (
+    CREATING_PARTITION,
+    InvalidConnection,
+    StreamingException,
+    TableChanged,
+    streaming_errors,
+)
 from ingestd.streaming.options import ConnectionOptions
 from ingestd.streaming.stats import Counters
 from ingestd.streaming.writers import RecordWriter
 
 _log = logging.getLogger(__name__)
 _BEATS_PER_TIMEOUT = 2
-_BLOB_STORES = ("s3", "s3a", "s3n", "gs", "wasb", "wasbs", "abfs", "abfss", "oss", "cos")
 
 
 class TableChange(Enum):
@@ -56,7 +63,7 @@ class Session:
     `hive.txn.timeout`: the longest pause between heartbeats.
     """
 
-    metastore: Metastore
+    warehouse: Warehouse
     options: ConnectionOptions
     table: Table
     shape: Shape
@@ -65,6 +72,11 @@ class Session:
     stats: Counters
     counts: RowCounts
     timeout_seconds: float
+
+    @property
+    def metastore(self) -> Metastore:
+        """The metastore of the warehouse."""
+        return self.warehouse.metastore
 
     @property
     def heartbeat_seconds(self) -> float:
@@ -84,15 +96,24 @@ class Session:
     def create_partition(self, values: PartitionValues) -> PartitionInfo:
         """Create a partition if it does not exist, and return it.
 
-        Raises MetastoreUnavailable, or InvalidConnection for values that do not fit.
+        Raises PartitionCreationFailed, StorageUnavailable if the table's directory is missing, or InvalidConnection for
+        values that do not fit.
         """
         if not self.table.partition_columns:
             raise StreamingException("the table is not partitioned", where=f"table {self.table.name}")
         normal = normal_values(self.table, values)
-        name = self.table.partition_name(normal)
-        info = ensure_partitions(self.metastore, self.table, {name: normal})[name]
+        location = self.warehouse.storages.location(self.table.location)
+        [info] = self.create_partitions(location, [normal]).values()
         self.stats.created_partitions += not info.existed
         return info
+
+    @streaming_errors(CREATING_PARTITION)
+    def create_partitions(self, location: Location, partitions: Iterable[Sequence[str]]) -> dict[str, PartitionInfo]:
+        """Create missing partitions in the table's directory, and return all by name (`deltas.create_partitions`).
+
+        Raises PartitionCreationFailed, also if a directory cannot be created.
+        """
+        return deltas.create_partitions(self.metastore, self.table, location, partitions)
 
     def refresh_table(self) -> TableChange:
         """Re-read the table with one metastore call. Rows written afterwards follow its current definition.
@@ -101,7 +122,7 @@ class Session:
         """
         try:
             now = load_acid_table(self.metastore, self.table.name)
-            check_storage(now, self.options)
+            check_storage(now, self.warehouse.storages, self.options)
         except InvalidTable as error:
             raise _table_changed(self.table, error.what) from error
         shape = _shape(now, optimized=self.options.streaming_optimizations)
@@ -143,8 +164,8 @@ def open_session(options: ConnectionOptions, configuration: Configuration, uri: 
         security=options.security or Security.from_hive_conf(configuration),
     )
     try:
-        session = _session(metastore, options)
-        _remove_leftovers(metastore, session.table)
+        session = _session(metastore, options, configuration)
+        _remove_leftovers(session.warehouse, session.table)
         _log_warnings(session)
     except BaseException:
         metastore.close()
@@ -152,17 +173,18 @@ def open_session(options: ConnectionOptions, configuration: Configuration, uri: 
     return session
 
 
-def _session(metastore: Metastore, options: ConnectionOptions) -> Session:
-    table = _load(metastore, options)
+def _session(metastore: Metastore, options: ConnectionOptions, configuration: Configuration) -> Session:
+    warehouse = Warehouse(metastore, Storages(configuration.storage_options(options.storage)))
+    table = _load(warehouse, options)
     return Session(
-        metastore=metastore,
+        warehouse=warehouse,
         options=options,
         table=table,
         shape=_shape(table, optimized=options.streaming_optimizations),
         static=_static(table, options),
         agent=options.agent(metastore.user),
         stats=Counters(),
-        counts=RowCounts(metastore, table.name, f"streaming.{uuid.uuid4().hex[:12]}", _RowCountLog(table.name)),
+        counts=RowCounts(warehouse, table.name, f"streaming.{uuid.uuid4().hex[:12]}", _RowCountLog()),
         timeout_seconds=transaction_timeout(metastore),
     )
 
@@ -179,10 +201,10 @@ def _listed(columns: tuple[Column, ...]) -> str:
     return ", ".join(f"{column.name} {column.type}" for column in columns) or "none"
 
 
-def _remove_leftovers(metastore: Metastore, table: Table) -> None:
+def _remove_leftovers(warehouse: Warehouse, table: Table) -> None:
     """Remove staging files of killed clients. A failure is only logged, because this client does not depend on them."""
     try:
-        staging.sweep(metastore, table)
+        staging.sweep(warehouse, table)
     except IngestdError as error:
         _log.warning("could not remove the staging files of earlier clients from table %s: %s", table.name, error)
 
@@ -196,12 +218,14 @@ def _log_warnings(session: Session) -> None:
         _log.warning(text, session.table.name, len(odd), describe_odd(odd))
 
 
-def _load(metastore: Metastore, options: ConnectionOptions) -> Table:
+def _load(warehouse: Warehouse, options: ConnectionOptions) -> Table:
+    metastore = warehouse.metastore
     if options.table_object is not None:
         table = _from_thrift(metastore, options.table_object)
     else:
         table = load_acid_table(metastore, options.name)
-    check_storage(table, options)
+    require_full_acid(table)
+    check_storage(table, warehouse.storages, options)
     return table
 
 
@@ -216,21 +240,20 @@ def _from_thrift(metastore: Metastore, raw: Any) -> Table:
         ) from error
 
 
-def check_storage(table: Table, options: ConnectionOptions) -> None:
+def check_storage(table: Table, storages: Storages, options: ConnectionOptions) -> None:
     """Check that the table's storage supports the options.
 
     Raises InvalidConnection for a batch size over 1 if open files cannot be read there, and InvalidTable if files
     cannot be written there.
     """
-    scheme = table.location.partition(":")[0].lower()
-    if options.transaction_batch_size > 1 and scheme in _BLOB_STORES:
+    if options.transaction_batch_size > 1 and not storages.at(table.location).capabilities.append:
+        scheme = table.location.partition(":")[0].lower()
         raise InvalidConnection(
             f"transaction_batch_size {options.transaction_batch_size} requires files that can be read while they are"
             f" being written, which {scheme}: does not support",
             where=f"table {table.name}",
             hint="use transaction_batch_size=1",
         )
-    local.local_path(table.location)
 
 
 def _static(table: Table, options: ConnectionOptions) -> tuple[str, ...]:
@@ -268,13 +291,10 @@ def _optimized(encoding: Encoding) -> Encoding:
 class _RowCountLog:
     """Logs the repair of row counts (`publish.row_counts.Report`)."""
 
-    def __init__(self, table: TableName) -> None:
-        self._table = table
-
-    def repaired(self, names: Sequence[str]) -> None:
+    def repaired(self, table: TableName, names: Sequence[str]) -> None:
         """Log that row counts were wrong and have been recounted."""
-        _log.info("corrected wrong row counts of table %s (partitions: %d)", self._table, len(names))
+        _log.info("corrected wrong row counts of table %s (partitions: %d)", table, len(names))
 
-    def delayed(self, error: IngestdError) -> None:
+    def delayed(self, table: TableName, error: IngestdError) -> None:
         """Log that row counts cannot be checked or recounted now."""
-        _log.warning("the row counts of table %s cannot be checked now: %s", self._table, error)
+        _log.warning("the row counts of table %s cannot be checked now: %s", table, error)

@@ -6,7 +6,7 @@ Invariant: each transaction batch delegates to one `HiveStreamingConnection`; th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -16,10 +16,14 @@ import pyarrow as pa
 from ingestd.formats.decoder import Decoder, DecodeResult, Reject
 from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.hive.client import Metastore
-from ingestd.hive.partitions import ensure_partitions, read_partitions
+from ingestd.hive.partitions import read_partitions
 from ingestd.hive.security import Security
-from ingestd.hive.tables import Table, TableName, load_acid_table
+from ingestd.hive.tables import Table, TableName, load_acid_table, require_full_acid
+from ingestd.publish import deltas
+from ingestd.publish.warehouse import Warehouse
 from ingestd.schema import Column, HiveType
+from ingestd.storage.options import StorageOptions
+from ingestd.storage.storages import Storages
 from ingestd.streaming.arguments import PartitionValues, check_flag, check_text
 from ingestd.streaming.batch import TxnState
 from ingestd.streaming.configuration import Configuration
@@ -101,11 +105,12 @@ class HiveEndPoint:
         *,
         configuration: Mapping[str, str] | str | Path | None = None,
         security: Security | None = None,
+        storage: StorageOptions | None = None,
     ) -> StreamingConnection:
         """Check the end point and return a connection to it.
 
-        With `create_partitions`, a missing partition is created; concurrent clients all succeed. `configuration` and
-        `security` are as in `ConnectionOptions`. Raises ConnectionError, InvalidConnection, InvalidTable,
+        With `create_partitions`, a missing partition is created; concurrent clients all succeed. `configuration`,
+        `security` and `storage` are as in `ConnectionOptions`. Raises ConnectionError, InvalidConnection, InvalidTable,
         InvalidPartition or PartitionCreationFailed.
         """
         check_flag("create_partitions", create_partitions)
@@ -118,6 +123,7 @@ class HiveEndPoint:
             agent_info=agent_info,
             metastore_uri=self.metastore_uri,
             security=security,
+            storage=storage,
         )
         settings = Configuration.of(configuration)
         uri = self.metastore_uri or settings.metastore_uri()
@@ -130,12 +136,14 @@ class HiveEndPoint:
         with streaming_errors():
             try:
                 table = load_acid_table(metastore, TableName(self.database.lower(), self.table.lower()))
-                self._require_partition(metastore, table, create=create_partitions)
+                require_full_acid(table)
+                warehouse = Warehouse(metastore, Storages(settings.storage_options(storage)))
+                self._require_partition(warehouse, table, create=create_partitions)
             finally:
                 metastore.close()
-        return StreamingConnection(self, agent_info, settings, security)
+        return StreamingConnection(self, agent_info, settings, security, storage)
 
-    def _require_partition(self, metastore: Metastore, table: Table, *, create: bool) -> None:
+    def _require_partition(self, warehouse: Warehouse, table: Table, *, create: bool) -> None:
         where = f"table {table.name}"
         try:
             values = normal_values(table, self.partition_values or ())
@@ -143,11 +151,13 @@ class HiveEndPoint:
             raise InvalidPartition(error.what, where=f"{where}, {error.where}", hint=error.hint) from error
         if not values:
             return
-        name = table.partition_name(values)
         if create:
             with streaming_errors(CREATING_PARTITION):
-                ensure_partitions(metastore, table, {name: values})
-        elif not read_partitions(metastore, table, [name]):
+                location = warehouse.storages.location(table.location)
+                deltas.create_partitions(warehouse.metastore, table, location, [values])
+            return
+        name = table.partition_name(values)
+        if not read_partitions(warehouse.metastore, table, [name]):
             raise InvalidPartition(f"there is no partition {name}", where=where, hint="pass create_partitions=True")
 
 
@@ -155,12 +165,18 @@ class StreamingConnection:
     """Opens transaction batches for one end point."""
 
     def __init__(
-        self, end_point: HiveEndPoint, agent_info: str, configuration: Configuration, security: Security | None
+        self,
+        end_point: HiveEndPoint,
+        agent_info: str,
+        configuration: Configuration,
+        security: Security | None,
+        storage: StorageOptions | None,
     ) -> None:
         self.end_point = end_point
         self._agent_info = agent_info
         self._configuration = configuration
         self._security = security
+        self._storage = storage
         self._batches: list[TransactionBatch] = []
         self._owner = Owner()
         self._closed = False
@@ -182,6 +198,7 @@ class StreamingConnection:
             agent_info=self._agent_info,
             metastore_uri=self.end_point.metastore_uri,
             security=self._security,
+            storage=self._storage,
             transaction_batch_size=count,
             record_writer=writer,
         )
@@ -354,7 +371,7 @@ class _Reordered:
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """Decode a batch of records (see `Decoder`)."""
         decoded = self._decoder.decode(values)
-        return DecodeResult([self._reorder(batch) for batch in decoded.batches], decoded.rejects, decoded.skipped)
+        return replace(decoded, batches=[self._reorder(batch) for batch in decoded.batches])
 
     def check(self, value: bytes) -> Reject | None:
         """Return the reject that `decode` would return for this record; None if the record becomes a row."""

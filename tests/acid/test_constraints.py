@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -9,8 +10,9 @@ from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.encoding import STANDARD
 from ingestd.acid.partitions import partition_name
 from ingestd.acid.routing import Shape
-from ingestd.formats.decoder import ConstraintDecoder
+from ingestd.formats.decoder import ConstraintDecoder, DecodeResult, Reject, without_violations
 from ingestd.formats.json.decoder import JsonDecoder
+from ingestd.formats.record_decoder import Tombstones
 from ingestd.schema import Column, HiveType
 
 
@@ -62,20 +64,32 @@ def test_rows_when_the_partition_name_is_too_long_then_the_last_column_is_named(
     assert {row: column for row, (column, _) in unfit_rows(batch, _shape((), columns)).items()} == {0: "s"}
 
 
-@pytest.mark.parametrize("tombstones", ["stop", "skip"])
-def test_decoder_when_rows_cannot_be_stored_then_rejects_contain_the_index_in_the_batch(tombstones: str) -> None:
+@pytest.mark.parametrize("tombstones", ["stop", "skip", "null_row"])
+def test_decoder_when_rows_cannot_be_stored_then_rejects_contain_the_index_in_the_batch(tombstones: Tombstones) -> None:
     columns = _columns(a="int")
     shape = _shape(columns, (), "a")
-    decoder = ConstraintDecoder(
-        JsonDecoder(columns, tombstones="skip" if tombstones == "skip" else "stop"),
-        lambda batch: unfit_rows(batch, shape),
-    )
+    decoder = ConstraintDecoder(JsonDecoder(columns, tombstones=tombstones), lambda batch: unfit_rows(batch, shape))
     values = [b'{"a":1}', None, b"{}", b"nonsense", b'{"a":null}', b'{"a":6}']
     decoded = decoder.decode(values)
     assert [row for batch in decoded.batches for row in batch.column("a").to_pylist()] == [1, 6]
-    assert {reject.row: (reject.column, reject.head) for reject in decoded.rejects if reject.row in (2, 4)} == {
+    assert decoded.records_of_rows(values).tolist() == [0, 5]
+    assert {reject.row: (reject.column, reject.head) for reject in decoded.rejects if reject.row != 3} == {
         2: ("a", b"{}"),
         4: ("a", b'{"a":null}'),
-    }
+    } | ({} if tombstones == "skip" else {1: ("" if tombstones == "stop" else "a", b"")})
     assert [reject.row for reject in decoded.rejects] == ([2, 3, 4] if tombstones == "skip" else [1, 2, 3, 4])
     assert decoded.skipped == (1 if tombstones == "skip" else 0)
+
+
+def test_decoder_when_one_row_of_a_record_cannot_be_stored_then_no_row_of_it_remains() -> None:
+    batches = [pa.record_batch({"a": pa.array(ids, pa.int32())}) for ids in ([10, 11, None, 12], [30, None, 31])]
+    values = [b"first", b"second", b"third", b"fourth"]
+    reject = Reject.of(3, b"fourth", "", "is malformed")
+    decoded = DecodeResult(batches, [reject], 0, np.array([0, 0, 1, 1, 2, 1, 2]))
+    shape = _shape(_columns(a="int"), (), "a")
+    found = without_violations(decoded, values, lambda batch: unfit_rows(batch, shape))
+    assert [batch.column("a").to_pylist() for batch in found.batches] == [[10, 11], [30, 31]]
+    assert found.records is not None
+    assert found.records.tolist() == [0, 0, 2, 2]
+    violation = Reject.of(1, b"second", "a", "is NULL, but the column is NOT NULL")
+    assert found.rejects == [violation, reject]

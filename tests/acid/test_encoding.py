@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ingestd.acid.encoding import STANDARD, Encoding, table_encoding
+from ingestd.acid.layout import FileLayout
 from ingestd.errors import InvalidTable
 from ingestd.schema import Column, HiveType
 
@@ -29,6 +30,7 @@ COLUMNS = [Column("id", HiveType.parse("int")), Column("c", HiveType.parse("char
             {"orc.bloom.filter.columns": "ID, id", "orc.bloom.filter.fpp": "0.1"},
             Encoding(bloom_columns=("id",), bloom_fpp=0.1),
         ),
+        ({"transactional_properties": "INSERT_ONLY"}, Encoding(layout=FileLayout.PLAIN)),
         ({"orc.compression.strategy": "COMPRESSION", "orc.block.padding": "true"}, Encoding(strategy="compression")),
     ],
 )
@@ -66,3 +68,10 @@ def test_encoding_when_a_property_cannot_be_applied_then_there_is_one_warning(
 def test_encoding_when_columns_must_be_encrypted_then_invalid_table() -> None:
     with pytest.raises(InvalidTable, match="column encryption"):
         table_encoding({"orc.encrypt": "pii:c"}, COLUMNS)
+
+
+@pytest.mark.parametrize(("layout", "expected"), [(FileLayout.EVENTS, {8}), (FileLayout.PLAIN, {2})])
+def test_bloom_ids_when_the_layout_is_known_then_they_are_the_numbers_of_the_columns_in_the_file(
+    layout: FileLayout, expected: set[int]
+) -> None:
+    assert Encoding(bloom_columns=("c",), layout=layout).bloom_ids(COLUMNS) == expected

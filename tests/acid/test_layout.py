@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from ingestd.acid.layout import Base, DeleteDelta, Delta, bucket_name, bucket_property, delta_name, parse_directory
+from ingestd.acid.layout import (
+    Base,
+    DeleteDelta,
+    Delta,
+    FileLayout,
+    bucket_name,
+    bucket_property,
+    delta_name,
+    parse_directory,
+    without_visibility,
+)
 
 
 def test_names_when_numbers_are_small_or_large_then_they_are_padded_as_in_hive() -> None:
     assert delta_name(7, 3) == "delta_0000007_0000007_0003"
     assert delta_name(123456789, 4095) == "delta_123456789_123456789_4095"
     assert bucket_name(12) == "bucket_00012"
+    assert bucket_name(12, FileLayout.PLAIN) == "000012_0"
 
 
 @pytest.mark.parametrize(
@@ -45,3 +56,10 @@ def test_parse_directory_when_name_is_of_an_acid_directory_then_its_parts_else_n
     name: str, expected: object
 ) -> None:
     assert parse_directory(name) == expected
+
+
+def test_directory_when_a_compaction_wrote_it_then_its_transaction_can_be_left_out() -> None:
+    names = ["base_0000005_v0000123", "delta_0000001_0000005_v7", "delete_delta_0000001_0000005_v0000123", "dt=a_v1"]
+    found = [without_visibility(name) for name in [*names, "delta_0000001_0000001_0000", "base_5"]]
+    expected = ["base_0000005", "delta_0000001_0000005", "delete_delta_0000001_0000005", "dt=a_v1"]
+    assert found == [*expected, "delta_0000001_0000001_0000", "base_5"]

@@ -16,6 +16,7 @@ from ingestd.acid.pyarrow_writer import PyArrowWriter
 from ingestd.acid.visibility import ValidWriteIds, visible_directories, visible_rows
 from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.schema import Column, HiveType
+from ingestd.storage.local import LocalStorage
 
 COLUMNS = [Column("n", HiveType.parse("bigint"))]
 EVENT = (
@@ -48,7 +49,7 @@ def original(path: Path, rows: int) -> None:
 
 
 def count(root: Path, valid: ValidWriteIds = TEN, bad_txns: tuple[int, ...] = ()) -> int:
-    return visible_rows(root, valid, lambda txn: txn not in bad_txns)
+    return visible_rows(LocalStorage(), str(root), valid, lambda txn: txn not in bad_txns)
 
 
 def test_visible_rows_when_rows_were_deleted_then_they_are_subtracted(tmp_path: Path) -> None:
@@ -92,6 +93,15 @@ def test_visible_rows_when_there_are_original_and_hidden_files_then_only_origina
     assert count(tmp_path) == 2
 
 
+def test_visible_rows_when_the_table_is_insert_only_then_plain_files_count(tmp_path: Path) -> None:
+    original(tmp_path / "delta_0000001_0000003" / "000000_0", 7)  # compacted without the aborted write id 2
+    original(tmp_path / "delta_0000004_0000004_0000" / "000000_0", 5)
+    for part in (1, 2):
+        (tmp_path / "delta_0000004_0000004_0000" / f"HIVE_UNION_SUBDIR_{part}").mkdir()
+        original(tmp_path / "delta_0000004_0000004_0000" / f"HIVE_UNION_SUBDIR_{part}" / "000000_0", part)
+    assert count(tmp_path, ValidWriteIds("d.t", 10, aborted=frozenset({2}))) == 15
+
+
 def test_visible_rows_when_there_is_a_side_file_then_rows_are_counted_up_to_its_length(tmp_path: Path) -> None:
     directory = tmp_path / batch_delta_name(1, 3, 0)
     directory.mkdir()
@@ -101,11 +111,14 @@ def test_visible_rows_when_there_is_a_side_file_then_rows_are_counted_up_to_its_
         if write_id < 3:
             assert file.flush(write_id).rows == 5
     two = ValidWriteIds("d.t", 3, aborted=frozenset({3}))
-    assert visible_rows(tmp_path, two, lambda _: True) == 10
-    assert visible_rows(tmp_path, ValidWriteIds("d.t", 3, open=frozenset({2, 3})), lambda _: True) == 5
+    assert visible_rows(LocalStorage(), str(tmp_path), two, lambda _: True) == 10
+    assert (
+        visible_rows(LocalStorage(), str(tmp_path), ValidWriteIds("d.t", 3, open=frozenset({2, 3})), lambda _: True)
+        == 5
+    )
     with (directory / bucket_name(0)).open("ab") as more:
         more.write(b"rows of a killed writer")
-    assert visible_rows(tmp_path, two, lambda _: True) == 10
+    assert visible_rows(LocalStorage(), str(tmp_path), two, lambda _: True) == 10
     file.abandon()
 
 

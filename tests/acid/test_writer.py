@@ -13,7 +13,8 @@ import pytest
 from pyarrow import orc
 
 from ingestd.acid.encoding import Compression, Encoding
-from ingestd.acid.layout import bucket_property
+from ingestd.acid.layout import FileLayout, bucket_property
+from ingestd.acid.orc_proto import fields, read_tail
 from ingestd.acid.pyarrow_writer import PyArrowWriter
 from ingestd.acid.pyorc_writer import PyOrcWriter
 from ingestd.acid.writer import rows_for_pyorc
@@ -73,6 +74,28 @@ def test_write_when_columns_have_every_type_then_rows_are_read_back(
     for row in rows:
         keys = [row["operation"], row["originalTransaction"], row["bucket"], row["currentTransaction"]]
         assert keys == [0, 7, property_, 7]
+
+
+@pytest.mark.parametrize("writer_type", WRITERS)
+def test_write_when_the_table_is_insert_only_then_the_file_contains_the_columns_only(
+    tmp_path: Path, writer_type: type[PyArrowWriter] | type[PyOrcWriter]
+) -> None:
+    path = tmp_path / "f.orc"
+    encoding = Encoding(layout=FileLayout.PLAIN)
+    writer = writer_type(path, COLUMNS, 7, bucket_property(1, 2), encoding=encoding)
+    batch = batch_of_all_types()
+    writer.write(batch)
+    writer.write(batch)
+    assert writer.close().rows == 6
+    rows = rows_by_pyarrow(path)
+    for row in rows:
+        row["c_char"] = row["c_char"] and row["c_char"].rstrip(" ")
+    assert rows == batch.to_pylist() * 2
+    with path.open("rb") as file:
+        assert pyorc.Reader(file).user_metadata == {}
+    with path.open("rb") as file:
+        _, footer, _ = read_tail(file)
+        assert dict(fields(footer))[11] == 2  # the calendar, PROLEPTIC_GREGORIAN
 
 
 @pytest.mark.parametrize("compression", COMPRESSIONS)

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyarrow import orc
 
 from ingestd.acid.encoding import Encoding
-from ingestd.acid.layout import bucket_property
+from ingestd.acid.layout import ALL_STATEMENTS, bucket_property
 from ingestd.acid.writer import WriterName
 from ingestd.acid.writer_pool import (
     FileKey,
@@ -32,6 +32,7 @@ from ingestd.acid.writer_pool import (
 )
 from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.schema import Column, HiveType
+from ingestd.storage.local import LocalOutbox, LocalStorage
 
 COLUMNS = [Column("n", HiveType.parse("bigint")), Column("t", HiveType.parse("timestamp"))]
 NO_MEMORY = PoolLimits(pending_bytes=0)
@@ -44,10 +45,14 @@ def batch(first: int, rows: int, stamp: int = 0, unit: str = "ns") -> pa.RecordB
     )
 
 
+def outbox(directory: Path) -> LocalOutbox:
+    return LocalStorage().outbox(str(directory), "task")
+
+
 def staging_pool(
     directory: Path, limits: PoolLimits | None = None, encoding: Encoding | None = None
 ) -> tuple[StagingFiles, WriterPool[OpenStagingFile]]:
-    files = StagingFiles(directory, COLUMNS, 1, encoding=encoding or Encoding())
+    files = StagingFiles(outbox(directory), COLUMNS, 1, encoding=encoding or Encoding())
     return files, WriterPool(files, limits)
 
 
@@ -55,10 +60,10 @@ def stored_numbers(files: list[StagingFile]) -> dict[tuple[Partition, int], list
     """Check the row keys and the size of each file; return the values of `n` by partition and bucket."""
     found: dict[tuple[Partition, int], list[int]] = {}
     for file in files:
-        table = orc.read_table(file.path)
+        table = orc.read_table(file.uri)
         rows = table.select(["rowId", "bucket"]).to_pylist()
         assert file.rows == len(rows)
-        assert file.bytes == Path(file.path).stat().st_size
+        assert file.bytes == Path(file.uri).stat().st_size
         assert [row["rowId"] for row in rows] == list(range(len(rows)))
         assert {row["bucket"] for row in rows} == {bucket_property(file.bucket, file.statement)}
         found.setdefault((file.partition, file.bucket), []).extend(
@@ -76,7 +81,7 @@ def stored_numbers(files: list[StagingFile]) -> dict[tuple[Partition, int], list
         max_size=25,
     ),
     st.integers(1, 4),
-    st.sampled_from([0, 500, 1 << 20]),
+    st.sampled_from([0, 500, 20_000, 1 << 20]),
 )
 def test_close_when_random_rows_were_added_then_each_is_stored_once(
     tmp_path_factory: pytest.TempPathFactory,
@@ -95,7 +100,7 @@ def test_close_when_random_rows_were_added_then_each_is_stored_once(
         first += rows
     pool.close()
     assert {key: sorted(values) for key, values in stored_numbers(files.closed).items()} == expected
-    assert {file.path for file in files.closed} == {str(path) for path in staging.iterdir()}
+    assert {file.uri for file in files.closed} == {str(path) for path in staging.rglob("*.orc")}
     assert pool.partitions == {partition for partition, _ in expected}
 
 
@@ -131,12 +136,12 @@ def test_add_when_rows_need_both_writers_then_two_files_have_different_statement
     pool.add((), 0, batch(4, 1, 7))
     pool.close()
     assert sorted((file.statement, file.rows) for file in files.closed) == [(0, 2), (1, 2)]
-    stored = [row["row"]["n"] for row in orc.read_table(files.closed[0].path, columns=["row.n"]).to_pylist()]
+    stored = [row["row"]["n"] for row in orc.read_table(files.closed[0].uri, columns=["row.n"]).to_pylist()]
     assert stored in ([1, 4], [2, 3])
 
 
 def test_add_when_statement_is_fixed_then_each_bucket_has_one_file(tmp_path: Path) -> None:
-    files = SingleStatementFiles(tmp_path, COLUMNS, 1, statement=7)
+    files = SingleStatementFiles(outbox(tmp_path), COLUMNS, 1, statement=7)
     pool = WriterPool(files, PoolLimits(open_files=None, pending_bytes=0))
     for turn in range(2):
         for bucket in range(20):
@@ -147,8 +152,22 @@ def test_add_when_statement_is_fixed_then_each_bucket_has_one_file(tmp_path: Pat
     assert {file.statement for file in files.closed} == {7}
 
 
+def test_add_when_two_tasks_write_the_same_bucket_then_no_two_files_have_the_same_statement(tmp_path: Path) -> None:
+    written: list[StagingFile] = []
+    for task in range(2):
+        box = LocalStorage().outbox(str(tmp_path), f"task-{task}")
+        files = StagingFiles(box, COLUMNS, 1, statements=ALL_STATEMENTS[task::2])
+        pool = WriterPool(files, PoolLimits(1, 0))
+        for turn in range(6):
+            pool.add((), turn % 2, batch(turn, 1))
+        pool.close()
+        written += files.closed
+    assert [file.statement for file in written if file.bucket == 1] == [0, 2, 4, 1, 3, 5]
+    assert stored_numbers(written) == {((), 0): [0, 2, 4] * 2, ((), 1): [1, 3, 5] * 2}
+
+
 def test_add_when_statements_are_exhausted_then_invalid_table(tmp_path: Path) -> None:
-    pool = WriterPool(SingleStatementFiles(tmp_path, COLUMNS, 1, statement=0), PoolLimits(1, 0))
+    pool = WriterPool(SingleStatementFiles(outbox(tmp_path), COLUMNS, 1, statement=0), PoolLimits(1, 0))
     pool.add(("a",), 0, batch(0, 1))
     pool.add(("b",), 0, batch(0, 1))
     with pytest.raises(InvalidTable, match="need more than 1 files") as caught:
@@ -184,6 +203,9 @@ class _Log:
     def close(self, _key: FileKey, file: str) -> None:
         self.calls.append(("close", file))
 
+    def finish(self) -> None:
+        self.calls.append(("finish",))
+
     def abort(self, files: Iterable[str]) -> None:
         self.calls.append(("abort", *files))
 
@@ -217,15 +239,36 @@ def test_transaction_when_it_begins_then_partitions_are_prepared_again_and_files
 
 def test_add_when_memory_is_needed_then_all_partitions_are_prepared_and_the_largest_is_written() -> None:
     log = _Log()
-    pool = WriterPool(log, PoolLimits(open_files=1, pending_bytes=1600, write_bytes=None))
+    pool = WriterPool(log, PoolLimits(open_files=1, pending_bytes=6000, write_bytes=None))
     for partition, rows in (("a", 30), ("b", 60), ("c", 10), ("a", 5)):
         pool.add((partition,), 0, batch(0, rows))
     assert log.take() == [("prepare", "a", "b", "c"), ("open", "b0"), ("write", "b0", 60)]
     pool.close()
     assert log.take() == [
-        ("close", "b0"), ("open", "a0"), ("write", "a0", 30), ("write", "a0", 5),
-        ("close", "a0"), ("open", "c0"), ("write", "c0", 10), ("close", "c0"),
+        ("close", "b0"), ("open", "a0"), ("write", "a0", 35),
+        ("close", "a0"), ("open", "c0"), ("write", "c0", 10), ("close", "c0"), ("finish",),
     ]  # fmt: skip
+
+
+def test_add_when_batches_are_small_then_they_are_merged_before_rows_are_written(tmp_path: Path) -> None:
+    limits = PoolLimits(pending_bytes=2 << 20)
+    log = _Log()
+    pool, before = WriterPool(log, limits), pa.total_allocated_bytes()
+    for n in range(20_000):
+        # The unit of timestamps can change between batches.
+        pool.add((f"p{n % 100}",), 0, batch(3 * n, 3, unit="ns" if n < 10_000 else "us"))
+        assert pa.total_allocated_bytes() - before < limits.pending_bytes
+    assert log.take() == []
+    pool.flush()
+    written = [call for call in log.take() if call[0] == "write"]
+    assert sum(int(str(rows)) for _, _, rows in written) == 60_000
+    assert len(written) == 200
+
+    files, stored = staging_pool(tmp_path, PoolLimits(pending_bytes=200_000))
+    for n in range(1000):
+        stored.add((f"p{n % 10}",), 0, batch(n, 1, unit="ns" if n < 500 else "us"))
+    stored.close()
+    assert stored_numbers(files.closed) == {((f"p{p}",), 0): list(range(p, 1000, 10)) for p in range(10)}
 
 
 def test_add_when_rows_reach_the_write_size_then_they_are_written_only_if_no_file_must_be_closed() -> None:
@@ -257,7 +300,8 @@ def test_add_when_a_slice_of_a_large_batch_waits_then_the_large_batch_is_freed(t
 
 @pytest.mark.parametrize("stamp", [0, -1], ids=["pyarrow", "pyorc"])
 def test_add_when_staging_directory_is_missing_then_storage_unavailable(tmp_path: Path, stamp: int) -> None:
-    _, pool = staging_pool(tmp_path / "gone", NO_MEMORY)
+    _, pool = staging_pool(tmp_path, NO_MEMORY)
+    (tmp_path / "task").rmdir()
     with pytest.raises(StorageUnavailable, match=r"f00001\.orc") as caught:
         pool.add((), 0, batch(0, 1, stamp))
     assert caught.value.is_retriable
@@ -266,8 +310,8 @@ def test_add_when_staging_directory_is_missing_then_storage_unavailable(tmp_path
 
 @pytest.mark.parametrize("stamp", [0, -1], ids=["pyarrow", "pyorc"])
 def test_close_when_disk_is_full_then_storage_unavailable(tmp_path: Path, stamp: int) -> None:
-    (tmp_path / "f00001.orc").symlink_to("/dev/full")
     _, pool = staging_pool(tmp_path)
+    (tmp_path / "task" / "f00001.orc").symlink_to("/dev/full")
     pool.add((), 0, batch(0, 1000, stamp))
     with pytest.raises(StorageUnavailable, match=r"f00001\.orc.*No space left"):
         pool.close()

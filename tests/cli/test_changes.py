@@ -16,7 +16,9 @@ from confluent_kafka.admin import NewPartitions
 
 from ingestd.hive import leases
 from ingestd.hive.control import find_control_table, read_state
-from ingestd.hive.tables import TableName
+from ingestd.hive.tables import TableName, read_table
+from ingestd.publish.staging import DAEMON
+from ingestd.storage.local import local_path
 from tests.support.command import Run
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
@@ -109,7 +111,7 @@ def test_rewind_then_exactly_the_named_range_is_read_again_and_recorded(run: Run
 def test_rewind_when_killed_after_any_step_then_the_position_is_the_old_or_the_new_one(mapping: Mapping) -> None:
     for step, position in (("opened", 10), ("locked", 10), ("counted", 10), ("committed", 5)):
         with mapping.start_rewind(5, f"{step}=kill") as process:
-            assert process.wait(60) == -signal.SIGKILL, process.communicate()
+            assert process.wait(180) == -signal.SIGKILL, process.communicate()
         assert mapping.position() == position, step
     mapping.stack.drain(mapping.config)
     assert mapping.stack.ids() == sorted([*range(10), *range(5, 10)])
@@ -117,7 +119,7 @@ def test_rewind_when_killed_after_any_step_then_the_position_is_the_old_or_the_n
 
 def _assert_refused(process: subprocess.Popen[str]) -> None:
     """Wait for the end of a command that was resumed, and check that it failed without a stack trace."""
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=180)
     assert process.returncode not in (0, -signal.SIGKILL), output
     assert "Traceback" not in output
 
@@ -170,8 +172,8 @@ def test_rewind_when_the_position_changes_before_the_answer_then_is_refused(mapp
 
 def _recreate(mapping: Mapping, partitions: int) -> None:
     for answer in mapping.stack.admin.delete_topics([mapping.stack.name]).values():
-        answer.result(30)
-    eventually("the deletion", lambda: mapping.stack.name not in mapping.stack.admin.list_topics(timeout=10).topics)
+        answer.result(60)
+    eventually("the deletion", lambda: mapping.stack.name not in mapping.stack.admin.list_topics(timeout=60).topics)
     mapping.stack.topic(partitions)
 
 
@@ -190,7 +192,7 @@ def test_position_when_the_topic_was_recreated_then_nothing_of_the_old_one_remai
     assert stack.ids() == list(range(13))
     # The new partition 1 starts at its first offset, although partition 1 of the old topic was read up to offset 10.
     for answer in stack.admin.create_partitions([NewPartitions(stack.name, 2)]).values():
-        answer.result(30)
+        answer.result(60)
     stack.produce(_rows(13, 25), partition=1)
     stack.drain(config)
     assert stack.ids() == list(range(25))
@@ -261,12 +263,35 @@ def test_retire_when_the_owner_was_cut_off_then_it_does_not_read_everything_agai
 def test_retire_when_the_topic_was_deleted_then_removes_the_state(mapping: Mapping) -> None:
     run, stack = mapping.run, mapping.stack
     for answer in stack.admin.delete_topics([stack.name]).values():
-        answer.result(30)
-    eventually("the deletion", lambda: stack.name not in stack.admin.list_topics(timeout=10).topics)
+        answer.result(60)
+    eventually("the deletion", lambda: stack.name not in stack.admin.list_topics(timeout=60).topics)
     other = stack.config({"name": "other"})
     retired = run("mappings", "retire", mapping.name, "--yes", "--config", other)
     assert retired.code == 0, retired.text
     assert mapping.state() == ""
+
+
+def test_retire_when_the_owner_was_killed_then_no_staged_file_remains(run: Run, stack: Stack) -> None:
+    name = stack.name[-40:]
+    stack.topic(1)
+    stack.table("id bigint")
+    letters = f"default.{stack.name}_dead"
+    config = stack.config({"on_error": "dead_letter", "dead_letter": {"table": letters}})
+    stack.drain(config)
+    stack.produce([{"id": 1}, b"{"])
+    failpoint = {"INGESTD_TESTING": "1", "INGESTD_FAILPOINT": "staged=kill"}
+    assert stack.start_process(config, **failpoint).wait() == -signal.SIGKILL
+
+    def staged() -> list[Path]:
+        names = (TableName("default", stack.name), TableName.parse(letters))
+        places = [local_path(read_table(stack.metastore, name).sd.location) for name in names]
+        return [one for place in places for one in (place / DAEMON).glob("*")]
+
+    assert len(staged()) == 2
+    # The mapping has been removed from the configuration.
+    retired = run("mappings", "retire", name, "--yes", "--config", stack.config({"name": "other"}))
+    assert retired.code == 0, retired.text
+    assert staged() == []
 
 
 def test_retire_when_killed_suspended_or_unanswered_then_the_state_is_complete_or_removed(
@@ -274,7 +299,7 @@ def test_retire_when_killed_suspended_or_unanswered_then_the_state_is_complete_o
 ) -> None:
     stack = mapping.stack
     with mapping.start_retire("locked=kill") as process:
-        assert process.wait(60) == -signal.SIGKILL, process.communicate()
+        assert process.wait(180) == -signal.SIGKILL, process.communicate()
     assert mapping.position() == 10
     gate = tmp_path / "gate"
     with mapping.start_retire(f"locked=hold:{gate}") as process:

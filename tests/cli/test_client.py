@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -26,6 +26,9 @@ class _Server(HTTPServer):
         self.answer = (status, body, headers)
         # Whether it disconnects instead of answering a POST.
         self.is_silent = False
+        # If it is not 0, an answer never ends, and so long is the wait before each of its bytes.
+        self.pause_seconds = 0.0
+        self.ended = threading.Event()
         self.requests: list[tuple[str, str, str, bytes]] = []
 
 
@@ -40,11 +43,16 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.headers.get("Authorization", "")
         self.server.requests.append((self.command, self.path, token, self.rfile.read(length)))
         status, body, headers = self.server.answer
+        if self.server.pause_seconds:
+            headers = headers | {"Content-Length": "999999999"}
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+        with suppress(OSError):  # the client ends the connection
+            while self.server.pause_seconds and not self.server.ended.wait(self.server.pause_seconds):
+                self.wfile.write(b" ")
 
     do_POST = do_GET  # noqa: N815
 
@@ -61,6 +69,7 @@ def _answering(status: int, document: object, **headers: str) -> Iterator[tuple[
         try:
             yield server, Endpoint(f"http://127.0.0.1:{server.server_port}")
         finally:
+            server.ended.set()
             server.shutdown()
             thread.join()
 
@@ -187,6 +196,13 @@ def test_status_when_the_answer_is_an_error_then_says_what_and_where(
 def test_status_when_the_answer_is_too_long_then_stops_reading() -> None:
     with _answering(200, b" " * (65 << 20)) as (_, at), pytest.raises(DaemonUnreachable, match="64 MiB"):
         Daemon(at).status()
+
+
+def test_status_when_the_answer_never_ends_then_stops_reading() -> None:
+    with _answering(200, b"") as (server, at):
+        server.pause_seconds = 0.05
+        with pytest.raises(DaemonUnreachable, match="took too long"):
+            Daemon(at, answer_seconds=0.5).status()
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def test_compaction_when_requested_then_status_shows_it_and_rows_stay_the_same(s
     assert sorted(stack.ids()) == [0, 1, 2, 10]
 
     write_deltas(stack, 2, first=20, day=ODD)
-    eventually("the cleaner", lambda: all(one.state == "succeeded" for one in entries(stack)))
+    # It waits for transactions of other tests, which end after 300 s at the latest.
+    eventually("the cleaner", lambda: all(one.state == "succeeded" for one in entries(stack)), 400)
     [minor] = ask("request", name, "--minor", "--partition", f"day={ODD}", "--wait")["compactions"]
     assert (minor["partition"], minor["compaction"]["kind"], minor["error"]) == (ODD_NAME, "minor", None)
     assert sorted(stack.ids()) == [0, 1, 2, 10, 20, 21]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,9 @@ spark:
   conf:
     {spark.driver.memory: 1g, spark.x.token: hunter2canary, spark.y: hunter2canary, spark.executorEnv.DB_PASS: 2026}
 control: {database: "${ENV:CONTROL}"}
+storage:
+  s3: {endpoint: "https://minio:9000", access_key: hunter2canary, secret_key: hunter2canary, encryption: aws:kms}
+  hdfs: {properties: {dfs.data.transfer.protection: privacy, ssl.client.keystore.password: hunter2canary}}
 """
 
 
@@ -80,6 +84,10 @@ def test_show_then_every_value_has_its_source_and_no_secret_is_printed(run: Run,
     assert shown["spark.conf.spark.y"] == ("***", f"{second}:4")
     assert shown["control.database"] == ("***", f"{second}:5, ENV:CONTROL")
     assert shown["spark.conf.spark.executorEnv.DB_PASS"][0] == "***"
+    assert shown["storage.s3.endpoint"][0] == "https://minio:9000"
+    assert shown["storage.s3.secret_key"] == ("***", f"{second}:7")
+    assert shown["storage.hdfs.properties.dfs.data.transfer.protection"] == ("privacy", f"{second}:8")
+    assert shown["storage.hdfs.properties.ssl.client.keystore.password"][0] == "***"
     assert CANARY not in result.text
     table = run("config", "show", *_arguments(files))
     assert CANARY not in table.text
@@ -89,13 +97,15 @@ def test_show_then_every_value_has_its_source_and_no_secret_is_printed(run: Run,
 
 def test_show_when_the_configuration_is_the_example_then_shows_every_key(run: Run) -> None:
     result = run("config", "show", "--output", "json", "--config", EXAMPLE)
-    shown = {part.replace("[0]", "") for one in result.json for part in _prefixes(one["key"])}
-    optional = ("metastore.kerberos", "metastore.plain", "metastore.tls", "http.tls")
+    shown = {part for one in result.json for part in _prefixes(one["key"])}
+    assert {"mappings.format.type", "mappings.format.tombstones", "mappings.format.column"} <= shown
+    # The keys of formats that the example does not use are not shown.
+    optional = ("metastore.kerberos", "metastore.plain", "metastore.tls", "http.tls", "mappings.format")
     assert not [path for path, _ in keys(Document) if path not in shown and not path.startswith(optional)]
 
 
 def _prefixes(path: str) -> list[str]:
-    parts = path.replace("[1]", "[0]").split(".")
+    parts = re.sub(r"\[\d+\]", "", path).split(".")
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 

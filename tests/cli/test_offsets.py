@@ -35,8 +35,7 @@ class Ingested:
 
 @pytest.fixture(scope="module")
 def ingested(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ingested]:
-    stack = Stack(addresses, "offsets", tmp_path_factory.mktemp("offsets"))
-    try:
+    with Stack(addresses, "offsets", tmp_path_factory.mktemp("offsets")) as stack:
         stack.topic(2)
         stack.table("id bigint")
         stack.produce([{"id": i} for i in range(10)], partition=0)
@@ -45,8 +44,6 @@ def ingested(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> 
         stack.drain(config)
         stack.produce([{"id": i} for i in range(15, 18)], partition=1)
         yield Ingested(stack, config, stack.name[-40:])
-    finally:
-        stack.close()
 
 
 def _moves(result: Result) -> list[list[Any]]:

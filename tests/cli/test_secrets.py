@@ -47,10 +47,22 @@ _POSITIONS: tuple[tuple[str, str], ...] = (
     ("metastore", "  uri: thrift://127.0.0.1:1\n  plain: [#]"),
     ("metastore", "  - plain: {password: #}"),
     ("metastore", "  uri: http://ann:hunter2canary@127.0.0.1\n  plain: [#]"),
+    ("registry", "  {url: https://registry, username: ann, password: #}"),
+    ("registry", "  url: https://registry\n  username: ann\n  password:#"),
+    ("registry", "  url: https://ann:hunter2canary@registry\n  ca_file: [#]"),
+    ("registry", "  - password: #"),
     ("spark", "  conf: {spark.x.password: #}"),
     ("spark", "  conf: {spark.x.password:#}"),
     ("spark", "  conf: [#]"),
     ("spark", "  - conf: {spark.x.password: #}"),
+    ("storage", "  s3: {access_key: k, secret_key: #}"),
+    ("storage", "  s3: {session_token: #}"),
+    ("storage", "  s3: {anonymous: #}"),
+    ("storage", "  s3: {endpoint: https://ann:hunter2canary@minio, region: #}"),
+    ("storage", "  s3: [#]"),
+    ("storage", "  hdfs: {properties: {ssl.client.keystore.password: #}}"),
+    ("storage", "  hdfs: {properties: {fs.s3a.secret.key: #}}"),
+    ("storage", "  hdfs: {properties: #}"),
 )
 
 
@@ -81,7 +93,7 @@ def test_configuration_when_it_contains_a_secret_then_the_secret_is_not_printed(
         assert said.strip(), form
         try:
             document = load([config])
-            shown = f"{document!r} {document.mappings!r} {document.metastore!r} {document.metastore.security!r}"
+            shown = f"{document!r} {document.mappings!r} {document.metastore.security!r} {document.storage!r}"
         except ConfigError as error:
             shown = f"{error!r} {error.__cause__!r} {error.__cause__}"
         assert CANARY not in shown.lower(), (form, shown)
@@ -98,7 +110,7 @@ def test_services_when_they_refuse_a_secret_then_the_secret_is_not_printed(
         {"kafka": {"client.id": "mine", "ssl.key.password": CANARY}},
         metastore={"uri": stack.addresses.metastore, "timeout": "5s", "plain": {"username": "ann", "password": CANARY}},
         kafka={"bootstrap.servers": stack.addresses.kafka, "sasl.password": CANARY} | sasl,
-        spark={"master": "local[1]", "conf": {"spark.x.password": CANARY, "x.password": CANARY}},
+        spark={"master": "local[1]", "conf": {"spark.x.password": CANARY}},
     )
     if command[0] == "run":
         daemon = stack.start_process(config, "--until-caught-up")

@@ -49,7 +49,7 @@ def test_status_when_no_daemon_runs_then_reads_hive_and_kafka_and_changes_nothin
         [later] = run("status", "--output", "json", "--config", config).json["mappings"]
         return bool(later["owner_heartbeat_unix"] > owned["owner_heartbeat_unix"])
 
-    eventually("a heartbeat of the owner", has_another_heartbeat, 20)
+    eventually("a heartbeat of the owner", has_another_heartbeat)
     # After its end, with records that are not committed.
     daemon.terminate()
     assert daemon.wait() == 0
@@ -171,7 +171,7 @@ def _shown_on_a_terminal(command: list[str]) -> bytes:
         with suppress(OSError):  # the end of the terminal
             while part := os.read(terminal, 65536):
                 shown += part
-        assert watch.wait(30) == 0
+        assert watch.wait(180) == 0
     os.close(terminal)
     return shown
 
@@ -200,7 +200,7 @@ def test_status_when_a_daemon_answers_then_shows_what_it_reports(run: Run, stack
         assert watch.stdout
         assert watch.stdout.readline().startswith("daemon ")
         watch.send_signal(signal.SIGINT)
-        assert watch.wait(30) == 0
+        assert watch.wait(180) == 0
     shown = _shown_on_a_terminal(watching)
     assert b"1 mapping" in shown
     assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")  # the cursor is visible again

@@ -15,6 +15,8 @@ from ingestd.compaction.watch import CompactionStatus, TableWatch
 from ingestd.hive.client import Metastore
 from ingestd.hive.compactions import Compaction, read_compactions
 from ingestd.hive.tables import TableName
+from ingestd.publish.warehouse import Warehouse
+from ingestd.storage.storages import Storages
 from tests.streaming.support import connect, rows
 from tests.support.stack import Stack
 
@@ -77,7 +79,7 @@ def watching(
     metastore: Metastore, table: TableName, options: CompactionOptions, count: int = 1
 ) -> Iterator[list[tuple[TableWatch, Notes]]]:
     """Run a Compactor with `count` watches of one table, as of several mappings, during the `with` block."""
-    compactor = Compactor(metastore, cycle_seconds=0.1)
+    compactor = Compactor(Warehouse(metastore, Storages()), cycle_seconds=0.1)
     made = []
     for number in range(count):
         notes = Notes()

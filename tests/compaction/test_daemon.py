@@ -91,12 +91,12 @@ def test_daemon_when_deltas_pile_up_then_it_compacts_paces_and_recovers_without_
             eventually("a slow metastore", lambda: _pacing(daemon, first)[-1:] == ["metastore"])
             between.delay("commit_txn", 0.0)
             eventually("a fast metastore", lambda: _pacing(daemon, first)[-1:] == [""])
-            eventually("a requested compaction", lambda: daemon.events("compaction_finished"), 120)
+            eventually("a requested compaction", lambda: daemon.events("compaction_finished"))
             known = daemon.events("committed")  # rows are readable while compactions run
             assert len(stack.ids(auto)) >= sum(one["rows"] for one in known if one["mapping"] == first)
         eventually("the last record", lambda: sum(one["rows"] for one in daemon.events("committed")) == 2 * len(sent))
         request_compaction(stack.metastore, TableName("default", paced), "", "major", "tests")
-        eventually("the end of pacing", lambda: _pacing(daemon, second) == ["deltas", ""], 120)
+        eventually("the end of pacing", lambda: _pacing(daemon, second) == ["deltas", ""])
         daemon.terminate()
         assert daemon.wait() == 0
     for name in (auto, paced):

@@ -14,7 +14,9 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.compactions import request_compaction
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import abort, begin_writing
+from ingestd.publish.warehouse import Warehouse
 from ingestd.storage.local import local_path
+from ingestd.storage.storages import Storages
 from tests.compaction.support import ON_REQUEST, entries, watching, write_deltas
 from tests.streaming.support import connect, rows
 from tests.support.metastore import Home, Process
@@ -34,10 +36,10 @@ def test_policy_when_partitions_have_too_many_deltas_then_each_is_compacted_once
     write_deltas(stack, 4, day=ODD)
     write_deltas(stack, 3, first=10, day="y")
     write_deltas(stack, 2, first=20, day="z")
-    table = load_acid_table(stack.metastore, _name(stack))
+    table, warehouse = load_acid_table(stack.metastore, _name(stack)), Warehouse(stack.metastore, Storages())
     odd, y, z = (table.partition_name([day]) for day in (ODD, "y", "z"))
     everything = [*range(4), *range(10, 13), 20, 21]
-    assert {name: files.deltas for name, files in survey(stack.metastore, table, [odd, y, z]).items()} == {
+    assert {name: files.deltas for name, files in survey(warehouse, table, [odd, y, z]).items()} == {
         odd: 4,
         y: 3,
         z: 2,
@@ -46,12 +48,12 @@ def test_policy_when_partitions_have_too_many_deltas_then_each_is_compacted_once
 
     with watching(stack.metastore, _name(stack), options, count=2) as watches:
         (first, notes), (_, other) = watches
-        eventually("both compactions", lambda: len(notes.done) == 2, 120)
+        eventually("both compactions", lambda: len(notes.done) == 2)
         eventually("the survey", lambda: first.status.crowded == 0)
         assert sorted(stack.ids()) == everything
         # A base exists now, so the next compaction is minor.
         write_deltas(stack, 3, first=30, day=ODD)
-        eventually("the minor compaction", lambda: len(notes.done) == 3, 120)
+        eventually("the minor compaction", lambda: len(notes.done) == 3)
         eventually("the survey", lambda: first.status.deltas < 3)
         assert sorted(stack.ids()) == [*everything, 30, 31, 32]
         assert not notes.broken + other.broken + notes.delays + other.delays
@@ -60,7 +62,7 @@ def test_policy_when_partitions_have_too_many_deltas_then_each_is_compacted_once
 
     made = [(one.partition, one.kind) for one in entries(stack)]
     assert sorted(made) == sorted([(odd, "major"), (y, "major"), (odd, "minor")])
-    after = survey(stack.metastore, table, [odd, y, z])
+    after = survey(warehouse, table, [odd, y, z])
     assert {name: (files.deltas, files.has_base) for name, files in after.items()} == {
         odd: (1, True),
         y: (0, True),
@@ -85,7 +87,7 @@ def test_policy_when_a_compaction_fails_then_its_error_is_reported_and_it_is_not
     broken.write_bytes(b"not an ORC file")
 
     with watching(stack.metastore, _name(stack), CompactionOptions(deltas=3, survey=0.2)) as [(watch, notes)]:
-        eventually("the failure", lambda: notes.broken, 120)
+        eventually("the failure", lambda: notes.broken)
         eventually("the status", lambda: watch.status.problem)
         write_deltas(stack, 1, first=10)
         eventually("a later survey", lambda: watch.status.deltas == 4)
@@ -120,7 +122,7 @@ def test_policy_when_a_compaction_is_queued_already_then_requests_none(stack: St
     write_deltas(stack, 3)
     request_compaction(stack.metastore, _name(stack), "", "major", "tests")
     with watching(stack.metastore, _name(stack), CompactionOptions(deltas=3)) as [(watch, notes)]:
-        eventually("the end of the compaction", lambda: watch.status.deltas == 0, 120)
+        eventually("the end of the compaction", lambda: watch.status.deltas == 0)
     assert [one.initiator for one in entries(stack)] == ["tests"]
     assert not notes.asked
 

@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from ingestd.config.document import validate
+from ingestd.config.document import complete, validate
 from ingestd.config.files import Settings
 from ingestd.errors import ConfigError
+from ingestd.formats.avro.options import AvroOptions
+from ingestd.formats.delimited import DelimitedOptions
+from ingestd.formats.json.options import JsonOptions
+from ingestd.formats.regex import RegexOptions
+from ingestd.formats.whole_value import BinaryOptions, TextOptions
 from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
 from ingestd.ingest.options import MappingOptions
 from ingestd.kafka.settings import REFUSED
@@ -41,6 +46,12 @@ def _fault(mapping: dict[str, Any] | None = None, **sections: Any) -> str:
         ({"commmit": {"rows": 1}}, {}, "mappings[0].commmit: unknown key, did you mean commit?"),
         ({"commit": {"row": 1}}, {}, "mappings[0].commit.row: unknown key, did you mean rows?"),
         ({"format": {"tombstone": "skip"}}, {}, "mappings[0].format.tombstone: unknown key, did you mean tombstones?"),
+        ({"format": {"colum": "a", "type": "text"}}, {}, "mappings[0].format.colum: unknown key, did you mean column?"),
+        (
+            {"format": {"column": "a"}},
+            {},
+            "mappings[0].format.column: unknown key, the known keys are type, tombstones, fields, envelope",
+        ),
         ({}, {"metastore": {"uris": "x"}}, "metastore.uris: unknown key, did you mean uri?"),
         ({}, {"defaults": {"comit": {}}}, "defaults.comit: unknown key, did you mean commit?"),
         (
@@ -52,7 +63,7 @@ def _fault(mapping: dict[str, Any] | None = None, **sections: Any) -> str:
         (
             {},
             {"spark": {"zzz": 1}},
-            "spark.zzz: unknown key, the known keys are master, stage_timeout, answer_timeout, conf",
+            "spark.zzz: unknown key, the known keys are master, stage_timeout, executor_timeout, answer_timeout, conf",
         ),
         ({"start": {"timestmp": "2026-11-01"}}, {}, "mappings[0].start"),
     ],
@@ -72,6 +83,28 @@ def test_spark_master_when_valid_then_is_accepted(master: str) -> None:
 
 def test_spark_master_when_invalid_then_error_names_it() -> None:
     assert "spark.master: must be a Spark master URL" in _fault(spark={"master": "lokal"})
+
+
+def test_spark_properties_when_they_would_have_no_effect_then_each_is_refused_and_no_value_is_shown() -> None:
+    text = _fault(spark={"conf": {"driver.memory": "1g", "spark.driver.memory": "2g", "spark.master": "yarn"}})
+    assert sorted(text.splitlines()) == [
+        "spark.conf.driver.memory: must begin with spark., because Spark ignores other properties",
+        "spark.conf.spark.master: must be set with the key spark.master, not in spark.conf",
+    ]
+
+
+@pytest.mark.parametrize("content", [None, "", "<configuration><property>"])
+def test_hadoop_configuration_when_unusable_then_error_names_the_key_and_the_directory(
+    tmp_path: Path, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "hdfs-site.xml").write_text(content)
+    document = Settings(_document(storage={"hadoop_conf_dir": str(tmp_path)}))
+    with pytest.raises(ConfigError) as caught:
+        complete(document)
+    assert str(caught.value).startswith(f"storage.hadoop_conf_dir: {tmp_path}")
+    (tmp_path / "hdfs-site.xml").write_text("<configuration/>")
+    assert complete(document)
 
 
 def test_faults_when_several_then_each_has_one_line() -> None:
@@ -124,8 +157,68 @@ def test_document_when_empty_then_error_names_the_required_sections() -> None:
         ({"start": "yesterday"}, "mappings[0].start"),
         ({"start": {"timestamp": "soon"}}, "mappings[0].start"),
         ({"on_offset_loss": "ignore"}, "mappings[0].on_offset_loss"),
-        ({"format": {"type": "avro"}}, "mappings[0].format.type"),
+        (
+            {"format": {"type": "xml"}},
+            "mappings[0].format.type: must be one of json, text, ",
+        ),
+        (
+            {"format": {"type": ["json"]}},
+            "mappings[0].format.type: must be one of json, text, ",
+        ),
+        ({"format": {"type": None}}, "mappings[0].format.type: has no value"),
+        ({"format": {"type": "regex", "pattern": "(a"}}, "mappings[0].format.pattern: must be a regular expression"),
+        (
+            {"format": {"type": "regex", "pattern": "a", "fields": ["a"]}},
+            "mappings[0].format.fields: the number of entries is 1",
+        ),
+        ({"format": {"type": "delimited"}}, "mappings[0].format.fields: is missing"),
+        ({"format": {"type": "delimited", "fields": ["a", "A"]}}, "mappings[0].format.fields: must name each column"),
+        ({"format": {"type": "delimited", "fields": ["a"], "escape": "ab"}}, "mappings[0].format.escape: must be one"),
+        (
+            {"format": {"type": "delimited", "fields": ["a"], "field_delimiter": ",", "escape": "44"}},
+            "mappings[0].format: escape and field_delimiter are both ','",
+        ),
+        ({"format": {"type": "delimited", "fields": ["a"], "bad_values": "drop"}}, "format.bad_values: must be reject"),
+        (
+            {"format": {"type": "avro", "schemas": ["int"]}},
+            "mappings[0].format.schemas[0]: must be the text of an Avro schema, but it is not JSON: ",
+        ),
+        (
+            {"format": {"type": "avro", "framing": "none"}},
+            "mappings[0].format.schemas: must contain exactly one schema with framing: none, not 0",
+        ),
+        ({"format": {"type": "avro", "reader_schema": "int"}}, "mappings[0].format.reader_schema: must be the text of"),
+        (
+            {"format": {"type": "avro", "schemas": ['{"type": "record", "name": "r", "fields": []}']}},
+            "mappings[0].format.schemas: has no effect with framing: confluent",
+        ),
+        (
+            {"format": {"type": "avro"}},
+            "registry: is missing, but the records of the mapping orders refer to its schemas",
+        ),
+        (
+            {"format": {"type": "avro", "framing": "single_object"}},
+            "mappings[0].format.schemas: is missing",
+        ),
+        ({"format": "json"}, "mappings[0].format: must be a section with keys and values"),
+        (
+            {"format": {"type": "text", "tombstones": "drop"}},
+            "mappings[0].format.tombstones: must be 'stop', 'skip', 'dead_letter' or 'null_row'",
+        ),
+        ({"format": {"fields": {"a": "$."}}}, "mappings[0].format.fields.a: must be a path of names and indexes"),
+        ({"format": {"fields": {"a": 5}}}, "mappings[0].format.fields.a: must be text"),
+        ({"format": {"fields": {"a": "$.b", "A": "$.c"}}}, "mappings[0].format.fields: must name each column once"),
+        ({"format": {"envelope": "avro"}}, "mappings[0].format.envelope: must be 'none', 'connect' or 'debezium'"),
+        ({"format": {"timestamp_formats": []}}, "mappings[0].format.timestamp_formats"),
+        ({"format": {"timestamp_formats": ["unix"]}}, "mappings[0].format.timestamp_formats[0]: must be iso, epoch_s"),
+        (
+            {"format": {"timestamp_formats": ["epoch_s", "epoch_ms"]}},
+            "mappings[0].format.timestamp_formats: must have only one of epoch_s, epoch_ms and epoch_us",
+        ),
         ({"partition": {"dt": []}}, "mappings[0].partition.dt"),
+        ({"partition": {"dt": "days(ts)"}}, "mappings[0].partition.dt: must be a value or a call of year, month"),
+        ({"distribution": "round_robin"}, "mappings[0].distribution: must be 'auto', 'none' or 'hash'"),
+        ({"distribution": "hash", "where": "id > 1"}, "mappings[0].distribution: cannot be hash with where"),
         ({"control_database": "other"}, "mappings[0].control_database: unknown key"),
         ({"commit": {"rows": None}}, "mappings[0].commit.rows: has no value"),
     ],
@@ -203,6 +296,35 @@ def test_mapping_when_optional_keys_are_missing_then_defaults_apply() -> None:
     assert (options.start.at, options.on_offset_loss, options.format.tombstones) == ("earliest", "stop", "stop")
     assert options.consumer_group == "ingestd-orders"
     assert str(options.control) == "ingestd.mapping_orders"
+
+
+def test_format_when_its_type_is_set_then_options_are_those_of_the_type() -> None:
+    assert _options({"format": {"tombstones": "skip"}}).format == JsonOptions(tombstones="skip")
+    assert _options({"format": {"fields": {"a": "$.User['first name'][0]"}, "envelope": "debezium"}}).format == (
+        JsonOptions(fields={"a": "$.User['first name'][0]"}, envelope="debezium")
+    )
+    assert _options({"format": {"type": "text", "column": "Line"}}).format == TextOptions(column="line")
+    schema = '{"type": "record", "name": "r", "fields": []}'
+    avro = {"type": "avro", "framing": "none", "schemas": [schema]}
+    assert _options({"format": avro}).format == AvroOptions(framing="none", schemas=(schema,))
+    assert _options({"format": {"type": "binary", "tombstones": "skip"}}).format == BinaryOptions(tombstones="skip")
+    regex = {"type": "regex", "pattern": "(.)(.)", "fields": ["A", ""], "bad_values": None}
+    assert _options({"format": regex}).format == RegexOptions(pattern="(.)(.)", fields=("a", ""), bad_values="null")
+    delimited = {"type": "delimited", "fields": ["a"], "field_delimiter": "44", "surplus": "reject"}
+    expected = DelimitedOptions(fields=("a",), field_delimiter="44", surplus="reject")
+    assert _options({"format": delimited}).format == expected
+
+
+def test_format_when_its_type_is_a_reference_then_error_does_not_show_its_value() -> None:
+    settings = Settings(
+        _document({"format": {"type": "a secret"}}),
+        {"mappings[0].format.type": "a.yaml:7"},
+        {"mappings[0].format.type": "FILE:/run/secrets/a"},
+    )
+    with pytest.raises(ConfigError) as caught:
+        validate(settings)
+    assert str(caught.value).startswith("a.yaml:7: mappings[0].format.type: must be one of json, text, ")
+    assert "secret" not in str(caught.value)
 
 
 def test_commit_when_defaults_and_mapping_set_keys_then_merges_key_by_key() -> None:

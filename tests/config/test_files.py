@@ -158,4 +158,15 @@ def test_faults_when_in_several_files_then_each_has_its_file_and_line(tmp_path: 
 def test_example_then_is_valid() -> None:
     example = Path(__file__).parents[2] / "config" / "ingestd.example.yaml"
     document = load([example])
-    assert [m.name for m in document.mappings] == ["orders", "clicks"]
+    assert [m.name for m in document.mappings] == [
+        "orders",
+        "clicks",
+        "syslog",
+        "warehouse",
+        "reviews",
+        "access",
+        "payments",
+        "baskets",
+        "meters",
+        "deliveries",
+    ]

@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from ingestd.daemon.metrics import Metrics
+from ingestd.daemon.policy_metrics import PolicyMetrics
+from ingestd.replication.worker import Totals
 
 DOCS = Path(__file__).parents[2] / "docs"
 RULES = DOCS / "monitoring" / "alerts.yaml"
@@ -68,7 +70,7 @@ def test_alerts_then_each_has_a_row_in_the_chapter_and_no_other_has(chapter: str
 
 
 def test_expressions_then_their_metrics_exist() -> None:
-    text = Metrics().text([], None).decode()
+    text = Metrics().text([], None, PolicyMetrics((), Totals())).decode()
     types = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.MULTILINE))
     existing = {name for name, kind in types.items() if kind != "histogram"}
     existing |= {name + suffix for name, kind in types.items() if kind == "histogram" for suffix in SUFFIXES}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import select
 import socket
 import threading
 from collections.abc import Iterator
@@ -13,14 +14,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ingestd.clock import monotonic
+from ingestd.clock import now
 from ingestd.config.http import HttpOptions, TlsFiles
 from ingestd.daemon.http.connections import MAX_CONNECTIONS
 from ingestd.daemon.http.live import MAX_STREAMS
 from ingestd.daemon.http.server import AddressInUse, HttpServer, open_server
 from ingestd.errors import ConfigError, MetastoreUnavailable, RecordError
 from ingestd.ingest.control import Request
+from ingestd.replication.execution import PolicyDefect
 from tests.support.http import LOOPBACK, Client, StaticFleet, commit, serving
+from tests.support.policies import status as policy_status
 from tests.support.stack import eventually
 
 
@@ -63,6 +66,32 @@ def test_readyz_when_mappings_are_standby_paused_or_failed_then_200(client: Clie
     answer = client.get("/readyz")
     assert answer.status == 200
     assert answer.json["ended"] == {"fourth": "failed: fourth[0]@17, column id: is not a number"}
+
+
+def test_readyz_when_only_policies_run_then_metastore_must_have_answered(fleet: StaticFleet) -> None:
+    only_policies = StaticFleet(policies_read_at=0.0, policies=[policy_status()])
+    with serving(only_policies) as client:
+        refused = client.get("/readyz")
+        assert (refused.status, list(refused.json["not_ready"])) == (503, ["replication"])
+        only_policies.policies_read_at = now()
+        assert client.get("/readyz").status == 200
+        only_policies.policies_error = PolicyDefect("KeyError: 'x'", where="replication")
+        ended = client.get("/readyz")
+        assert (ended.status, ended.json["not_ready"]) == (503, {})
+        assert ended.json["ended"] == {"replication": "failed: replication: KeyError: 'x'"}
+        assert client.get("/status").json["policies_error"] == "replication: KeyError: 'x'"
+    with serving(StaticFleet()) as client:
+        assert client.get("/readyz").status == 503
+
+
+def test_status_when_policies_run_then_contains_them(client: Client, fleet: StaticFleet) -> None:
+    assert client.get("/status").json["policies"] == []
+    fleet.policies = [policy_status()]
+    (policy,) = client.get("/status").json["policies"]
+    assert (policy["name"], policy["state"], policy["lag_events"]) == ("repl1", "failed", 12)
+    assert policy["schedule"] == "EVERY 30 MINUTES"
+    assert policy["statement"] == "REPL DUMP db1 WITH ('hive.repl.rootdir'='hdfs://ns/repl')"
+    assert (policy["last_execution"]["id"], policy["last_execution"]["status"]) == (8, "FAILED")
 
 
 def test_readyz_when_a_service_has_never_answered_then_503(client: Client, fleet: StaticFleet) -> None:
@@ -182,6 +211,15 @@ def test_events_when_a_mapping_changes_then_only_the_changed_fields_are_sent(
     events.connection.close()
 
 
+def test_events_when_a_policy_changes_then_all_policies_are_sent(client: Client, fleet: StaticFleet) -> None:
+    events = _Events(client)
+    assert events.next()[1]["policies"] == []
+    fleet.policies = [policy_status()]
+    _, change = events.next()
+    assert [policy["name"] for policy in change["policies"]] == ["repl1"]  # type: ignore[attr-defined]
+    events.connection.close()
+
+
 def test_events_when_too_many_clients_read_then_the_next_is_refused(fleet: StaticFleet) -> None:
     with serving(fleet) as client, ExitStack() as streams:
         for _ in range(MAX_STREAMS):
@@ -192,13 +230,11 @@ def test_events_when_too_many_clients_read_then_the_next_is_refused(fleet: Stati
         assert client.get("/livez").status == 200
 
 
-def test_server_when_it_stops_then_streams_end_at_once(fleet: StaticFleet) -> None:
+def test_server_when_it_stops_then_streams_end_first(fleet: StaticFleet) -> None:
     with serving(fleet) as client:
         stream = _Events(client)
         stream.next()
-        began = monotonic()
-    assert monotonic() - began < 2
-    assert stream.answer.read() == b""
+    assert stream.answer.read() == b""  # otherwise the server cuts the connection after a while
     stream.connection.close()
     assert not [thread for thread in threading.enumerate() if thread.name == "http"]
 
@@ -230,7 +266,7 @@ def test_server_when_the_certificate_is_missing_then_the_error_names_the_key(tmp
 def test_server_when_idle_connections_flood_it_then_health_checks_are_answered(client: Client) -> None:
     with ExitStack() as flood:
         for _ in range(1400):
-            flood.enter_context(closing(socket.create_connection(client.address, timeout=5)))
+            flood.enter_context(closing(socket.create_connection(client.address, timeout=60)))
         assert client.get("/livez").status == 200
         assert _accepted(client) <= MAX_CONNECTIONS + 1
 
@@ -242,7 +278,7 @@ def test_server_when_busy_connections_flood_it_then_health_checks_are_answered(
     waiting: list[Request] = []
     with ExitStack() as flood:
         for _ in range(MAX_CONNECTIONS):
-            flood.enter_context(closing(socket.create_connection(client.address, timeout=5))).sendall(flush)
+            flood.enter_context(closing(socket.create_connection(client.address, timeout=60))).sendall(flush)
 
         def all_wait() -> bool:
             waiting.extend(fleet.controls["orders"].take())
@@ -254,6 +290,21 @@ def test_server_when_busy_connections_flood_it_then_health_checks_are_answered(
             request.done.set_result(None)
 
 
+def test_server_when_many_clients_read_large_documents_then_health_checks_are_answered_first(
+    client: Client, fleet: StaticFleet
+) -> None:
+    for number in range(300):
+        fleet.run(f"tenant_{number:03}")
+    documents = [client.open() for _ in range(60)]
+    with ExitStack() as opened:
+        for one in documents:
+            opened.enter_context(closing(one)).request("GET", "/status")
+        assert client.get("/livez").status == 200
+        waiting = [one for one in documents if not select.select([one.sock], [], [], 0)[0]]
+        assert len(waiting) > len(documents) / 2
+        assert {one.getresponse().status for one in documents} == {200}
+
+
 @pytest.mark.soak
 def test_server_when_clients_are_slow_then_their_connections_end(client: Client, fleet: StaticFleet) -> None:
     unfinished = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: y"
@@ -263,7 +314,7 @@ def test_server_when_clients_are_slow_then_their_connections_end(client: Client,
         fleet.run(f"tenant_{number:03}")
     with ExitStack() as slow:
         for request in (b"", unfinished, no_body, not_reading):
-            connection = slow.enter_context(socket.create_connection(client.address, timeout=10))
+            connection = slow.enter_context(socket.create_connection(client.address, timeout=60))
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             connection.sendall(request)
         eventually("all connections", lambda: _accepted(client) == 4)
@@ -286,7 +337,7 @@ def _accepted(client: Client) -> int:
     ],
 )
 def test_server_when_a_request_is_too_long_or_invalid_then_it_is_refused(client: Client, request_bytes: bytes) -> None:
-    with socket.create_connection(client.address, timeout=10) as connection:
+    with socket.create_connection(client.address, timeout=60) as connection:
         connection.sendall(request_bytes)
         assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
     assert client.get("/livez").status == 200
@@ -308,6 +359,7 @@ def _paths(value: object, path: str = "") -> Iterator[str]:
 
 def test_documents_then_contain_exactly_the_documented_fields(client: Client, fleet: StaticFleet) -> None:
     fleet.monitors["orders"].failed(MetastoreUnavailable("no answer", where="hms"), again_in=1.0)
+    fleet.policies = [policy_status()]
     text = (Path(__file__).parents[2] / "docs" / "monitor.md").read_text(encoding="utf-8")
     section = text.partition("### Status")[2].partition("### Events")[0]
     documented = set(re.findall(r"`([a-z_.*\[\]]+)`", "\n".join(re.findall(r"^\| (`.+?) \|", section, re.MULTILINE))))

@@ -256,7 +256,7 @@ def test_server_when_the_certificate_changes_then_new_connections_use_the_new_on
         stuck = [socket.create_connection(plain.address) for _ in range(600)]
         assert renewed.get("/livez").status == 200
         began = monotonic()
-    assert monotonic() - began < 5
+    assert monotonic() - began < 60
     for connection in stuck:
         connection.close()
 

@@ -16,6 +16,7 @@ from ingestd.clock import now
 from ingestd.compaction.pacing import Pacing
 from ingestd.compaction.watch import CompactionStatus
 from ingestd.daemon.metrics import Metrics
+from ingestd.daemon.policy_metrics import PolicyMetrics
 from ingestd.errors import BrokerUnavailable, InvalidTable, Unavailable
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
@@ -24,7 +25,10 @@ from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.steps import STEPS
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.timestamps import FirstRecord
+from ingestd.replication.policy_status import State as PolicyState
+from ingestd.replication.worker import Totals
 from ingestd.sandbox import Addresses
+from tests.support.policies import status
 
 ROOT = Path(__file__).parents[2]
 PARTITION = TopicPartition("clicks", 0)
@@ -36,7 +40,9 @@ def _monitor(name: str = "clicks") -> Monitor:
 
 
 def _commit(**steps: int) -> CommitRecord:
-    return CommitRecord(7, 3, now() - 5, 90, 100, 10, 4_000, 2, ("clicks[0] 0..100",), 1, 100, (), 1, steps)
+    return CommitRecord(
+        7, 3, now() - 5, 90, 100, 10, 4_000, 2, ("clicks[0] 0..100",), 1, 100, (), 1, steps, rejects=6, dead_letters=4
+    )
 
 
 def _busy() -> Monitor:
@@ -56,12 +62,34 @@ def _busy() -> Monitor:
     return monitor
 
 
-def _families(metrics: Metrics, monitors: Iterable[Monitor]) -> dict[str, Metric]:
+def _families(
+    metrics: Metrics, monitors: Iterable[Monitor], policies: PolicyMetrics | None = None
+) -> dict[str, Metric]:
     """Return the metrics by their names in the text format, in which the names of counters end with `_total`."""
-    text = metrics.text(monitors, None).decode()
+    text = metrics.text(monitors, None, policies).decode()
     assert len(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) == len(set(re.findall(r"^# TYPE (\S+)", text, re.M)))
     found = text_string_to_metric_families(text)
     return {f"{family.name}_total" if family.type == "counter" else family.name: family for family in found}
+
+
+def _policies() -> PolicyMetrics:
+    """Return a policy that has a value for every metric."""
+    counts = {("repl1", "EVENTS"): 5, ("repl1", "FILES"): 6, ("repl1", "BYTES"): 7, ("repl1", "TABLES"): 8}
+    return PolicyMetrics([status()], Totals({("repl1", "SUCCESS"): 3, ("repl1", "FAILED"): 1}, counts))
+
+
+def test_metrics_when_a_policy_has_run_then_are_its_values() -> None:
+    found = _families(Metrics(), [], _policies())
+    states = {sample.labels["state"]: sample.value for sample in found["ingestd_policy_state"].samples}
+    assert {state for state, value in states.items() if value} == {"failed"}
+    assert len(states) == len(PolicyState)
+    executions = {s.labels["status"]: s.value for s in found["ingestd_policy_executions_total"].samples}
+    assert executions == {"SUCCESS": 3, "FAILED": 1}
+    expected = {"events_total": 5, "files_total": 6, "bytes_total": 7, "lag_events": 12, "lag_seconds": 34.5}
+    assert {name: _values(found[f"ingestd_policy_{name}"]) for name in expected} == {
+        name: [value] for name, value in expected.items()
+    }
+    assert 60 <= _values(found["ingestd_policy_since_success_seconds"])[0] < 90
 
 
 # In the documentation, but only with Kerberos in the metrics (tests/hive/test_kerberos.py).
@@ -77,7 +105,7 @@ def test_metrics_then_match_the_documentation() -> None:
     metrics.on_call("get_table_req", 0.02, "ok")
     written = {
         name: (family.type, frozenset(label for s in family.samples for label in s.labels) - {"le"})
-        for name, family in _families(metrics, [_busy()]).items()
+        for name, family in _families(metrics, [_busy()], _policies()).items()
     }
     section = (
         (ROOT / "docs" / "monitor.md").read_text(encoding="utf-8").partition("## Metrics")[2].partition("\n## ")[0]
@@ -96,9 +124,10 @@ def test_metrics_when_a_mapping_has_reported_then_are_its_values() -> None:
         "ingestd_bytes_total": 4_000,
         "ingestd_commits_total": 1,
         "ingestd_aborts_total": 1,
-        "ingestd_rejects_total": 2,
         "ingestd_takeovers_total": 3,
         "ingestd_row_count_repairs_total": 4,
+        "ingestd_throttled_seconds_total": 8,
+        "ingestd_table_changes_total": 9,
         "ingestd_retries_total": 1,
         "ingestd_open_transactions": 2,
         "ingestd_owner": 1,
@@ -115,6 +144,8 @@ def test_metrics_when_a_mapping_has_reported_then_are_its_values() -> None:
         "ingestd_lag_offsets": 30,
     }
     assert {name: _values(found[name]) for name in expected} == {name: [value] for name, value in expected.items()}
+    rejects = {s.labels["action"]: s.value for s in found["ingestd_rejects_total"].samples}
+    assert rejects == {"stop": 2, "skip": 6, "dead_letter": 4}
     assert 60 <= _values(found["ingestd_lag_seconds"])[0] < 90
     assert 5 <= _values(found["ingestd_since_last_commit_seconds"])[0] < 35
     states = {sample.labels["state"]: sample.value for sample in found["ingestd_mapping_state"].samples}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ingestd.config.document import Document, load
 from ingestd.daemon.supervisor import Supervisor
@@ -15,9 +17,12 @@ from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.mapping import Clients
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS, Observe, ignore
+from ingestd.publish.warehouse import Warehouse
 from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.errors import JobFailed
+from ingestd.storage.storages import Storages
 from tests.support.daemon import shared_engine
+from tests.support.replica_policies import Defective
 from tests.support.stack import Stack, eventually
 
 
@@ -41,11 +46,27 @@ def _run(
 ) -> list[IngestdError]:
     metastore = document.metastore.connect()
     try:
-        clients = Clients(metastore, engine, Liveness(metastore, document.control.database))
+        clients = Clients(Warehouse(metastore, Storages()), engine, Liveness(metastore, document.control.database))
         signals = signals or Signals()
         return Supervisor(document, clients, signals, drain=True, read=lambda: document, observe=observe).run()
     finally:
         metastore.close()
+
+
+def test_replication_when_it_has_a_defect_then_the_run_ends_with_it(
+    stack: Stack, engine: Engine, tmp_path: Path
+) -> None:
+    config = tmp_path / "replication.yaml"
+    sections = {"metastore": {"uri": stack.addresses.metastore}, "replication": {"namespace": stack.name}}
+    config.write_text(yaml.safe_dump(sections), encoding="utf-8")
+    document = load([config])
+    with closing(Defective(stack.addresses.metastore, "scheduled_query_poll")) as metastore:
+        clients = Clients(Warehouse(metastore, Storages()), engine, Liveness(metastore, document.control.database))
+        supervisor = Supervisor(document, clients, Signals(), drain=False, read=lambda: document)
+        (error,) = supervisor.run()
+    assert error is supervisor.policies_error
+    assert error.exit_code == 70
+    assert "KeyError: 'scheduled_query_poll'" in str(error)
 
 
 def test_mappings_when_two_configurations_share_an_engine_then_each_observer_sees_its_steps(

@@ -40,7 +40,7 @@ def test_daemon_when_stopped_while_spark_starts_then_ends_with_0_and_leaves_noth
     daemon = _started(stack)
     eventually("a start of Spark", lambda: list(folder.glob("ingestd-spark-*/spark.properties")))
     daemon.terminate()
-    assert daemon.wait(20) == 0
+    assert daemon.wait() == 0
     eventually("the end of all processes", lambda: not _processes(folder))
     assert list(folder.iterdir()) == []
     assert daemon.events("failed") == []
@@ -52,7 +52,7 @@ def test_daemon_when_stopped_after_the_mapping_became_owner_then_leaves_no_open_
     daemon = _started(stack)
     eventually("an owner", lambda: daemon.events("owner"))
     daemon.terminate()
-    assert daemon.wait(20) == 0
+    assert daemon.wait() == 0
     eventually("the end of all processes", lambda: not _processes(folder))
     assert list(folder.iterdir()) == []
     assert stack.drain().events("owner")[0]["aborted_transactions"] == []
@@ -61,7 +61,7 @@ def test_daemon_when_stopped_after_the_mapping_became_owner_then_leaves_no_open_
 
 def test_daemon_when_the_configuration_has_a_fault_then_leaves_nothing(stack: Stack, folder: Path) -> None:
     daemon = stack.start_process(stack.config({"name": "Wrong Name", "topics": ["x"], "table": "default.x"}))
-    assert daemon.wait(20) == 78
+    assert daemon.wait() == 78
     assert "mappings[0].name" in daemon.text()
     eventually("the end of all processes", lambda: not _processes(folder))
     assert list(folder.iterdir()) == []
@@ -76,7 +76,7 @@ def test_daemon_when_the_jvm_does_not_start_then_says_so_without_records_and_lea
     # There is nothing to read, so that the mapping never needs Spark.
     config = stack.config(spark={"master": "local[2]", "conf": conf})
     daemon = stack.start_process(config, "--until-caught-up")
-    assert daemon.wait(60) == 70
+    assert daemon.wait() == 70
     assert "ingestd: spark.master local[2]: Spark did not start: its JVM ended with exit code 1" in daemon.text()
     eventually("the end of all processes", lambda: not _processes(folder))
     assert list(folder.iterdir()) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from typing import Literal
 
 import pytest
@@ -11,9 +12,12 @@ from selenium.webdriver.common.keys import Keys
 from ingestd.clock import now
 from ingestd.config.http import Address
 from ingestd.daemon.http.history import History
+from ingestd.daemon.http.live import MAX_STREAMS
 from ingestd.errors import MetastoreUnavailable, RecordError
+from ingestd.replication.policy_status import State
 from tests.support.browser import Browser, browser
 from tests.support.http import StaticFleet, commit, serving
+from tests.support.policies import status as policy_status
 
 _REJECT = RecordError(
     "'12,50' is not a decimal(10,2)", where="topic payments, partition 3, offset 104223", hint="correct the producer"
@@ -93,6 +97,39 @@ def test_overview_then_shows_every_state_with_its_problem_and_the_most_urgent_fi
     assert page.text("[data-figure=lag]").split("\n")[1] == "300"
     page.open(f"{url}#/mappings/%E0%A4%A")
     page.wait("the overview", lambda: len(page.all(_ROW)) == 5)
+
+
+def test_overview_when_too_many_pages_are_open_then_still_shows_the_present_state(
+    window: Browser, fleet: StaticFleet
+) -> None:
+    with serving(fleet) as client, ExitStack() as streams:
+        for _ in range(MAX_STREAMS):
+            stream = streams.enter_context(closing(client.open()))
+            stream.request("GET", "/events")
+            assert stream.getresponse().readline()
+        window.open(f"http://{client.address}/")
+        window.wait("five rows", lambda: len(window.all(_ROW)) == 5)
+        assert window.text("#link") == "Live"
+        fleet.monitors["clicks"].entered("paused")
+        window.wait("the change", lambda: _states(window)["clicks"] == "paused")
+
+
+def test_overview_when_policies_run_then_shows_them(page: Browser, url: str, fleet: StaticFleet) -> None:
+    page.open(url)
+    page.wait("the mappings", lambda: len(page.all(_ROW)) == 5)
+    assert page.all(".policies:not([hidden])") == []
+    fleet.policies = [policy_status(state=State.NEEDS_BOOTSTRAP), policy_status("repl2", State.IDLE)]
+    page.wait("two policies", lambda: len(page.all(".policies tbody tr")) == 2)
+    row = [line for line in page.texts(".policies tbody tr")[0].replace("\t", "\n").split("\n") if line]
+    assert row[:3] == ["repl1", "REPL DUMP db1 · EVERY 30 MINUTES", "metastore: no answer → wait"]
+    assert row[3:6] == ["needs bootstrap", "12 events", "35 s"]
+    assert row[6].startswith("in 10 min")
+    assert row[7].startswith("failed, 1 of 2 tables, ")
+    fleet.policies = [policy_status("repl2", State.IDLE)]
+    for name in list(fleet.monitors):
+        fleet.remove(name)
+    page.wait("one policy", lambda: len(page.all(".policies tbody tr")) == 1)
+    page.wait("no mappings", lambda: not page.all(".ingest:not([hidden])"))
 
 
 def test_overview_when_mappings_change_then_shows_it_without_a_reload(

@@ -1,12 +1,14 @@
 """The container image that the soak tests of this directory run.
 
 INGESTD_TEST_BASE names another base image; INGESTD_TEST_IMAGE names a built image, which is then used instead.
+TMPDIR must lie outside /tmp and /var/tmp, because a container and a service have their own, which hide the tables.
 """
 
 from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,9 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="session")
 def image_name(processes: None) -> str:
     """Return the name of the image, which is built unless the environment names one."""
+    scratch = Path(tempfile.gettempdir()).resolve()
+    if any(scratch.is_relative_to(hidden) for hidden in ("/tmp", "/var/tmp")):
+        pytest.fail(f"the tables would lie in {scratch} → set TMPDIR to a directory outside /tmp and /var/tmp")
     name = os.environ.get("INGESTD_TEST_IMAGE")
     if name is None:
         name = "localhost/ingestd-test"

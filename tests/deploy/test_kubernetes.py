@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from functools import cache
@@ -15,7 +16,8 @@ import yaml
 from ingestd.config.document import Document, load
 from ingestd.config.http import Address
 
-K8S = Path(__file__).parents[2] / "k8s"
+ROOT = Path(__file__).parents[2]
+K8S = ROOT / "k8s"
 OVERLAYS = ("local", "spark-on-k8s")
 # The oldest and the newest version of Kubernetes whose schemas the manifests are validated against.
 VERSIONS = ("1.28", "1.37")
@@ -121,6 +123,29 @@ def test_configuration_then_is_valid_and_fits_the_pod(
     assert spec["terminationGracePeriodSeconds"] >= document.shutdown.timeout + _END_SECONDS
     # The names of generated ConfigMaps contain a hash of their content.
     assert spec["volumes"][0]["configMap"]["name"] == _one(overlay, "ConfigMap")["metadata"]["name"]
+
+
+@each_overlay
+def test_policies_then_what_reads_records_reaches_kafka_and_the_registry_and_only_drivers_the_metastore(
+    overlay: str,
+) -> None:
+    components = ("daemon", "executor") if overlay == "spark-on-k8s" else ("daemon",)
+    for component in components:
+        allowed = set[int]()
+        for policy in (one["spec"] for one in _built(overlay) if one["kind"] == "NetworkPolicy"):
+            wanted = policy["podSelector"]["matchLabels"].get("app.kubernetes.io/component", component)
+            if wanted == component and "Egress" in policy["policyTypes"]:
+                allowed |= {port["port"] for rule in policy["egress"] for port in rule.get("ports", ())}
+        assert {9092, 8081} <= allowed
+        assert (9083 in allowed) == (component == "daemon")
+
+
+@pytest.mark.parametrize("extra", ["kerberos", "hdfs", "s3"])
+def test_image_then_installs_what_reaches_each_storage(extra: str) -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    [extras] = re.findall(r"^ARG EXTRAS=(\S+)$", text, re.MULTILINE)
+    assert extra in extras.split(",")
+    assert '".[${EXTRAS}]"' in text
 
 
 def test_driver_when_executors_are_pods_then_they_reach_it_and_it_may_manage_them(

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.doctor import compaction, login, machine, mapping, metastore, table
+from ingestd.doctor import compaction, login, machine, mapping, metastore, replication, spark, table
 from ingestd.doctor.finding import Finding, as_document, exit_code, fault, ok, warning
 from ingestd.errors import InvalidTable, MetastoreUnavailable
 from ingestd.hive import health
 from tests.doctor.conftest import Examine
 
 ROOT = Path(__file__).parents[2]
-MODULES = (machine, login, metastore, compaction, mapping, table)
+MODULES = (machine, login, metastore, spark, compaction, mapping, table, replication)
 STATUSES = {"ok", "warning", "fault", "skipped"}
 
 

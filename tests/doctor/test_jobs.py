@@ -69,11 +69,11 @@ def test_jobs_when_some_hang_fail_or_are_defective_then_all_are_reported_in_orde
 
 
 def test_jobs_when_many_hang_then_the_others_are_skipped_after_a_few_time_limits(released: threading.Event) -> None:
-    began = monotonic()
+    began, threads = monotonic(), threading.active_count()
     found = list(run((_hanging(released) for _ in range(1_000)), 0.3))
-    assert monotonic() - began < 10
+    assert monotonic() - began < 60
     assert len(found) == 1_000
     statuses = [one.verdict.status for one in found]
     assert statuses.count("fault") < 40
     assert set(statuses[40:]) == {"skipped"}
-    assert threading.active_count() < 60
+    assert threading.active_count() - threads < 60

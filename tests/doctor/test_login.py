@@ -79,7 +79,7 @@ def test_ticket_when_it_has_expired_then_is_a_fault(
 ) -> None:
     config = _config(tmp_path)
     monkeypatch.setenv("KRB5CCNAME", expiring)
-    found = eventually("the ticket to expire", lambda: _fault(examine(config).one("login.ticket")), 30)
+    found = eventually("the ticket to expire", lambda: _fault(examine(config).one("login.ticket")))
     assert found["exit_code"] == 77
     assert "kinit" in found["fix"]
 

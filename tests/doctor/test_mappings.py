@@ -7,9 +7,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -22,6 +23,7 @@ from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import Wait
 from ingestd.hive.write_ids import read_snapshot
 from ingestd.ingest.claims import last_heartbeat
+from ingestd.ingest.letter_table import create_letter_table
 from ingestd.ingest.options import MappingOptions
 from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
@@ -56,11 +58,15 @@ class _Cases:
         return name
 
     def old_topic(self, case: str, age_ms: int) -> str:
-        """Create a topic with a retention time of an hour and one record of that age."""
+        """Create a topic with a retention time of an hour and a record of that age.
+
+        A present record follows it, so that Kafka does not remove the segment of both during the test.
+        """
         topic = self.stack.topic(1, f"{self.stack.name}_{case}", **{"retention.ms": str(HOUR_MS)})
         producer = Producer({"bootstrap.servers": self.stack.addresses.kafka})
-        producer.produce(topic, b"{}", timestamp=int(now() * 1000) - age_ms)
-        assert producer.flush(30) == 0
+        for age in (age_ms, 0):
+            producer.produce(topic, b"{}", timestamp=int(now() * 1000) - age)
+        assert producer.flush(60) == 0
         return topic
 
     def lose_records(self) -> tuple[str, str]:
@@ -76,9 +82,9 @@ class _Cases:
         stack.drain(stack.config(*mappings, self.mapping("fine")))
         stack.produce([{"id": 2}, {"id": 3}], lost)
         partition = TopicPartition(lost, 0, 2)
-        stack.admin.delete_records([partition])[partition].result(30)
-        stack.admin.delete_topics([recreated])[recreated].result(30)
-        eventually("the topic to be deleted", lambda: recreated not in stack.admin.list_topics(timeout=30).topics)
+        stack.admin.delete_records([partition])[partition].result(60)
+        stack.admin.delete_topics([recreated])[recreated].result(60)
+        eventually("the topic to be deleted", lambda: recreated not in stack.admin.list_topics(timeout=60).topics)
         stack.topic(1, recreated)
         return lost, recreated
 
@@ -88,12 +94,18 @@ class _Cases:
         table = load_acid_table(metastore, name)
         txn, write_id = transactions.begin_writing(metastore, name, "tests")
 
-        def change(found: Parameters) -> dict[str, str]:
-            return {**found.values, "numRows": "7"}
+        def change(found: Sequence[Parameters]) -> list[dict[str, str]]:
+            return [{**one.values, "numRows": "7"} for one in found]
 
         view = WriterView(write_id, read_snapshot(metastore, name))
-        change_parameters(metastore, table, [""], change, view, Wait(Deadline.after(10), threading.Event()))
+        change_parameters(metastore, table, [""], change, view, Wait(Deadline.after(60), threading.Event()))
         transactions.commit(metastore, txn)
+        return name
+
+    def letters(self, case: str) -> TableName:
+        """Create an empty table of dead letters and return its name."""
+        name = TableName("default", f"{self.stack.name}_{case}")
+        assert create_letter_table(self.stack.metastore, name, TableName("ingestd", f"create_{name.table}"))
         return name
 
     def write(self, name: TableName, transactions: int, record: bytes = b'{"id": 1}') -> TableName:
@@ -126,11 +138,8 @@ class _Cases:
 
 @pytest.fixture(scope="module")
 def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Cases]:
-    stack = Stack(addresses, "doctor", tmp_path_factory.mktemp("doctor"))
-    try:
+    with Stack(addresses, "doctor", tmp_path_factory.mktemp("doctor")) as stack:
         yield _Cases(stack)
-    finally:
-        stack.close()
 
 
 def _bad(report: Report, mapping: str) -> dict[str, str]:
@@ -157,6 +166,7 @@ def _mappings(cases: _Cases, stop: ExitStack) -> list[dict[str, object]]:
         cases.mapping("fine"),
         cases.mapping("no_topic", topics=[f"{stack.name}-none"]),
         cases.mapping("no_table", table=f"default.{stack.name}_none"),
+        cases.mapping("new_table", table=f"default.{stack.name}_new", create_table={"columns": {"id": "int"}}),
         cases.mapping("not_acid", table=f"default.{stack.name}_plain"),
         cases.mapping("homeless", table=str(homeless)),
         cases.mapping("lost", topics=[lost]),
@@ -168,9 +178,15 @@ def _mappings(cases: _Cases, stop: ExitStack) -> list[dict[str, object]]:
         cases.mapping("crowded", table=str(cases.write(cases.table("crowded"), 3)), pacing={"deltas": 2}),
         cases.mapping("owned"),
         cases.mapping("suspended"),
+        cases.mapping("no_registry", format={"type": "avro"}),
+        cases.mapping("letters", pacing={"deltas": 2}, **_dead_letters(cases.write(cases.letters("many"), 3, b"{}"))),
     ]
     eventually("the heartbeat of `suspended` to be old", lambda: now() - last_heartbeat(stack.metastore, silent) > 7)
     return mappings
+
+
+def _dead_letters(table: TableName) -> dict[str, object]:
+    return {"on_error": "dead_letter", "dead_letter": {"table": str(table)}}
 
 
 def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_nothing_else(
@@ -178,11 +194,12 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
 ) -> None:
     with ExitStack() as stop:
         stack, mappings = cases.stack, _mappings(cases, stop)
-        report = examine(stack.config(*mappings))
+        report = examine(stack.config(*mappings, registry={"url": "http://127.0.0.1:1"}))
     assert {str(one["name"]): _bad(report, str(one["name"])) for one in mappings} == {
         cases.name("fine"): {},
         cases.name("no_topic"): {"kafka.topic": "fault"},
         cases.name("no_table"): {"table.definition": "fault"},
+        cases.name("new_table"): {},
         cases.name("not_acid"): {"table.definition": "fault"},
         cases.name("homeless"): {"table.storage": "fault"},
         cases.name("lost"): {"kafka.retention": "fault"},
@@ -194,9 +211,12 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
         cases.name("crowded"): {"table.deltas": "warning"},
         cases.name("owned"): {},
         cases.name("suspended"): {"mapping.lease": "warning"},
+        cases.name("no_registry"): {"registry.schemas": "fault"},
+        cases.name("letters"): {"table.deltas": "warning"},
     }
     assert "no_auto_compaction is true" in report.one("table.compaction", cases.name("fine"))["evidence"]
     assert "has 3 deltas" in report.one("table.deltas", "crowded")["evidence"]
+    assert f"dead letters in default.{stack.name}_many: " in report.all("table.deltas", "letters")[1]["evidence"]
     assert report.code == 65
     assert "numRows is 7, but the files contain 2 rows" in report.one("table.row_counts", "miscounted")["evidence"]
     assert "last heartbeat" in report.one("mapping.lease", "suspended")["evidence"]
@@ -218,17 +238,32 @@ def test_storage_when_a_directory_is_not_writable_then_the_fault_names_it(cases:
     cases.write(parts, 1, b'{"id": 1, "day": "monday"}')
     monday = local_path(load_acid_table(cases.stack.metastore, parts).location) / "day=monday"
     monday.chmod(0o500)
-    config = cases.stack.config(cases.mapping("readonly", table=str(name)), cases.mapping("parts", table=str(parts)))
-    # Root can write to any directory unless it lacks the capability to override permissions.
-    command = [*(_AS_OTHER_USER if os.geteuid() == 0 else ()), sys.executable, "-m", "ingestd", "doctor"]
-    result = subprocess.run(
-        [*command, "--config", str(config), "--output", "json"], capture_output=True, text=True, check=False
+    letters = cases.letters("readonly_letters")
+    dead = local_path(load_acid_table(cases.stack.metastore, letters).location)
+    dead.chmod(0o500)
+    config = cases.stack.config(
+        cases.mapping("readonly", table=str(name)),
+        cases.mapping("parts", table=str(parts)),
+        cases.mapping("readonly_letters", **_dead_letters(letters)),
     )
-    found = [one for one in json.loads(result.stdout)["findings"] if one["check"] == "table.storage"]
-    assert result.returncode == 69
-    for one, denied in zip(found, (place, monday), strict=True):
+    # Root can write to any directory unless it lacks the capability to override permissions.
+    command = [*(_AS_OTHER_USER if os.geteuid() == 0 else ()), sys.executable, "-m", "ingestd"]
+
+    def result(*arguments: str) -> Any:
+        options = ("--config", str(config), "--output", "json")
+        done = subprocess.run([*command, *arguments, *options], capture_output=True, text=True, check=False)
+        assert done.returncode == 69
+        return json.loads(done.stdout)
+
+    found = [one for one in result("doctor")["findings"] if one["check"] == "table.storage" and one["status"] != "ok"]
+    checked = [
+        one["problem"] for one in result("check", "--online") if ", storage" in one["subject"] and one["problem"]
+    ]
+    for one, problem, denied in zip(found, checked, (place, monday, dead), strict=True):
         assert one["status"] == "fault"
+        assert problem["reason"] == "PermissionDenied"
         assert f"{denied}" in one["evidence"]
+        assert f"{denied}" in problem["where"]
         assert "Permission denied" in one["evidence"]
         assert "grant this process write permission" in one["fix"]
     assert place.is_dir()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.formats import JsonDecoder
-from ingestd.formats.json.framing import has_large_number
+from ingestd.formats.json.framing import unsafe_lines
 from ingestd.schema import Column, HiveType
 
 digits = st.text("0123456789", min_size=1, max_size=50).map(lambda text: text.lstrip("0") or "0")
@@ -61,13 +61,16 @@ def test_decode_when_decimal_needs_more_than_38_digits_then_rejects() -> None:
         (b'{"c":15e3}', 2, False),
         (b'{"c":1.2345678E7}', 2, False),
         (b'{"c":1.5E+30}', 9, True),
+        (b'{"c":1e-39}', 2, True),
+        (b'{"c":0.' + b"0" * 40 + b"1}", 2, True),
         (b'{"c":' + b"1" * 36 + b"}", 2, False),
         (b'{"c":' + b"1" * 37 + b"}", 2, True),
         (b'{"c":"' + b"1" * 20 + b'"}', 19, True),
         (b'{"c":0.5}', 38, True),
     ],
 )
-def test_has_large_number_when_there_are_numbers_or_identifiers_then_finds_only_numbers(
+def test_unsafe_lines_when_there_are_numbers_or_identifiers_then_are_those_with_large_numbers(
     text: bytes, scale: int, large: bool
 ) -> None:
-    assert has_large_number(text * 3, scale) == large
+    others = [b'{"c":null}'] * 3
+    assert unsafe_lines(b"\n".join([*others, text, *others, text]), scale).tolist() == [3, 7] * large

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import pyarrow as pa
 import pytest
@@ -11,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingestd.formats.decoder import Reject, RejectError
+from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.formats.record_decoder import (
     MAX_FAILURES,
     PARTS,
@@ -18,6 +18,7 @@ from ingestd.formats.record_decoder import (
     NotColumnar,
     RecordDecoder,
     RejectReasons,
+    Tombstones,
 )
 from ingestd.formats.row_batches import Row, batch_of
 from ingestd.schema import Column, HiveType
@@ -28,7 +29,7 @@ COLUMNS = [Column("id", HiveType.parse("int"))]
 class Numbers(RecordDecoder):
     """Decodes numbers written as text. `-` is a reject of the batch; any other text raises NotColumnar."""
 
-    def __init__(self, *, max_bytes: int = 1 << 30, tombstones: Literal["stop", "skip"] = "stop") -> None:
+    def __init__(self, *, max_bytes: int = 1 << 30, tombstones: Tombstones = "stop") -> None:
         super().__init__(COLUMNS, max_bytes=max_bytes, tombstones=tombstones)
         self.batches: list[int] = []
         self.records = 0
@@ -59,28 +60,40 @@ def numbers(count: int, bad: dict[int, bytes]) -> list[bytes]:
     values=st.lists(st.sampled_from([b"1", b"22", b"-", b"x", None]), max_size=40),
     repeated=st.integers(1, 40),
     max_bytes=st.sampled_from([1, 30, 1 << 30]),
-    tombstones=st.sampled_from(["stop", "skip"]),
+    tombstones=st.sampled_from(["stop", "skip", "dead_letter", "null_row"]),
 )
 def test_decode_when_records_are_arbitrary_then_result_is_the_same_as_one_by_one(
-    values: list[bytes | None], repeated: int, max_bytes: int, tombstones: Literal["stop", "skip"]
+    values: list[bytes | None], repeated: int, max_bytes: int, tombstones: Tombstones
 ) -> None:
     records = values * repeated
     decoder = Numbers(max_bytes=max_bytes, tombstones=tombstones)
 
     decoded = decoder.decode(records)
 
-    assert [row for batch in decoded.batches for row in batch.column(0).to_pylist()] == [
-        int(record) for record in records if record is not None and record.isdigit()
+    rows = [row for batch in decoded.batches for row in batch.column(0).to_pylist()]
+    assert sorted(zip(decoded.records_of_rows(records).tolist(), rows, strict=True)) == [
+        (index, None if record is None else int(record))
+        for index, record in enumerate(records)
+        if (tombstones == "null_row" if record is None else record.isdigit())
     ]
     no_value = ("", "record has no value (tombstone)")
     expected = {b"-": ("id", "is a dash"), b"x": ("", "is not a number"), None: no_value}
     assert [(reject.row, reject.column, reject.reason) for reject in decoded.rejects] == [
         (index, *expected[record])
         for index, record in enumerate(records)
-        if record in expected and not (record is None and tombstones == "skip")
+        if record in expected and (record is not None or tombstones in ("stop", "dead_letter"))
     ]
     assert decoded.skipped == (records.count(None) if tombstones == "skip" else 0)
     assert decoded.rows + len(decoded.rejects) + decoded.skipped == len(records)
+
+
+def test_decode_when_tombstones_are_rows_then_columns_of_all_types_are_null() -> None:
+    types = ["timestamp", "decimal(9,2)", "array<timestamp>", "map<string,date>", "struct<a:binary,b:array<int>>"]
+    columns = [Column(f"c{number}", HiveType.parse(text)) for number, text in enumerate(types)]
+    old = b'{"c0": "1500-01-01T00:00:00Z"}'
+    decoded = JsonDecoder(columns, tombstones="null_row").decode([None, old, None])
+    assert decoded.records_of_rows([None, old, None]).tolist() == [1, 0, 2]
+    assert decoded.batches[1].to_pylist() == [dict.fromkeys(["c0", "c1", "c2", "c3", "c4"])] * 2
 
 
 def test_decode_when_all_records_are_valid_then_decodes_one_batch() -> None:

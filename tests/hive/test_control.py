@@ -21,7 +21,7 @@ def test_ensure_control_table_when_several_clients_create_it_then_all_use_the_sa
     def create(database: str, number: int, start: threading.Barrier) -> tuple[TableName, int, str]:
         with closing(Metastore(addresses.metastore)) as metastore:
             metastore.call("getName")
-            start.wait(60)
+            start.wait(180)
             control = ensure_control_table(metastore, TableName(database, f"mapping_{number % 2}"))
             return control.name, control.id, read_state(metastore, control)
 

@@ -20,6 +20,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.security import Kerberos, Plain, Protection, Security
 from tests.support.kerberos import NAME, SHORT_SECONDS, Realm, realm, secured
 from tests.support.metastore import Home, Process, metastore
+from tests.support.stack import eventually
 
 SERVER = f"hive/_HOST@{NAME}"
 LONG = "p=" + "long" * 250_000
@@ -52,6 +53,15 @@ def _refusal(uri: str, login: Kerberos | Plain | None, kind: type[IngestdError])
         client.call("get_all_databases")
     assert type(caught.value) is kind
     return caught.value
+
+
+def _error(uri: str, login: Kerberos) -> IngestdError | None:
+    with closing(_client(uri, login)) as client:
+        try:
+            client.call("get_all_databases")
+        except IngestdError as error:
+            return error
+    return None
 
 
 @pytest.mark.parametrize(
@@ -165,6 +175,51 @@ def test_login_when_the_kdc_is_down_then_cached_tickets_work_and_others_are_unav
         assert client.call("get_all_databases") == ["default"]
 
 
+def test_ticket_when_it_expires_while_the_kdc_is_down_then_logins_are_unavailable_until_it_is_up(
+    kdc: Realm, server: Process
+) -> None:
+    kdc.add("instant", "-maxlife 2s")
+    login = Kerberos(SERVER, "instant", kdc.keytab("instant", "instant"))
+    with closing(_client(server.uri, login)) as client:
+        assert client.call("get_all_databases") == ["default"]
+        with kdc.stopped():
+            error = eventually("the ticket to expire", lambda: _error(server.uri, login))
+            assert isinstance(error, MetastoreUnavailable)
+            assert "has expired" in error.what
+            error = _refusal(server.uri, login, MetastoreUnavailable)
+            assert "Cannot contact any KDC" in error.what
+            assert "KDCs in krb5.conf" in error.hint
+        client.close()
+        assert client.call("get_all_databases") == ["default"]
+    # A key that has changed since the last login: Kerberos does not report it while it has an expired ticket.
+    kdc.keytab("changed", "instant", new_key=True)
+    error = eventually("the ticket to expire", lambda: _error(server.uri, login))
+    assert isinstance(error, MetastoreUnavailable)
+    assert "export the keytab again" in _refusal(server.uri, login, LoginFailed).hint
+
+
+@pytest.mark.soak  # Kerberos waits for 27 s
+def test_login_when_the_kdc_is_suspended_then_logins_do_not_wait_one_after_the_other(
+    kdc: Realm, server: Process
+) -> None:
+    login = Kerberos(SERVER, "ingestd", kdc.keytab("suspended", "ingestd"))
+    errors: list[IngestdError] = []
+    threads = [
+        threading.Thread(target=lambda: errors.append(_refusal(server.uri, login, MetastoreUnavailable)))
+        for _ in range(4)
+    ]
+    with kdc.suspended():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+    assert len(errors) == 4
+    # Only the error of a login that has waited for the KDC has a cause.
+    assert len([error for error in errors if error.__cause__ is not None]) == 1
+    with closing(_client(server.uri, login)) as client:
+        assert client.call("get_all_databases") == ["default"]
+
+
 def test_login_when_the_metastore_is_down_then_raises_metastore_unavailable(server: Process, keytab: Path) -> None:
     down = f"thrift://localhost:{_closed_port()}"
     login = Kerberos(SERVER, "ingestd", keytab)
@@ -210,7 +265,7 @@ def test_login_when_many_threads_connect_at_once_then_all_succeed(server: Proces
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(180)
     assert answers == [["default"]] * 80
 
 
@@ -264,7 +319,7 @@ class _RecordingProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(20)
+        self._thread.join(180)
         self._listener.close()
 
     def _work(self) -> None:
@@ -273,7 +328,7 @@ class _RecordingProxy:
             back = threading.Thread(target=_pump, args=(far, near, self.received))
             back.start()
             _pump(near, far, self.sent)
-            back.join(20)
+            back.join(180)
 
 
 def _pump(source: socket.socket, sink: socket.socket, seen: bytearray) -> None:

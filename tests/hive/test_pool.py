@@ -51,7 +51,7 @@ def test_pool_when_all_are_borrowed_then_the_next_waits_for_the_first_that_is_re
             waiting.start()
             assert not borrowed.wait(0.05)
             assert got == []
-        waiting.join(30)
+        waiting.join(180)
         assert got == [made[0]]
         assert last is not None
         assert last.connection is made[1]

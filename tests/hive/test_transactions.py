@@ -78,7 +78,7 @@ def test_lock_when_ddl_is_requested_during_the_wait_then_the_commit_precedes_it(
         both = sorted([kinds.SHARED_WRITE, kinds.SHARED_READ, kinds.EXCLUSIVE])
         eventually("the second request to wait", lambda: _waiting(stack, table) == both)
         update.end()
-        assert locking.result(10)
+        assert locking.result(60)
     assert not ddl.has_lock()
     transactions.commit(stack.metastore, txn)
     assert ddl.has_lock()
@@ -104,6 +104,30 @@ def test_open_transactions_when_there_is_a_gap_in_the_ids_then_returns_all_open_
     txn = transactions.begin(stack.metastore, f"tests/{stack.name}")
     assert transactions.open_transactions(stack.metastore, f"tests/{stack.name}") == [txn.id]
     transactions.abort(stack.metastore, txn.id)
+
+
+def test_lock_when_executed_after_the_commit_then_does_not_block_the_next_transaction(
+    stack: Stack, table: TableName
+) -> None:
+    """A metastore that was suspended executes late requests like the second one."""
+    lease = TableName("ingestd", f"lease_{stack.name}")
+    wait = Wait(Deadline.after(30), threading.Event(), patience_seconds=0.5)
+    for late in (True, False):
+        txn, _ = transactions.begin_writing(stack.metastore, table, "tests/ours")
+        assert transactions.lock_against_overwrites(stack.metastore, txn, [WriteLock(table)], wait=wait, lease=lease)
+        transactions.commit(stack.metastore, txn)
+        if late:
+            transactions.lock(stack.metastore, txn, [WriteLock(table)], wait=wait, lease=lease)
+
+
+def test_lease_when_acquired_after_the_commit_then_does_not_block_the_next_transaction(stack: Stack) -> None:
+    lease = TableName("ingestd", f"lease_{stack.name}")
+    for late in (True, False):
+        txn = transactions.begin(stack.metastore, "tests/ours")
+        transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(30), threading.Event()))
+        transactions.commit(stack.metastore, txn)
+        if late:
+            transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(30), threading.Event()))
 
 
 def _leave_id_gap(metastore: Metastore) -> None:

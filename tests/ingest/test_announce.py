@@ -25,7 +25,7 @@ from ingestd.publish.deltas import DeltaFiles, announce
 from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
 from ingestd.streaming import ArrowWriter, HiveStreamingConnection, InvalidTransactionState
-from tests.support.events.metastore import metastore_with_events
+from tests.support.replica import Replica
 from tests.support.stack import Stack
 
 _ORC = "org.apache.hadoop.hive.ql.io.orc."
@@ -35,19 +35,15 @@ Files = dict[int, set[str]]
 
 
 @pytest.fixture(scope="module")
-def with_events(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
-    """Yield the addresses of the shared Kafka and of a metastore with an event log."""
-    with metastore_with_events(tmp_path_factory.mktemp("events")) as made:
-        yield replace(addresses, metastore=made.uri, hiveserver2=None)
+def with_events(addresses: Addresses, replica: Replica) -> Addresses:
+    """Return the addresses of the shared Kafka and of a metastore with an event log."""
+    return replace(addresses, metastore=replica.source.uri, hiveserver2=None)
 
 
 @pytest.fixture
 def logged(with_events: Addresses, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    made = Stack(with_events, request.node.name, tmp_path)
-    try:
+    with Stack(with_events, request.node.name, tmp_path) as made:
         yield made
-    finally:
-        made.close()
 
 
 class _Recording(Metastore):

@@ -161,13 +161,10 @@ class _Complex:
 
 @pytest.fixture(scope="module")
 def table(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Complex]:
-    stack = Stack(addresses, "complex", Path(tmp_path_factory.mktemp("complex")))
-    try:
+    with Stack(addresses, "complex", Path(tmp_path_factory.mktemp("complex"))) as stack:
         made = _Complex(stack)
         made.load()
         yield made
-    finally:
-        stack.close()
 
 
 def test_leaves_when_read_back_then_are_equal(table: _Complex) -> None:

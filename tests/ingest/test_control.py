@@ -20,6 +20,8 @@ from ingestd.ingest.offline import change_stored
 from ingestd.ingest.ownership import OwnerAlive
 from ingestd.ingest.state import MappingState
 from ingestd.kafka.ranges import TopicPartition
+from ingestd.publish.warehouse import Warehouse
+from ingestd.storage.storages import Storages
 from tests.support.daemon import DaemonThread, Hold
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
@@ -33,13 +35,20 @@ from ingestd.config.document import load
 from ingestd.daemon.failpoints import from_environment
 from ingestd.ingest.control import Request
 from ingestd.ingest.offline import change_stored
+from ingestd.publish.warehouse import Warehouse
+from ingestd.storage.storages import Storages
 document = load([Path(sys.argv[1])])
-change_stored(document.metastore.connect(), document.mappings[0], Request("pause", "command"), from_environment())
+warehouse = Warehouse(document.metastore.connect(), Storages(document.storage))
+change_stored(warehouse, document.mappings[0], Request("pause", "command"), from_environment())
 """
 
 
 def _ask(daemon: DaemonThread, request: Request, mapping: str) -> None:
     daemon.supervisor.controls[mapping].submit(request).result(60)
+
+
+def _warehouse(stack: Stack) -> Warehouse:
+    return Warehouse(stack.metastore, Storages())
 
 
 def _state(stack: Stack, config: Path) -> MappingState:
@@ -212,22 +221,22 @@ def test_offline_change_when_a_daemon_runs_then_is_refused_and_otherwise_the_nex
     stack.produce(_rows(*range(10)))
     config = stack.config({"start": "latest"})
     options = load([config]).mappings[0]
-    stored = change_stored(stack.metastore, options, Request("pause", BY))  # before the first run
+    stored = change_stored(_warehouse(stack), options, Request("pause", BY))  # before the first run
     assert stored.paused
     assert stored.position.offsets == {TopicPartition(stack.name, 0): 10}
     stack.produce(_rows(10, 11))
     stack.drain(config)
     assert stack.ids() == []
-    change_stored(stack.metastore, options, _set(stack.name, 10, 5))
-    change_stored(stack.metastore, options, Request("resume", BY))
+    change_stored(_warehouse(stack), options, _set(stack.name, 10, 5))
+    change_stored(_warehouse(stack), options, Request("resume", BY))
     stack.drain(config)
     assert stack.ids() == list(range(5, 12))
     with pytest.raises(RequestFailed, match="flush"):
-        change_stored(stack.metastore, options, Request("flush", BY))
+        change_stored(_warehouse(stack), options, Request("flush", BY))
     daemon = stack.start(config)
     _reaches(daemon, stack.name, "running")
     with pytest.raises(OwnerAlive, match=f"ingestd/ingestd/{stack.name[-40:]}/"):
-        change_stored(stack.metastore, options, Request("pause", BY))
+        change_stored(_warehouse(stack), options, Request("pause", BY))
     assert not _state(stack, config).paused
 
 
@@ -245,14 +254,14 @@ def test_offline_change_when_suspended_or_killed_then_changes_nothing_after_a_ta
         eventually("the takeover", lambda daemon=daemon: daemon.events("owner"))  # type: ignore[misc]
         gate.touch()
         os.kill(command.pid, signal.SIGCONT)
-        assert command.wait(60) != 0
+        assert command.wait(180) != 0
         assert not _state(stack, config).paused
         daemon.terminate()
         assert daemon.wait() == 0
-    assert _start_command(config, "opened=kill").wait(60) == -signal.SIGKILL
+    assert _start_command(config, "opened=kill").wait(180) == -signal.SIGKILL
     stack.drain(config)
     assert not _state(stack, config).paused
-    assert _start_command(config, "committed=kill").wait(60) == -signal.SIGKILL
+    assert _start_command(config, "committed=kill").wait(180) == -signal.SIGKILL
     stack.drain(config)
     assert _state(stack, config).paused
 
@@ -266,7 +275,7 @@ def test_pause_when_the_owner_is_suspended_meanwhile_then_it_commits_nothing_aft
     os.kill(daemon.process.pid, signal.SIGSTOP)
     try:
         stack.produce(_rows(*range(10)))
-        assert change_stored(stack.metastore, load([config]).mappings[0], Request("pause", BY)).paused
+        assert change_stored(_warehouse(stack), load([config]).mappings[0], Request("pause", BY)).paused
     finally:
         os.kill(daemon.process.pid, signal.SIGCONT)
     eventually("the pause", lambda: daemon.events("paused"))

@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -42,13 +41,10 @@ def forgetful(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield process
 
 
-@pytest.fixture
-def stack(addresses: Addresses, forgetful: Process, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Stack]:
-    made = Stack(replace(addresses, metastore=forgetful.uri, hiveserver2=None), request.node.name, tmp_path)
-    try:
-        yield made
-    finally:
-        made.close()
+@pytest.fixture(scope="module")
+def addresses(addresses: Addresses, forgetful: Process) -> Addresses:
+    """Return the addresses that the fixture `stack` uses in this module."""
+    return replace(addresses, metastore=forgetful.uri, hiveserver2=None)
 
 
 def _name(stack: Stack) -> TableName:
@@ -57,7 +53,7 @@ def _name(stack: Stack) -> TableName:
 
 def _deltas(stack: Stack) -> list[str]:
     place = local_path(load_acid_table(stack.metastore, _name(stack)).location)
-    return sorted(one.name for one in place.glob("**/delta_*"))
+    return sorted(name for _, names, _ in os.walk(place) for name in names if name.startswith("delta_"))
 
 
 def _open(stack: Stack) -> int:
@@ -83,7 +79,7 @@ def test_daemon_when_its_transaction_is_forgotten_before_publishing_then_every_i
     # As if the process had been frozen for longer than `hive.txn.timeout`.
     txn_id = _open(stack)
     transactions.abort(stack.metastore, txn_id)
-    eventually("the transaction to be forgotten", lambda: _is_forgotten(stack, txn_id), 120)
+    eventually("the transaction to be forgotten", lambda: _is_forgotten(stack, txn_id))
     hold.release()
 
     assert daemon.wait() == 0, daemon.text()[-2000:]
@@ -102,7 +98,7 @@ def test_daemon_when_frozen_until_its_transaction_is_forgotten_then_every_id_is_
     eventually("the daemon to be blocked", lambda: os.path.exists(f"{gate}.held"))
     txn_id = _open(stack)
     os.kill(daemon.process.pid, signal.SIGSTOP)
-    eventually("the transaction to time out and be forgotten", lambda: _is_forgotten(stack, txn_id), 120)
+    eventually("the transaction to time out and be forgotten", lambda: _is_forgotten(stack, txn_id))
     gate.touch()
     os.kill(daemon.process.pid, signal.SIGCONT)
 
@@ -122,7 +118,7 @@ def test_daemon_when_its_transaction_is_aborted_after_publishing_then_removes_th
     (placed,) = _deltas(stack)
     table = local_path(load_acid_table(stack.metastore, _name(stack)).location)
     transactions.abort(stack.metastore, txn_id)
-    eventually("the transaction to be forgotten", lambda: _is_forgotten(stack, txn_id), 120)
+    eventually("the transaction to be forgotten", lambda: _is_forgotten(stack, txn_id))
     # The metastore removed the delta. Restore it, as if the daemon had been frozen just before publishing it.
     (table / placed).mkdir()
     (table / placed / "bucket_00000").write_bytes(b"")
@@ -145,7 +141,7 @@ def test_streaming_when_its_transaction_is_forgotten_before_the_commit_then_noth
         assert connection.current_txn_id
         for txn_id in connection.txn_to_write_ids:
             transactions.abort(stack.metastore, txn_id)
-        eventually("the transaction to be forgotten", lambda: _is_forgotten(stack, connection.current_txn_id or 0), 120)
+        eventually("the transaction to be forgotten", lambda: _is_forgotten(stack, connection.current_txn_id or 0))
         with pytest.raises(TransactionError):
             connection.commit_transaction()
         assert _deltas(stack) == []

@@ -70,7 +70,7 @@ def _produce(stack: Stack, value: bytes, seconds_ago: float) -> None:
     """Produce a record with a timestamp in the past."""
     producer = Producer({"bootstrap.servers": stack.addresses.kafka})
     producer.produce(stack.name, value, partition=0, timestamp=int((now() - seconds_ago) * 1000))
-    assert producer.flush(30) == 0
+    assert producer.flush(60) == 0
 
 
 def _lag_seconds(monitor: Monitor) -> float:
@@ -111,6 +111,7 @@ def test_lag_when_a_record_has_stopped_the_mapping_then_is_the_age_of_this_recor
     daemon = stack.start(stack.config({"commit": {"rows": 1}}))
     with LagWatch(lambda: daemon.supervisor.monitors):
         [failed] = eventually("the failure", lambda: daemon.events("failed"))
+        assert daemon.wait() == 65
         assert failed["txn"] > daemon.events("committed")[-1]["txn"]
         monitor = daemon.supervisor.monitors[stack.name]
         assert monitor.snapshot().state == "failed"

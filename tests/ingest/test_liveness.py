@@ -12,7 +12,6 @@ from typing import Any
 
 import psutil
 
-from ingestd.clock import monotonic
 from ingestd.hive import leases
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import open_transactions
@@ -93,7 +92,7 @@ def _is_staging(stack: Stack, mapping: dict[str, Any]) -> bool:
 
 
 def _assert_nothing_left(stack: Stack, family: list[psutil.Process]) -> None:
-    eventually("no process to be left", lambda: not [p for p in family if p.is_running()], 10)
+    eventually("no process to be left", lambda: not [p for p in family if p.is_running()])
     assert not list((stack.directory / "tmp").glob("ingestd-spark-*"))
 
 
@@ -107,7 +106,7 @@ def test_jvm_when_killed_then_leases_are_released_and_exit_is_70(stack: Stack) -
     _committed(daemon, idle["name"], 10)
     family = _family(daemon)
     _jvm(daemon).kill()
-    assert daemon.wait(30) == 70, daemon.text()[-3000:]
+    assert daemon.wait() == 70, daemon.text()[-3000:]
     assert _holders(stack, idle["name"]) == []
     assert not _has_open(stack, idle["name"])
     _assert_nothing_left(stack, family)
@@ -120,9 +119,10 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends
     stack: Stack,
 ) -> None:
     watched, alone = _mapping(stack, "w"), _mapping(stack, "a")
-    spark = {"master": "local[2]", "answer_timeout": "10s"}
-    frozen = _start(stack, stack.config(watched, spark=spark))
-    ended = _start(stack, stack.config(alone))
+    frozen, ended = (
+        _start(stack, stack.config(mapping, spark={"master": "local[2]", "answer_timeout": limit}))
+        for mapping, limit in ((watched, "10s"), (alone, "10m"))
+    )
     for daemon, mapping in ((frozen, watched), (ended, alone)):
         stack.produce(_ids(0, 10), mapping["topics"][0])
         _committed(daemon, mapping["name"], 10)
@@ -135,14 +135,14 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends
     # Two signals end the second daemon long before its JVM is considered lost.
     eventually("a stage", lambda: _is_staging(stack, alone))
     ended.terminate()
-    eventually("the first signal to be handled", lambda: signal.SIGTERM not in _pending(ended))
+    eventually("the first signal to be handled", lambda: signal.SIGTERM not in _pending(ended.process.pid))
     ended.terminate()
-    assert ended.wait(25) == 70, ended.text()[-3000:]
+    assert ended.wait() == 70, ended.text()[-3000:]
     assert _holders(stack, alone["name"]) == []
     assert not _has_open(stack, alone["name"])
     # The first daemon ends by itself.
-    eventually("the other daemon to take over", lambda: other.events("owner"), 60)
-    assert frozen.wait(30) == 70, frozen.text()[-3000:]
+    eventually("the other daemon to take over", lambda: other.events("owner"))
+    assert frozen.wait() == 70, frozen.text()[-3000:]
     assert "has not answered for 10 s" in frozen.events("engine_lost")[0]["error"]
     assert "Traceback" not in frozen.text()
     _assert_nothing_left(stack, families)
@@ -152,9 +152,25 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends
         assert stack.ids(mapping["topics"][0]) == list(range(20))
 
 
-def _pending(daemon: DaemonProcess) -> set[int]:
-    """Return the numbers of the pending signals of the process."""
-    status = Path(f"/proc/{daemon.process.pid}/status").read_text(encoding="ascii")
+def test_jvm_when_it_answers_late_then_it_prints_its_threads_and_continues(stack: Stack) -> None:
+    mapping = _mapping(stack, "l")
+    daemon = _start(stack, stack.config(mapping, spark={"master": "local[2]", "answer_timeout": "20s"}))
+    stack.produce(_ids(0, 10), mapping["topics"][0])
+    _committed(daemon, mapping["name"], 10)
+    machine = _jvm(daemon)
+    machine.suspend()
+    eventually("the JVM to be asked", lambda: signal.SIGQUIT in _pending(machine.pid))
+    machine.resume()
+    eventually("its threads", lambda: "Full thread dump" in daemon.text())
+    stack.produce(_ids(10, 20), mapping["topics"][0])
+    _committed(daemon, mapping["name"], 20)
+    daemon.terminate()
+    assert daemon.wait() == 0, daemon.text()[-3000:]
+
+
+def _pending(process: int) -> set[int]:
+    """Return the numbers of the pending signals of a process."""
+    status = Path(f"/proc/{process}/status").read_text(encoding="ascii")
     masks = [int(line.split()[1], 16) for line in status.splitlines() if line.startswith(("SigPnd", "ShdPnd"))]
     return {n for n in range(1, 32) if any(mask >> (n - 1) & 1 for mask in masks)}
 
@@ -169,11 +185,9 @@ def test_abort_when_the_metastore_does_not_answer_then_the_process_ends(stack: S
         family = _family(daemon)
         between.flowing.clear()
         daemon.terminate()
-        eventually("the first signal to be handled", lambda: signal.SIGTERM not in _pending(daemon))
+        eventually("the first signal to be handled", lambda: signal.SIGTERM not in _pending(daemon.process.pid))
         daemon.terminate()
-        began = monotonic()
-        assert daemon.wait(40) == 69, daemon.text()[-3000:]
-        assert monotonic() - began < 10
+        assert daemon.wait() == 69, daemon.text()[-3000:]
         between.flowing.set()
     assert daemon.events("left_running")[0]["mapping"] == stack.name[-40:]
     _assert_nothing_left(stack, family)
@@ -192,7 +206,7 @@ def test_start_when_spark_hangs_then_one_signal_ends_it_and_no_command_line_cont
         process.suspend()
     assert not [line for line in map(_command_line, family) if secret in line]
     daemon.terminate()
-    assert daemon.wait(10) == 0, daemon.text()[-3000:]
+    assert daemon.wait() == 0, daemon.text()[-3000:]
     assert "Traceback" not in daemon.text()
     _assert_nothing_left(stack, family)
     assert not list((stack.directory / "tmp").iterdir())
@@ -279,7 +293,7 @@ def _assert_stops_without_jvm(stack: Stack, daemon: DaemonProcess, mapping: dict
     stack.produce(_ids(10, 20), mapping["topics"][0])
     eventually("a transaction", lambda: _has_open(stack, mapping["name"]))
     _jvm(daemon).kill()
-    assert daemon.wait(30) == 70, daemon.text()[-3000:]
+    assert daemon.wait() == 70, daemon.text()[-3000:]
     assert _holders(stack, mapping["name"]) == []
     assert not _has_open(stack, mapping["name"])
     _assert_nothing_left(stack, family)
@@ -297,7 +311,7 @@ def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_ove
     family = _family(daemon)
     _freeze_workers(daemon)
     stack.produce(_ids(10, 20))
-    eventually("the other daemon to take over", lambda: other.events("owner"), 45)
+    eventually("the other daemon to take over", lambda: other.events("owner"))
     _committed(other, stack.name[-40:], 10)
     # The daemon releases the lease first, and logs the reason after a pause in which another daemon can take over.
     waits = eventually("the reason to be logged", lambda: daemon.events("waiting")[before:])
@@ -306,7 +320,7 @@ def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_ove
     jvm = _jvm(daemon)
     os.kill(daemon.process.pid, signal.SIGINT)
     jvm.terminate()  # as when a service manager sends the signal to all processes
-    assert daemon.wait(60) == 0, daemon.text()[-3000:]
+    assert daemon.wait() == 0, daemon.text()[-3000:]
     assert daemon.events("stopped")
     _assert_nothing_left(stack, family)
     assert stack.ids() == list(range(20))

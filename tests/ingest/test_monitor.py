@@ -92,7 +92,7 @@ def test_monitor_when_the_answer_to_a_commit_is_lost_then_counts_the_adopted_com
     stack.topic(1)
     stack.table("id bigint", "dt string")
     with proxy(stack.addresses.metastore) as between:
-        daemon = stack.start(stack.config(metastore={"uri": between.uri, "timeout": "2s"}))
+        daemon = stack.start(stack.config(metastore={"uri": between.uri}))
         monitor = _monitor(daemon, stack.name)
         _reaches(monitor, "running")
         between.lose_answer("commit_txn")

@@ -11,9 +11,12 @@ from urllib.parse import unquote
 
 import pytest
 
+from ingestd.errors import MetastoreUnavailable
 from ingestd.hive.partitions import ensure_partitions
 from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.publish.deltas import create_partitions
 from ingestd.sandbox import Addresses
+from ingestd.storage.local import LocalLocation
 from tests.support.compaction import compact
 from tests.support.stack import Stack
 
@@ -127,8 +130,7 @@ def _records(values: Sequence[Any], column: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Partitions]:
     directory = Path(tmp_path_factory.mktemp("partitions"))
-    stack = Stack(addresses, "part", directory)
-    try:
+    with Stack(addresses, "part", directory) as stack:
         cases = _Partitions(stack)
         cases.add("twin", _columns(TWINS), _twin_records())
         two = [{"id": n, "dt": f"2026-11-{n % 3 + 1:02d}", "region": "DE/é" if n % 2 else None} for n in range(60)]
@@ -149,8 +151,6 @@ def loaded(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> It
         stack.sql(f"INSERT INTO {place} PARTITION (p='hive') VALUES (100, 'theirs')")
         cases.load()
         yield cases
-    finally:
-        stack.close()
 
 
 def test_values_when_dynamic_then_partitions_are_named_as_hive_names_them(loaded: _Partitions) -> None:
@@ -233,11 +233,34 @@ def test_partition_when_its_name_differs_from_that_of_hive_then_logged_once(stac
     stack.produce({"id": n, "note": "n", "p": "7"} for n in range(4))
     stack.table("id int, note string", "p int")
     table = load_acid_table(stack.metastore, TableName("default", stack.name))
-    ensure_partitions(stack.metastore, table, {"p=007": ["007"], "p=8": ["8"]})
+    create_partitions(stack.metastore, table, LocalLocation.of(table.location), [["007"], ["8"]])
     told = stack.drain().events("odd_partitions")
     assert [(event["count"], event["table"]) for event in told] == [(1, f"default.{stack.name}")]
     assert "p=007" in told[0]["partitions"]
     assert "p=8" not in told[0]["partitions"]
+
+
+def test_partitions_when_the_metastore_refuses_one_of_them_then_the_error_names_it(stack: Stack) -> None:
+    keys = ("a", "b", "c", "d")
+    stack.table("id int", partitioned=", ".join(f"{key} string" for key in keys))
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    long = "x" * 200  # the metastore stores at most 767 characters of a partition's name
+    values = {"/".join(f"{key}={value}" for key in keys): [value] * 4 for value in ["1", "2", long, "3", "4"]}
+    with pytest.raises(MetastoreUnavailable, match="cannot create the partition a=xxx"):
+        ensure_partitions(stack.metastore, table, values, lambda _names: None)
+    del values["/".join(f"{key}={long}" for key in keys)]
+    assert set(ensure_partitions(stack.metastore, table, values, lambda _names: None)) == set(values)
+
+
+def test_partitions_when_the_database_takes_one_for_the_other_then_the_mapping_stops(stack: Stack) -> None:
+    stack.topic()
+    stack.produce([{"id": 1, "p": "a"}, {"id": 2, "p": "a "}])
+    stack.table("id int", "p string")
+    daemon = stack.drain(stack.config(), expect=65)
+    [event] = daemon.events("failed")
+    assert "the metastore cannot create the partition p=a" in event["error"]
+    assert "Derby ignore blanks at the end" in event["error"]
+    assert stack.ids() == []
 
 
 def test_sixty_partitions_when_in_one_transaction_then_all_are_written(loaded: _Partitions) -> None:

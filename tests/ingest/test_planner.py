@@ -65,7 +65,7 @@ def test_partition_when_its_end_is_reported_too_low_for_a_moment_then_nothing_is
 
     plan = case.plan(case.position(8, case.identity), look)
     assert len(looks) > 2
-    assert plan.ranges == (OffsetRange(case.name, 0, 8, 10),)
+    assert plan.ranges == (OffsetRange(case.name, 0, 8, 10, epoch=0),)
     assert plan.gaps == ()
 
 
@@ -102,9 +102,9 @@ def test_broker_when_it_never_answers_then_the_error_is_raised_and_a_stop_ends_t
         with planner.watching():
             failing = workers.start(planner.next(Position(), None, lambda: False, lambda _: None))
             with pytest.raises(BrokerUnavailable):
-                failing.result(60)
+                failing.result(180)
             waiting = workers.start(planner.next(Position(), None, over.is_set, lambda _: None))
             over.set()
             worker.wake()
-            assert waiting.result(5) is None
+            assert waiting.result(180) is None
         workers.close()

@@ -35,7 +35,7 @@ def test_properties_when_set_concurrently_with_commits_then_none_is_lost(on_post
     eventually("the daemon to become owner", lambda: daemon.events("owner"))
     for number in range(30):
         on_postgres.produce([{"id": number}])
-        eventually(f"property {number}", partial(_is_set, on_postgres, f"p{number}"), 10)
+        eventually(f"property {number}", partial(_is_set, on_postgres, f"p{number}"))
     eventually("all rows", lambda: sum(e["rows"] for e in daemon.events("committed")) == 30)
     daemon.terminate()
     assert daemon.wait() == 0

@@ -11,9 +11,14 @@ from ingestd.errors import InvalidTable
 from ingestd.ingest.state import MappingState
 from ingestd.kafka.ranges import Position, TopicIdentity, TopicPartition
 
+COLUMNS = {"id": "int", "größe": "decimal(10,2)"}
 STATE = MappingState(
     table="default.orders",
-    position=Position({TopicPartition("orders", 0): 7}, {"orders": TopicIdentity("cluster", "id")}),
+    position=Position(
+        {TopicPartition("orders", 0): 7, TopicPartition("orders", 2): 9},
+        {"orders": TopicIdentity("cluster", "id")},
+        {TopicPartition("orders", 2): 4},
+    ),
     rows=7,
     txn=12,
     write_id=3,
@@ -23,7 +28,8 @@ STATE = MappingState(
 
 
 def test_state_when_paused_then_its_text_is_ascii_and_parses_to_the_same_state() -> None:
-    paused = replace(STATE, paused=True, changed_by="jürgen@host", changed_at=STATE.at, change="pause")
+    paused = replace(STATE, paused=True, changed_by="jürgen@host", changed_at=STATE.at, change="pause", columns=COLUMNS)
+    paused = replace(paused, letters="default.dead")
     assert paused.text().isascii()
     assert MappingState.parse(paused.text()) == paused
     assert MappingState.parse("") is None
@@ -34,6 +40,10 @@ def test_state_when_an_older_version_stored_it_then_it_is_read_as_not_paused() -
     for key in ("paused", "changed_by", "changed_at", "change"):
         del document[key]
     assert MappingState.parse(json.dumps(document | {"v": 2})) == STATE
+    del document["epochs"]
+    without = MappingState.parse(json.dumps(document))
+    assert without is not None
+    assert without.position == Position(STATE.position.offsets, STATE.position.topics)
     del document["topics"]
     first = MappingState.parse(json.dumps(document | {"v": 1}))
     assert first is not None

@@ -66,9 +66,9 @@ def test_table_directory_when_not_mounted_then_waits_and_does_not_create_it(stac
         case.unmount()  # between stage and publish
         case.hold.release()
     for case in cases:
-        eventually("two attempts", partial(case.has_waited, 2), 30)
+        eventually("two attempts", partial(case.has_waited, 2))
         waits = case.daemon.events("waiting")
-        assert {one["reason"] for one in waits} == {"StorageUnavailable"}
+        assert {one["reason"] for one in waits} == {"NotFound"}
         assert f"{case.place}: the directory does not exist" in waits[0]["error"]
         assert "mounted" in waits[0]["error"]
         case.mount()
@@ -79,13 +79,13 @@ def test_table_directory_when_not_mounted_then_waits_and_does_not_create_it(stac
         case.unmount()  # between two transactions
         case.produce(range(10, 20), "b")
     for case in cases:
-        eventually("an attempt", partial(case.has_waited, tries[case.name] + 1), 30)
+        eventually("an attempt", partial(case.has_waited, tries[case.name] + 1))
         case.mount()
     for case in cases:
         eventually("all rows", partial(case.has_rows, 20))
         assert stack.ids(case.name) == list(range(20))
         case.daemon.terminate()
-        assert case.daemon.wait(60) == 0
+        assert case.daemon.wait() == 0
         assert _staged(case.place) == []
 
 

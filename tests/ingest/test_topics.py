@@ -68,7 +68,7 @@ class _Topics:
     def delete_before(self, name: str, offset: int) -> None:
         """Delete the records before `offset` from partition 0, as retention does."""
         for answer in self.admin.delete_records([TopicPartition(name, 0, offset)]).values():
-            answer.result(30)
+            answer.result(60)
 
 
 class _Transactions:
@@ -76,21 +76,22 @@ class _Transactions:
 
     def __init__(self, stack: Stack, topic: str) -> None:
         settings = {"bootstrap.servers": stack.addresses.kafka, "transactional.id": topic}
-        self._producer = Producer(settings)
-        self._producer.init_transactions(30)
+        # A transaction stays open while a daemon runs, which may take longer than the default of one minute.
+        self._producer = Producer(settings | {"transaction.timeout.ms": 600_000})
+        self._producer.init_transactions(60)
         self._topic = topic
 
     def write(self, ids: range) -> None:
         self._producer.begin_transaction()
         for n in ids:
             self._producer.produce(self._topic, json.dumps({"id": n}), partition=0)
-        self._producer.flush(30)
+        assert self._producer.flush(60) == 0
 
     def commit(self) -> None:
-        self._producer.commit_transaction(30)
+        self._producer.commit_transaction(60)
 
     def abort(self) -> None:
-        self._producer.abort_transaction(30)
+        self._producer.abort_transaction(60)
 
 
 def _transactional(cases: _Topics) -> _Transactions:
@@ -116,11 +117,11 @@ def _compacted(cases: _Topics) -> None:
     producer = Producer({"bootstrap.servers": cases.stack.addresses.kafka})
     for n in range(300):
         producer.produce(name, json.dumps({"id": n}), key=str(n % 3), partition=0)
-    producer.flush(30)
+    assert producer.flush(60) == 0
     # A segment is cleaned only after a later record has closed it.
     _pass_time(0.2)
     producer.produce(name, json.dumps({"id": 300}), key="last", partition=0)
-    producer.flush(30)
+    assert producer.flush(60) == 0
 
 
 def _pass_time(seconds: float) -> None:
@@ -168,7 +169,7 @@ def _between(cases: _Topics, open_transaction: _Transactions) -> None:
     open_transaction.commit()
     grows = cases.name("grows")
     for answer in cases.admin.create_partitions([NewPartitions(grows, 3)]).values():
-        answer.result(30)
+        answer.result(60)
     eventually("the new partitions", lambda: len(cases.admin.list_topics(grows).topics[grows].partitions) == 3)
     cases.produce(grows, range(10, 20), 1)
     cases.produce(grows, range(20, 30), 2)
@@ -176,7 +177,7 @@ def _between(cases: _Topics, open_transaction: _Transactions) -> None:
     for case in ("lost", "skipped", "jumped"):
         cases.produce(cases.name(case), range(10, 20))
         cases.delete_before(cases.name(case), 15)
-    eventually("Kafka's cleaner to remove records", lambda: _kept(cases) < 200, 60)
+    eventually("Kafka's cleaner to remove records", lambda: _kept(cases) < 200)
     cases.add("compacted", 0)
 
 
@@ -186,8 +187,7 @@ def _iso(moment: float) -> str:
 
 @pytest.fixture(scope="module")
 def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Topics]:
-    stack = Stack(addresses, "topics", Path(tmp_path_factory.mktemp("topics")))
-    try:
+    with Stack(addresses, "topics", Path(tmp_path_factory.mktemp("topics"))) as stack:
         made = _Topics(stack)
         open_transaction = _before_first(made)
         made.first = made.drain()
@@ -195,8 +195,6 @@ def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
         _between(made, open_transaction)
         made.second = made.drain()
         yield made
-    finally:
-        stack.close()
 
 
 def test_transactions_when_aborted_then_only_committed_rows_arrive_and_the_daemon_catches_up(cases: _Topics) -> None:

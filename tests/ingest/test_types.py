@@ -174,13 +174,10 @@ class _Types:
 
 @pytest.fixture(scope="module")
 def types(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Types]:
-    stack = Stack(addresses, "types", Path(tmp_path_factory.mktemp("types")))
-    try:
+    with Stack(addresses, "types", Path(tmp_path_factory.mktemp("types"))) as stack:
         table = _Types(stack)
         table.load()
         yield table
-    finally:
-        stack.close()
 
 
 def test_values_when_read_back_then_are_equal(types: _Types) -> None:

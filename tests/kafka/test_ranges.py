@@ -18,7 +18,8 @@ def _backlogs(draw: st.DrawFn) -> list[OffsetRange]:
     spans = st.one_of(st.integers(1, 5), st.integers(1, 10**6))
     starts = st.integers(0, 2**40)
     return [
-        OffsetRange(topic, number, first := draw(starts), first + draw(spans)) for topic, number in sorted(partitions)
+        OffsetRange(topic, number, first := draw(starts), first + draw(spans), draw(st.none() | st.integers(0, 9)))
+        for topic, number in sorted(partitions)
     ]
 
 
@@ -36,7 +37,7 @@ def test_cap_when_a_limit_is_given_then_uses_all_of_it_from_the_start_of_ranges(
     assert len({(r.topic, r.partition) for r in chosen}) == len(chosen)
     for part in chosen:
         whole = by_partition[part.topic, part.partition]
-        assert part.first == whole.first
+        assert (part.first, part.epoch) == (whole.first, whole.epoch)
         assert whole.first < part.next <= whole.next
 
 

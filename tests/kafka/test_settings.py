@@ -15,6 +15,7 @@ from ingestd.kafka.settings import (
     is_missing,
     reader_settings,
     setting_faults,
+    shared_settings,
     time_limit,
     translate_error,
 )
@@ -151,3 +152,9 @@ def test_translate_error_when_given_a_code_then_returns_the_error_of_that_code(
 def test_is_missing_when_the_broker_does_not_know_the_topic_then_returns_true() -> None:
     assert is_missing(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
     assert not is_missing(KafkaError(KafkaError._TIMED_OUT))
+
+
+def test_shared_settings_when_properties_of_tls_and_consumers_are_set_then_only_those_of_all_clients_remain() -> None:
+    connection = {"ssl.ca.location": "/ca", "enable.ssl.certificate.verification": False, "reconnect.backoff.ms": 50}
+
+    assert shared_settings(SERVERS | connection | {"fetch.min.bytes": 1}) == SERVERS | connection

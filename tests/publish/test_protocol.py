@@ -26,7 +26,9 @@ from ingestd.publish.outcome import CommitRequest
 from ingestd.publish.protocol import Observer, Publication, TableWrite, publish
 from ingestd.publish.row_counts import RowCounts
 from ingestd.publish.staging import Staging
-from ingestd.storage.local import Location, local_path
+from ingestd.publish.warehouse import Warehouse
+from ingestd.storage.local import local_path
+from ingestd.storage.storages import Storages
 from tests.support.counters import number
 from tests.support.proxy import Proxy, proxy
 from tests.support.stack import Stack
@@ -39,9 +41,9 @@ DAY = "2026-11-01"
 class _NoReport:
     """Ignores reports about row counts."""
 
-    def repaired(self, names: Sequence[str]) -> None: ...
+    def repaired(self, table: TableName, names: Sequence[str]) -> None: ...
 
-    def delayed(self, error: IngestdError) -> None: ...
+    def delayed(self, table: TableName, error: IngestdError) -> None: ...
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Case:
     ) -> dict[TableName, Publication]:
         ask = has_committed or partial(is_committed, self.metastore, self.txn.id)
         request = CommitRequest(ask, lambda _error, _seconds: None)
-        return publish(self.metastore, self.txn, [self.plain, self.by_day], request, observe)
+        return publish(Warehouse(self.metastore, Storages()), self.txn, [self.plain, self.by_day], request, observe)
 
     def deltas(self) -> list[str]:
         """Return the names of the delta directories of both tables."""
@@ -70,13 +72,14 @@ class Case:
 
 def _staged(metastore: Metastore, txn: Transaction, table: Table, ids: range) -> TableWrite:
     write_id = transactions.allocate(metastore, txn, table.name)
-    own = Staging(Location.of(table.location), staging.DAEMON, str(txn.id))
-    staged = StagingFiles(own.make(), table.columns, write_id)
+    storages = Storages()
+    own = Staging(storages, storages.location(table.location), staging.DAEMON, str(txn.id))
+    staged = StagingFiles(own.storage.outbox(own.make(), "task"), table.columns, write_id)
     pool = WriterPool(staged)
     rows = pa.record_batch({"id": pa.array(ids, pa.int32()), "note": pa.array([None] * len(ids), pa.string())})
     pool.add((DAY,) if table.partition_columns else (), 0, rows)
     pool.close()
-    counts = RowCounts(metastore, table.name, f"tests.{txn.id}", _NoReport())
+    counts = RowCounts(Warehouse(metastore, Storages()), table.name, f"tests.{txn.id}", _NoReport())
     return TableWrite(table, write_id, own.location, StagedFiles(staged.closed, own), counts)
 
 
@@ -187,7 +190,7 @@ def test_transaction_without_rows_when_published_then_only_its_key_value_is_stor
     key_value = transactions.KeyValue(raw.id, key, "7")
     request = CommitRequest(lambda: False, lambda _error, _seconds: None, key_value=key_value)
 
-    assert publish(case.metastore, case.txn, [], request) == {}
+    assert publish(Warehouse(case.metastore, Storages()), case.txn, [], request) == {}
 
     assert read_table(stack.metastore, case.plain.table.name).parameters[key] == "7"
     assert _visible(case) == [[], []]

@@ -16,8 +16,11 @@ from ingestd.hive.transactions import Transaction
 from ingestd.publish import deltas, staging
 from ingestd.publish.deltas import StagedFiles
 from ingestd.publish.staging import Staging
+from ingestd.publish.warehouse import Warehouse
 from ingestd.schema import Column, HiveType
-from ingestd.storage.local import Location
+from ingestd.storage.contract import StagedDelta, child
+from ingestd.storage.local import LocalLocation, local_path
+from ingestd.storage.storages import Storages
 from tests.support.stack import Stack
 from tests.support.tables import make_table
 
@@ -36,12 +39,12 @@ def _begin(stack: Stack, table: Table) -> tuple[Transaction, int]:
 
 
 def test_sweep_when_transactions_have_ended_then_only_their_directories_are_removed(stack: Stack, table: Table) -> None:
-    location = Location.of(table.location)
+    location, warehouse = LocalLocation.of(table.location), Warehouse(stack.metastore, Storages())
     (aborted, write_id), (committed, _), (living, living_id) = (_begin(stack, table) for _ in range(3))
     transactions.abort(stack.metastore, aborted.id)
     transactions.commit(stack.metastore, committed)
     calls = stack.metastore.calls
-    assert staging.sweep(stack.metastore, table) == []
+    assert staging.sweep(warehouse, table) == []
     assert stack.metastore.calls == calls
     gone = [
         (staging.DAEMON, str(aborted.id)),
@@ -56,11 +59,11 @@ def test_sweep_when_transactions_have_ended_then_only_their_directories_are_remo
         (staging.STREAMING, "notes"),
     ]
     for one in (*gone, *kept):
-        (location.make_directory(*one) / "file").touch()
+        Path(location.make_directory(*one), "file").touch()
 
-    removed = staging.sweep(stack.metastore, table)
+    removed = staging.sweep(warehouse, table)
 
-    assert sorted(removed) == sorted(location.path.joinpath(*one) for one in gone)
+    assert sorted(removed) == sorted(child(table.location, *one) for one in gone)
     assert all(location.path.joinpath(*one, "file").exists() for one in kept)
     transactions.abort(stack.metastore, living.id)
 
@@ -69,26 +72,27 @@ def test_place_when_the_next_owner_removed_the_staged_files_then_transaction_abo
     stack: Stack, table: Table
 ) -> None:
     txn, write_id = _begin(stack, table)
-    own = Staging(Location.of(table.location), staging.DAEMON, str(txn.id))
-    staged = StagingFiles(own.make(), COLUMNS, write_id)
+    storages = Storages()
+    own = Staging(storages, storages.location(table.location), staging.DAEMON, str(txn.id))
+    staged = StagingFiles(own.storage.outbox(own.make(), "task"), COLUMNS, write_id)
     pool = WriterPool(staged)
     pool.add((), 0, pa.record_batch({"id": pa.array([1], pa.int32()), "note": ["x"]}))
     pool.close()
     transactions.abort(stack.metastore, txn.id)
-    staging.sweep(stack.metastore, table)
+    staging.sweep(Warehouse(stack.metastore, Storages()), table)
     partitions = {WHOLE_TABLE: PartitionInfo(WHOLE_TABLE, table.location, existed=True)}
 
     with pytest.raises(TransactionAborted, match="staged files were removed"):
         StagedFiles(staged.closed, own).place(table, write_id, partitions)
     with pytest.raises(TransactionAborted, match="has ended the transaction"):
         deltas.check_alive(stack.metastore, txn)
-    assert not list(own.location.path.glob("delta_*"))
+    assert not list(local_path(own.location.uri).glob("delta_*"))
 
 
 def test_location_when_another_directory_has_replaced_it_then_nothing_is_written(tmp_path: Path) -> None:
     place = tmp_path / "table"
     place.mkdir()
-    location = Location.of(f"file:{place}")
+    location = LocalLocation.of(f"file:{place}")
     place.rename(tmp_path / "moved")
     with pytest.raises(StorageUnavailable, match="does not exist"):
         location.make_directory("below")
@@ -97,5 +101,5 @@ def test_location_when_another_directory_has_replaced_it_then_nothing_is_written
         with pytest.raises(StorageUnavailable, match="another directory has replaced"):
             step()
     with pytest.raises(StorageUnavailable, match="another directory has replaced"):
-        location.receive(tmp_path / "moved", "delta", ".delta")
+        location.receive(tmp_path / "moved", StagedDelta(location, "delta", {}, {}, "", ".delta"))
     assert list(place.iterdir()) == []

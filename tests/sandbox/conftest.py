@@ -6,18 +6,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ingestd import java
-from ingestd.clock import Deadline, pause
 from ingestd.sandbox import KAFKA, METASTORE, Sandbox, SandboxOptions, jars
 from ingestd.sandbox.guard import Guard
 from ingestd.sandbox.options import no_progress
 from ingestd.sandbox.state import locked
+from tests.support.stack import eventually
 
 COMMAND = (sys.executable, "-m", "ingestd", "sandbox")
 # Every JVM, including Ivy's, reads these properties and then cannot reach any host.
@@ -55,17 +55,9 @@ class Cli:
         marks = (f"{self.state_dir}/", "ingestd.sandbox=")
         return [found for found in psutil.process_iter() if all(mark in _command_line(found) for mark in marks)]
 
-    def wait_until_nothing_runs(self, seconds: float) -> None:
-        """Wait until no JVM of this state folder is running. Fails after `seconds`."""
-        wait_for(lambda: not self.processes(), seconds)
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    """Wait until `condition` returns True. Fails after `seconds`."""
-    deadline = Deadline.after(seconds)
-    while not condition():
-        assert not deadline.passed, f"the condition was not met within {seconds} s"
-        pause(0.05)
+    def wait_until_nothing_runs(self) -> None:
+        """Wait until no JVM of this state folder is running."""
+        eventually("all JVMs to end", lambda: not self.processes())
 
 
 def _command_line(found: psutil.Process) -> str:

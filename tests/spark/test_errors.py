@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ingestd.spark.errors import JobFailed, WorkerLost, innermost, job_error
+from ingestd.spark.errors import JobFailed, LocalDiskFull, QueryFailed, WorkerLost, innermost, job_error
 
 TASK = "Job aborted due to stage failure: Task 0 in stage 1.0 failed 1 times, most recent failure: "
 LOST = f"{TASK}Lost task 0.0 in stage 1.0 (TID 1) (localhost executor driver): "
+DISK_FULL = "java.io.IOException: No space left on device"
 ENDED = "a process that ran tasks of the job ended unexpectedly"
 TRACE = 'org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n  File "x.py", line 1\n'
 
@@ -24,7 +25,13 @@ TRACE = 'org.apache.spark.api.python.PythonException: Traceback (most recent cal
             "a process that ran tasks of the job ended unexpectedly",
         ),
         (f"{LOST}java.lang.IllegalStateException: x\n\tat java", JobFailed, "java.lang.IllegalStateException: x"),
+        (f"{LOST}{DISK_FULL}\n\tat", LocalDiskFull, DISK_FULL),
         ("", JobFailed, "no message"),
+        (
+            f"{LOST}org.apache.spark.SparkRuntimeException: [DIFFERENT] It:\n  the pattern. SQLSTATE: 42K0B\n",
+            QueryFailed,
+            "[DIFFERENT] It: the pattern.",
+        ),
     ],
 )
 def test_job_error_when_given_a_message_then_returns_class_and_cause(
@@ -34,6 +41,19 @@ def test_job_error_when_given_a_message_then_returns_class_and_cause(
     assert type(error) is kind
     assert error.what == what
     assert error.where == "Spark job of orders"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{LOST}{TRACE}ModuleNotFoundError: No module named 'ingestd'\n",
+        f'{LOST}java.io.IOException: Cannot run program "/opt/python": error=2, No such file or directory\n\tat java',
+    ],
+)
+def test_job_error_when_executors_have_another_python_then_says_how_to_provide_it(text: str) -> None:
+    error = job_error(text, "Spark job of orders")
+    assert type(error) is JobFailed
+    assert "spark.pyspark.python" in error.hint
 
 
 def test_innermost_when_the_message_is_long_then_truncates_it() -> None:

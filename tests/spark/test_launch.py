@@ -12,6 +12,7 @@ from ingestd.spark.options import SparkOptions
 
 SCRATCH = Path("/tmp/ingestd-spark-x")
 LOCAL = ["local", "local[2]", "local[*]", "local[4,2]", "local-cluster[2,1,1024]"]
+ON_THIS_MACHINE = [*LOCAL, "spark://127.0.0.1:7077", "spark://localhost:7077"]
 CLUSTERS = ["yarn", "spark://master:7077", "spark://one:7077,two:7077", "k8s://https://api:6443"]
 
 
@@ -20,7 +21,7 @@ def test_cores_when_the_master_names_them_then_they_are_known_before_spark_has_s
     assert {master: SparkOptions(master=master).cores for master in masters} == masters
 
 
-@pytest.mark.parametrize("master", LOCAL)
+@pytest.mark.parametrize("master", ON_THIS_MACHINE)
 def test_properties_when_the_master_is_local_then_the_driver_binds_to_loopback(master: str) -> None:
     properties = spark_properties(master, {}, SCRATCH)
     assert properties["spark.master"] == master

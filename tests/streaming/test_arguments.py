@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
 from ingestd.errors import ConfigError
-from ingestd.formats.decoder import DecodeResult
+from ingestd.formats.decoder import DecodeResult, Reject
 from ingestd.hive.security import Kerberos, Plain, Security, Tls
 from ingestd.schema import Column, HiveType
 from ingestd.streaming import (
@@ -70,7 +71,7 @@ from tests.support.stack import Stack
         ({"metastore_uri": None}, "no metastore address is configured"),
         ({"metastore_uri": 9083}, "metastore_uri must be text"),
         ({"metastore_uri": "localhost:9083"}, "is not a metastore address"),
-        ({"security": "kerberos"}, "security must be a Security, not str"),
+        ({"security": "kerberos"}, "security must be of the type Security, not str"),
         ({"configuration": 5}, "must be a mapping or the path of a hive-site.xml, not int"),
         ({"configuration": {"hive.txn.timeout": 5}}, "configuration, hive.txn.timeout must be text"),
         ({"configuration": "a\0b"}, "cannot read the configuration"),
@@ -286,6 +287,9 @@ def test_custom_decoder_when_it_breaks_its_contract_then_rejected_and_nothing_is
         (lambda _: None, "the decoder returned NoneType, not DecodeResult"),
         (lambda _: DecodeResult([], [], 0), "0 rows, 0 rejects and 0 skipped tombstones for 1 records"),
         (lambda _: DecodeResult([ONE.rename_columns(["id", "x"])], [], 0), "columns .'id', 'x'., not .'id', 'note'."),
+        (lambda _: DecodeResult([ONE], [], 0, np.array([0, 0])), "1 rows, but the records of 2"),
+        (lambda _: DecodeResult([ONE], [], 0, np.array([1])), "rows of 1 records, 0 rejects and 0 skipped"),
+        (lambda _: DecodeResult([ONE], [Reject(0, "", "", b"")], 0, np.array([0])), "rows of 1 records, 1 rejects"),
     ]
     for answer, what in answers:
         with connect(stack, record_writer=Own(Answers(answer))) as connection:
@@ -297,5 +301,8 @@ def test_custom_decoder_when_it_breaks_its_contract_then_rejected_and_nothing_is
     one = Own(Answers(lambda _: DecodeResult([ONE], [], 0)))
     with connect(stack, record_writer=one) as connection, connection.transaction():
         connection.write(io.BytesIO(b"x"))
+    two = Own(Answers(lambda _: DecodeResult([ONE, ONE], [], 0, np.array([0, 0]))))
+    with connect(stack, record_writer=two) as connection, connection.transaction():
+        connection.write([b"x"])
 
-    sees(stack, [1])
+    sees(stack, [1, 1, 1])

@@ -24,6 +24,7 @@ from ingestd.streaming import (
 )
 from tests.streaming.support import client, connect, rows, sees
 from tests.support.compaction import compact, request_compaction
+from tests.support.files import files_below
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 from tests.support.truncate import Truncation
@@ -40,7 +41,8 @@ def make_table(stack: Stack, clustered: str = "", partitioned: str = "", name: s
 
 def files_of(stack: Stack, name: str = "") -> list[str]:
     root = local_path(stack.addresses.warehouse) / (name or stack.name)
-    return sorted(str(file.relative_to(root)) for file in root.rglob("delta_*/*") if not file.name.startswith("_"))
+    found = [file for file in files_below(root) if file.parent.name.startswith("delta_")]
+    return sorted(str(file.relative_to(root)) for file in found if not file.name.startswith("_"))
 
 
 def test_batch_when_transactions_commit_and_abort_then_only_committed_rows_are_visible(stack: Stack) -> None:
@@ -233,11 +235,11 @@ def test_client_when_killed_while_committing_in_a_batch_then_only_earlier_commit
             between.hold("lock")
             process.stdin.write("commit\n")
             process.stdin.flush()
-            eventually("the lock of the commit", lambda: between.calls["lock"] > locks, 20)
+            eventually("the lock of the commit", lambda: between.calls["lock"] > locks)
             sees(stack, list(range(20)), by_job=True)
         finally:
             process.send_signal(signal.SIGKILL)
-            process.communicate(timeout=30)
+            process.communicate(timeout=180)
 
     sees(stack, list(range(20)))
     with connect(stack) as connection, connection.transaction():
@@ -255,7 +257,7 @@ def test_batch_when_older_than_batch_seconds_then_closed_in_the_background(stack
     with connect(stack, transaction_batch_size=5, batch_seconds=1.0) as connection:
         with connection.transaction():
             connection.write(rows(0))
-        eventually("the side file is gone", lambda: not [f for f in files_of(stack) if f.endswith("_flush_length")], 20)
+        eventually("the side file is gone", lambda: not [f for f in files_of(stack) if f.endswith("_flush_length")])
         with connection.transaction():
             connection.write(rows(10))
 

@@ -12,7 +12,11 @@ import pyarrow as pa
 import pytest
 
 from ingestd.acid import orc_proto
+from ingestd.errors import ConfigError
 from ingestd.hive.tables import TableName, read_table
+from ingestd.storage.local import local_path
+from ingestd.storage.options import S3Options, StorageOptions
+from ingestd.storage.s3_settings import Keys, resolve
 from ingestd.streaming import (
     ArrowWriter,
     ConnectionOptions,
@@ -57,6 +61,34 @@ def test_constructor_then_its_parameters_are_the_options_for_help_and_type_check
         HiveStreamingConnection(record_writer=ArrowWriter(), table=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="options by name"):
         HiveStreamingConnection(ArrowWriter())  # type: ignore[call-arg]
+
+
+def test_storage_when_hive_and_hadoop_are_configured_then_hive_overrides_hadoop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core, hive = tmp_path / "core-site.xml", tmp_path / "hive-site.xml"
+    core.write_text(_site({"fs.s3a.endpoint": "http://old:1", "fs.s3a.path.style.access": "true", "key": "k"}))
+    hive.write_text(_site({"fs.s3a.endpoint": "http://new:2", "fs.s3a.access.key": "${key}", "fs.s3a.secret.key": "s"}))
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+
+    by_file = Configuration.of(hive).storage_options(None)
+    settings = resolve("bucket", by_file)
+    assert (settings.endpoint, settings.is_path_style, settings.credentials) == ("http://new:2", True, Keys("k", "s"))
+    typed = StorageOptions(timeout=5, s3=S3Options(endpoint="http://typed:3", access_key="a", secret_key="b"))
+    settings = resolve("bucket", Configuration.of(hive).storage_options(typed))
+    assert (settings.endpoint, settings.is_path_style, settings.credentials) == ("http://typed:3", True, Keys("a", "b"))
+    assert settings.timeout_seconds == 5
+
+    core.write_text("<configuration>")
+    with pytest.raises(ConfigError, match="cannot read the configuration"):
+        Configuration.of(hive).storage_options(None)
+    with pytest.raises(InvalidConnection, match="storage must be of the type StorageOptions, not str"):
+        ConnectionOptions(record_writer=ArrowWriter(), table="t", storage="s3a://bucket")  # type: ignore[arg-type]
+
+
+def _site(properties: dict[str, str]) -> str:
+    rows = "".join(f"<property><name>{k}</name><value>{v}</value></property>" for k, v in properties.items())
+    return f"<configuration>{rows}</configuration>"
 
 
 class _Raw:
@@ -176,7 +208,7 @@ def _written(stack: Stack, **options: Any) -> Path:
         ids = sorted(connection.txn_to_write_ids.values())
         place = connection.delta_file_location([], 0, ids[0], ids[-1])
         connection.commit_transaction()
-    return place
+    return local_path(place)
 
 
 class _Orc:

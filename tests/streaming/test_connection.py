@@ -6,15 +6,17 @@ import io
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
 
 from ingestd.errors import IngestdError
 from ingestd.hive import transactions
-from ingestd.hive.partitions import ensure_partitions
 from ingestd.hive.tables import TableName, as_acid_table, load_acid_table, read_table
-from ingestd.storage.local import local_path
+from ingestd.publish.deltas import create_partitions
+from ingestd.storage.local import LocalLocation, local_path
+from ingestd.storage.storages import Storages
 from ingestd.streaming import (
     ArrowWriter,
     ConnectionError,  # noqa: A004
@@ -186,9 +188,8 @@ def test_partition_values_when_not_in_normal_form_then_normalized_or_rejected(
         connect(stack, static_partition_values=["abc"])
     with pytest.raises(InvalidPartition, match="'abc' is not a value of type int"):
         HiveEndPoint(stack.addresses.metastore, "default", stack.name, ["abc"]).new_connection()
-    ensure_partitions(
-        stack.metastore, load_acid_table(stack.metastore, TableName("default", stack.name)), {"p=08": ["08"]}
-    )
+    table = load_acid_table(stack.metastore, TableName("default", stack.name))
+    create_partitions(stack.metastore, table, LocalLocation.of(table.location), [["08"]])
 
     with caplog.at_level(logging.WARNING):
         connection = connect(stack, static_partition_values=["007"])
@@ -264,15 +265,24 @@ def test_write_directories_when_committed_then_list_deltas_and_files(stack: Stac
             assert all((local_path(one.location) / one.delta / file).is_file() for file in one.files)
 
 
-def test_batch_when_on_an_object_store_then_rejected(stack: Stack) -> None:
+@pytest.mark.parametrize(
+    ("location", "what"),
+    [
+        ("s3a://bucket/there", "read while they are being written, which s3a: does not support"),
+        ("hdfs://namenode:8020/there", "read while they are being written, which hdfs: does not support"),
+    ],
+)
+def test_batch_when_files_cannot_be_appended_to_then_rejected(stack: Stack, location: str, what: str) -> None:
     stack.table("id int, note string")
     raw = read_table(stack.metastore, name_of(stack))
-    raw.sd.location = "s3a://bucket/there"
+    raw.sd.location = location
     options = ConnectionOptions(record_writer=ArrowWriter(), table=stack.name, transaction_batch_size=2)
 
-    with pytest.raises(ConnectionError, match="transaction_batch_size=1"):
-        check_storage(as_acid_table(raw, frozenset()), options)
-    check_storage(load_acid_table(stack.metastore, name_of(stack)), options)
+    with pytest.raises(InvalidConnection, match=what) as refused:
+        check_storage(as_acid_table(raw, frozenset()), Storages(), options)
+    assert refused.value.hint == "use transaction_batch_size=1"
+    check_storage(as_acid_table(raw, frozenset()), Storages(), replace(options, transaction_batch_size=1))
+    check_storage(load_acid_table(stack.metastore, name_of(stack)), Storages(), options)
 
 
 def test_connection_when_called_by_another_thread_then_rejected(stack: Stack) -> None:

@@ -91,7 +91,7 @@ def test_batch_when_the_metastore_aborted_its_transaction_then_a_later_write_fai
                 return error
             return None
 
-        error = eventually("a heartbeat that finds the transaction aborted", refused, 20)
+        error = eventually("a heartbeat that finds the transaction aborted", refused)
         assert "aborted the transaction" in error.what
         assert error.is_retriable
         assert connection.current_transaction_state is TxnState.ABORTED

@@ -62,6 +62,7 @@ OURS = {
     "Builder.with_metastore_uri",
     "Builder.with_metastore_timeout_seconds",
     "Builder.with_security",
+    "Builder.with_storage",
     "Builder.with_lock_seconds",
     "Builder.with_batch_seconds",
     "Builder.with_heartbeat_seconds",

@@ -137,7 +137,7 @@ def test_partition_when_clients_race_to_create_it_then_exactly_one_counts_it(sta
     def race() -> None:
         with connect(stack) as connection:
             for day in days:
-                start.wait(60)
+                start.wait(180)
                 connection.create_partition_if_not_exists([day])
             created.append(connection.stats.created_partitions)
 

@@ -192,7 +192,7 @@ def test_partition_when_many_clients_race_to_create_it_then_none_fails(stack: St
     def race(number: int) -> None:
         end_point = v1.HiveEndPoint(stack.addresses.metastore, "default", stack.name, ("same day",))
         try:
-            start.wait(30)
+            start.wait(180)
             with end_point.new_connection(create_partitions=True) as connection:
                 batch = connection.fetch_transaction_batch(1, v1.DelimitedInputWriter(["id"], ","))
                 batch.begin_next_transaction()

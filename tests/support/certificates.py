@@ -1,4 +1,4 @@
-"""Creates a CA and a certificate for localhost, and the properties of a metastore that uses them."""
+"""Creates CAs and certificates, and the properties of a metastore that uses a certificate for localhost."""
 
 from __future__ import annotations
 
@@ -13,13 +13,25 @@ def make(folder: Path) -> Path:
     for name in ("ca", "other"):
         ca = ["-x509", "-days", "2", "-subj", f"/CN={name}", "-addext", "keyUsage=critical,keyCertSign"]
         _openssl(folder, "req", *key, *ca, "-keyout", f"{name}.key", "-out", f"{name}.pem")
-    (folder / "names").write_text("subjectAltName=DNS:localhost\nauthorityKeyIdentifier=keyid\n")
-    _openssl(folder, "req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost")
-    signed_by = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "names"]
-    _openssl(folder, "x509", "-req", "-in", "server.csr", *signed_by, "-out", "server.pem")
+    issue(folder, "server", "localhost")
     pair = ["-inkey", "server.key", "-in", "server.pem", "-passout", "pass:changeit"]
     _openssl(folder, "pkcs12", "-export", *pair, "-out", "server.p12")
     return folder
+
+
+def issue(folder: Path, name: str, subject: str, *, days: int = 2) -> Path:
+    """Create NAME.key and NAME.pem, signed by the CA, and NAME.both with both; return the path of the latter.
+
+    `subject` is the common name and the host name. With 0 `days`, the certificate has expired a second later.
+    """
+    (folder / "names").write_text(f"subjectAltName=DNS:{subject}\nauthorityKeyIdentifier=keyid\n")
+    request = ["-newkey", "rsa:2048", "-nodes", "-keyout", f"{name}.key", "-out", f"{name}.csr"]
+    _openssl(folder, "req", *request, "-subj", f"/CN={subject}")
+    signed_by = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", str(days), "-extfile", "names"]
+    _openssl(folder, "x509", "-req", "-in", f"{name}.csr", *signed_by, "-out", f"{name}.pem")
+    both = folder / f"{name}.both"
+    both.write_text((folder / f"{name}.key").read_text() + (folder / f"{name}.pem").read_text())
+    return both
 
 
 def over_tls(certificates: Path) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 from hive_metastore import ttypes
 
 from ingestd.errors import SandboxError
-from tests.support.stack import Stack, eventually
+from tests.support.stack import COMPACTED, Stack, eventually
 
 
 def compact(stack: Stack, table: str, kind: str, partition: str = "") -> None:
@@ -22,18 +22,22 @@ def request_compaction(stack: Stack, table: str, kind: str, partition: str = "")
     """
     part = f" PARTITION ({partition})" if partition else ""
     before = len(_done(stack, table))
-    eventually(
-        "the compaction request to be accepted",
-        lambda: _accepted(stack, f"ALTER TABLE {table}{part} COMPACT '{kind}'"),
-        60,
-    )
+    try:
+        eventually(
+            "the compaction request to be accepted",
+            lambda: _accepted(stack, f"ALTER TABLE {table}{part} COMPACT '{kind}'"),
+            400,  # the cleaner waits for transactions of other tests, which end after 300 s at the latest
+        )
+    except AssertionError as error:
+        shown = [f"{statement}: {stack.sql(statement)}" for statement in ("SHOW TRANSACTIONS", "SHOW COMPACTIONS")]
+        raise AssertionError("\n".join([str(error), *shown])) from error
 
     def wait() -> None:
-        eventually(f"the {kind} compaction of {table}", lambda: len(_done(stack, table)) > before, 120)
+        eventually(f"the {kind} compaction of {table}", lambda: len(_done(stack, table)) > before, 240)
         # Its state changes before its transaction commits. Hive reads the files of a simple SELECT after the query's
         # transaction has ended, so a query that starts in between can find neither the new base nor the old deltas.
         running = _readers(stack, table)
-        eventually("the commit of the compaction", lambda: not running & _readers(stack, table), 120)
+        eventually("the commit of the compaction", lambda: not running & _readers(stack, table))
 
     return wait
 
@@ -65,4 +69,4 @@ def _readers(stack: Stack, table: str) -> set[int]:
 def _done(stack: Stack, table: str) -> list[str]:
     states = compaction_states(stack, [table.rpartition(".")[2]])
     assert not {"failed", "refused"} & set(states), states
-    return [state for state in states if state in ("ready for cleaning", "succeeded")]
+    return [state for state in states if state in COMPACTED]

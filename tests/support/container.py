@@ -93,7 +93,7 @@ class Container:
     def close(self) -> None:
         """End the container if it still runs."""
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(180)
 
     def wait(self) -> int:
         """Wait until the container has ended, and return its exit code."""

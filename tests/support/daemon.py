@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from pyspark import SparkContext
 
 from ingestd.config.document import load
 from ingestd.daemon import log
@@ -27,9 +28,12 @@ from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.mapping import Clients
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import STEPS, ignore
+from ingestd.publish.warehouse import Warehouse
 from ingestd.spark.engine import Engine
 from ingestd.spark.options import SparkOptions
 from ingestd.spark.session import Session
+from ingestd.storage.storages import Storages
+from tests.support import observation
 
 Event = dict[str, Any]
 # `Stack.config` writes this value, so that all daemons in threads can share one Spark session.
@@ -55,11 +59,17 @@ class DaemonProcess:
                 # The new process group contains the Spark workers, so `kill` ends them as well.
                 start_new_session=True,
             )
+        observation.started(self)
 
     @property
     def is_running(self) -> bool:
         """True while the process runs."""
-        return self.process.poll() is None
+        return self.exit_code is None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code, or None while the process runs; negative if a signal ended it."""
+        return self.process.poll()
 
     def events(self, name: str | None = None) -> list[Event]:
         """Return the parsed log lines so far, or only those of the event `name`."""
@@ -67,10 +77,12 @@ class DaemonProcess:
 
     def text(self) -> str:
         """Return everything that the process has printed so far."""
+        observation.read(self)
         return self._log.read_text(encoding="utf-8", errors="replace")
 
-    def wait(self, seconds: float = 120.0) -> int:
+    def wait(self, seconds: float = 180.0) -> int:
         """Wait until the process has ended and return its exit code."""
+        observation.expect_end(self)
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired as error:
@@ -80,15 +92,17 @@ class DaemonProcess:
 
     def terminate(self) -> None:
         """Send SIGTERM to the main process, as systemd does."""
+        observation.expect_end(self)
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL to the whole process group."""
+        observation.expect_end(self)
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return
-        self.process.wait(30)
+        self.process.wait(180)
 
 
 class Hold:
@@ -118,7 +132,7 @@ class Hold:
         if is_chosen:
             self._released.wait()
 
-    def wait(self, seconds: float = 60.0) -> None:
+    def wait(self, seconds: float = 180.0) -> None:
         """Wait until all these mappings are blocked."""
         assert self._reached.wait(seconds), f"the step {self._step} was not reached within {seconds:.0f} s"
 
@@ -146,13 +160,18 @@ class DaemonThread:
         self._metrics = Metrics(document.metastore.kerberos)
         self._metastore = document.metastore.connect(self._metrics.on_call)
         self.http = open_server(document.http)
-        clients = Clients(self._metastore, shared_engine(), Liveness(self._metastore, document.control.database))
+        clients = Clients(
+            Warehouse(self._metastore, Storages(document.storage)),
+            shared_engine(),
+            Liveness(self._metastore, document.control.database),
+        )
         self.supervisor = Supervisor(
             document, clients, self._signals, drain=drain, read=lambda: load([config]), observe=hold or ignore
         )
         self._errors: Future[list[IngestdError]] = Future()
         self._thread = threading.Thread(target=self._run, name=f"daemon {config.stem}")
         self._thread.start()
+        observation.started(self)
 
     def _render(self) -> tuple[bytes, str]:
         return self._metrics.text(self.supervisor.monitors.values(), shared_engine()), CONTENT_TYPE
@@ -175,34 +194,46 @@ class DaemonThread:
         """True while any mapping runs."""
         return self._thread.is_alive()
 
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code that the command would have, or None while any mapping runs."""
+        if self.is_running:
+            return None
+        errors = self._errors.result()
+        return errors[0].exit_code if errors else 0
+
     def events(self, name: str | None = None) -> list[Event]:
         """Return the parsed log lines so far, or only those of the event `name`."""
         return _events(self.text(), name)
 
     def text(self) -> str:
         """Return all log lines. When the daemon has ended, its errors follow, as the command prints them."""
+        observation.read(self)
         errors = self._errors.result() if self._errors.done() else []
         return "\n".join([*self._lines, *(f"ingestd: {log.shortened(str(error))}" for error in errors)])
 
-    def wait(self, seconds: float = 120.0) -> int:
+    def wait(self, seconds: float = 180.0) -> int:
         """Wait until all mappings have ended and return the exit code that the command would have."""
+        observation.expect_end(self)
         self._thread.join(seconds)
-        assert not self.is_running, f"the daemon is still running after {seconds:.0f} s:\n{self.text()[-3000:]}"
-        errors = self._errors.result()
-        return errors[0].exit_code if errors else 0
+        code = self.exit_code
+        assert code is not None, f"the daemon is still running after {seconds:.0f} s:\n{self.text()[-3000:]}"
+        return code
 
     def terminate(self) -> None:
         """Do what the first SIGTERM does, or in later calls what the second SIGTERM does."""
+        observation.expect_end(self)
         (self._signals.abort if self._signals.stop.is_set() else self._signals.stop).set()
 
     def kill(self) -> None:
         """Abort all mappings and wait until they have ended. Unlike a killed process, they release their leases."""
+        observation.expect_end(self)
         self._signals.stop.set()
         self._signals.abort.set()
         if self._hold is not None:
             self._hold.release()
-        self._thread.join(30)
-        assert not self.is_running, f"the daemon has not ended after 30 s:\n{self.text()[-3000:]}"
+        self._thread.join(180)
+        assert not self.is_running, f"the daemon has not ended after 180 s:\n{self.text()[-3000:]}"
 
 
 Daemon = DaemonProcess | DaemonThread
@@ -228,14 +259,22 @@ def _capture_log_lines() -> None:
     structlog.configure(logger_factory=lambda *_: _Router())
 
 
-@cache
 def shared_engine() -> Engine:
-    """Return the only Spark session of this process, which the first call starts."""
+    """Return the only Spark session of this process, which is started if none runs."""
+    if _engine.cache_info().currsize and _engine().lost is not None:
+        stop_engine()  # the test that lost it has failed, the others need another one
+        # Otherwise PySpark connects to the JVM that has ended.
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    return _engine()
+
+
+@cache
+def _engine() -> Engine:
     return Engine(Session(SPARK_MASTER, {}))
 
 
 def stop_engine() -> None:
     """End the shared Spark session if it was started."""
-    if shared_engine.cache_info().currsize:
-        shared_engine().stop()
-        shared_engine.cache_clear()
+    if _engine.cache_info().currsize:
+        _engine().stop()
+        _engine.cache_clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,12 +18,14 @@ from ingestd.config.document import Scope
 from ingestd.config.http import Address, HttpOptions
 from ingestd.daemon.http.history import History
 from ingestd.daemon.http.server import HttpServer
+from ingestd.errors import IngestdError
 from ingestd.hive.tables import TableName
 from ingestd.ingest.control import Control
 from ingestd.ingest.monitor import CommitRecord, Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.timestamps import FirstRecord
+from ingestd.replication.policy_status import PolicyStatus
 from tests.support.daemon import DaemonProcess
 from tests.support.stack import eventually
 
@@ -47,6 +49,9 @@ class StaticFleet:
     reload_hangs: bool = False
     reloads: int = 0
     scope: Scope = field(default_factory=lambda: Scope(("127.0.0.1:1",), "ingestd"))
+    policies: Sequence[PolicyStatus] = ()
+    policies_read_at: float | None = None
+    policies_error: IngestdError | None = None
 
     def add(self, name: str) -> Monitor:
         """Add a mapping and return its monitor."""

@@ -35,11 +35,14 @@ listener.name.login.plain.sasl.jaas.config=org.apache.kafka.common.security.plai
 class KafkaBroker:
     """A broker that forms its own cluster. Its port and records are the same after `stop` and `start`.
 
-    `properties` are added to its configuration. `login_servers` is the address at which clients log in as the user
+    `properties` are added to its configuration, and `listeners` to its listeners: addresses by name, whose protocols
+    `properties` contains. `login_servers` is the address at which clients log in as the user
     `ann` with the password `right`.
     """
 
-    def __init__(self, folder: Path, properties: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, properties: Mapping[str, str] | None = None, listeners: Mapping[str, str] | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         layout = Layout(folder)
         self._port = free_port()
@@ -59,7 +62,9 @@ class KafkaBroker:
             # The sandbox disables automatic topic creation. Here Kafka's default applies, which allows it.
             more = "".join(f"{key}={value}\n" for key, value in (properties or {}).items())
             text = re.sub(r"auto\.create\.topics\.enable=.*\n", "", settings.read_text()) + _LOGIN + more
-            settings.write_text(text.replace("listeners=PLAIN", f"listeners=LOGIN://{self.login_servers},PLAIN"))
+            added = {"LOGIN": self.login_servers} | dict(listeners or {})
+            names = ",".join(f"{name}://{address}" for name, address in added.items())
+            settings.write_text(text.replace("listeners=PLAIN", f"listeners={names},PLAIN"))
             format_storage(self._plan, guard)
         self.admin = AdminClient({"bootstrap.servers": self.servers, "log_level": 2})
 
@@ -85,7 +90,7 @@ class KafkaBroker:
         process, self._process = self._process, None
         if process:
             process.send_signal(signal.SIGTERM)
-            process.wait(60)
+            process.wait(180)
 
     def pause(self) -> None:
         """Send SIGSTOP and wait until every thread has stopped. Connections stay open but receive no answer."""
@@ -100,7 +105,7 @@ class KafkaBroker:
 
     def topics(self) -> set[str]:
         """Return the names of all topics. A request for all topics never creates a topic."""
-        return set(self.admin.list_topics(timeout=30).topics)
+        return set(self.admin.list_topics(timeout=60).topics)
 
     def create(self, name: str, partitions: int = 1) -> None:
         """Create a topic. Waits while a deleted topic of that name still exists."""
@@ -108,7 +113,7 @@ class KafkaBroker:
 
     def delete(self, name: str) -> None:
         """Delete a topic and wait until it no longer exists."""
-        self.admin.delete_topics([name])[name].result(30)
+        self.admin.delete_topics([name])[name].result(60)
         eventually(f"topic {name} to be deleted", lambda: name not in self.topics())
 
     def truncate_log(self, name: str) -> None:
@@ -121,7 +126,7 @@ class KafkaBroker:
 
     def _try_create(self, name: str, partitions: int) -> bool:
         try:
-            self.admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+            self.admin.create_topics([NewTopic(name, partitions, 1)])[name].result(60)
         except KafkaException:
             return False
         return True

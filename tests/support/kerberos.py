@@ -85,14 +85,35 @@ class Realm:
         with (self.folder / "kdc.log").open("ab") as log:
             command = [_tool("krb5kdc"), "-n"]
             self._kdc = subprocess.Popen(command, env=self._everything(), stdout=log, stderr=log)
-        eventually("the KDC to listen", self._listens, 10)
+        eventually("the KDC to listen", self._listens)
 
     def stop(self) -> None:
         """Stop the KDC. Its principals are preserved."""
         if self._kdc:
             self._kdc.send_signal(signal.SIGTERM)
-            self._kdc.wait(10)
+            self._kdc.wait(180)
             self._kdc = None
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop the KDC for the `with` block."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
+
+    @contextmanager
+    def suspended(self) -> Iterator[None]:
+        """Suspend the KDC for the `with` block: it accepts connections but does not answer."""
+        assert self._kdc
+        self._kdc.send_signal(signal.SIGSTOP)
+        # The parent is notified when the process has stopped.
+        os.waitid(os.P_PID, self._kdc.pid, os.WSTOPPED)
+        try:
+            yield
+        finally:
+            self._kdc.send_signal(signal.SIGCONT)
 
     def add(self, principal: str, *options: str) -> None:
         """Create a principal, such as `hive/localhost`, with a random key. `-maxlife 6s` limits its tickets."""

@@ -51,7 +51,7 @@ class ApiServer:
         """Kill the processes of the pods and stop the server."""
         for process in self._processes.values():
             process.kill()
-            process.wait(30)
+            process.wait(180)
         for watcher in self._watchers:
             watcher.put(None)
         self._server.shutdown()

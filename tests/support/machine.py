@@ -85,4 +85,4 @@ class Machine:
     def power_off(self) -> None:
         """Kill all processes at once, as a loss of power does."""
         self._process.kill()
-        self._process.wait(30)
+        self._process.wait(180)

@@ -14,10 +14,11 @@ from pathlib import Path
 from xml.sax.saxutils import escape
 
 from ingestd import java
-from ingestd.sandbox import METASTORE, SandboxOptions, jars, ports
+from ingestd.sandbox import HIVESERVER2, METASTORE, SandboxOptions, jars, ports
 from ingestd.sandbox.database import Database, derby
 from ingestd.sandbox.guard import Guard
 from ingestd.sandbox.options import no_progress
+from ingestd.sandbox.release import PLAIN, Release
 from ingestd.sandbox.schema import SchemaTool
 from ingestd.sandbox.services import Plan
 from ingestd.sandbox.state import Layout, locked
@@ -25,9 +26,9 @@ from tests.support.stack import eventually
 
 
 class Home:
-    """A folder for metastores that share one database. The constructor creates the schema."""
+    """A folder for metastores of one release that share one database. The constructor creates the schema."""
 
-    def __init__(self, folder: Path, database: Database | None = None) -> None:
+    def __init__(self, folder: Path, database: Database | None = None, release: Release = PLAIN) -> None:
         layout = Layout(folder)
         for place in (layout.warehouse, layout.data / "external"):
             place.mkdir(parents=True)
@@ -35,15 +36,14 @@ class Home:
         self.folder = folder
         runtime = java.find_java()
         with locked(folder / "lock", "the test") as handle, Guard(handle) as guard:
-            home = jars.ensure(jars.groups_for((METASTORE,)), runtime, guard, no_progress)
-            SchemaTool(runtime, home, layout, guard).prepare(self.database)
-        self._plan = Plan(
-            SandboxOptions(state_dir=folder, metastore_heap_mb=256), layout, {}, self.database, runtime, home
-        )
+            home = jars.ensure(jars.groups_for((METASTORE,), release.group), runtime, guard, no_progress)
+            SchemaTool(runtime, home, layout, guard, release).prepare(self.database)
+        options = SandboxOptions(state_dir=folder, metastore_heap_mb=256)
+        self._plan = Plan(options, layout, {}, self.database, runtime, home, release=release)
 
-    def plan(self, name: str, port: int) -> Plan:
-        """Return the plan of the metastore `name`. All metastores of a home share one warehouse."""
-        listening = {METASTORE: port, ports.DERBY: free_port(), "kafka": 0, "controller": 0, "hiveserver2": 0}
+    def plan(self, name: str, port: int, service: str = METASTORE) -> Plan:
+        """Return the plan of the metastore or HiveServer2 `name`. All those of a home share one warehouse."""
+        listening = {METASTORE: 0, ports.DERBY: free_port(), "kafka": 0, "controller": 0, HIVESERVER2: 0, service: port}
         layout = _Named(self.folder, name)
         return replace(self._plan, ports=listening, layout=layout)
 
@@ -65,14 +65,22 @@ class _Named(Layout):
 
 
 class Process:
-    """One metastore process. Its port is the same after `stop` and `start`."""
+    """One metastore process, or another `service` of Hive. Its port is the same after `stop` and `start`."""
 
-    def __init__(self, home: Home, name: str, properties: Mapping[str, str], jvm: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        home: Home,
+        name: str,
+        properties: Mapping[str, str],
+        jvm: tuple[str, ...] = (),
+        service: str = METASTORE,
+    ) -> None:
         self.port = free_port()
         self.properties = dict(properties)
         self._jvm = jvm
-        self._plan = home.plan(name, self.port)
-        self.log = self._plan.layout.log(METASTORE)
+        self._service = service
+        self._plan = home.plan(name, self.port, service)
+        self.log = self._plan.layout.log(service)
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -81,16 +89,16 @@ class Process:
         return f"thrift://localhost:{self.port}"
 
     def start(self) -> Process:
-        """Start the metastore without waiting until it listens."""
-        self._plan.configure(METASTORE)
-        conf, work = self._plan.layout.conf(METASTORE), self._plan.layout.work(METASTORE)
+        """Start the service without waiting until it listens."""
+        self._plan.configure(self._service)
+        conf, work = self._plan.layout.conf(self._service), self._plan.layout.work(self._service)
         work.mkdir(parents=True, exist_ok=True)
-        properties = "".join(_property(key, value) for key, value in self.properties.items())
+        properties = properties_xml(self.properties)
         site = conf / "hive-site.xml"
         site.write_text(site.read_text().replace("</configuration>", f"{properties}</configuration>"))
         # Hadoop's login only reads this file.
         (conf / "core-site.xml").write_text(f"<configuration>{properties}</configuration>")
-        program, *arguments = self._plan.command(METASTORE)
+        program, *arguments = self._plan.command(self._service)
         command = [program, *self._jvm, *arguments]
         self.log.parent.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
@@ -100,8 +108,8 @@ class Process:
         return self
 
     def wait(self) -> Process:
-        """Wait until the metastore listens."""
-        eventually(f"the metastore of {self.log} to listen", self._listens, 60)
+        """Wait until the service listens."""
+        eventually(f"the service of {self.log} to listen", self._listens)
         return self
 
     def stop(self) -> None:
@@ -110,7 +118,14 @@ class Process:
         if process:
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGCONT)
-            process.wait(30)
+            process.wait(180)
+
+    def kill(self) -> None:
+        """Send SIGKILL, as in a crash, and wait until the metastore has ended."""
+        assert self._process
+        process, self._process = self._process, None
+        process.kill()
+        process.wait(180)
 
     def pause(self) -> None:
         """Send SIGSTOP and wait until every thread has stopped. Connections stay open but receive no answer."""
@@ -130,7 +145,7 @@ class Process:
 
     def _listens(self) -> bool:
         assert self._process
-        assert self._process.poll() is None, f"the metastore exited: {self.said()[-2000:]}"
+        assert self._process.poll() is None, f"the service exited: {self.said()[-2000:]}"
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
@@ -150,5 +165,7 @@ def free_port() -> int:
     return next(port for port in iter(lambda: random.randint(20_000, 32_000), None) if ports.is_free(port))
 
 
-def _property(key: str, value: str) -> str:
-    return f"<property><name>{escape(key)}</name><value>{escape(value)}</value></property>\n"
+def properties_xml(properties: Mapping[str, str]) -> str:
+    """Return properties for a configuration file of Hadoop."""
+    lines = (f"<property><name>{escape(k)}</name><value>{escape(v)}</value></property>" for k, v in properties.items())
+    return "\n".join(lines)

@@ -26,7 +26,7 @@ def postgres() -> Iterator[str]:
     if _has_docker():
         with DockerContainer(_IMAGE).with_env("POSTGRES_PASSWORD", "hive").with_exposed_ports(5432) as container:
             host, port = container.get_container_host_ip(), container.get_exposed_port(5432)
-            eventually("PostgreSQL to listen", lambda: _listens(host, int(port)), 60)
+            eventually("PostgreSQL to listen", lambda: _listens(host, int(port)))
             yield f"postgresql://postgres:hive@{host}:{port}/postgres"
     else:
         with _child() as url:
@@ -58,11 +58,11 @@ def _child() -> Iterator[str]:
         with (home / "log").open("wb") as log:
             server = subprocess.Popen([binaries / "postgres", *options], stdout=log, stderr=log, cwd=home, user=user)
         try:
-            eventually("PostgreSQL to listen", lambda: _listens("127.0.0.1", port), 30)
+            eventually("PostgreSQL to listen", lambda: _listens("127.0.0.1", port))
             yield f"postgresql://hive:hive@127.0.0.1:{port}/postgres"
         finally:
             server.send_signal(signal.SIGINT)
-            server.wait(30)
+            server.wait(180)
     finally:
         shutil.rmtree(home)
 

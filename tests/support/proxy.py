@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 from ingestd.clock import pause
+from tests.support.relay import Losses, shut_down, taken
 
 # Thrift's strict binary protocol: version and type, then the length of the method's name.
 _CALL = struct.Struct(">II")
@@ -18,7 +19,7 @@ _VERSION_CALL = 0x80010001
 _VERSION_REPLY = 0x80010002
 
 
-class Proxy:
+class Proxy(Losses):
     """Forwards both directions. `sent` contains all bytes of the clients, and `calls` counts unencrypted Thrift calls.
 
     While `flowing` is cleared, calls are not forwarded, as if the metastore did not answer. While `answering` is
@@ -26,16 +27,13 @@ class Proxy:
     """
 
     def __init__(self, uri: str) -> None:
+        super().__init__()
         parts = urlsplit(uri)
         self._target = (parts.hostname or "", parts.port or 0)
-        self._guard = threading.Lock()
         self._pairs: set[_Pair] = set()
-        self._lost_calls: Counter[str] = Counter()
-        self._lost_answers: Counter[str] = Counter()
         self._garbled_answers: Counter[str] = Counter()
         self._held: set[str] = set()
         self._delays: dict[str, float] = {}
-        self.calls: Counter[str] = Counter()
         self.flowing = threading.Event()
         self.flowing.set()
         self.answering = threading.Event()
@@ -61,8 +59,7 @@ class Proxy:
         """Refuse new connections and cut the existing ones, as if the metastore were down."""
         door, self._door = self._door, None
         if door:
-            with suppress(OSError):
-                door.shutdown(socket.SHUT_RDWR)  # unblocks accept
+            shut_down(door)
             door.close()
         self.cut()
 
@@ -72,16 +69,6 @@ class Proxy:
             pairs, self._pairs = self._pairs, set()
         for pair in pairs:
             pair.cut()
-
-    def lose_answer(self, method: str, times: int = 1) -> None:
-        """Forward the next `times` calls of `method`, but cut the connection instead of forwarding the answers."""
-        with self._guard:
-            self._lost_answers[method] += times
-
-    def lose_call(self, method: str, times: int = 1) -> None:
-        """Cut the connection at each of the next `times` calls of `method`, before the metastore receives the call."""
-        with self._guard:
-            self._lost_calls[method] += times
 
     def garble_answer(self, method: str, times: int = 1) -> None:
         """Replace the method name in the next `times` answers to `method` with bytes that are not UTF-8."""
@@ -113,9 +100,8 @@ class Proxy:
     def note(self, method: str) -> tuple[bool, bool, bool]:
         """Count a call. Return whether to lose it, whether to lose its answer, and whether to garble its answer."""
         with self._guard:
-            self.calls[method] += 1
-            is_lost, is_answer_lost = _taken(self._lost_calls, method), _taken(self._lost_answers, method)
-            return is_lost, is_answer_lost, _taken(self._garbled_answers, method)
+            is_garbled = taken(self._garbled_answers, method)
+        return *self.count(method), is_garbled
 
     def _accept(self, door: socket.socket) -> None:
         while True:
@@ -154,9 +140,7 @@ class _Pair:
 
     def cut(self) -> None:
         """Shut down both sockets. The forwarding threads then close them."""
-        for one in (self._near, self._far):
-            with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+        shut_down(self._near, self._far)
 
     def _up(self) -> None:
         with suppress(OSError):
@@ -182,12 +166,6 @@ class _Pair:
                 self._proxy.answering.wait()
                 self._near.sendall(piece)
         self.cut()
-
-
-def _taken(left: Counter[str], method: str) -> bool:
-    is_left = left[method] > 0
-    left[method] -= is_left
-    return is_left
 
 
 def _method(piece: bytes) -> str:

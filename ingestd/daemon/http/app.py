@@ -1,15 +1,17 @@
 """The routes of the server and the form of its answers.
 
 Invariant: every error is a JSON object with the strings `error`, `where` and `hint`. Every answer forbids browsers to
-load anything from other hosts and to show the page in a frame.
+load anything from other hosts and to show the page in a frame. Documents about all mappings are made in another thread,
+one after the other, so that many requests for them do not delay the answers to probes.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from anyio import move_on_after, to_thread
 from starlette.applications import Starlette
@@ -32,6 +34,7 @@ from ingestd.errors import ConfigFaults, IngestdError
 from ingestd.ingest import events
 from ingestd.ingest.monitor import Snapshot
 
+T = TypeVar("T")
 # Returns the body of /metrics and its content type.
 RenderMetrics = Callable[[], tuple[bytes, str]]
 _STATIC = Path(__file__).parent / "static"
@@ -87,6 +90,7 @@ class _Endpoints:
         self._live = live
         self._metrics = metrics
         self._changes = Changes(fleet, access)
+        self._turn = asyncio.Semaphore(1)
 
     async def page(self, _request: Request) -> Response:
         return FileResponse(_STATIC / "index.html")
@@ -95,14 +99,15 @@ class _Endpoints:
         return _json(*health.liveness(self._fleet.stuck()))
 
     async def readyz(self, _request: Request) -> Response:
-        return _json(*health.readiness(monitor.snapshot() for monitor in self._fleet.monitors.values()))
+        snapshots = (monitor.snapshot() for monitor in self._fleet.monitors.values())
+        return _json(*health.readiness(snapshots, self._fleet.policies_read_at, self._fleet.policies_error))
 
     async def metrics(self, _request: Request) -> Response:
-        body, content_type = await to_thread.run_sync(self._metrics)
+        body, content_type = await self._made(self._metrics)
         return Response(body, headers={"content-type": content_type})
 
     async def status(self, _request: Request) -> Response:
-        return _json(200, status.status(self._fleet, self._history))
+        return await self._made(lambda: _json(200, status.status(self._fleet, self._history)))
 
     async def mapping(self, request: Request) -> Response:
         seen = self._snapshot(request)
@@ -124,6 +129,13 @@ class _Endpoints:
 
     async def reload(self, request: Request) -> Response:
         return _json(*await self._changes.reload(request))
+
+    async def _made(self, make: Callable[[], T]) -> T:
+        """Return a document that takes long to make. Raises Refused if the server stops before its turn."""
+        async with self._turn:
+            if self._live.is_closed:
+                raise Refused(503, "the daemon is stopping")
+            return await to_thread.run_sync(make)
 
     def _snapshot(self, request: Request) -> Snapshot:
         name: str = request.path_params["name"]

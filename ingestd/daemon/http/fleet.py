@@ -1,4 +1,4 @@
-"""What the HTTP server needs from the supervisor of the mappings."""
+"""What the HTTP server needs from the supervisor of the mappings and policies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from concurrent.futures import Future
 from typing import Protocol
 
 from ingestd.config.document import Scope
+from ingestd.errors import IngestdError
 from ingestd.ingest.control import Control
 from ingestd.ingest.monitor import Monitor
+from ingestd.replication.policy_status import PolicyStatus
 
 
 class Fleet(Protocol):
@@ -25,6 +27,18 @@ class Fleet(Protocol):
     @property
     def controls(self) -> Mapping[str, Control]:
         """The requests to each mapping, by its name."""
+
+    @property
+    def policies(self) -> Sequence[PolicyStatus]:
+        """The replication policies of the metastore; none if this daemon does not run policies."""
+
+    @property
+    def policies_read_at(self) -> float | None:
+        """The Unix time at which the metastore was last asked for policies; None if this daemon does not run any."""
+
+    @property
+    def policies_error(self) -> IngestdError | None:
+        """The error that has ended the replication; None while it runs, or if none runs here."""
 
     def stuck(self) -> Sequence[str]:
         """Return the names of the mappings that have made no progress for longer than their limits."""

@@ -6,6 +6,8 @@
   answered it within the last minute. A paused mapping is ready: an operator paused it on purpose. A mapping that has
   failed or was stopped is listed, but does not count: it will not become ready by itself, and the others must stay in
   service.
+- A daemon that runs replication policies is ready if the metastore has answered it within the last minute. The results
+  of the policies do not count. Replication that a defect has ended is listed like a mapping that has failed.
 
 Invariant: a probe reads memory only, so it is answered immediately during any outage.
 """
@@ -16,6 +18,7 @@ from collections.abc import Iterable, Sequence
 
 from ingestd.clock import now
 from ingestd.daemon.http.status import Json
+from ingestd.errors import IngestdError
 from ingestd.ingest.monitor import Snapshot
 
 _CONTACT_SECONDS = 60.0
@@ -27,12 +30,19 @@ def liveness(stuck: Sequence[str]) -> tuple[int, Json]:
     return (503 if stuck else 200), {"live": not stuck, "stuck": sorted(stuck)}
 
 
-def readiness(mappings: Iterable[Snapshot]) -> tuple[int, Json]:
-    """Return the HTTP status and the document of /readyz."""
+def readiness(
+    mappings: Iterable[Snapshot], policies_read_at: float | None, policies_error: IngestdError | None
+) -> tuple[int, Json]:
+    """Return the HTTP status and the document of /readyz. `policies_read_at` and `policies_error` are of `Fleet`."""
     mappings = list(mappings)
     waiting = {seen.name: reason for seen in mappings if (reason := _why_not(seen))}
     ended = {seen.name: _described(seen) for seen in mappings if seen.state in _ENDED}
-    ready = bool(mappings) and not waiting
+    if policies_error is not None:
+        ended["replication"] = f"failed: {policies_error}"
+    elif policies_read_at is not None and _is_old(policies_read_at):
+        waiting["replication"] = f"no answer of the metastore for {_CONTACT_SECONDS:.0f} s"
+    has_replication = bool(policies_read_at) and policies_error is None
+    ready = bool(mappings or has_replication) and not waiting
     return (200 if ready else 503), {"ready": ready, "not_ready": waiting, "ended": ended}
 
 

@@ -1,7 +1,7 @@
 """The last hour of every mapping, for charts: rate, lag and latency, one value per ten seconds.
 
 Invariant: memory is bounded. A mapping needs 360 points of 32 bytes; mappings that no longer exist are dropped.
-All methods run in the thread of the server.
+All methods run in the thread of the server, except that `records_per_second` may run in any.
 """
 
 from __future__ import annotations

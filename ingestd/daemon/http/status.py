@@ -20,6 +20,7 @@ from ingestd.compaction.watch import CompactionStatus
 from ingestd.config.document import Scope
 from ingestd.daemon.http.fleet import Fleet
 from ingestd.daemon.http.history import History
+from ingestd.daemon.http.policies import policy_entry
 from ingestd.ingest.monitor import CommitRecord, Problem, Snapshot, Totals
 
 VERSION = 1
@@ -52,6 +53,8 @@ def status(fleet: Fleet, history: History) -> Json:
         "records_per_second": round(sum(rates.values()), 1),
         "totals": _sum(snapshot.totals for snapshot in seen),
         "mappings": [mapping_status(snapshot, rates[snapshot.name]) for snapshot in seen],
+        "policies": [policy_entry(policy) for policy in fleet.policies],
+        "policies_error": None if fleet.policies_error is None else str(fleet.policies_error),
     }
 
 
@@ -124,6 +127,8 @@ def commit_status(commit: CommitRecord) -> Json:
         "rows": commit.rows,
         "records": commit.records,
         "skipped": commit.skipped,
+        "rejects": commit.rejects,
+        "dead_letters": commit.dead_letters,
         "size_bytes": commit.bytes,
         "files": commit.files,
         "ranges": list(commit.ranges),

@@ -9,10 +9,10 @@ Invariant: the result depends on each record alone, never on how records are bat
 | tinyint … bigint | whole numbers in range: 5, 5.0, 1e3, "5" | fraction, out of range, all else | wraps, truncates, 0 |
 | float, double | a number, its text (nearest value), "NaN", "Infinity", "-Infinity" | overflow | text is 0 |
 | decimal(p,s) | a number or its text, if exact: 12.50 fits (10,1) | too many digits | NULL |
-| boolean | true, false, or these as text, ignoring case | all else | all else is true |
+| boolean | true, false, or these as text, ignoring case | all else | whole numbers: not 0; all else is false |
 | string | text; numbers and booleans as written; all else as compact JSON | an unpaired surrogate | same |
 | varchar(n), char(n) | the same, up to n characters; char drops trailing spaces | longer text | truncates |
-| binary | text: base64 if valid, else its UTF-8 bytes | numbers, objects … | same |
+| binary | text: base64 if valid, else its UTF-8 bytes | numbers, objects … | other text is an error |
 | date | "yyyy-MM-dd", years 0001 to 9999 | all else | lenient |
 | timestamp | date, or date[ T]HH[:mm[:ss[.f]]] with Z, +hh, +hhmm, +hh:mm (converted to UTC) | see below | NULL |
 | array | an array; null elements are kept | all else | error |
@@ -22,37 +22,65 @@ Invariant: the result depends on each record alone, never on how records are bat
 A timestamp column rejects JSON numbers, more than 9 fractional digits, and digits below the microsecond if the record
 has a timestamp outside the years 1678 to 2261, because all timestamps of a batch, even inside complex values, share one
 unit. The elements of an array, a map or a struct follow the rules of their own type in the table above. If an element
-does not fit, the record is a reject whose reason contains the path to the element, such as `tags[3].name`. Tables with
-complex columns are decoded one record at a time.
+does not fit, the record is a reject whose reason contains the path to the element, such as `tags[3].name`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
+import numpy as np
 import pyarrow as pa
 
-from ingestd.formats.decoder import Reject
+from ingestd.formats.decoder import Reject, RejectError
 from ingestd.formats.json.arrow_reader import ArrowReader
+from ingestd.formats.json.layout import PLAIN, Layout
 from ingestd.formats.json.record import Precheck, RecordReader
-from ingestd.formats.record_decoder import RecordDecoder, RejectReasons
-from ingestd.formats.row_batches import Row
+from ingestd.formats.json.tape import Mask
+from ingestd.formats.json.tape_reader import TapeReader
+from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar, RecordDecoder, RejectReasons, Tombstones
+from ingestd.formats.row_batches import Row, TimestampUnits, array_of, batch_of, has_timestamp
 from ingestd.schema import Column
 
 
 class JsonDecoder(RecordDecoder):
-    """Decodes JSON objects into the given columns, in that order; see `RecordDecoder` for `tombstones`."""
+    """Decodes JSON objects into the given columns, in that order; see `RecordDecoder` for `tombstones`.
 
-    def __init__(self, columns: Sequence[Column], *, tombstones: Literal["stop", "skip"] = "stop") -> None:
+    `layout` changes where the columns are in a record (`layout`, `envelope`), the notations of timestamps
+    (`timestamp_formats`), or the rules for all values (`lenient`).
+    """
+
+    def __init__(self, columns: Sequence[Column], layout: Layout = PLAIN, *, tombstones: Tombstones = "stop") -> None:
         super().__init__(columns, tombstones=tombstones)
+        self._is_plain = layout == PLAIN
         self._arrow = ArrowReader(columns)
-        self._records = RecordReader(columns)
+        self._tape = TapeReader(columns, layout)
+        self._records = RecordReader(columns, layout)
         self._precheck = Precheck(columns)
+        self._timestamps = TimestampUnits(columns)
+        self._has_timestamps = any(has_timestamp(column.type) for column in columns)
 
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
-        """See `RecordDecoder`. Returns no rejects, because it raises NotColumnar if a record is invalid."""
-        return self._arrow.read(values), {}
+        """See `RecordDecoder`. Raises only MixedTimestamps."""
+        try:
+            if self._is_plain:
+                return self._by_arrow(values)
+        except MixedTimestamps:
+            raise
+        except NotColumnar:
+            pass
+        batch, undecided, known = self._tape.read(values, "ns")
+        coarse = self._coarse(values, undecided)
+        rows, rejects = self._decode_each(values, np.flatnonzero(undecided & ~coarse).tolist())
+        rejects = {**known, **rejects}
+        coarse[[index for index, row in rows.items() if self._timestamps.of(row) == "us"]] = True
+        if not coarse.any():
+            return self._with_rows(batch, rows, "ns"), rejects
+        if np.count_nonzero(coarse) + len(rejects) < len(values):
+            raise MixedTimestamps(coarse)
+        batch, undecided, known = self._tape.read(values, "us")
+        rows, rejects = self._decode_each(values, np.flatnonzero(undecided).tolist())
+        return self._with_rows(batch, rows, "us"), {**known, **rejects}
 
     def decode_record(self, value: bytes) -> Row:
         """See `RecordDecoder`."""
@@ -60,4 +88,58 @@ class JsonDecoder(RecordDecoder):
 
     def check(self, value: bytes) -> Reject | None:
         """See `RecordDecoder`."""
-        return None if self._precheck.accepts(value) else super().check(value)
+        return None if self._is_plain and self._precheck.accepts(value) else super().check(value)
+
+    def _by_arrow(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
+        """Decode the records with Arrow, and those that are undecided one by one. Raises as `ArrowReader.read`.
+
+        Also raises NotColumnar if one of them needs another unit of timestamps.
+        """
+        batch, undecided = self._arrow.read(values)
+        unit = next((field.type.unit for field in batch.schema if pa.types.is_timestamp(field.type)), "ns")
+        rows, rejects = self._decode_each(values, np.flatnonzero(undecided).tolist())
+        if not {self._timestamps.of(row) for row in rows.values()} <= {"", unit}:
+            raise NotColumnar
+        return self._with_rows(batch, rows, unit), rejects
+
+    def _coarse(self, values: Sequence[bytes], undecided: Mask) -> Mask:
+        """Return which of the records that are undecided in nanoseconds are decided in microseconds."""
+        coarse: Mask = np.zeros(len(values), np.bool_)
+        indexes = np.flatnonzero(undecided)
+        if self._has_timestamps and len(indexes):
+            _, left, _ = self._tape.read([values[index] for index in indexes.tolist()], "us")
+            coarse[indexes] = ~left
+        return coarse
+
+    def _decode_each(self, values: Sequence[bytes], indexes: list[int]) -> tuple[dict[int, Row], RejectReasons]:
+        """Decode the records at the given indexes one by one; return rows and rejects by index."""
+        rows: dict[int, Row] = {}
+        rejects: dict[int, tuple[str, str]] = {}
+        for index in indexes:
+            decoded = self._decode_one(values[index])
+            if isinstance(decoded, RejectError):
+                rejects[index] = decoded.column, decoded.reason
+            else:
+                rows[index] = decoded
+        return rows, rejects
+
+    def _decode_one(self, value: bytes) -> Row | RejectError:
+        try:
+            row = self.decode_record(value)
+            self._timestamps.of(row)
+        except RejectError as error:
+            return error
+        return row
+
+    def _with_rows(self, batch: pa.RecordBatch, rows: dict[int, Row], unit: str) -> pa.RecordBatch:
+        """Return the batch with the rows at the given indexes replaced."""
+        if not rows:
+            return batch
+        order = np.arange(batch.num_rows)
+        order[list(rows)] = batch.num_rows + np.arange(len(rows))
+        values = zip(*rows.values(), strict=True)
+        arrays = [
+            pa.concat_arrays([array, array_of(column.type, column_values, unit)]).take(pa.array(order))
+            for array, column, column_values in zip(batch.columns, self.columns, values, strict=True)
+        ]
+        return batch_of(self.columns, arrays)

@@ -1,21 +1,25 @@
 """Joins many JSON records into one buffer of lines that pyarrow's JSON reader reads correctly.
 
 Invariant: a buffer that `frame` returns has one `{…}` line per record, is UTF-8, and contains nothing that crashes
-pyarrow's JSON reader (a `null` at the root, unlimited nesting).
+pyarrow's JSON reader (a `null` at the root, unlimited nesting). Records that would are not in it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from ingestd.formats.decoder import NEWLINE, join_lines
 from ingestd.formats.json.record import MAX_DEPTH
 from ingestd.formats.record_decoder import NotColumnar
 
+Mask = npt.NDArray[np.bool_]
+
 _BLANKS = b" \t\r\n"
+_EMPTY = b"{}"
 _OPEN, _CLOSE = 0x7B, 0x7D
 _CONSTANT = re.compile(rb"[:,\[][ \t\r]*-?(?:NaN|Inf)")
 _TINY_HINTS = (  # each begins with a literal, which makes the search fast
@@ -32,14 +36,27 @@ _MAX_DIGITS = 38
 _SECOND_ROOT = re.compile(rb"null[ \t\r]*\{")
 
 
-def frame(values: Sequence[bytes]) -> bytes:
-    """Return the values as lines. Raises NotColumnar if Arrow could misread them."""
-    text = _lines(values)
-    if text is None:
-        text = _lines([value.strip(_BLANKS).replace(b"\n", b"\t") for value in values])
-    if text is None or not _is_utf8(text):
+def frame(values: Sequence[bytes], limit: int) -> tuple[bytes, Mask]:
+    """Return the values as lines, and which of them are replaced by `{}`, because Arrow could misread them.
+
+    Raises NotColumnar if more than `limit` are replaced.
+    """
+    text = join_lines(values)
+    replaced: Mask = np.zeros(len(values), np.bool_)
+    if b"\n" in text and np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE) >= len(values):
+        values = [value.strip(_BLANKS).replace(b"\n", b"\t") for value in values]
+        text = join_lines(values)
+    faulty = _faulty_lines(text, values)
+    if len(faulty):
+        lines = list(values)
+        for index in faulty.tolist():
+            line = lines[index].strip(_BLANKS)
+            replaced[index] = not _is_plain(line)
+            lines[index] = _EMPTY if replaced[index] else line
+        text = join_lines(lines)
+    if np.count_nonzero(replaced) > limit:
         raise NotColumnar
-    return text
+    return text, replaced
 
 
 def has_constant(text: bytes) -> bool:
@@ -47,24 +64,31 @@ def has_constant(text: bytes) -> bool:
     return (b"NaN" in text or b"Inf" in text) and _CONSTANT.search(text) is not None
 
 
-def has_tiny_number(text: bytes) -> bool:
-    """Return whether a number may have more than 38 decimal places, either written out or due to its exponent.
+def unsafe_lines(text: bytes, scale: int) -> npt.NDArray[np.intp]:
+    """Return the lines with numbers, or text like them, that Arrow may misread in columns of decimals.
 
-    For such numbers Arrow reads past the end of its table of powers of ten. For example, it may convert 1e-39 to 0 in a
-    decimal(10,0) column.
+    These are numbers with more than 38 decimal places, either written out or due to an exponent: for them Arrow reads
+    past the end of its table of powers of ten, and may convert 1e-39 to 0 in a decimal(10,0) column. Others are those
+    that may need more than 38 digits when written with `scale` decimal places: Arrow truncates them to the lowest 128
+    bits without an error (seen in Arrow 26).
     """
-    return any(hint.search(text) for hint in _TINY_HINTS) and _TINY.search(text) is not None
+    breaks = np.flatnonzero(np.frombuffer(text, np.uint8) == NEWLINE)
+    ends = np.append(breaks, len(text)).tolist()
+
+    def found(hints: Iterable[re.Pattern[bytes]], is_unsafe: Callable[[bytes], bool]) -> list[int]:
+        places = [match.start() for hint in hints for match in hint.finditer(text)]
+        lines = np.unique(np.searchsorted(breaks, places)).tolist()
+        return [line for line in lines if is_unsafe(text[ends[line - 1] if line else 0 : ends[line]])]
+
+    lines = found(_TINY_HINTS, lambda line: _TINY.search(line) is not None)
+    lines += found(_EXPONENT_HINTS, lambda line: _has_large_exponent(line, scale))
+    digits = max(1, _MAX_DIGITS + 1 - scale)
+    if _has_digits(text, digits):
+        lines += found([re.compile(rb"[0-9]{%d}" % digits)], bool)
+    return np.unique(np.array(lines, np.intp))
 
 
-def has_large_number(text: bytes, scale: int) -> bool:
-    """Return whether a number may need more than 38 digits when written with `scale` decimal places.
-
-    Arrow truncates such numbers to the lowest 128 bits without an error (seen in Arrow 26).
-    """
-    if _has_digits(text, _MAX_DIGITS + 1 - scale):
-        return True
-    if not any(hint.search(text) for hint in _EXPONENT_HINTS):
-        return False
+def _has_large_exponent(text: bytes, scale: int) -> bool:
     return any(len(m[1]) + int(m[2][:4]) + scale > _MAX_DIGITS for m in _EXPONENT.finditer(text))
 
 
@@ -85,27 +109,41 @@ def _has_digits(text: bytes, count: int) -> bool:
     return bool(between.all(axis=1).any()) and re.search(rb"[0-9]{%d}" % count, text) is not None
 
 
-def _lines(values: Sequence[bytes]) -> bytes | None:
-    """Return the values joined by newlines; None if Arrow could misread them.
+def _faulty_lines(text: bytes, values: Sequence[bytes]) -> npt.NDArray[np.intp]:
+    """Return the lines of the joined values that Arrow may not read as one record each.
 
-    Every value must start with `{`, end with `}`, and contain neither a newline nor anything that crashes Arrow. A JSON
-    string cannot contain a raw newline, so `}` newline `{` is always between two root objects.
+    Every value must start with `{`, end with `}`, and contain nothing that crashes Arrow. A JSON string cannot contain
+    a raw newline, so `}` newline `{` is always between two root objects.
     """
-    text = join_lines(values)
-    if not text.startswith(b"{") or not text.endswith(b"}"):
-        return None
     letters = np.frombuffer(text, np.uint8)
     breaks = np.flatnonzero(letters == NEWLINE)
-    if len(breaks) != len(values) - 1:
-        return None
-    if (letters[breaks - 1] != _CLOSE).any() or (letters[breaks + 1] != _OPEN).any():
-        return None
-    if np.count_nonzero(letters == _OPEN) == len(values) and b"[" not in text:
-        return text  # no nesting
-    # Outside strings, `null{` can only occur between two objects of one line, which crashes Arrow (seen in Arrow 26).
-    if b"null" in text and _SECOND_ROOT.search(text):
-        return None
-    return None if _may_nest(values, int(np.diff(breaks, prepend=-1, append=len(text)).max())) else text
+    starts, ends = np.append(0, breaks + 1), np.append(breaks, len(text))
+    last = max(len(text) - 1, 0)
+    faulty: Mask = ends - starts < len(_EMPTY)
+    if len(text):
+        faulty |= (letters[np.minimum(starts, last)] != _OPEN) | (letters[ends - 1] != _CLOSE)
+    if not _is_utf8(text):
+        faulty |= [not _is_utf8(value) for value in values]
+    if np.count_nonzero(letters == _OPEN) > len(values) or b"[" in text:
+        if _has_second_root(text):
+            faulty |= list(map(_has_second_root, values))
+        if (ends - starts).max() > 2 * MAX_DEPTH:  # each level takes two bytes
+            faulty |= list(map(_may_nest, values))
+    return np.flatnonzero(faulty)
+
+
+def _is_plain(line: bytes) -> bool:
+    """Return whether Arrow reads the line as one record or not at all."""
+    is_object = line.startswith(b"{") and line.endswith(b"}")
+    return is_object and _is_utf8(line) and not _has_second_root(line) and not _may_nest(line)
+
+
+def _has_second_root(text: bytes) -> bool:
+    """Return whether there may be `null{`.
+
+    Outside strings, it can only occur between two objects of one line, which crashes Arrow (seen in Arrow 26).
+    """
+    return b"null" in text and _SECOND_ROOT.search(text) is not None
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -115,8 +153,6 @@ def _is_utf8(text: bytes) -> bool:
         return False
 
 
-def _may_nest(values: Sequence[bytes], longest: int) -> bool:
-    """Return whether a value may nest deeper than MAX_DEPTH; `longest` is the length of the longest value."""
-    if longest <= 2 * MAX_DEPTH:  # each level takes two bytes
-        return False
-    return any(len(value) > 2 * MAX_DEPTH and value.count(b"[") + value.count(b"{") > MAX_DEPTH for value in values)
+def _may_nest(value: bytes) -> bool:
+    """Return whether a value may nest deeper than MAX_DEPTH."""
+    return len(value) > 2 * MAX_DEPTH and value.count(b"[") + value.count(b"{") > MAX_DEPTH

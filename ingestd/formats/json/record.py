@@ -7,33 +7,43 @@ rejects.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+import numpy as np
+
 from ingestd.formats.decoder import RejectError
-from ingestd.formats.json.nested import converter, primitive
+from ingestd.formats.json.envelope import AFTER, BEFORE, event_of
+from ingestd.formats.json.layout import PLAIN, Layout, find
+from ingestd.formats.json.nested import FieldIndexes, converter, primitive
 from ingestd.formats.json.types import InvalidValue, Number
 from ingestd.formats.row_batches import Row, Value
 from ingestd.schema import Column
 
 MAX_DEPTH = 200
 _MAX_KNOWN_NAMES = 10_000
+_MARK = b"\xef\xbb\xbf"  # the byte order mark
 
 
 class RecordReader:
     """Decodes one record at a time, value by value."""
 
-    def __init__(self, columns: Sequence[Column]) -> None:
+    def __init__(self, columns: Sequence[Column], layout: Layout = PLAIN) -> None:
         self._columns = tuple(columns)
-        self._converters = tuple(converter(column.type) for column in columns)
+        self._layout = layout
+        self._places = {row: layout.tree(columns, row) for row in (AFTER, BEFORE)}
+        formats, lenient = layout.timestamp_formats, layout.lenient
+        self._converters = tuple(converter(column.type, formats, lenient=lenient) for column in columns)
         self._indexes = {column.name: index for index, column in enumerate(columns)}
+        self._lenient_indexes = FieldIndexes([column.name for column in columns], by_position=True)
         self._known_names: dict[str, int | None] = {}
         # In complex values, too, the last of several spellings of a name wins.
-        self._parser = _ORDERED if any(column.type.is_complex for column in columns) else _UNORDERED
+        is_nested = not layout.is_flat or any(column.type.is_complex for column in columns)
+        self._parser = _ORDERED if is_nested else _UNORDERED
 
     def row(self, value: bytes) -> Row:
         """Decode one record into a row. Raises RejectError."""
-        fields = self._fields(_parse(value, self._parser), value)
+        fields = self._lenient(value) if self._layout.lenient else self._strict(value)
         row: list[Value] = []
         try:
             for convert, field in zip(self._converters, fields, strict=True):
@@ -41,6 +51,41 @@ class RecordReader:
         except InvalidValue as error:
             raise RejectError(self._columns[len(row)].name, str(error)) from None
         return row
+
+    def _strict(self, value: bytes) -> list[object]:
+        """Return the JSON value of each column, None if there is none."""
+        record = _parse(value, self._parser)
+        return self._fields(record, value) if self._layout.is_flat else self._found(record)
+
+    def _lenient(self, value: bytes) -> list[object]:
+        """Return the same of a record that Jackson reads: text after the record is ignored, and `null` is a row.
+
+        Of equal keys, the first one determines the order, in which the last one of a column wins.
+        """
+        record = _parse_any(value.removeprefix(_MARK), _first_value)
+        fields: list[object] = [None] * len(self._columns)
+        if record is None and self._layout.is_flat:
+            return fields
+        if not isinstance(record, dict):
+            raise RejectError("", "record is not a JSON object")
+        if not self._layout.is_flat:
+            return self._found(record)
+        try:
+            for name, field in record.items():
+                index = self._lenient_indexes.of(name)
+                if index is not None:
+                    fields[index] = field
+        except InvalidValue as error:
+            raise RejectError("", str(error)) from None
+        return fields
+
+    def _found(self, record: dict[str, object]) -> list[object]:
+        """Return the JSON value of each column by its place, None if there is none."""
+        fields: list[object] = [None] * len(self._columns)
+        event, row = event_of(record, self._layout.envelope, self._layout.operations)
+        for index, field in find(self._places[row], event):
+            fields[index] = field
+        return fields
 
     def _fields(self, record: dict[str, object], value: bytes) -> list[object]:
         """Return the JSON value of each column, None if the record has no field for the column."""
@@ -116,20 +161,13 @@ def nested_too_deep(value: bytes) -> bool:
     """
     if value.count(b"[") + value.count(b"{") <= MAX_DEPTH:
         return False
-    depth, quoted, escaped = 0, False, False
-    for byte in value:
-        if quoted:
-            quoted = escaped or byte != 0x22
-            escaped = byte == 0x5C and not escaped
-        elif byte == 0x22:
-            quoted = True
-        elif byte in b"[{":
-            depth += 1
-            if depth > MAX_DEPTH:
-                return True
-        elif byte in b"]}":
-            depth -= 1
-    return False
+    letters = np.frombuffer(value.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    in_string = np.bitwise_xor.accumulate((letters == ord('"')).view(np.uint8)).view(np.bool_)
+    brackets = letters[~in_string]
+    is_open = (brackets == ord("[")) | (brackets == ord("{"))
+    is_close = (brackets == ord("]")) | (brackets == ord("}"))
+    depth = np.cumsum(is_open.astype(np.int8) - is_close.astype(np.int8), dtype=np.int32)
+    return bool(depth.max(initial=0) > MAX_DEPTH)
 
 
 def _reject_constant(name: str) -> NoReturn:
@@ -155,17 +193,35 @@ _ORDERED = json.JSONDecoder(
 )
 
 
+def array_fault(value: bytes) -> RejectError:
+    """Return why a record is not one JSON array."""
+    try:
+        _parse_any(value, _UNORDERED.decode)
+    except RejectError as error:
+        return error
+    return RejectError("", "record is not a JSON array")
+
+
 def _parse(value: bytes, decoder: json.JSONDecoder) -> dict[str, object]:
+    record = _parse_any(value, decoder.decode)
+    if isinstance(record, dict):
+        return record
+    raise RejectError("", "record is not a JSON object")
+
+
+def _first_value(text: str) -> object:
+    value, _ = _UNORDERED.raw_decode(text.lstrip(" \t\r\n"))
+    return value
+
+
+def _parse_any(value: bytes, parse: Callable[[str], object]) -> object:
     if nested_too_deep(value):
         raise RejectError("", f"JSON is nested deeper than {MAX_DEPTH} levels")
     try:
-        record = decoder.decode(value.decode())
+        return parse(value.decode())
     except UnicodeDecodeError as error:
         raise RejectError("", f"record is not UTF-8 (byte {error.start})") from None
     except ValueError as error:
         raise RejectError("", f"record is not JSON: {error}") from None
     except RecursionError:
         raise RejectError("", f"JSON is nested deeper than {MAX_DEPTH} levels") from None
-    if isinstance(record, dict):
-        return record
-    raise RejectError("", "record is not a JSON object")

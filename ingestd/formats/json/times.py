@@ -10,25 +10,33 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import date, datetime
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.formats.json.types import InvalidValue, PrimitiveType, shown
-from ingestd.formats.record_decoder import NotColumnar
+from ingestd.formats.iso_dates import DATE, HOUR, MINUTE, SECOND
+from ingestd.formats.json.types import InvalidValue, PrimitiveType, matching, shown, where
+from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar
 from ingestd.formats.row_batches import EPOCH, FIRST_DAY, FIRST_SECOND, LAST_DAY, LAST_SECOND, NANOS_PER_SECOND
 
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
-_TIMESTAMP = re.compile(
+TIMESTAMP = (
     _DATE.pattern + r"(?:[ T]([0-9]{2})(?::([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{1,9}))?)?)?"
     r"(?:Z|([+-])([0-9]{2})(?::?([0-9]{2}))?)?)?"
 )
+_match_timestamp = re.compile(TIMESTAMP).fullmatch
 _ZONED = "[T ][^Z+-]*[Z+-]"
+_PLAIN_TIME = rf"[ T]{HOUR}:{MINUTE}(?::{SECOND}(?:\.[0-9]{{%s}})?)?(?:Z|[+-]{HOUR}(?::?{MINUTE})?)?"
+# By unit: what `decided` converts, and the years that the unit can represent in every time zone.
+_PLAIN_TIMESTAMP = {"ns": f"{DATE}(?:{_PLAIN_TIME % '1,9'})?", "us": f"{DATE}(?:{_PLAIN_TIME % '1,6'})?"}
+_YEARS = {"ns": ("1678", "2261"), "us": ("0002", "9998")}
 
 
 class DateType(PrimitiveType):
     """Type date: accepts text of the form yyyy-MM-dd, in the years 0001 to 9999."""
 
     read_as_text = True
+    only_text = True
 
     def value(self, value: object) -> int:
         if type(value) is not str:
@@ -39,12 +47,15 @@ class DateType(PrimitiveType):
                 return date(*map(int, match.groups())).toordinal() - EPOCH
         except ValueError:
             pass
-        raise _not_in_range(value, "date")
+        raise not_in_range(value, "date")
 
     def column(self, array: pa.Array) -> pa.Array:
         days = pc.cast(array, self.kind.arrow)
         _require_range(days.view(pa.int32()), FIRST_DAY, LAST_DAY)
         return days
+
+    def decided(self, texts: pa.StringArray, _unit: str) -> pa.Array:
+        return pc.cast(matching(texts, DATE), self.kind.arrow)
 
     def is_plain(self, value: object) -> bool:
         if type(value) is not str or len(value) != 10 or value[4] != "-" or value[7] != "-" or not value.isascii():
@@ -64,28 +75,17 @@ class TimestampType(PrimitiveType):
     """
 
     read_as_text = True
+    only_text = True
 
     def value(self, value: object) -> int:
         if type(value) is not str:
             raise InvalidValue(
                 f"{shown(value)} is not a string; a timestamp must have the form 'yyyy-MM-dd HH:mm:ss[.fraction][zone]'"
             )
-        match = _TIMESTAMP.fullmatch(value)
-        if not match:
-            raise _not_in_range(value, "timestamp")
-        year, month, day, hour, minute, second, fraction, sign, east, east_minutes = match.groups(default="0")
-        try:
-            moment = datetime(int(year), int(month), int(day), int(hour), int(minute), int(second))
-        except ValueError:
-            raise _not_in_range(value, "timestamp") from None
-        if int(east) > 23 or int(east_minutes) > 59:
-            raise _not_in_range(value, "timestamp")
-        offset = (int(east) * 3600 + int(east_minutes) * 60) * (-1 if sign == "-" else 1)
-        clock = moment.hour * 3600 + moment.minute * 60 + moment.second
-        seconds = (moment.toordinal() - EPOCH) * 86_400 + clock - offset
-        if not FIRST_SECOND <= seconds <= LAST_SECOND:
-            raise _not_in_range(value, "timestamp")
-        return seconds * NANOS_PER_SECOND + int(fraction.ljust(9, "0"))
+        return timestamp_nanos(value)
+
+    def decided(self, texts: pa.StringArray, unit: str) -> pa.Array:
+        return timestamp_column(texts, unit)
 
     def is_plain(self, value: object) -> bool:
         if type(value) is not str or len(value) not in (19, 23, 26) or value[4:11:3] not in ("-- ", "--T"):
@@ -101,14 +101,46 @@ class TimestampType(PrimitiveType):
         return True
 
 
+def timestamp_nanos(text: str) -> int:
+    """Convert the text of a timestamp to nanoseconds since 1970. Raises InvalidValue."""
+    match = _match_timestamp(text)
+    if not match:
+        raise not_in_range(text, "timestamp")
+    year, month, day, hour, minute, second, fraction, sign, east, east_minutes = match.groups(default="0")
+    try:
+        moment = datetime(int(year), int(month), int(day), int(hour), int(minute), int(second))
+    except ValueError:
+        raise not_in_range(text, "timestamp") from None
+    if int(east) > 23 or int(east_minutes) > 59:
+        raise not_in_range(text, "timestamp")
+    offset = (int(east) * 3600 + int(east_minutes) * 60) * (-1 if sign == "-" else 1)
+    clock = moment.hour * 3600 + moment.minute * 60 + moment.second
+    seconds = (moment.toordinal() - EPOCH) * 86_400 + clock - offset
+    if not FIRST_SECOND <= seconds <= LAST_SECOND:
+        raise not_in_range(text, "timestamp")
+    return seconds * NANOS_PER_SECOND + int(fraction.ljust(9, "0"))
+
+
+def timestamp_column(texts: pa.StringArray, unit: str) -> pa.Array:
+    """Convert the texts of timestamps as `PrimitiveType.decided` does."""
+    texts = matching(texts, _PLAIN_TIMESTAMP[unit])
+    first, last = _YEARS[unit]
+    years = pc.utf8_slice_codeunits(texts, 0, 4)
+    texts = where(pc.and_(pc.greater_equal(years, first), pc.less_equal(years, last)), texts)
+    return _instants(texts, unit)
+
+
 def timestamp_columns(columns: Sequence[pa.Array]) -> list[pa.Array]:
     """Convert the timestamp columns of a batch from text: to nanoseconds if all values fit, else to microseconds.
 
-    Raises NotColumnar or pa.ArrowInvalid, as `PrimitiveType.column` does.
+    Raises NotColumnar or pa.ArrowInvalid, as `PrimitiveType.column` does, and MixedTimestamps.
     """
     if all(map(_fits_nanoseconds, columns)):
         return [_instants(column, "ns") for column in columns]
-    micros = [_instants(column, "us") for column in columns]
+    try:
+        micros = [_instants(column, "us") for column in columns]
+    except pa.ArrowInvalid:  # some of them may be in nanoseconds
+        raise _mixed(columns) from None
     for column in micros:
         _require_range(column.view(pa.int64()), FIRST_SECOND * 1_000_000, LAST_SECOND * 1_000_000 + 999_999)
     return micros
@@ -118,6 +150,15 @@ def _fits_nanoseconds(texts: pa.Array) -> bool:
     """Return whether all years are well inside the range of timestamp[ns]; Arrow 18 wraps values outside it."""
     ends = pc.min_max(texts).as_py()
     return ends["min"] is None or (ends["min"] >= "1678" and ends["max"] < "2262")
+
+
+def _mixed(columns: Sequence[pa.Array]) -> NotColumnar:
+    """Return the error for texts that microseconds do not fit. Texts that are no timestamps are in either part."""
+    far = np.zeros(len(columns[0]), np.bool_)
+    for column in columns:
+        is_near = pc.and_(pc.greater_equal(column, "1678"), pc.less(column, "2262"))
+        far |= ~is_near.fill_null(pa.scalar(value=True)).to_numpy(zero_copy_only=False)
+    return NotColumnar() if far.all() else MixedTimestamps(far)
 
 
 def _instants(texts: pa.Array, unit: str) -> pa.Array:
@@ -140,5 +181,6 @@ def _require_range(numbers: pa.Array, first: int, last: int) -> None:
         raise NotColumnar
 
 
-def _not_in_range(value: str, kind: str) -> InvalidValue:
+def not_in_range(value: str, kind: str) -> InvalidValue:
+    """Return the error of a text that is no value of the type in its range of years."""
     return InvalidValue(f"{shown(value)} is not a {kind} in the years 0001 to 9999")

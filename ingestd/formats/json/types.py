@@ -24,15 +24,18 @@ from ingestd.formats.record_decoder import NotColumnar
 from ingestd.formats.row_batches import Value
 from ingestd.schema import INTEGER_BITS, HiveType
 
-_NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
+NUMBER = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
 _INTEGER = "[0-9]{1,19}"
+# What `decided` methods convert. A bigint of 19 digits that begins with 9 may be out of range.
+_PLAIN_NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?"
+_PLAIN_INTEGER = r"-?(?:[0-9]{1,18}|[0-8][0-9]{18})(?:\.0*)?"
 _BOOLEANS = {"true": True, "false": False}  # case-insensitive
 _NOT_FINITE = {"NaN", "Infinity", "-Infinity"}
 _FLOAT_MAX = 3e38  # a little less than the largest float
 _BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?")
-_match_number = re.compile(_NUMBER).fullmatch
+_match_number = re.compile(NUMBER).fullmatch
 _match_integer = re.compile(f"[+-]?{_INTEGER}").fullmatch
-_EXACT = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation])
+EXACT = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[Inexact, InvalidOperation])
 _WIDE = Context(prec=100, Emin=MIN_EMIN, Emax=MAX_EMAX, traps=[InvalidOperation])
 
 
@@ -61,11 +64,13 @@ class Number(str):
 class PrimitiveType(ABC):
     """Converts JSON values to one primitive type.
 
-    `value` defines the conversion. `column` and `is_plain` are faster and cover only the common notations. Their
-    results agree with `value`.
+    `value` defines the conversion. `column`, `decided` and `is_plain` are faster and cover only the common notations.
+    Their results agree with `value`.
     """
 
     read_as_text = False  # whether pyarrow's JSON reader always reads the column as strings
+    only_text = False  # whether only JSON strings are accepted, no numbers and booleans
+    stores_json = False  # whether objects and arrays are accepted
 
     def __init__(self, kind: HiveType) -> None:
         self.kind = kind
@@ -80,6 +85,17 @@ class PrimitiveType(ABC):
         Raises NotColumnar or pa.ArrowInvalid if the result is not certain; `value` then converts each value.
         """
         return array
+
+    @abstractmethod
+    def decided(self, texts: pa.StringArray, unit: str) -> pa.Array:
+        """Convert the texts of JSON values. A text becomes null if it is not in a common notation, or does not fit.
+
+        The result has the type's Arrow type, with timestamps in the given unit, ns or us.
+        """
+
+    def misread(self, numbers: pa.StringArray) -> pa.BooleanArray:
+        """Return which texts `decided` may convert wrongly if they are JSON numbers and not strings."""
+        return pa.repeat(pa.scalar(value=False), len(numbers))
 
     def is_plain(self, _value: object) -> bool:
         """Return whether `value` certainly accepts a JSON value whose numbers were parsed as int and float."""
@@ -102,6 +118,14 @@ class IntegerType(PrimitiveType):
 
     def column(self, array: pa.Array) -> pa.Array:
         return _parse_numbers(array, self.kind.arrow, f"^-?{_INTEGER}$")  # Arrow's cast rejects a plus sign
+
+    def decided(self, texts: pa.StringArray, _unit: str) -> pa.Array:
+        digits = matching(texts, _PLAIN_INTEGER)
+        if pc.any(pc.match_substring(digits, "."), min_count=0).as_py():
+            digits = pc.replace_substring_regex(digits, r"\.0*$", "")
+        numbers = pc.cast(digits, pa.int64())
+        fits = pc.and_(pc.greater_equal(numbers, -self._limit), pc.less_equal(numbers, self._limit - 1))
+        return pc.cast(where(fits, numbers), self.kind.arrow)
 
     def is_plain(self, value: object) -> bool:
         return type(value) is int and -self._limit <= value < self._limit
@@ -135,7 +159,7 @@ class DecimalType(PrimitiveType):
 
     def value(self, value: object) -> Decimal:
         try:
-            number = Decimal(_number_text(value, self.kind)).quantize(self._unit, context=_EXACT)
+            number = Decimal(_number_text(value, self.kind)).quantize(self._unit, context=EXACT)
         except (Inexact, InvalidOperation):
             raise self._not_exact(value) from None
         if number.copy_abs() < self._limit:
@@ -143,9 +167,15 @@ class DecimalType(PrimitiveType):
         raise self._not_exact(value)
 
     def column(self, array: pa.Array) -> pa.Array:
-        array = _parse_numbers(array, self.kind.arrow, f"^(?:{_NUMBER})$")
+        array = _parse_numbers(array, self.kind.arrow, f"^(?:{NUMBER})$")
         array.validate(full=True)  # the JSON reader accepts 123456789.1 for decimal(10,2)
         return array
+
+    def decided(self, texts: pa.StringArray, _unit: str) -> pa.Array:
+        whole, scale = self.kind.precision - self.kind.scale, self.kind.scale
+        digits = f"-?[0-9]{{1,{whole}}}" if whole else "-?0"
+        fraction = f"(?:\\.[0-9]{{1,{scale}}})?" if scale else ""
+        return pc.cast(matching(texts, digits + fraction), self.kind.arrow)
 
     def _not_exact(self, value: object) -> InvalidValue:
         return InvalidValue(f"{shown(value)} does not fit {self.kind} exactly")
@@ -165,9 +195,13 @@ class DoubleType(PrimitiveType):
         return number
 
     def column(self, array: pa.Array) -> pa.Array:
-        array = _parse_numbers(array, self.kind.arrow, f"^(?:{_NUMBER})$")
+        array = _parse_numbers(array, self.kind.arrow, f"^(?:{NUMBER})$")
         require(pc.is_finite(array))  # excludes overflows and the literal NaN, which the JSON reader accepts
         return array
+
+    def decided(self, texts: pa.StringArray, _unit: str) -> pa.Array:
+        numbers = pc.cast(matching(texts, _PLAIN_NUMBER), self.kind.arrow)
+        return where(pc.is_finite(numbers), numbers)
 
     def is_plain(self, value: object) -> bool:
         if type(value) is not float and type(value) is not int:
@@ -216,6 +250,11 @@ class BooleanType(PrimitiveType):
         require(pc.or_(true, pc.equal(lower, "false")))
         return true
 
+    def decided(self, texts: pa.StringArray, _unit: str) -> pa.Array:
+        lower = pc.ascii_lower(texts)
+        true = pc.equal(lower, "true")
+        return where(pc.or_(true, pc.equal(lower, "false")), true)
+
     def is_plain(self, value: object) -> bool:
         return type(value) is bool
 
@@ -224,9 +263,13 @@ class StringType(PrimitiveType):
     """Type string: stores text unchanged, numbers as they are written, and anything else as compact JSON."""
 
     read_as_text = True
+    stores_json = True
 
     def value(self, value: object) -> str:
         return str(text_of(value))
+
+    def decided(self, texts: pa.StringArray, _unit: str) -> pa.Array:
+        return texts
 
     def is_plain(self, value: object) -> bool:
         return type(value) is str and value.isascii()
@@ -254,6 +297,11 @@ class SizedStringType(StringType):
             raise NotColumnar
         return array
 
+    def decided(self, texts: pa.StringArray, _unit: str) -> pa.Array:
+        if self.kind.kind == "char":
+            texts = pc.utf8_rtrim(texts, characters=" ")
+        return where(pc.less_equal(pc.utf8_length(texts), self.kind.length), texts)
+
     def is_plain(self, value: object) -> bool:
         return type(value) is str and len(value) <= self.kind.length and value.isascii()
 
@@ -262,6 +310,7 @@ class BinaryType(PrimitiveType):
     """Type binary: decodes text that is valid base64, and stores other text as UTF-8 bytes (HiveJsonReader)."""
 
     read_as_text = True
+    only_text = True
 
     def value(self, value: object) -> bytes:
         if type(value) is not str:
@@ -270,6 +319,9 @@ class BinaryType(PrimitiveType):
 
     def column(self, array: pa.Array) -> pa.Array:
         return pa.array([None if text is None else _bytes_of(text) for text in array.to_pylist()], self.kind.arrow)
+
+    def decided(self, texts: pa.StringArray, _unit: str) -> pa.Array:
+        return self.column(texts)
 
 
 def text_of(value: object) -> str:
@@ -289,6 +341,18 @@ def shown(value: object) -> str:
     """Return the text that represents a value in reject reasons, at most 40 characters long."""
     text = _dump(value) if not isinstance(value, str) else repr(str(value))
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def matching(texts: pa.StringArray, pattern: str) -> pa.StringArray:
+    """Return the texts with null in place of those that do not match the whole pattern."""
+    return where(pc.match_substring_regex(texts, f"^(?:{pattern})$"), texts)
+
+
+def where(condition: pa.BooleanArray, array: pa.Array) -> pa.Array:
+    """Return the array with null where the condition is not true."""
+    if condition.null_count == array.null_count and pc.all(condition, min_count=0).as_py():
+        return array
+    return pc.if_else(condition, array, pa.scalar(None, array.type))
 
 
 def require(mask: pa.Array) -> None:

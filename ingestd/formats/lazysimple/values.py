@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from decimal import MAX_EMAX, MIN_EMIN, ROUND_HALF_UP, Context, Decimal
+from functools import cache
 from math import copysign, inf, isinf, isnan
 from typing import Any, Literal
 
@@ -46,6 +47,7 @@ _TIMESTAMP = re.compile(
 _ISO_TIMESTAMP = re.compile(
     rb"([0-9]{4})-([0-9]{2})-([0-9]{2})[Tt]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]{0,9}))?)?"
 )
+_LINE_ENDS = {b"n": b"\n", b"r": b"\r"}
 _WIDE = Context(prec=400, Emin=MIN_EMIN, Emax=MAX_EMAX, rounding=ROUND_HALF_UP)
 
 
@@ -94,15 +96,23 @@ def split(data: bytes, separator: int, escape: int | None) -> list[bytes]:
     """Return the parts between separators. An escape byte makes the next byte data, and is kept (LazyStruct.parse)."""
     if escape is None or escape not in data:
         return data.split(bytes((separator,)))
-    parts, start, position = [], 0, 0
-    while position < len(data):
-        if data[position] == separator:
-            parts.append(data[start:position])
-            start = position + 1
-        elif data[position] == escape:
-            position += 1
-        position += 1
+    wanted = bytes((separator,))
+    parts, start = [], 0
+    for match in _separator_or_escape(separator, escape).finditer(data):
+        if match[0] == wanted:
+            parts.append(data[start : match.start()])
+            start = match.end()
     return [*parts, data[start:]]
+
+
+@cache
+def _separator_or_escape(separator: int, escape: int) -> re.Pattern[bytes]:
+    return re.compile(re.escape(bytes((escape,))) + b".|" + re.escape(bytes((separator,))), re.DOTALL)
+
+
+@cache
+def _escape_sequence(escape: int) -> re.Pattern[bytes]:
+    return re.compile(re.escape(bytes((escape,))) + rb"(.)", re.DOTALL)
 
 
 def _lenient(read: Read) -> Read:
@@ -246,15 +256,7 @@ def _text(kind: HiveType, escape: int | None) -> Read:
 
 def _unescaped(data: bytes, escape: int) -> bytes:
     r"""Remove escapes: `\n` and `\r` are line ends, other bytes are data (LazyUtils.copyAndEscapeStringDataToText)."""
-    text, position = bytearray(), 0
-    while position < len(data):
-        byte = data[position]
-        if byte == escape and position < len(data) - 1:
-            position += 1
-            byte = {0x6E: 0x0A, 0x72: 0x0D}.get(data[position], data[position])
-        text.append(byte)
-        position += 1
-    return bytes(text)
+    return _escape_sequence(escape).sub(lambda match: _LINE_ENDS.get(match[1], match[1]), data)
 
 
 def _binary(data: bytes) -> bytes:

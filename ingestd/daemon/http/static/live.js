@@ -1,8 +1,9 @@
-// The connection to the daemon: the last known state of all mappings, kept up to date by /events.
+// The connection to the daemon: the last known state of all mappings and policies, kept up to date by /events.
 
 const RETRY_MS = 2000;
 // The daemon sends something every five seconds.
 const SILENT_MS = 12000;
+const ANSWER_MS = 3000;
 
 /**
  * Follows the daemon. `onChange(names, removed)` is called after every event with the mappings that changed, or with
@@ -11,6 +12,7 @@ const SILENT_MS = 12000;
 export class Live {
   constructor({ onChange, onLink }) {
     this.mappings = new Map();
+    this.policies = [];
     this.daemon = null;
     this.since = null;
     this.link = "connecting";
@@ -30,7 +32,11 @@ export class Live {
     this.#close();
     const source = new EventSource("/events");
     this.source = source;
-    source.addEventListener("state", (event) => this.#state(JSON.parse(event.data)));
+    this.hasEvents = false;
+    source.addEventListener("state", (event) => {
+      this.hasEvents = true;
+      this.#state(JSON.parse(event.data));
+    });
     source.addEventListener("change", (event) => this.#change(JSON.parse(event.data)));
     source.onerror = () => this.#lost();
     this.#watch();
@@ -47,9 +53,18 @@ export class Live {
     this.timer = setTimeout(() => this.#lost(), SILENT_MS);
   }
 
-  #lost() {
+  /** Show the present state if the daemon answers, because it limits the number of streams. Then try again to follow it. */
+  async #lost() {
     this.#close();
-    this.#setLink("gone");
+    const state = this.hasEvents ? null : await load("/status", ANSWER_MS).catch(() => null);
+    if (document.hidden) return;
+    if (state) {
+      const mappings = Object.fromEntries(state.mappings.map((mapping) => [mapping.name, mapping]));
+      this.#state({ ...state, mappings, now_unix: state.daemon.now_unix });
+    } else {
+      this.#setLink("gone");
+    }
+    clearTimeout(this.timer);
     this.timer = setTimeout(() => this.#connect(), RETRY_MS);
   }
 
@@ -71,6 +86,7 @@ export class Live {
     if (isNewVersion) location.reload();
     this.daemon = data.daemon;
     this.mappings = new Map(Object.entries(data.mappings));
+    this.policies = data.policies;
     this.#heard(data.now_unix);
     this.onChange(null, []);
   }
@@ -81,6 +97,7 @@ export class Live {
     for (const [name, fields] of Object.entries(data.mappings)) {
       this.mappings.set(name, { ...this.mappings.get(name), ...fields });
     }
+    this.policies = data.policies ?? this.policies;
     this.onChange(Object.keys(data.mappings), data.removed);
   }
 }
@@ -91,9 +108,9 @@ export function lagSeconds(mapping, now) {
   return mapping.lag_offsets === null || mapping.oldest_record_unix === null ? null : Math.max(0, now - mapping.oldest_record_unix);
 }
 
-/** Return a document of the server. Throws if it does not answer with 200 within ten seconds. */
-export async function load(path) {
-  const answer = await fetch(path, { signal: AbortSignal.timeout(10000) });
+/** Return a document of the server. Throws if it does not answer with 200 in time. */
+export async function load(path, milliseconds = 10000) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(milliseconds) });
   if (!answer.ok) throw Object.assign(new Error(`HTTP status ${answer.status}`), { status: answer.status });
   return answer.json();
 }

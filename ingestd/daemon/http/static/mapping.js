@@ -234,7 +234,7 @@ export class MappingPage {
       h(
         "td",
         { colspan: 7 },
-        h("p", {}, `${latency}Write id ${commit.write_id}, ${plural(commit.records, "record")}, ${plural(commit.files, "file")}${commit.skipped ? `, ${count(commit.skipped)} skipped` : ""}.`),
+        h("p", {}, `${latency}Write id ${commit.write_id}, ${plural(commit.records, "record")}, ${plural(commit.files, "file")}${commit.skipped ? `, ${plural(commit.skipped, "tombstone")} skipped` : ""}${commit.rejects ? `, ${plural(commit.rejects, "reject")} skipped` : ""}${commit.dead_letters ? `, ${plural(commit.dead_letters, "dead letter")}` : ""}.`),
         h("div", { class: "lists" }, h("div", {}, h("h4", {}, "Steps"), h("dl", { class: "step-list" }, ...steps)), list("Offset ranges", commit.ranges, commit.range_count), list("Hive partitions", commit.hive_partitions, commit.hive_partition_count)),
       ),
     );

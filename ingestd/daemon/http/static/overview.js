@@ -1,8 +1,9 @@
-// The overview: a summary and a table of all mappings, which can be filtered and sorted.
+// The overview: a summary and a table of all mappings, which can be filtered and sorted, and the replication policies.
 
 import { h, named, setAttribute, setText } from "./dom.js";
 import { ago, count, duration, magnitude, plural, rate } from "./format.js";
 import { lagSeconds } from "./live.js";
+import { Policies } from "./policies.js";
 import { STATES, badge, setBadge, urgency } from "./states.js";
 
 // Rows that are sorted by a value that changes all the time must not jump while a user reads them.
@@ -25,7 +26,9 @@ export class Overview {
     this.rows = new Map();
     this.sortedAt = 0;
     this.figures = new Map();
-    this.node = h("div", { class: "overview" }, h("h1", { class: "hidden" }, "Mappings"), this.#summary(), this.#tools(), this.#table());
+    this.policies = new Policies();
+    this.ingest = h("div", { class: "ingest" }, h("h1", { class: "hidden" }, "Mappings"), this.#summary(), this.#tools(), this.#table());
+    this.node = h("div", { class: "overview" }, this.ingest, this.policies.node);
     this.update(null, []);
   }
 
@@ -45,13 +48,21 @@ export class Overview {
       hasNew = this.rows.get(name).show(this.live.mappings.get(name), this.live.now) || hasNew;
     }
     this.#showSummary();
+    this.#showPolicies();
     if (hasNew || Date.now() - this.sortedAt > SORT_MS) this.#arrange();
   }
 
   /** Show the ages that grow with the clock. */
   tick() {
     for (const row of this.rows.values()) row.tick(this.live.now);
+    this.policies.show(this.live.policies, this.live.now);
     this.#showSummary();
+  }
+
+  /** Show the policies; a daemon that only replicates shows nothing about mappings. */
+  #showPolicies() {
+    this.policies.show(this.live.policies, this.live.now);
+    this.ingest.hidden = this.live.policies.length > 0 && this.live.mappings.size === 0;
   }
 
   #remove(name) {

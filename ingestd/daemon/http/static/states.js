@@ -1,4 +1,4 @@
-// The states of a mapping: their order by urgency, and their badges.
+// The states of mappings and policies: the order of the former by urgency, and their badges.
 
 import { h, setAttribute, setText } from "./dom.js";
 
@@ -14,6 +14,11 @@ const MEANINGS = {
   running: "Owned by this daemon, which moves records",
   standby: "Owned by another daemon; this one takes over when it ends",
   stopped: "Ended",
+  idle: "This policy waits for its next execution",
+  disabled: "An operator has disabled this policy",
+  needs_resume: "An error that a retry cannot fix has stopped this policy until it is resumed",
+  needs_bootstrap: "Changes of the source are no longer available, so the database must be copied again",
+  invalid: "This policy is not a statement of replication",
 };
 
 /** Return a badge; `setBadge` sets its state. */
@@ -25,7 +30,7 @@ export function badge(state) {
 
 /** Show a state in a badge. */
 export function setBadge(node, state) {
-  setText(node, state);
+  setText(node, state.replace("_", " "));
   setAttribute(node, "data-state", state);
   setAttribute(node, "title", MEANINGS[state] ?? state);
 }

@@ -1,0 +1,147 @@
+"""`ingestd preview`: shows the rows and rejects that a mapping would make of records of its topics.
+
+Invariant: nothing is changed in Hive or Kafka.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, astuple
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from ingestd.cli.presentation import Column, Output, console, number, print_json, table, with_output
+from ingestd.cli.run import with_config
+from ingestd.cli.source import Source
+from ingestd.daemon import log
+from ingestd.ingest.checks import counted
+from ingestd.ingest.options import milliseconds, parse_time
+from ingestd.ingest.preview import AtOffset, AtTime, Preview, PreviewRow
+from ingestd.kafka.ranges import TopicPartition
+
+_PLACE = re.compile(r"([\w.-]{1,249}):(\d+):(\d+)")
+_ORIGIN = (Column("topic"), number("partition"), number("offset"))
+_REJECTS = (*_ORIGIN, Column("column"), Column("reason"))
+# Longer texts are shortened in tables.
+_CELL_CHARACTERS = 60
+
+
+@click.command()
+@click.argument("mapping")
+@click.option(
+    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Maximum number of records."
+)
+@click.option(
+    "--at",
+    "at",
+    metavar="TIMESTAMP|OFFSET",
+    help="The first records at or after a time, such as 2026-11-01T00:00Z, or from an offset of one partition, as"
+    " TOPIC:PARTITION:OFFSET. OFFSET is enough if there is only one partition.  [default: the last records]",
+)
+@with_config
+@with_output
+def preview(
+    mapping: str, limit: int, at: str | None, files: tuple[Path, ...], directory: Path | None, output: Output
+) -> None:
+    """Show the rows that MAPPING would make of records of its topics.
+
+    Decodes the records as the daemon would, and shows each row with its partition and bucket, each reject with its
+    reason, and an estimate of the file sizes. If the mapping will create or alter tables, shows the statements.
+    Needs no daemon. Starts Spark on this machine only for `where` and `transform`. It changes nothing in
+    Hive and Kafka, and commits no offsets.
+    """
+    start = None if at is None else _start(at)
+    log.configure("auto", "error")
+    found = Source(files, directory).preview(mapping, limit, start)
+    if output == "json":
+        print_json(_document(mapping, found))
+    else:
+        _show(found, console())
+
+
+def _start(text: str) -> AtTime | AtOffset:
+    if text.isdecimal():
+        return AtOffset(None, int(text))
+    # A time can look like TOPIC:PARTITION:OFFSET.
+    moment = parse_time(text)
+    if moment is not None:
+        return AtTime(milliseconds(moment))
+    match = _PLACE.fullmatch(text)
+    if match is None:
+        raise click.UsageError(
+            f"--at: {text!r} is neither a time such as 2026-11-01T00:00:00Z nor OFFSET nor TOPIC:PARTITION:OFFSET"
+        )
+    return AtOffset(TopicPartition(match[1], int(match[2])), int(match[3]))
+
+
+def _show(found: Preview, to: Console) -> None:
+    target = found.table
+    places = [
+        *([Column("table partition")] if target.partition_columns else []),
+        *([number("bucket")] if target.bucketing else []),
+    ]
+    columns = (*_ORIGIN, *places, *(Column(column.name) for column in target.columns))
+    if found.statements:
+        to.print("The mapping will first run, through the metastore:", "")
+        for statement in found.statements:
+            to.print(f"{statement};", "", sep="\n", markup=False, highlight=False, soft_wrap=True)
+    if found.rows:
+        to.print(table(columns, [_cells(found, row) for row in found.rows]), "")
+    if found.rejects:
+        to.print(table(_REJECTS, [(*astuple(one.origin), one.column, one.reason) for one in found.rejects]), "")
+    skipped = f", {counted(found.skipped, 'skipped tombstone')}" if found.skipped else ""
+    shown = f"{counted(len(found.rows), 'row')}, {counted(len(found.rejects), 'reject')}{skipped}"
+    to.print(f"{counted(found.records, 'record')}: {shown}")
+    estimate = found.estimate
+    if estimate is not None:
+        number_of = len(found.partitions)
+        each = f" to {counted(number_of, 'partition')}, {_size(estimate.bytes / number_of)} each"
+        to.print(
+            f"Estimate from {counted(len(found.rows), 'row')}: a transaction of {counted(estimate.records, 'record')}"
+            f" writes {_size(estimate.bytes)} of ORC{each if target.partition_columns else ''}, divided among the Spark"
+            " tasks"
+        )
+
+
+def _cells(found: Preview, row: PreviewRow) -> tuple[object, ...]:
+    places = [
+        *([row.partition] if found.table.partition_columns else []),
+        *([row.bucket] if found.table.bucketing else []),
+    ]
+    return (*astuple(row.origin), *places, *map(_cell, row.values))
+
+
+def _cell(value: str | None) -> str:
+    """Return a value on one line. NULL and the empty string differ."""
+    if value is None:
+        return "NULL"
+    text = value[:_CELL_CHARACTERS] + ("…" if len(value) > _CELL_CHARACTERS else "")
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text) or "''"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
+
+
+def _document(mapping: str, found: Preview) -> dict[str, object]:
+    names = [column.name for column in found.table.columns]
+    return {
+        "mapping": mapping,
+        "table": str(found.table.name),
+        "statements": list(found.statements),
+        "records": found.records,
+        "skipped": found.skipped,
+        "rows": [
+            asdict(row.origin)
+            | {
+                "table_partition": row.partition or None,
+                "bucket": row.bucket if found.table.bucketing else None,
+                "values": dict(zip(names, row.values, strict=True)),
+            }
+            for row in found.rows
+        ],
+        "rejects": [asdict(one.origin) | {"column": one.column, "reason": one.reason} for one in found.rejects],
+        "estimate": found.estimate and asdict(found.estimate) | {"partitions": len(found.partitions)},
+    }

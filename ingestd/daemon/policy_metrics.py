@@ -1,0 +1,85 @@
+"""The metrics of replication policies in Prometheus' text format.
+
+Invariant: the gauges are those of all policies of the metastore, so all daemons that serve one namespace report the
+same; the counters are those of this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ingestd.clock import now
+from ingestd.replication.policy_status import PolicyStatus, State
+from ingestd.replication.runs import Status
+from ingestd.replication.worker import Totals
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyMetrics:
+    """The states of all policies, and what this process has done."""
+
+    statuses: Sequence[PolicyStatus]
+    totals: Totals
+
+
+def policy_lines(policies: PolicyMetrics) -> Iterator[str]:
+    """Yield the lines of all metrics with the label `policy`, whose values need no escaping unless noted."""
+    for name, text, value in _GAUGES:
+        yield head(name, "gauge", text)
+        for one in policies.statuses:
+            if (found := value(one)) is not None:
+                yield f'{name}{{policy="{escaped(one.policy.name)}"}} {found}\n'
+    yield head("ingestd_policy_state", "gauge", "1 for the state that the policy is in, otherwise 0")
+    for one in policies.statuses:
+        for state in State:
+            labels = f'policy="{escaped(one.policy.name)}",state="{state.value}"'
+            yield f"ingestd_policy_state{{{labels}}} {int(one.state is state)}\n"
+    yield head("ingestd_policy_executions_total", "counter", "Executions of this process, by their result")
+    for (name, status), count in sorted(policies.totals.executions.items()):
+        yield f'ingestd_policy_executions_total{{policy="{escaped(name)}",status="{status}"}} {count}\n'
+    for kind, text in _COUNTERS.items():
+        counter = f"ingestd_policy_{kind.lower()}_total"
+        yield head(counter, "counter", text)
+        for (name, counted), count in sorted(policies.totals.counts.items()):
+            if counted == kind:
+                yield f'{counter}{{policy="{escaped(name)}"}} {count}\n'
+
+
+def head(name: str, kind: str, text: str) -> str:
+    """Return the lines that introduce a metric."""
+    return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+
+
+def escaped(text: str) -> str:
+    """Return the value of a label."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _since_success(one: PolicyStatus) -> float | None:
+    ended = [run.ended for run in one.runs if run.status in (Status.SUCCESS, Status.SKIPPED) and run.ended]
+    return max(0.0, round(now() - max(ended), 1)) if ended else None
+
+
+_GAUGES: Sequence[tuple[str, str, Callable[[PolicyStatus], float | None]]] = (
+    (
+        "ingestd_policy_lag_events",
+        "Events of the source that the target does not have; for a load, those that are dumped and not loaded",
+        lambda one: one.lag.events if one.lag else None,
+    ),
+    (
+        "ingestd_policy_lag_seconds",
+        "Age of the oldest of these events; for a load, time since the source had the state of the target",
+        lambda one: round(one.lag.seconds, 1) if one.lag else None,
+    ),
+    (
+        "ingestd_policy_since_success_seconds",
+        "Time since the last execution that was successful or had nothing to do",
+        _since_success,
+    ),
+)
+_COUNTERS = {
+    "EVENTS": "Events that executions of this process have dumped or loaded",
+    "FILES": "Files that loads of this process have copied, or found to be there",
+    "BYTES": "Bytes that loads of this process have copied",
+}

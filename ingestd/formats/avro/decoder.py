@@ -1,0 +1,111 @@
+"""Decodes Avro records into Arrow batches, column by column.
+
+Invariant: the result depends on each record alone, never on how records are batched.
+
+| Column | Accepts the Avro types | Rejects |
+|---|---|---|
+| the record | a record, or a union of records | data after it, over 200 levels of recursion |
+| a column | the field of its name or alias, ignoring case; no such field, or null: NULL | |
+| tinyint … bigint | int and long, with any logical type | out of range |
+| float, double | int, long, float, double: the nearest value | overflow |
+| decimal(p,s) | decimal, int, long, if exact | too many digits |
+| boolean | boolean | |
+| string | string, enum, uuid, bytes | invalid UTF-8 |
+| varchar(n), char(n) | the same, up to n characters; char drops trailing spaces | longer text |
+| binary | bytes, fixed, string | |
+| date | date, years 0001 to 9999 | other years |
+| timestamp | timestamp and local-timestamp in millis, micros or nanos (UTC) | see below, other years |
+| array | array | |
+| map | map, if the keys of the column are string, varchar or char; the last of equal keys wins | |
+| struct | record; its fields as those of the whole record | |
+
+A union is read by the type of each value. A value of any other type is a reject. Items and fields follow the rules of
+their own type; the reason of a reject contains the path to the value, such as `tags[3].name`.
+
+A timestamp is a reject if it has digits below the microsecond, and the record has a timestamp outside the years 1678 to
+2261, because all timestamps of a batch, even inside complex values, share one unit. An array whose items have no
+content, such as nulls, is a reject.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+
+from ingestd.errors import InvalidTable
+from ingestd.formats.avro.columns import needed_columns, without_fields
+from ingestd.formats.avro.cursor import Cursor
+from ingestd.formats.avro.framing import Framing, groups
+from ingestd.formats.avro.readers import reader
+from ingestd.formats.avro.resolution import resolve
+from ingestd.formats.avro.schema import AvroType
+from ingestd.formats.columnar_decoder import ColumnarDecoder, ReadRows
+from ingestd.formats.record_decoder import Tombstones
+from ingestd.formats.registry import InvalidSchema
+from ingestd.formats.values import Ints, Records
+from ingestd.schema import Column
+
+
+class Schemas(Protocol):
+    """The schemas with which records were written."""
+
+    def find(self, identifier: int) -> AvroType:
+        """Return the schema with this id. Raises InvalidSchema if there is none or if it is not one of records."""
+        ...
+
+
+class AvroDecoder(ColumnarDecoder[int]):
+    """Decodes Avro records into the given columns, in that order; see `RecordDecoder` for `tombstones`."""
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        schemas: Schemas,
+        framing: Framing,
+        *,
+        target: AvroType | None = None,
+        tombstones: Tombstones = "stop",
+    ) -> None:
+        """`target` is the reader schema, as which all records are read; None for the schemas of the records."""
+        super().__init__(columns, tombstones=tombstones)
+        self._target = target
+        self._schemas = schemas
+        self._framing: Framing = framing
+        self._records: dict[int, AvroType] = {}
+
+    def needed_columns(self, others: Collection[str]) -> tuple[Column, ...]:
+        """See `Evolving`."""
+        records = [without_fields(record, others) for record in self._records.values()]
+        try:
+            return tuple(column for record in records for column in needed_columns(record, self.columns))
+        except InvalidSchema as error:
+            raise InvalidTable(
+                f"the schema of the records has a field without a column: {error}",
+                hint="add a column for the field to the table, or set schema_evolution: none",
+            ) from None
+
+    def groups(self, records: Records) -> Iterator[tuple[int, Ints, Ints]]:
+        """See `ColumnarDecoder`."""
+        return groups(records, self._framing)
+
+    def find_reader(self, identifier: int) -> ReadRows:
+        """See `ColumnarDecoder`."""
+        written = self._schemas.find(identifier)
+        found = reader(resolve(written, self._target) if self._target else written, self.row)
+        self._records[identifier] = self._target or written
+
+        def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
+            cursor = Cursor.of_records(records, starts, indexes)
+            array = found.read(cursor)
+            _require_end(cursor)
+            return array
+
+        return read
+
+
+def _require_end(cursor: Cursor) -> None:
+    left = cursor.remaining
+    if left.any():
+        cursor.malformed(left > 0, "there is data after the record")

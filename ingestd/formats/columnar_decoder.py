@@ -1,0 +1,112 @@
+"""The base class of binary formats, which decode the values of all records of a batch column by column.
+
+Invariant: the result depends on each record alone, never on how records are batched.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from ingestd.formats.decoder import RejectError
+from ingestd.formats.record_decoder import MixedTimestamps, RecordDecoder, RejectReasons, Tombstones
+from ingestd.formats.registry import InvalidSchema
+from ingestd.formats.row_batches import NANOS_PER_MICRO, Row, Value, arrow_of, batch_of
+from ingestd.formats.values import Ints, Records, spread
+from ingestd.schema import Column, HiveType
+
+K = TypeVar("K", bound=Hashable)
+ReadRows = Callable[[Records, Ints, Ints], pa.StructArray]
+"""Reads the records with these indexes, whose data begins at these positions, as one struct per record."""
+
+
+class ColumnarDecoder(RecordDecoder, Generic[K]):
+    """Decodes records into the given columns, in that order; see `RecordDecoder` for `tombstones`.
+
+    Each record has a schema, whose key is of the type K.
+    """
+
+    def __init__(self, columns: Sequence[Column], *, tombstones: Tombstones = "stop") -> None:
+        super().__init__(columns, tombstones=tombstones)
+        self.row = HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
+        self._readers: dict[K, ReadRows | str] = {}
+
+    @abstractmethod
+    def groups(self, records: Records) -> Iterator[tuple[K, Ints, Ints]]:
+        """Yield the key of each schema, the indexes of its records in order, and the positions of their data."""
+
+    @abstractmethod
+    def find_reader(self, key: K) -> ReadRows:
+        """Return the reader of the records with a schema. Raises InvalidSchema, which rejects them."""
+
+    def _read_rows(self, records: Records) -> pa.StructArray:
+        """Return one struct of the type `row` per record; that of a failed record is undefined."""
+        arrays: list[pa.Array] = []
+        places: list[Ints] = []
+        for key, indexes, starts in self.groups(records):
+            read = self._reader(key)
+            if isinstance(read, str):
+                for record in indexes.tolist():
+                    records.fail(record, "", read)
+                continue
+            array = read(records, indexes, starts)
+            if len(indexes) == len(records.ends):
+                return array
+            arrays.append(array)
+            places.append(indexes)
+        if not arrays:
+            return pa.nulls(len(records.ends), arrow_of(self.row, records.unit))
+        return spread(arrays, places, len(records.ends))
+
+    def _reader(self, key: K) -> ReadRows | str:
+        """Return the reader of the records with a schema, or the reason why they cannot be read."""
+        if key not in self._readers:
+            try:
+                self._readers[key] = self.find_reader(key)
+            except InvalidSchema as error:
+                self._readers[key] = str(error)
+        return self._readers[key]
+
+    def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
+        """See `RecordDecoder`. Raises only MixedTimestamps."""
+        records = Records(values)
+        rows = self._read_rows(records)
+        if (records.coarse & ~records.failed).any():
+            records = Records(values, records.coarse)
+            rows = self._read_rows(records)
+            if records.has_fine:
+                raise MixedTimestamps(records.coarse)
+        return batch_of(self.columns, rows.flatten()), records.failures
+
+    def decode_record(self, value: bytes) -> Row:
+        """See `RecordDecoder`."""
+        batch, rejects = self.decode_batch([value])
+        if rejects:
+            raise RejectError(*rejects[0])
+        return [_value(column[0], kind) for column, kind in zip(batch.columns, self.row.children, strict=True)]
+
+
+def _value(scalar: pa.Scalar, kind: HiveType) -> Value:
+    """Convert an Arrow value to one of a row."""
+    if not scalar.is_valid:
+        return None
+    if not kind.is_complex:
+        return _primitive(scalar, kind)
+    if kind.kind == "array":
+        return [_value(item, kind.children[0]) for item in scalar.values]
+    if kind.kind == "struct":
+        fields = (scalar[index] for index in range(len(kind.children)))
+        return tuple(_value(field, child) for field, child in zip(fields, kind.children, strict=True))
+    return [tuple(_value(entry[part], kind.children[part]) for part in (0, 1)) for entry in scalar.values]
+
+
+def _primitive(scalar: pa.Scalar, kind: HiveType) -> Value:
+    if kind.kind == "timestamp":
+        return int(scalar.value) * (1 if scalar.type.unit == "ns" else NANOS_PER_MICRO)
+    if kind.kind == "date":
+        return int(scalar.value)
+    found: Any = scalar.as_py()
+    return found  # type: ignore[no-any-return]

@@ -1,0 +1,310 @@
+"""Converts arrays of values to arrays of a Hive type, and lets the records fail whose values do not fit.
+
+Invariant: a converted value is exactly the value in the record, except that numbers become the nearest float or double.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.formats.row_batches import (
+    FIRST_DAY,
+    FIRST_NANO,
+    FIRST_SECOND,
+    LAST_DAY,
+    LAST_NANO,
+    LAST_SECOND,
+    NANOS_PER_SECOND,
+)
+from ingestd.formats.values import Bits, Ints, Mask, Values
+from ingestd.schema import INTEGER_BITS, HiveType
+
+# Converts what was read: a numpy array of numbers, an array of text (enums), or an array of bytes.
+Convert = Callable[[Any, Values], pa.Array]
+
+PER_SECOND = {"millis": 10**3, "micros": 10**6, "nanos": 10**9}
+TEXTS = ("string", "varchar", "char")
+_MIXED = "nanoseconds can be stored only if every timestamp of the record is in the years 1678 to 2261"
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+# The places of the 32 hexadecimal digits and of the 4 hyphens of a UUID.
+_HYPHENS = (8, 13, 18, 23)
+_DIGITS = tuple(place for place in range(36) if place not in _HYPHENS)
+_DECIMAL_BYTES = _UUID_BYTES = 16
+_FEW = 64  # texts are examined one by one if there are fewer
+MAX_SCALE = 76  # Arrow converts decimals of larger scales to wrong values
+
+
+def to_text(hive: HiveType) -> Convert:
+    """Return the conversion of UTF-8 bytes to a string, varchar or char."""
+    return after(_decode, sized(hive))
+
+
+def after(first: Convert, second: Convert) -> Convert:
+    """Return the conversion by `first`, followed by `second`."""
+    return lambda values, place: second(first(values, place), place)
+
+
+def as_it_is(values: pa.Array, _place: Values) -> pa.Array:
+    """Return the values."""
+    return values
+
+
+def to_integer(hive: HiveType) -> Convert:
+    """Return the conversion of integers to tinyint, smallint, int or bigint."""
+    bits = INTEGER_BITS[hive.kind]
+    first, last = -(1 << bits - 1), (1 << bits - 1) - 1
+
+    def convert(numbers: Ints, place: Values) -> pa.Array:
+        if bits < 64:
+            bad = (numbers < first) | (numbers > last)
+            if bad.any():
+                place.reject(bad, lambda index: f"{numbers[index]} is out of range for {hive}")
+        return pa.array(numbers.astype(f"i{bits // 8}"))
+
+    return convert
+
+
+def to_float(hive: HiveType) -> Convert:
+    """Return the conversion of numbers to the nearest float or double."""
+    target = np.float32 if hive.kind == "float" else np.float64
+
+    def convert(numbers: npt.NDArray[Any], place: Values) -> pa.Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = numbers.astype(target)
+        if numbers.dtype.itemsize > found.dtype.itemsize:
+            bad = np.isinf(found) & np.isfinite(numbers)
+            if bad.any():
+                place.reject(bad, lambda index: f"{numbers[index]} is out of range for {hive}")
+        return pa.array(found)
+
+    return convert
+
+
+def to_boolean(numbers: npt.NDArray[np.uint8], place: Values) -> pa.Array:
+    """Convert the bytes 0 and 1."""
+    bad = numbers > 1
+    if bad.any():
+        place.malformed(bad, "a boolean is neither 0 nor 1")
+    return pa.array(numbers == 1)
+
+
+def to_date(days: Ints, place: Values) -> pa.Array:
+    """Convert days since 1970."""
+    bad = (days < FIRST_DAY) | (days > LAST_DAY)
+    if bad.any():
+        place.reject(bad, lambda index: f"day {days[index]} since 1970 is not a date in the years 0001 to 9999")
+    return pa.array(np.where(bad, 0, days).astype(np.int32)).view(pa.date32())
+
+
+def to_timestamp(per_second: int) -> Convert:
+    """Return the conversion of the number of parts of a second since 1970."""
+    first, last = FIRST_SECOND * per_second, (LAST_SECOND + 1) * per_second - 1
+    first, last = max(first, -(2**63)), min(last, 2**63 - 1)
+
+    def convert(times: Ints, place: Values) -> pa.Array:
+        bad = (times < first) | (times > last)
+        if bad.any():
+            place.reject(bad, lambda index: f"{times[index]} is not a timestamp in the years 0001 to 9999")
+            times = np.where(bad, 0, times)
+        return _nanos(times, per_second, place) if place.records.unit == "ns" else _micros(times, per_second, place)
+
+    return convert
+
+
+def _nanos(times: Ints, per_second: int, place: Values) -> pa.Array:
+    factor = 10**9 // per_second
+    coarse = (times < -(-FIRST_NANO // factor)) | (times > LAST_NANO // factor)
+    if coarse.any():
+        place.records.coarse[place.record[coarse]] = True
+        times = np.where(coarse, 0, times)
+    return pa.array(times * factor).view(pa.timestamp("ns"))
+
+
+def _micros(times: Ints, per_second: int, place: Values) -> pa.Array:
+    if per_second <= 10**6:
+        return pa.array(times * (10**6 // per_second)).view(pa.timestamp("us"))
+    _require_micros(times % 1000 != 0, place)
+    return pa.array(times // 1000).view(pa.timestamp("us"))
+
+
+def _require_micros(fine: Mask, place: Values) -> None:
+    """Examine which timestamps have digits below the microsecond, which is the unit of all timestamps."""
+    fine = fine & ~place.records.failed[place.record]
+    if fine.any():
+        beside_coarse = place.records.coarse[place.record]
+        place.reject(fine & beside_coarse, lambda _index: _MIXED)
+        place.records.has_fine |= bool((fine & ~beside_coarse).any())
+
+
+def to_timestamps(seconds: Ints, nanos: Ints, place: Values) -> pa.Array:
+    """Convert seconds since 1970 and nanoseconds of the second."""
+    bad = (seconds < FIRST_SECOND) | (seconds > LAST_SECOND) | (nanos < 0) | (nanos >= NANOS_PER_SECOND)
+    if bad.any():
+        place.reject(
+            bad, lambda index: f"{seconds[index]} s and {nanos[index]} ns is not a timestamp in the years 0001 to 9999"
+        )
+        seconds, nanos = np.where(bad, 0, seconds), np.where(bad, 0, nanos)
+    if place.records.unit == "us":
+        _require_micros(nanos % 1000 != 0, place)
+        return pa.array(seconds * 10**6 + nanos // 1000).view(pa.timestamp("us"))
+    (first, first_part), (last, last_part) = divmod(FIRST_NANO, NANOS_PER_SECOND), divmod(LAST_NANO, NANOS_PER_SECOND)
+    coarse = (seconds < first) | (seconds == first) & (nanos < first_part)
+    coarse |= (seconds > last) | (seconds == last) & (nanos > last_part)
+    if coarse.any():
+        place.records.coarse[place.record[coarse]] = True
+        seconds = np.where(coarse, 0, seconds)
+    # The product can overflow in the first second of the range, and the sum returns into it.
+    return pa.array(seconds * NANOS_PER_SECOND + nanos).view(pa.timestamp("ns"))
+
+
+def integer_to_decimal(hive: HiveType) -> Convert:
+    """Return the conversion of integers of 64 bits, with or without a sign."""
+
+    def convert(numbers: Ints | Bits, place: Values) -> pa.Array:
+        is_signed = numbers.dtype == np.int64
+        words = np.stack(
+            [numbers.view(np.int64), numbers >> 63 if is_signed else np.zeros(len(numbers), np.int64)], axis=1
+        )
+        return _rescaled(_decimals(words, 0), hive, place)
+
+    return convert
+
+
+def to_decimal(scale: int, hive: HiveType) -> Convert:
+    """Return the conversion of big-endian integers, which are decimals of a scale up to MAX_SCALE."""
+
+    def convert(values: pa.BinaryArray, place: Values) -> pa.Array:
+        if not len(values):
+            return pa.array([], hive.arrow)
+        words, fits = _words(values)
+        empty = ~fits & (pc.binary_length(values).to_numpy() == 0)
+        if empty.any():
+            place.malformed(empty & ~place.records.failed[place.record], "a decimal has no digits")
+        place.reject(~fits, lambda _index: f"a decimal of more than 16 bytes does not fit {hive} exactly")
+        return _rescaled(_decimals(words, scale), hive, place)
+
+    return convert
+
+
+def _words(values: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], Mask]:
+    """Return big-endian integers as 16 bytes in little-endian order, and which of them fit."""
+    bounds, data = _buffers(values)
+    starts, ends = bounds[:-1], bounds[1:]
+    fits = ends > starts
+    sign = np.where(fits & (data[np.minimum(starts, len(data) - 1)] > 0x7F), 0xFF, 0).astype(np.uint8)
+    words = np.empty((len(values), _DECIMAL_BYTES), np.uint8)
+    for place in range(_DECIMAL_BYTES):
+        at = ends - 1 - place
+        words[:, place] = np.where(at >= starts, data[np.maximum(at, 0)], sign)
+    for index in np.flatnonzero(ends - starts > _DECIMAL_BYTES).tolist():  # more bytes must repeat the sign
+        fits[index] = (data[starts[index] : ends[index] - _DECIMAL_BYTES] == sign[index]).all()
+    fits &= (words[:, -1] > 0x7F) == (sign > 0)
+    return words, fits
+
+
+def _buffers(values: pa.BinaryArray) -> tuple[Ints, npt.NDArray[np.uint8]]:
+    """Return the bounds of values in a buffer, and this buffer, which has at least one byte."""
+    _, bounds, data = values.buffers()
+    if not len(values) or data is None or not data.size:
+        return np.zeros(len(values) + 1, np.int64), np.zeros(1, np.uint8)
+    ends = np.frombuffer(bounds, np.int32)[values.offset : values.offset + len(values) + 1]
+    return ends.astype(np.int64), np.frombuffer(data, np.uint8)
+
+
+def _decimals(words: npt.NDArray[Any], scale: int) -> pa.Array:
+    """Return the decimals that integers of 16 bytes represent. Their precision is not limited to 38 digits."""
+    kind = pa.decimal128(38, scale)
+    buffer = pa.py_buffer(np.ascontiguousarray(words))
+    return pa.Array.from_buffers(kind, len(words), [None, buffer])
+
+
+def _rescaled(decimals: pa.Array, hive: HiveType, place: Values) -> pa.Array:
+    """Convert decimals to the scale of the column."""
+    found = _each(decimals, hive.arrow)
+    if found.null_count:
+        bad = found.is_null().to_numpy(zero_copy_only=False)
+        place.reject(bad, lambda index: f"{_shown(decimals[index])} does not fit {hive} exactly")
+    return found
+
+
+def _each(decimals: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert decimals; null if a value does not fit. Halves are converted until those that fail are isolated."""
+    try:
+        # The wider type checks the number of digits as well, even if the target is decimal(38).
+        return pc.cast(pc.cast(decimals, pa.decimal256(76, decimals.type.scale)), target)
+    except pa.ArrowInvalid:
+        if len(decimals) == 1:
+            return pa.nulls(1, target)
+        half = len(decimals) // 2
+        return pa.concat_arrays([_each(part, target) for part in (decimals[:half], decimals[half:])])
+
+
+def _shown(decimal: pa.Scalar) -> str:
+    return str(pc.cast(decimal, pa.decimal256(76, decimal.type.scale)).as_py())
+
+
+def _decode(values: pa.BinaryArray, place: Values) -> pa.Array:
+    texts = values.view(pa.string())
+    bad = _invalid(texts)
+    if bad is not None:
+        place.reject(bad, lambda _index: "the text is not UTF-8")
+        texts = pc.if_else(pa.array(bad), pa.scalar(None, pa.binary()), values).view(pa.string())
+    return texts
+
+
+def _invalid(texts: pa.StringArray) -> Mask | None:
+    """Return which texts are not UTF-8; None if all are."""
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        if len(texts) <= _FEW:
+            return np.array([not _is_utf8(value) for value in texts.view(pa.binary()).to_pylist()])
+        half = len(texts) // 2
+        parts = (texts[:half], texts[half:])
+        found = [_invalid(part) for part in parts]
+        return np.concatenate(
+            [np.zeros(len(part), np.bool_) if mask is None else mask for part, mask in zip(parts, found, strict=True)]
+        )
+    return None
+
+
+def _is_utf8(value: bytes | None) -> bool:
+    try:
+        return value is None or value.isascii() or bool(value.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def sized(hive: HiveType) -> Convert:
+    """Return the check of the length of texts; trailing spaces of a char are removed first."""
+    if hive.kind == "string":
+        return as_it_is
+
+    def convert(texts: pa.StringArray, place: Values) -> pa.Array:
+        if hive.kind == "char":
+            texts = pc.utf8_rtrim(texts, characters=" ")
+        lengths = pc.utf8_length(texts).fill_null(0).to_numpy()
+        bad = lengths > hive.length
+        if bad.any():
+            place.reject(bad, lambda index: f"text of {lengths[index]} characters is longer than {hive}")
+        return texts
+
+    return convert
+
+
+def uuid_text(values: pa.BinaryArray, _place: Values) -> pa.BinaryArray:
+    """Return the 36 characters of UUIDs of 16 bytes; failed records have none."""
+    bounds, data = _buffers(values)
+    fits = np.diff(bounds) == _UUID_BYTES
+    data = data[bounds[0] : bounds[-1]].reshape(-1, _UUID_BYTES)
+    texts = np.full((len(values), 36), ord("-"), np.uint8)
+    digits = np.stack([_HEX[data >> 4], _HEX[data & 15]], axis=2).reshape(-1, 32)
+    texts[np.ix_(np.flatnonzero(fits), np.array(_DIGITS))] = digits
+    offsets = np.arange(len(values) + 1, dtype=np.int32) * 36
+    return pa.BinaryArray.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(offsets), pa.py_buffer(texts)])

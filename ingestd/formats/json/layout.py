@@ -1,0 +1,130 @@
+"""Where the columns of a table find their values in a JSON record.
+
+Invariant: each column has exactly one place. `find` and the tape reader (`tape_reader`) follow the same tree of places.
+
+By default a column is the member of its name, of the record or of the row in its envelope. A column with a path is at
+that path of the record, or of the payload in its envelope. Missing members and elements, and what is inside of them or
+of null, are NULL. A value on the way to a column that is neither null nor the object or array of the path is a reject.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ingestd.formats.decoder import RejectError
+from ingestd.formats.json.envelope import AFTER, INSERTS, Envelope
+from ingestd.formats.json.timestamp_formats import DEFAULT_FORMATS
+from ingestd.formats.json.types import shown
+from ingestd.schema import Column
+
+Step = str | int  # the name of a member in lower case, or the index of an element
+Path = tuple[Step, ...]
+_Target = tuple[int, str, Path]  # index, name and path of a column
+
+_MAX_STEPS = 50  # far from the depth to which records may nest
+_STEP = re.compile(
+    r"""\.(?P<name>[^\s.*\[\]'"]+)|\['(?P<single>(?:[^'\\]|\\.)+)'\]|\["(?P<double>(?:[^"\\]|\\.)+)"\]"""
+    r"|\[(?P<index>[0-9]{1,9})\]"
+)
+
+
+def parse_path(text: str) -> Path:
+    """Parse a path such as `$.user.id`, `$['first name']` or `$.tags[0]`; `$` is the whole record. Raises ValueError.
+
+    Names match in any case, as those of columns do. A backslash in a quoted name quotes the next character.
+    """
+    steps: list[Step] = []
+    place = 1
+    while text.startswith("$") and place < len(text) and (match := _STEP.match(text, place)):
+        quoted = match["single"] or match["double"]
+        name = re.sub(r"\\(.)", r"\1", quoted) if quoted else match["name"]
+        steps.append(name.lower() if name else int(match["index"]))
+        place = match.end()
+    if not text.startswith("$") or place < len(text) or len(steps) > _MAX_STEPS:
+        raise ValueError("must be a path of names and indexes, such as $.user.id, $['first name'] or $.tags[0]")
+    return tuple(steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A place in a record: the columns that store its value, and the places inside it.
+
+    `columns` are indexes. `column` is the name of the first column that is stored from here or from inside.
+    """
+
+    path: str
+    column: str
+    columns: tuple[int, ...]
+    members: Mapping[str, Place]
+    elements: Mapping[int, Place]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How records contain the values of columns: their paths by column name, an envelope, the formats of timestamps.
+
+    `lenient` records are read by the rules of Hive's JsonSerDe (`lenient`). `operations` are the operations of Debezium
+    that have a row.
+    """
+
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    envelope: Envelope = "none"
+    timestamp_formats: tuple[str, ...] = DEFAULT_FORMATS
+    lenient: bool = False
+    operations: tuple[str, ...] = INSERTS
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether each column is the member of the record that has its name."""
+        return not self.paths and self.envelope == "none"
+
+    def tree(self, columns: Sequence[Column], row_of_event: str = AFTER) -> Place:
+        """Return the place of the object that `envelope.event_of` returns, for events with this row."""
+        row = (row_of_event,) if self.envelope == "debezium" else ()
+        names = [column.name for column in columns]
+        paths = [(index, name, self.paths.get(name, (*row, name))) for index, name in enumerate(names)]
+        return _place("$", 0, paths)
+
+
+PLAIN = Layout()
+
+
+def _place(text: str, depth: int, paths: Sequence[_Target]) -> Place:
+    inside: dict[Step, list[_Target]] = {}
+    for index, name, path in paths:
+        if len(path) > depth:
+            inside.setdefault(path[depth], []).append((index, name, path))
+    members = {step: found for step, found in inside.items() if isinstance(step, str)}
+    elements = {step: found for step, found in inside.items() if isinstance(step, int)}
+    return Place(
+        path=text,
+        column=paths[0][1] if paths else "",
+        columns=tuple(index for index, _, path in paths if len(path) == depth),
+        members={step: _place(f"{text}.{step}", depth + 1, found) for step, found in members.items()},
+        elements={step: _place(f"{text}[{step}]", depth + 1, found) for step, found in elements.items()},
+    )
+
+
+def find(place: Place, value: object) -> Iterator[tuple[int, object]]:
+    """Yield the index and the JSON value of each column whose place in `value` exists and is not null.
+
+    The keys of each object must be in the order of their last occurrence. Raises RejectError.
+    """
+    if value is None:
+        return
+    for column in place.columns:
+        yield column, value
+    if place.members:
+        if not isinstance(value, dict):
+            raise RejectError(place.column, f"{shown(value)} at {place.path} is not an object")
+        last = {name.lower(): item for name, item in value.items()}
+        for name, inner in place.members.items():
+            yield from find(inner, last.get(name))
+    if place.elements:
+        if not isinstance(value, list):
+            raise RejectError(place.column, f"{shown(value)} at {place.path} is not an array")
+        for index, inner in place.elements.items():
+            if index < len(value):
+                yield from find(inner, value[index])

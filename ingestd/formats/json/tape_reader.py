@@ -1,0 +1,393 @@
+"""Decodes many JSON records into one Arrow batch, column by column, from their tokens.
+
+Invariant: a row that `TapeReader.read` does not list as undecided equals the result of `RecordReader`, and so does the
+reason of a reject.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.formats.json.envelope import AFTER, BEFORE, DELETE, OPERATION, PAYLOAD
+from ingestd.formats.json.layout import PLAIN, Layout, Place
+from ingestd.formats.json.nested import POSITION, primitive
+from ingestd.formats.json.tape import (
+    OPEN_ARRAY,
+    OPEN_OBJECT,
+    SCALAR,
+    STRING,
+    Ints,
+    Mask,
+    Tape,
+)
+from ingestd.formats.json.types import InvalidValue, Number, PrimitiveType
+from ingestd.formats.record_decoder import RejectReasons
+from ingestd.formats.row_batches import FIRST_NANO, LAST_NANO, NANOS_PER_MICRO, Value, array_of, arrow_of, batch_of
+from ingestd.schema import Column, HiveType
+
+_PIECE_BYTES = 1 << 20
+_MISSING = -1  # in place of a token
+_BOOLEANS = {"true": True, "false": False}
+_DOUBLE_INSIDE = "[0-9][.eE]|-0"  # a number that `lenient` may write in another way, or text like it
+
+
+class TapeReader:
+    """Reads batches of records with columns of any type."""
+
+    def __init__(self, columns: Sequence[Column], layout: Layout = PLAIN) -> None:
+        self._columns = tuple(columns)
+        self._layout = layout
+        self._place = layout.tree(columns)
+        self._deleted = layout.tree(columns, BEFORE)
+
+    def read(self, values: Sequence[bytes], unit: str) -> tuple[pa.RecordBatch, Mask, RejectReasons]:
+        """Decode the values into a batch whose timestamps have the given unit, ns or us.
+
+        Also returns which rows are undecided, and the rejects among the others. The values of these rows are undefined.
+        """
+        rejects: dict[int, tuple[str, str]] = {}
+        batches, undecided = [], []
+        for start, end in pieces(values):
+            columns = self._read(values[start:end], unit)
+            batches.append(columns.batch)
+            undecided.append(columns.undecided)
+            rejects |= {start + row: cause for row, cause in columns.rejects.items() if not columns.undecided[row]}
+        return pa.concat_batches(batches), np.concatenate(undecided), rejects
+
+    def _read(self, values: Sequence[bytes], unit: str) -> _Columns:
+        tape = Tape(values)
+        columns = _Columns(tape, unit, self._layout)
+        columns.undecided |= tape.malformed
+        events, depth, deletes = columns.events()
+        if deletes.any():
+            found = columns.find_in_parts((self._place, self._deleted), events, depth, deletes)
+        else:
+            found = dict(columns.find(self._place, events, depth))
+        arrays = [columns.column(column, *found[index]) for index, column in enumerate(self._columns)]
+        columns.batch = batch_of(self._columns, arrays)
+        return columns
+
+
+class _Columns:
+    """Builds columns from a tape, which are then in `batch`.
+
+    `undecided` are the records that have a value which was not converted. `rejects` contains the column and the reason
+    of records, which may also be undecided.
+    """
+
+    batch: pa.RecordBatch
+
+    def __init__(self, tape: Tape, unit: str, layout: Layout) -> None:
+        self.undecided: Mask = np.zeros(len(tape.malformed), np.bool_)
+        self.rejects: dict[int, tuple[str, str]] = {}
+        self._tape = tape
+        self._unit = unit
+        self._layout = layout
+        self._lenient = layout.lenient
+        self._primitive = partial(primitive, timestamp_formats=layout.timestamp_formats, lenient=layout.lenient)
+        if layout.lenient:
+            self.undecided |= tape.repeated_keys  # there, the last of equal keys does not always win
+        self._rows = np.arange(len(tape.malformed), dtype=np.int32)
+
+    def events(self) -> tuple[Ints, int, Mask]:
+        """Return the tokens that open the objects of `envelope.event_of`, or _MISSING, and the depth of their items.
+
+        Also returns which of them are deletes of Debezium.
+        """
+        envelope, roots = self._layout.envelope, self._tape.roots
+        deletes: Mask = np.zeros(len(roots), np.bool_)
+        if envelope == "none":
+            return roots, 1, deletes
+        (payloads,) = self._members((PAYLOAD,), roots, 1)
+        events, depth = roots, 1
+        if envelope == "connect" or (payloads != _MISSING).any():
+            events, depth = self._opened(payloads, OPEN_OBJECT), 2
+            self.undecided |= events == _MISSING
+        if envelope == "debezium":
+            operations, after, before = self._members((OPERATION, AFTER, BEFORE), events, depth)
+            letters = self._operations(operations)
+            deletes = letters == ord(DELETE)
+            rows = np.where(deletes, before, after).astype(np.int32)
+            accepted = np.isin(letters, [ord(name) for name in self._layout.operations])
+            self.undecided |= ~accepted | (self._opened(rows, OPEN_OBJECT) == _MISSING)
+        return events, depth, deletes
+
+    def find(self, place: Place, tokens: Ints, depth: int) -> Iterator[tuple[int, tuple[Ints, int]]]:
+        """Yield for each column its index, the tokens that begin its values, or _MISSING, and the depth of their items.
+
+        `tokens` begin the values at the place, one per record, or are _MISSING.
+        """
+        for index in place.columns:
+            yield index, (tokens, depth)
+        if place.members:
+            objects = self._opened(tokens, OPEN_OBJECT)
+            members = self._members(tuple(place.members), objects, depth)
+            for inner, values in zip(place.members.values(), members, strict=True):
+                yield from self.find(inner, values, depth + 1)
+        if place.elements:
+            arrays = self._opened(tokens, OPEN_ARRAY)
+            for index, inner in place.elements.items():
+                yield from self.find(inner, self._elements(index, arrays, depth), depth + 1)
+
+    def find_in_parts(
+        self, places: tuple[Place, Place], tokens: Ints, depth: int, is_second: Mask
+    ) -> dict[int, tuple[Ints, int]]:
+        """Return what `find` yields, at the second place for some of the records."""
+        parts = [
+            dict(self.find(place, np.where(wanted, tokens, _MISSING).astype(np.int32), depth))
+            for place, wanted in zip(places, (~is_second, is_second), strict=True)
+        ]
+        return {
+            index: (np.where(is_second, parts[1][index][0], values).astype(np.int32), inner)
+            for index, (values, inner) in parts[0].items()
+        }
+
+    def column(self, column: Column, tokens: Ints, depth: int) -> pa.Array:
+        """Return a column of one value per record, from what `find` yields."""
+        self._current = column
+        return self._column(column.type, tokens, self._rows, depth)
+
+    def _opened(self, tokens: Ints, wanted: int) -> Ints:
+        """Return the tokens of the wanted kind, and _MISSING for others; records with a value of another are undecided.
+
+        There is one token per record.
+        """
+        kinds = self._tape.kind[tokens]
+        is_wanted = (tokens != _MISSING) & (kinds == wanted)
+        if is_wanted.all():
+            return tokens
+        is_null = (kinds == SCALAR) & (self._tape.letters_at(tokens) == ord("n"))
+        self.undecided |= (tokens != _MISSING) & ~is_wanted & ~is_null
+        return np.where(is_wanted, tokens, _MISSING).astype(np.int32)
+
+    def _operations(self, tokens: Ints) -> npt.NDArray[np.uint8]:
+        """Return the letters of strings that consist of one letter, and 0 for other values."""
+        starts = self._tape.start[tokens]
+        is_short = (tokens != _MISSING) & (self._tape.kind[tokens] == STRING)
+        is_short &= self._tape.end[tokens] - starts == 3  # one letter between quotes
+        found: npt.NDArray[np.uint8] = np.zeros(len(tokens), np.uint8)
+        found[is_short] = self._tape.letters_at(tokens[is_short], 1)
+        return found
+
+    def _members(self, names: Sequence[str], objects: Ints, depth: int) -> npt.NDArray[np.int32]:
+        """Return the tokens that begin the values of the members with these names, or _MISSING, for each object.
+
+        `objects` are tokens at this depth, or _MISSING.
+        """
+        present = np.flatnonzero(objects != _MISSING)
+        owners, keys = self._tape.inside(objects[present], depth)
+        fields = self._name_indexes(names, keys)
+        known = fields >= 0
+        values: Ints = np.full((len(names), len(objects)), _MISSING, np.int32)
+        # Of several members with one name, the last wins, because its key follows.
+        values[fields[known], present[owners[known]]] = keys[known] + 2
+        return values
+
+    def _elements(self, index: int, arrays: Ints, depth: int) -> Ints:
+        """Return the tokens that begin the elements with this index, or _MISSING, of each array at this depth."""
+        present = np.flatnonzero(arrays != _MISSING)
+        owners, items = self._tape.inside(arrays[present], depth)
+        found = np.arange(len(owners)) - np.searchsorted(owners, owners) == index
+        values: Ints = np.full(len(arrays), _MISSING, np.int32)
+        values[present[owners[found]]] = items[found]
+        return values
+
+    def _name_indexes(self, wanted: Sequence[str], keys: Ints) -> npt.NDArray[np.int32]:
+        """Return which wanted name each key has, ignoring case; -1 if none."""
+        names = self._key_texts(keys)
+        if pc.all(pc.string_is_ascii(names), min_count=0).as_py():
+            lower = pc.ascii_lower(names)
+        else:
+            encoded = names.dictionary_encode()
+            spellings = pa.array([name.lower() for name in encoded.dictionary.to_pylist()], pa.string())
+            lower = spellings.take(encoded.indices)
+        if self._lenient:
+            by_position = pc.match_substring_regex(names, f"^(?:{POSITION})$")
+            self._leave(keys[by_position.to_numpy(zero_copy_only=False)])
+        found = pc.index_in(lower, pa.array(wanted, pa.string()))
+        indexes: npt.NDArray[np.int32] = found.fill_null(-1).to_numpy(zero_copy_only=False)
+        return indexes
+
+    def _key_texts(self, keys: Ints) -> pa.StringArray:
+        starts, ends = self._tape.start[keys] + np.int32(1), self._tape.end[keys] - np.int32(1)
+        texts, failed = self._unescaped(starts, ends)
+        if failed.any():
+            self._leave(keys[failed])
+        return texts
+
+    def _leave(self, tokens: Ints) -> None:
+        """Leave the records of these tokens undecided."""
+        self.undecided[np.searchsorted(self._tape.roots, tokens, side="right") - 1] = True
+
+    def _column(self, kind: HiveType, tokens: Ints, rows: Ints, depth: int) -> pa.Array:
+        """Return a column of the values that the tokens begin."""
+        kinds = np.where(tokens == _MISSING, 0, self._tape.kind[tokens])
+        is_null = (kinds == SCALAR) & (self._tape.letters_at(tokens) == ord("n"))
+        tokens = np.where(is_null, _MISSING, tokens).astype(np.int32)
+        kinds[is_null] = 0
+        if kind.is_complex:
+            wanted = OPEN_ARRAY if kind.kind == "array" else OPEN_OBJECT
+            self.undecided[rows[(kinds != wanted) & (kinds != 0)]] = True
+            tokens = np.where(kinds == wanted, tokens, _MISSING).astype(np.int32)
+            return self._complex(kind, tokens, rows, depth)
+        leaf = self._primitive(kind)
+        accepted = (kinds == STRING) | ((kinds == SCALAR) & (not leaf.only_text))
+        texts = self._texts(np.where(accepted, tokens, _MISSING).astype(np.int32), rows)
+        refused = ~accepted & (kinds != 0)
+        if self._lenient:
+            misread = pc.indices_nonzero(leaf.misread(texts)).to_numpy()
+            self.undecided[rows[misread[kinds[misread] == SCALAR]]] = True
+        if leaf.stores_json and refused.any():
+            texts = self._with_containers(texts, tokens, refused)
+            refused[:] = False
+        array = leaf.decided(texts, self._unit)
+        failed = texts.is_valid().to_numpy(zero_copy_only=False) & ~array.is_valid().to_numpy(zero_copy_only=False)
+        failed |= refused
+        self.undecided[rows[failed & (kinds != STRING) & (kinds != SCALAR)]] = True
+        cells = np.flatnonzero(failed & ~self.undecided[rows])
+        return self._with_cells(leaf, array, tokens, rows, cells) if len(cells) else array
+
+    def _with_cells(
+        self, leaf: PrimitiveType, array: pa.Array, tokens: Ints, rows: Ints, cells: npt.NDArray[np.intp]
+    ) -> pa.Array:
+        """Convert some values one by one. One that cannot be stored in a primitive column is a reject."""
+        texts = self._texts(tokens[cells], rows[cells]).to_pylist()
+        is_string = (self._tape.kind[tokens[cells]] == STRING).tolist()
+        values: list[Value] = []
+        places: list[int] = []
+        for cell, row, text, quoted in zip(cells.tolist(), rows[cells].tolist(), texts, is_string, strict=True):
+            try:
+                value = leaf.value(text if quoted else _scalar(text))
+            except InvalidValue as error:
+                if self._current.type.is_complex:  # the reason contains a path
+                    self.undecided[row] = True
+                else:
+                    self.rejects.setdefault(row, (self._current.name, str(error)))
+                continue
+            if leaf.kind.kind == "timestamp" and not _fits(value, self._unit):
+                self.undecided[row] = True
+                continue
+            values.append(value)
+            places.append(cell)
+        if not values:
+            return array
+        order = np.arange(len(array))
+        order[places] = len(array) + np.arange(len(values))
+        return pa.concat_arrays([array, array_of(leaf.kind, values, self._unit)]).take(pa.array(order))
+
+    def _complex(self, kind: HiveType, tokens: Ints, rows: Ints, depth: int) -> pa.Array:
+        nulls = tokens == _MISSING
+        mask = pa.array(nulls) if nulls.any() else None
+        arrow = arrow_of(kind, self._unit)
+        if kind.kind == "struct":
+            members = zip(kind.children, self._members(kind.names, tokens, depth), strict=True)
+            fields = [self._column(child, values, rows, depth + 1) for child, values in members]
+            return pa.StructArray.from_arrays(fields, fields=list(arrow), mask=mask)
+        present = np.flatnonzero(~nulls)
+        owners, items = self._tape.inside(tokens[present], depth)
+        if kind.kind == "array":
+            values = self._column(kind.children[0], items, rows[present[owners]], depth + 1)
+            return pa.ListArray.from_arrays(_offsets(present[owners], len(tokens)), values, type=arrow, mask=mask)
+        key_type, item_type = kind.children
+        keys = self._primitive(key_type).decided(self._key_texts(items), self._unit)
+        valid = keys.is_valid().to_numpy(zero_copy_only=False)
+        self.undecided[rows[present[owners[~valid]]]] = True
+        keys, owners, items = keys.filter(pa.array(valid)), owners[valid], items[valid]
+        self.undecided[rows[present[_repeated(owners, keys)]]] = True
+        values = self._column(item_type, items + np.int32(2), rows[present[owners]], depth + 1)
+        offsets = _offsets(present[owners], len(tokens))
+        return pa.MapArray.from_arrays(offsets, keys, values, type=arrow, mask=mask)
+
+    def _texts(self, tokens: Ints, rows: Ints) -> pa.StringArray:
+        """Return the texts of strings, without quotes, and of scalars; null for _MISSING."""
+        present = np.flatnonzero(tokens != _MISSING)
+        used = tokens[present]
+        quote = (self._tape.kind[used] == STRING).astype(np.int32)
+        texts, failed = self._unescaped(self._tape.start[used] + quote, self._tape.end[used] - quote)
+        self.undecided[rows[present[failed]]] = True
+        return texts if len(present) == len(tokens) else _spread(texts, present, len(tokens))
+
+    def _unescaped(self, starts: Ints, ends: Ints) -> tuple[pa.StringArray, Mask]:
+        """Return parts of the text with escape sequences replaced, and which parts have an unpaired surrogate."""
+        texts = self._tape.texts(starts, ends)
+        escaped = self._tape.has_escape(starts, ends)
+        failed: Mask = np.zeros(len(starts), np.bool_)
+        if escaped.any():
+            raw = texts.filter(pa.array(escaped)).to_pylist()
+            plain = json.loads('["' + '","'.join(raw) + '"]')
+            bad = [any("\ud800" <= letter <= "\udfff" for letter in text) for text in plain if not text.isascii()]
+            if any(bad):
+                failed[np.flatnonzero(escaped)] = [not _is_encodable(text) for text in plain]
+                plain = [text if _is_encodable(text) else "" for text in plain]
+            texts = pc.replace_with_mask(texts, pa.array(escaped), pa.array(plain, pa.string()))
+        return texts, failed
+
+    def _with_containers(self, texts: pa.StringArray, tokens: Ints, refused: Mask) -> pa.StringArray:
+        """Add the objects and arrays of a text column, as compact JSON."""
+        places = np.flatnonzero(refused)
+        parts = self._tape.compact(tokens[places])
+        # `text_of` writes these two escape sequences as characters.
+        rewritten = pc.or_(pc.match_substring(parts, "\\/"), pc.match_substring(parts, "\\u"))
+        if self._lenient:
+            rewritten = pc.or_(rewritten, pc.match_substring_regex(parts, _DOUBLE_INSIDE))
+        self._leave(tokens[places[rewritten.to_numpy(zero_copy_only=False)]])
+        self.undecided |= self._tape.repeated_keys
+        return pc.replace_with_mask(texts, pa.array(refused), parts)
+
+
+def pieces(values: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """Divide the values into pieces of about _PIECE_BYTES, whose tokens fit into the caches of a processor."""
+    sizes = np.cumsum(np.fromiter(map(len, values), np.int64, len(values)))
+    cuts = np.flatnonzero(np.diff(sizes // _PIECE_BYTES)) + 1
+    return pairwise([0, *cuts.tolist(), len(values)])
+
+
+def _scalar(text: str) -> object:
+    """Return the JSON value of a number, true or false."""
+    return _BOOLEANS.get(text) if text in _BOOLEANS else Number(text)
+
+
+def _fits(nanos: Any, unit: str) -> bool:
+    """Return whether a timestamp of nanoseconds, or None, can be stored in the unit."""
+    if nanos is None:
+        return True
+    return bool(FIRST_NANO <= nanos <= LAST_NANO if unit == "ns" else nanos % NANOS_PER_MICRO == 0)
+
+
+def _spread(array: pa.Array, places: npt.NDArray[np.intp], count: int) -> pa.Array:
+    """Return `count` values: those of the array at the given places, and null elsewhere."""
+    indexes = np.zeros(count, np.int32)
+    indexes[places] = np.arange(len(places), dtype=np.int32)
+    missing = np.ones(count, np.bool_)
+    missing[places] = False
+    return array.take(pa.array(indexes, mask=missing))
+
+
+def _offsets(owners: npt.NDArray[np.intp], count: int) -> pa.Array:
+    """Return the offsets of `count` lists, given the list of each item."""
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(owners, minlength=count), out=offsets[1:])
+    return pa.array(offsets)
+
+
+def _repeated(owners: Ints, keys: pa.Array) -> Ints:
+    """Return the maps, by their index in `owners`, that have a key twice."""
+    if pa.types.is_floating(keys.type):
+        keys = pc.add(keys, 0.0)  # 0.0 equals -0.0
+    codes = keys.dictionary_encode()
+    pairs = np.sort(owners.astype(np.int64) * len(codes.dictionary) + codes.indices.to_numpy())
+    repeated: Ints = (pairs[1:][np.diff(pairs) == 0] // max(1, len(codes.dictionary))).astype(np.int32)
+    return repeated
+
+
+def _is_encodable(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)

@@ -1,0 +1,84 @@
+"""Decodes Protobuf messages into Arrow batches, column by column.
+
+Invariant: the result depends on each record alone, never on how records are batched.
+
+| Column | Accepts the Protobuf types | Rejects |
+|---|---|---|
+| a column | the field of its name, ignoring case; no such field: NULL | |
+| tinyint … bigint | all integers, enum: the number | out of range |
+| float, double | all integers, float, double: the nearest value | overflow |
+| decimal(p,s) | all integers | too many digits |
+| boolean | bool | |
+| string | string, bytes, enum: the name, the number if it has none | invalid UTF-8 |
+| varchar(n), char(n) | the same, up to n characters; char drops trailing spaces | longer text |
+| binary | bytes, string | |
+| timestamp | google.protobuf.Timestamp (UTC) | see below, other years than 0001 to 9999 |
+| string, varchar, char | Timestamp, Duration, FieldMask, Struct, Value and ListValue of google.protobuf: JSON text | \
+values without JSON text |
+| the type of a value | the wrapper of the value, such as google.protobuf.Int64Value | as the value |
+| array | a repeated field, packed or not | |
+| map | a map, if the keys of the column are text, integers or boolean; the last of equal keys wins | |
+| struct | a message or a group; its fields as those of the whole record | |
+
+A value of any other type is a reject. The items and fields of complex columns follow the rules of their own type; the
+reason of a reject contains the path to the value, such as `tags[3].name`.
+
+A field that the message does not contain is NULL if it has presence: a message, a member of a oneof, an `optional`
+field, or one of proto2. A default that the schema sets takes the place of NULL. Other fields are 0, false or empty, as
+in all Protobuf libraries. Unknown fields are ignored, and so are unknown numbers of closed enums. Of several values of
+one field, the last wins, and messages are merged. Fields without a column are not read, so damage in them is not
+noticed. A field is NULL if it is `required` and missing.
+
+A timestamp is a reject if it has digits below the microsecond, and the record has a timestamp outside the years 1678 to
+2261, because all timestamps of a batch, even inside complex values, share one unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from ingestd.formats.columnar_decoder import ColumnarDecoder, ReadRows
+from ingestd.formats.protobuf.framing import Framing, Key, groups
+from ingestd.formats.protobuf.readers import StructReader
+from ingestd.formats.protobuf.scan import Messages, Place
+from ingestd.formats.protobuf.schema import ProtoType
+from ingestd.formats.record_decoder import Tombstones
+from ingestd.formats.values import Ints, Records
+from ingestd.schema import Column
+
+
+class Types(Protocol):
+    """The types of the messages in records."""
+
+    def find(self, key: Key) -> ProtoType:
+        """Return the type of this schema and index path. Raises InvalidSchema if there is none."""
+        ...
+
+
+class ProtobufDecoder(ColumnarDecoder[Key]):
+    """Decodes Protobuf messages into the given columns, in that order; see `RecordDecoder` for `tombstones`."""
+
+    def __init__(
+        self, columns: Sequence[Column], types: Types, framing: Framing, *, tombstones: Tombstones = "stop"
+    ) -> None:
+        super().__init__(columns, tombstones=tombstones)
+        self._types = types
+        self._framing: Framing = framing
+
+    def groups(self, records: Records) -> Iterator[tuple[Key, Ints, Ints]]:
+        """See `ColumnarDecoder`."""
+        return groups(records, self._framing)
+
+    def find_reader(self, key: Key) -> ReadRows:
+        """See `ColumnarDecoder`."""
+        found = StructReader(self._types.find(key), self.row)
+
+        def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
+            place = Place.of_records(records, indexes)
+            return found.read(Messages(place, starts, records.ends[indexes], np.arange(len(indexes))))
+
+        return read

@@ -1,0 +1,132 @@
+"""The options of the format `protobuf`, and where its descriptors are found.
+
+Invariant: equal options decode equally, and contain no secret.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ingestd.errors import ConfigError
+from ingestd.formats.protobuf.decoder import ProtobufDecoder, Types
+from ingestd.formats.protobuf.framing import Framing, Key
+from ingestd.formats.protobuf.schema import ProtoType, SchemaFile, is_descriptor, read_set
+from ingestd.formats.record_decoder import TombstonesKey
+from ingestd.formats.registry import InvalidSchema, RegisteredSchema, Registry
+from ingestd.keys import Doc
+from ingestd.schema import Column
+
+
+@dataclass(frozen=True, slots=True)
+class ProtobufOptions:
+    """A record is one Protobuf message. `framing` says how its type is found: in the registry, or by `message`."""
+
+    type: Annotated[Literal["protobuf"], Doc("Each record is one Protobuf message.")] = "protobuf"
+    tombstones: TombstonesKey = "stop"
+    framing: Annotated[
+        Framing, Doc("How a record names its type: by an id of the registry and an index path (confluent), or not.")
+    ] = "confluent"
+    descriptor_set: Annotated[
+        str | None, Doc("The descriptors of records without a header, which protoc writes, as Base64 text.")
+    ] = None
+    message: Annotated[str | None, Doc("The full name of the type of records without a header.")] = None
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError unless the message is described if, and only if, records do not name their type."""
+        for key, value in (("descriptor_set", self.descriptor_set), ("message", self.message)):
+            if self.uses_registry and value is not None:
+                raise ConfigError(
+                    f"has no effect with framing: {self.framing}, because the registry has the types of all records",
+                    where=f".{key}",
+                    hint="remove it, or set framing: none",
+                )
+            if not self.uses_registry and value is None:
+                raise ConfigError(
+                    f"is missing, but records with framing: {self.framing} do not name their type",
+                    where=f".{key}",
+                    hint="set descriptor_set and message, or framing: confluent",
+                )
+        if self.descriptor_set is not None and self.message is not None:
+            try:
+                read_set(self.descriptor_set, self.message)
+            except InvalidSchema as error:
+                raise ConfigError(
+                    f"does not describe the message {self.message}: {error}",
+                    where=".descriptor_set",
+                    hint="protoc --include_imports --descriptor_set_out=FILE writes the descriptors; encode FILE with"
+                    " base64",
+                ) from None
+
+    @property
+    def uses_registry(self) -> bool:
+        """Whether the types of the records are in the registry."""
+        return self.framing == "confluent"
+
+    def decoder(self, columns: Sequence[Column], registry: Registry | None = None) -> ProtobufDecoder:
+        """Return a decoder of records into these columns. Raises ConfigError if it needs a registry and has none."""
+        return ProtobufDecoder(columns, self._types(registry), self.framing, tombstones=self.tombstones)
+
+    def latest(self, registry: Registry, topic: str) -> SchemaFile:
+        """Return the latest types that the registry has for the values of a topic.
+
+        Raises InvalidSchema if there are none, ConfigError if the registry does not return their descriptors, and the
+        errors of the registry.
+        """
+        subject = f"{topic}-value"
+        return _schema_file(registry.latest(subject, "PROTOBUF"), f"the subject {subject}")
+
+    def _types(self, registry: Registry | None) -> Types:
+        if self.descriptor_set is not None and self.message is not None:
+            return _Configured(read_set(self.descriptor_set, self.message))
+        return _Registered(Registry.required(registry))
+
+
+class _Configured:
+    """The type of all records; see `decoder.Types`."""
+
+    def __init__(self, kind: ProtoType) -> None:
+        self._kind = kind
+
+    def find(self, _key: Key) -> ProtoType:
+        return self._kind
+
+
+class _Registered:
+    """The types of the registry; see `decoder.Types`. Raises the errors of `Registry.schema`."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+        # A damaged record can have any index path, so the cost of one must not be that of its schema.
+        self._files: dict[int, SchemaFile | str] = {}
+
+    def find(self, key: Key) -> ProtoType:
+        identifier, path = key
+        if identifier not in self._files:
+            try:
+                self._files[identifier] = self._file(identifier)
+            except InvalidSchema as error:
+                self._files[identifier] = str(error)
+        file = self._files[identifier]
+        if isinstance(file, str):
+            raise InvalidSchema(file)
+        try:
+            return file.find(path)
+        except InvalidSchema as error:
+            raise InvalidSchema(f"schema {identifier} of the registry cannot be used: {error}") from None
+
+    def _file(self, identifier: int) -> SchemaFile:
+        return _schema_file(self._registry.schema(identifier, "PROTOBUF"), f"schema {identifier}")
+
+
+def _schema_file(found: RegisteredSchema, what: str) -> SchemaFile:
+    """Return the types in a schema of the registry; `what` is what it describes. Raises ConfigError."""
+    texts = [found.text, *(reference.text for reference in found.references)]
+    if not all(map(is_descriptor, texts)):
+        raise ConfigError(
+            f"the registry does not return the descriptors of {what}, but the text of its source",
+            where="registry.url",
+            hint="use a registry whose API has the parameter format=serialized",
+        )
+    return SchemaFile(found.text, [(one.name, one.text) for one in found.references])

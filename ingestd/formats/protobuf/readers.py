@@ -1,0 +1,280 @@
+"""Reads Protobuf messages into Arrow arrays of Hive types; a reader is compiled for each pair of a field and a type.
+
+Invariant: the cost of a reader is that of its numpy and Arrow calls. No value becomes a Python object, except JSON
+text, and to tell why it is a reject.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ingestd.formats.conversions import TEXTS
+from ingestd.formats.protobuf.scalars import Leaf, leaf_of, usable, wire_of
+from ingestd.formats.protobuf.scan import BYTES, Messages, Place, Tokens, joined, scan
+from ingestd.formats.protobuf.schema import ProtoField, ProtoType
+from ingestd.formats.protobuf.well_known import TEXT_MESSAGES, read_text, read_timestamps
+from ingestd.formats.row_batches import arrow_of
+from ingestd.formats.values import Ints, last_of_equal, offsets_of, spread
+from ingestd.schema import INTEGER_BITS, HiveType
+
+_KEYS = (*TEXTS, *INTEGER_BITS, "boolean")
+_WRAPPED = ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+_WRAPPERS = frozenset(f"google.protobuf.{kind}Value" for kind in _WRAPPED)
+
+
+class FieldReader(ABC):
+    """Reads one field of messages into arrays of one Hive type."""
+
+    @abstractmethod
+    def read(self, tokens: Tokens, place: Place) -> pa.Array:
+        """Return one value per message. `place` is the field of these messages, `tokens` are its occurrences."""
+
+
+class MessageReader(ABC):
+    """Reads messages of one type into arrays of one Hive type."""
+
+    @abstractmethod
+    def read(self, messages: Messages) -> pa.Array:
+        """Return one value per message."""
+
+
+class _Unfit(FieldReader):
+    """Rejects all values, because the Hive type cannot store the type of the field."""
+
+    def __init__(self, field: ProtoField, hive: HiveType) -> None:
+        self._field, self._hive = field, hive
+
+    def read(self, tokens: Tokens, place: Place) -> pa.Array:
+        bad = np.full(len(place), not self._field.nullable)
+        bad[tokens.owners] = True
+        reason = f"a value of the Protobuf type {self._field} cannot be stored in {self._hive}"
+        place.reject(bad, lambda _index: reason)
+        return pa.nulls(len(place), arrow_of(self._hive, place.records.unit))
+
+
+class _Scalar(FieldReader):
+    def __init__(self, leaf: Leaf, hive: HiveType, *, nullable: bool) -> None:
+        self._leaf, self._hive, self._nullable = leaf, hive, nullable
+
+    def read(self, tokens: Tokens, place: Place) -> pa.Array:
+        tokens = self._leaf.known(tokens.of_wires(self._leaf.wire)).last()
+        count = len(place)
+        if not len(tokens) and self._nullable:
+            return pa.nulls(count, arrow_of(self._hive, place.records.unit))
+        values = self._leaf.read(place.records, tokens)
+        if len(tokens) == count:
+            return self._leaf.convert(values, place)
+        if self._nullable:
+            return spread([self._leaf.convert(values, place.only(tokens.owners))], [tokens.owners], count)
+        return self._leaf.convert(self._leaf.filled(values, tokens.owners, count), place)
+
+
+class _Scalars(FieldReader):
+    """Reads repeated fields that are not messages."""
+
+    def __init__(self, leaf: Leaf, hive: HiveType) -> None:
+        self._leaf, self._hive = leaf, hive
+
+    def read(self, tokens: Tokens, place: Place) -> pa.Array:
+        tokens = self._leaf.known(self._leaf.unpacked(place, tokens.of_wires(*self._leaf.wires)))
+        items = self._leaf.convert(self._leaf.read(place.records, tokens), place.items(tokens.owners))
+        arrow = arrow_of(self._hive, place.records.unit)
+        return pa.ListArray.from_arrays(offsets_of(tokens.owners, len(place)), items, type=arrow)
+
+
+class _Message(FieldReader):
+    """Reads a field that is a message; its occurrences in a message are merged.
+
+    If it is `always` present, it is an empty message without an occurrence, otherwise NULL.
+    """
+
+    def __init__(self, wire: int, reader: MessageReader, hive: HiveType, *, always: bool = False) -> None:
+        self._wire, self._reader, self._hive, self._always = wire, reader, hive, always
+
+    def read(self, tokens: Tokens, place: Place) -> pa.Array:
+        tokens = tokens.of_wires(self._wire)
+        if self._always:
+            return self._reader.read(Messages(place, tokens.starts, tokens.ends, tokens.owners))
+        if not len(tokens):
+            return pa.nulls(len(place), arrow_of(self._hive, place.records.unit))
+        owners, parts = np.unique(tokens.owners, return_inverse=True)
+        if len(owners) == len(place):
+            return self._reader.read(Messages(place, tokens.starts, tokens.ends, parts))
+        found = self._reader.read(Messages(place.only(owners), tokens.starts, tokens.ends, parts))
+        return spread([found], [owners], len(place))
+
+
+class _Messages(FieldReader):
+    """Reads repeated messages."""
+
+    def __init__(self, wire: int, reader: MessageReader, hive: HiveType) -> None:
+        self._wire, self._reader, self._hive = wire, reader, hive
+
+    def read(self, tokens: Tokens, place: Place) -> pa.Array:
+        tokens = tokens.of_wires(self._wire)
+        items = Messages(place.items(tokens.owners), tokens.starts, tokens.ends, np.arange(len(tokens)))
+        arrow = arrow_of(self._hive, place.records.unit)
+        return pa.ListArray.from_arrays(offsets_of(tokens.owners, len(place)), self._reader.read(items), type=arrow)
+
+
+class _Map(FieldReader):
+    """Reads maps, which are repeated messages with a key and a value. The last of equal keys wins."""
+
+    def __init__(self, entry: ProtoType, key: FieldReader, value: FieldReader, hive: HiveType) -> None:
+        self._entry, self._key, self._value, self._hive = entry, key, value, hive
+
+    def read(self, tokens: Tokens, place: Place) -> pa.Array:
+        tokens = tokens.of_wires(BYTES)
+        entries = place.items(tokens.owners)
+        found = scan(Messages(entries, tokens.starts, tokens.ends, np.arange(len(tokens))), (1, 2))
+        keys = self._key.read(found[1], entries)
+        values = self._value.read(found[2], entries)
+        owners = tokens.owners
+        if keys.null_count:  # of failed records
+            keys = keys.fill_null("")
+        unknown = self._unknown(found[2])
+        if len(unknown):
+            known = np.ones(len(entries), np.bool_)
+            known[unknown] = False
+            keys, values, owners = keys.filter(pa.array(known)), values.filter(pa.array(known)), owners[known]
+        keep = last_of_equal(owners, keys)
+        if keep is not None:
+            keys, values, owners = keys.take(keep), values.take(keep), owners[keep]
+        arrow = arrow_of(self._hive, place.records.unit)
+        return pa.MapArray.from_arrays(offsets_of(owners, len(place)), keys, values, type=arrow)
+
+    def _unknown(self, values: Tokens) -> Ints:
+        """Return the entries that are unknown fields, because a value is not a number of a closed enum."""
+        field = self._entry.fields[1]
+        if not field.enum:
+            return np.zeros(0, np.int64)
+        values = values.of_wires(wire_of(field))
+        unknown: Ints = np.setdiff1d(values.starts, usable(field, values).starts)
+        return values.owners[np.isin(values.starts, unknown)]
+
+
+class StructReader(MessageReader):
+    """Reads the fields of a message that are fields of the struct."""
+
+    def __init__(self, proto: ProtoType, hive: HiveType) -> None:
+        self._hive = hive
+        found = [_field_of(proto.fields, name) for name in hive.names]
+        self._readers = [
+            None if field is None else (field.number, field_reader(field, child))
+            for field, child in zip(found, hive.children, strict=True)
+        ]
+        oneofs = {field.oneof for field in found if field and field.oneof}
+        self._oneofs = [[field for field in proto.fields if field.oneof == oneof] for oneof in sorted(oneofs)]
+        self._wanted = {field.number for field in found if field}
+        self._wanted |= {field.number for members in self._oneofs for field in members}
+
+    def read(self, messages: Messages) -> pa.StructArray:
+        """See `MessageReader`."""
+        place = messages.place
+        arrow = arrow_of(self._hive, place.records.unit)
+        tokens = scan(messages, self._wanted)
+        for members in self._oneofs:
+            tokens |= _only_last(members, tokens)
+        arrays = [
+            pa.nulls(len(place), field.type) if found is None else found[1].read(tokens[found[0]], place.field(name))
+            for name, found, field in zip(self._hive.names, self._readers, arrow, strict=True)
+        ]
+        return pa.StructArray.from_arrays(arrays, fields=list(arrow))
+
+
+class _Wrapper(MessageReader):
+    """Reads messages of which only the field with the number 1 is stored, such as google.protobuf.Int64Value."""
+
+    def __init__(self, value: FieldReader) -> None:
+        self._value = value
+
+    def read(self, messages: Messages) -> pa.Array:
+        return self._value.read(scan(messages, (1,))[1], messages.place)
+
+
+class _Timestamp(MessageReader):
+    def read(self, messages: Messages) -> pa.Array:
+        return read_timestamps(messages)
+
+
+class _Text(MessageReader):
+    def __init__(self, name: str, hive: HiveType) -> None:
+        self._name, self._hive = name, hive
+
+    def read(self, messages: Messages) -> pa.Array:
+        return read_text(messages, self._name, self._hive)
+
+
+def message_reader(proto: ProtoType, hive: HiveType) -> MessageReader | None:
+    """Return the reader of messages; None if the Hive type cannot store them."""
+    if proto.name in _WRAPPERS and not hive.is_complex:
+        leaf = leaf_of(proto.fields[0], hive)
+        return _Wrapper(_Scalar(leaf, hive, nullable=False)) if leaf else None
+    if proto.name == "google.protobuf.Timestamp" and hive.kind == "timestamp":
+        return _Timestamp()
+    if proto.name in TEXT_MESSAGES and hive.kind in TEXTS:
+        return _Text(proto.name, hive)
+    return StructReader(proto, hive) if hive.kind == "struct" and not proto.is_map_entry else None
+
+
+def field_reader(field: ProtoField, hive: HiveType) -> FieldReader:
+    """Return the reader of a field; for types that do not fit, one that rejects all values."""
+    if field.message and field.message.is_map_entry:
+        return _map(field, field.message, hive) or _Unfit(field, hive)
+    if field.is_repeated:
+        return (_repeated(field, hive) if hive.kind == "array" else None) or _Unfit(field, hive)
+    return _singular(field, hive, nullable=field.nullable) or _Unfit(field, hive)
+
+
+def _singular(field: ProtoField, hive: HiveType, *, nullable: bool) -> FieldReader | None:
+    if field.message:
+        reader = message_reader(field.message, hive)
+        return _Message(wire_of(field), reader, hive, always=not nullable) if reader else None
+    leaf = leaf_of(field, hive)
+    return _Scalar(leaf, hive, nullable=nullable) if leaf else None
+
+
+def _repeated(field: ProtoField, hive: HiveType) -> FieldReader | None:
+    if field.message:
+        reader = message_reader(field.message, hive.children[0])
+        return _Messages(wire_of(field), reader, hive) if reader else None
+    leaf = leaf_of(field, hive.children[0])
+    return _Scalars(leaf, hive) if leaf else None
+
+
+def _map(field: ProtoField, entry: ProtoType, hive: HiveType) -> FieldReader | None:
+    if hive.kind != "map" or hive.children[0].kind not in _KEYS:
+        return None
+    # In an entry, a key or a value that is absent has its default, whatever the presence of its field.
+    key, value = (
+        _singular(part, child, nullable=False) for part, child in zip(entry.fields, hive.children, strict=True)
+    )
+    return _Map(entry, key, value, hive) if key and value else None
+
+
+def _only_last(members: Sequence[ProtoField], tokens: Mapping[int, Tokens]) -> dict[int, Tokens]:
+    """Return the occurrences of the members of a oneof which no later occurrence of another member replaces."""
+    parts = {field.number: usable(field, tokens[field.number]) for field in members}
+    numbers = np.concatenate([np.full(len(part), number) for number, part in parts.items()])
+    found = joined(list(parts.values()))
+    if not len(found):
+        return parts
+    positions = np.concatenate([part.starts for part in parts.values()])
+    numbers = numbers[np.argsort(positions, kind="stable")]
+    changes = np.zeros(len(found), np.int64)
+    changes[1:] = (found.owners[1:] != found.owners[:-1]) | (numbers[1:] != numbers[:-1])
+    runs: Ints = np.cumsum(changes)
+    last = np.zeros(int(found.owners.max()) + 1, np.int64)
+    last[found.owners] = runs  # the last assignment remains
+    keep = runs == last[found.owners]
+    return {number: found.only(keep & (numbers == number)) for number in parts}
+
+
+def _field_of(fields: Sequence[ProtoField], name: str) -> ProtoField | None:
+    """Return the field with a lower-case name, ignoring case; one whose name is in lower case comes first."""
+    exact = [field for field in fields if field.name == name]
+    return next(iter(exact or [field for field in fields if field.name.lower() == name]), None)

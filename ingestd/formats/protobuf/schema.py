@@ -1,0 +1,243 @@
+"""Protobuf descriptors, read into values that the decoder compiles.
+
+Invariant: a `ProtoType` is valid by the rules of Protobuf. Names, imports and the features of editions are resolved.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from google.protobuf import (
+    any_pb2,
+    descriptor_pb2,
+    duration_pb2,
+    empty_pb2,
+    field_mask_pb2,
+    struct_pb2,
+    timestamp_pb2,
+    wrappers_pb2,
+)
+from google.protobuf.descriptor import Descriptor, EnumDescriptor, FieldDescriptor
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError
+
+from ingestd.formats.registry import InvalidSchema
+
+# The name of each type of a field, as in a .proto file.
+_KINDS = {
+    getattr(FieldDescriptor, f"TYPE_{kind.upper()}"): kind
+    for kind in (
+        *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64"),
+        *("sfixed32", "sfixed64", "bool", "string", "bytes", "enum", "message", "group"),
+    )
+}
+_WELL_KNOWN = {
+    module.DESCRIPTOR.name: module.DESCRIPTOR.serialized_pb
+    for module in (
+        *(any_pb2, duration_pb2, empty_pb2, field_mask_pb2, struct_pb2, timestamp_pb2, wrappers_pb2),
+        descriptor_pb2,  # for files that define options of their own
+    )
+}
+_MAIN = "the schema"  # the name of a file that has none
+
+Scalar = bool | int | float | bytes
+
+
+@dataclass(eq=False, slots=True)
+class ProtoType:
+    """The type of a message: its full name and its fields."""
+
+    name: str
+    is_map_entry: bool
+    fields: tuple[ProtoField, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ProtoEnum:
+    """An enum: its full name, and its names by number. A closed one has no other numbers."""
+
+    name: str
+    names: Mapping[int, str]
+    is_closed: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class ProtoField:
+    """A field of a message.
+
+    `default` is its value if the message does not contain it, None for messages; `nullable` says that it is NULL
+    instead, because the field has presence and no default of its own. `oneof` is '' outside a oneof.
+    """
+
+    name: str
+    number: int
+    kind: str
+    is_repeated: bool
+    nullable: bool
+    default: Scalar | None
+    oneof: str
+    message: ProtoType | None = None
+    enum: ProtoEnum | None = None
+
+    def __str__(self) -> str:
+        named = self.message or self.enum
+        kind = named.name if named else self.kind
+        if self.message and self.message.is_map_entry:
+            key, value = self.message.fields
+            return f"map<{key}, {value}>"
+        return f"repeated {kind}" if self.is_repeated else kind
+
+
+@contextmanager
+def _utf8_required() -> Iterator[None]:
+    """Raise InvalidSchema for names that are not UTF-8: the library decodes them when they are used."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise InvalidSchema("its descriptors contain a name that is not UTF-8") from None
+
+
+@_utf8_required()
+def read_set(text: str, name: str) -> ProtoType:
+    """Return the type of a name from the Base64 text of a FileDescriptorSet. Raises InvalidSchema."""
+    try:
+        found = FileDescriptorSet.FromString(_decoded(text))
+    except DecodeError:
+        raise InvalidSchema("it is not a set of descriptors") from None
+    return _found(_pool(found.file), name)
+
+
+class SchemaFile:
+    """The Base64 text of a FileDescriptorProto and, by their names, those of the files that it imports.
+
+    Raises InvalidSchema. The descriptors are read once, however many types are found.
+    """
+
+    @_utf8_required()
+    def __init__(self, text: str, references: Sequence[tuple[str, str]]) -> None:
+        self._files = []
+        for name, reference in references:
+            self._files.append(_file(reference))
+            self._files[-1].name = name
+        self._main = _file(text)
+        if not self._main.name or self._main.name in {name for name, _ in references}:
+            self._main.name = _MAIN
+        self._files.append(self._main)
+        self._pool: DescriptorPool | None = None
+
+    @_utf8_required()
+    def find(self, path: Sequence[int]) -> ProtoType:
+        """Return the type of a path: the index of a message among those of the file, then among those in it, and so on.
+
+        Raises InvalidSchema.
+        """
+        messages: Sequence[DescriptorProto] = self._main.message_type
+        names = [self._main.package] if self._main.package else []
+        for index in path:
+            if not 0 <= index < len(messages):
+                raise InvalidSchema(f"it has no message of the index path {', '.join(map(str, path))}")
+            names.append(messages[index].name)
+            messages = messages[index].nested_type
+        if self._pool is None:
+            self._pool = _pool(self._files)
+        return _found(self._pool, ".".join(names))
+
+
+def is_descriptor(text: str) -> bool:
+    """Return whether a text is a file's descriptor in Base64, and not the source of a .proto file."""
+    try:
+        _file(text)
+    except InvalidSchema:
+        return False
+    return True
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidSchema("it is not Base64") from None
+
+
+def _file(text: str) -> FileDescriptorProto:
+    try:
+        return FileDescriptorProto.FromString(_decoded(text))
+    except DecodeError:
+        raise InvalidSchema("it is not the descriptor of a file") from None
+
+
+def _pool(files: Iterable[FileDescriptorProto]) -> DescriptorPool:
+    """Return a pool of these files and of those that they import.
+
+    An imported file that is missing is empty: many files only define options, which have no effect on the data.
+    """
+    pool = DescriptorPool()
+    by_name = {file.name: file for file in files}
+    added: set[str] = set()
+
+    def add(name: str) -> None:
+        if name in added:
+            return
+        added.add(name)
+        file = by_name.get(name)
+        if file is None:
+            known = _WELL_KNOWN.get(name)
+            file = FileDescriptorProto.FromString(known) if known else FileDescriptorProto(name=name)
+        for imported in file.dependency:
+            add(imported)
+        pool.Add(file)
+
+    try:
+        for name in by_name:
+            add(name)
+    except TypeError as error:
+        raise InvalidSchema(f"its descriptors are not valid: {error}") from None
+    except RecursionError:
+        raise InvalidSchema("its imports nest too deeply") from None
+    return pool
+
+
+def _found(pool: DescriptorPool, name: str) -> ProtoType:
+    try:
+        return _type(pool.FindMessageTypeByName(name), {})
+    except KeyError:
+        raise InvalidSchema(f"it has no message {name}") from None
+    except RecursionError:
+        raise InvalidSchema("its types nest too deeply") from None
+
+
+def _type(found: Descriptor, known: dict[str, ProtoType]) -> ProtoType:
+    """Return the type of a message. `known` contains the types of messages that contain each other."""
+    if found.full_name not in known:
+        kind = known[found.full_name] = ProtoType(found.full_name, found.GetOptions().map_entry)
+        kind.fields = tuple(_field(field, known) for field in found.fields)
+    return known[found.full_name]
+
+
+def _field(found: FieldDescriptor, known: dict[str, ProtoType]) -> ProtoField:
+    kind = _KINDS[found.type]
+    default = None if found.is_repeated or found.message_type else found.default_value
+    oneof = found.containing_oneof
+    return ProtoField(
+        found.name,
+        found.number,
+        kind,
+        is_repeated=found.is_repeated,
+        nullable=found.has_presence and not (default is not None and found.has_default_value),
+        default=default.encode() if isinstance(default, str) else default,
+        oneof=oneof.name if oneof and len(oneof.fields) > 1 else "",
+        message=_type(found.message_type, known) if found.message_type else None,
+        enum=_enum(found.enum_type) if found.enum_type else None,
+    )
+
+
+def _enum(found: EnumDescriptor) -> ProtoEnum:
+    names: dict[int, str] = {}
+    for value in found.values:
+        names.setdefault(value.number, value.name)  # the first of several names of a number
+    return ProtoEnum(found.full_name, names, found.is_closed)

@@ -1,0 +1,200 @@
+"""Values of many records at once: the records, why some of them fail, and the arrays that values become.
+
+A binary format reads one part of all records in each of its steps, so that all records share the cost of the step.
+
+Invariant: the first cause of a record's failure is retained. What has been read for a failed record is undefined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Ints = npt.NDArray[np.int64]
+Bits = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+Path = Callable[[int], str]
+Reason = Callable[[int], str]
+
+MAX_VARINT = 10  # bytes
+_PADDING = 16  # a word may be read behind the last record
+_HIGH_BITS = np.uint64(0x8080808080808080)
+_LOW_BITS = np.uint64(0x7F7F7F7F7F7F7F7F)
+# Joins groups of 7 bits to groups of 14, 28 and 56: the lower and the upper groups, and the distance between them.
+_JOINS = tuple(
+    (np.uint64(low), np.uint64(high), np.uint64(shift))
+    for low, high, shift in (
+        (0x007F007F007F007F, 0x7F007F007F007F00, 1),
+        (0x00003FFF00003FFF, 0x3FFF00003FFF0000, 2),
+        (0x000000000FFFFFFF, 0x0FFFFFFF00000000, 4),
+    )
+)
+
+
+class Records:
+    """The records of a batch in one buffer, the unit of their timestamps (ns or us), and the causes of failures.
+
+    `failures` contains the column ('' for a malformed record) and the reason by the index of the record. `coarse` are
+    the records that have a timestamp outside the range of nanoseconds; `has_fine` says that a record which is not in
+    `coarse` has a timestamp that microseconds cannot represent.
+    """
+
+    def __init__(self, values: Sequence[bytes], coarse: Mask | None = None) -> None:
+        self.text = b"".join([*values, bytes(_PADDING)])
+        self.data = np.frombuffer(self.text, np.uint8)
+        self.sizes: Ints = np.fromiter(map(len, values), np.int64, len(values))
+        self.ends: Ints = np.cumsum(self.sizes)
+        self.failed: Mask = np.zeros(len(values), np.bool_)
+        self.failures: dict[int, tuple[str, str]] = {}
+        self.unit = "ns" if coarse is None else "us"
+        self.coarse: Mask = np.zeros(len(values), np.bool_) if coarse is None else coarse
+        self.has_fine = False
+        self._views: dict[str, npt.NDArray[np.generic]] = {}
+
+    def constants(self, value: bytes) -> Records:
+        """Return records that all have the same value, and share the failures and the timestamps of these."""
+        found = copy(self)
+        found.text = value + bytes(_PADDING)
+        found.data = np.frombuffer(found.text, np.uint8)
+        found.sizes = found.ends = np.full(len(self.ends), len(value), np.int64)
+        found._views = {}
+        return found
+
+    def fail(self, record: int, column: str, reason: str) -> None:
+        """Store the first cause of a record's failure."""
+        self.failed[record] = True
+        self.failures.setdefault(record, (column, reason))
+
+    def words(self, kind: str, at: Ints) -> npt.NDArray[np.generic]:
+        """Return the words of 4 or 8 bytes that begin at the given positions; `kind` is the type for numpy."""
+        view = self._views.get(kind)
+        if view is None:
+            size = np.dtype(kind).itemsize
+            count = len(self.text) - size + 1
+            view = self._views[kind] = np.ndarray((count,), np.dtype(kind), self.text, strides=(1,))
+        return view[at]
+
+    def varints(self, at: Ints) -> tuple[Bits, Ints]:
+        """Read the integers of variable length (7 bits per byte, the lowest first) that begin at the given positions.
+
+        Return their lowest 64 bits and their sizes in bytes; MAX_VARINT + 1 for one that is longer than MAX_VARINT.
+        """
+        first = self.data[at]
+        if first.max(initial=0) < 0x80:  # the usual case of tags, lengths and small numbers
+            return first.astype(np.uint64), np.ones(len(at), np.int64)
+        word = self.words("<u8", at).astype(np.uint64, copy=False)
+        stop = ~word & _HIGH_BITS
+        last = stop & (~stop + np.uint64(1))  # the lowest bit: bit 8 k - 1 if the integer has k bytes
+        sizes = (np.frexp(last.astype(np.float64))[1] >> 3).astype(np.int64)
+        bits = word & (last - np.uint64(1)) & _LOW_BITS
+        for low, high, shift in _JOINS:
+            bits = (bits & low) | ((bits & high) >> shift)
+        long = np.flatnonzero(sizes == 0)
+        if len(long):  # the first 8 bytes are not the last
+            ninth, tenth = self.data[at[long] + 8], self.data[at[long] + 9]
+            has_tenth = ninth > 0x7F
+            more = (ninth & np.uint8(0x7F)).astype(np.uint64) << np.uint64(56)
+            most = np.where(has_tenth, tenth & np.uint8(1), np.uint8(0)).astype(np.uint64) << np.uint64(63)
+            bits[long] |= more | most
+            sizes[long] = 9 + has_tenth + (has_tenth & (tenth > 0x7F))
+        return bits, sizes
+
+    def slices(self, starts: Ints, ends: Ints) -> pa.BinaryArray:
+        """Return the bytes between positions."""
+        count = len(starts)
+        if not count:
+            return pa.array([], pa.binary())
+        # The bounds of failed records can descend, but Arrow requires that the last one is not below the first.
+        bounds = np.zeros(2 * count + 2, np.int32)
+        bounds[1:-1:2], bounds[2:-1:2], bounds[-1] = starts, ends, len(self.text)
+        parts = pa.BinaryArray.from_buffers(
+            pa.binary(), 2 * count + 1, [None, pa.py_buffer(bounds), pa.py_buffer(self.text)]
+        )
+        # Every second part is what lies between two values.
+        return parts.take(pa.array(np.arange(1, 2 * count, 2, dtype=np.int64)))
+
+
+class Values:
+    """Values in `records`. `record` contains the index of the record of each value.
+
+    The values belong to one `column` ('' if they are whole records); `path` returns the path of a value inside its
+    column, as it is shown in reasons. `schema_kind` is the name of the format in reasons.
+    """
+
+    schema_kind = ""
+
+    def __init__(self, records: Records, record: Ints, column: str, path: Path) -> None:
+        self.records = records
+        self.record = record
+        self.column = column
+        self.path = path
+
+    def __len__(self) -> int:
+        return len(self.record)
+
+    def path_of_field(self, name: str) -> tuple[str, Path]:
+        """Return the column and the path of the field with this name of the values."""
+        if not self.column:
+            return name, self.path
+        return self.column, lambda index: f"{self.path(index)}.{name}"
+
+    def path_of_items(self, owners: Ints) -> Path:
+        """Return the path of items; `owners` are the indexes of the values that contain them, in order."""
+
+        def path(index: int) -> str:
+            owner = int(owners[index])
+            return f"{self.path(owner)}[{index - int(np.searchsorted(owners, owner))}]"
+
+        return path
+
+    def reject(self, bad: Mask, reason: Reason) -> None:
+        """Let the records of these values fail: their column cannot store a value. `reason` gets a value's index."""
+        for index in np.flatnonzero(bad & ~self.records.failed[self.record]).tolist():
+            self.reject_at(index, reason(index))
+
+    def reject_at(self, index: int, reason: str) -> None:
+        """Let the record of the value at this index fail: its column cannot store the value."""
+        path = self.path(index).removeprefix(".")
+        self.records.fail(int(self.record[index]), self.column, f"{path}: {reason}" if path else reason)
+
+    def malformed(self, bad: Mask, what: str) -> None:
+        """Let the records of these values fail, because they are not valid data of their schema."""
+        for index in np.flatnonzero(bad & ~self.records.failed[self.record]).tolist():
+            self.malformed_at(index, what)
+
+    def malformed_at(self, index: int, what: str) -> None:
+        """Let the record of the value at this index fail, because it is not valid data of its schema."""
+        path = f"{self.column}{self.path(index)}".removeprefix(".")
+        where = f" in {path}" if path else ""
+        self.records.fail(
+            int(self.record[index]), "", f"record does not match its {self.schema_kind} schema: {what}{where}"
+        )
+
+
+def spread(arrays: Sequence[pa.Array], places: Sequence[Ints], count: int) -> pa.Array:
+    """Return an array of `count` values: those of `arrays` at their places, and null elsewhere."""
+    sources = np.zeros(count, np.int64)
+    missing = np.ones(count, np.bool_)
+    joined = np.concatenate(places)
+    sources[joined] = np.arange(len(joined))
+    missing[joined] = False
+    return pa.concat_arrays(arrays).take(pa.array(sources, mask=missing if len(joined) < count else None))
+
+
+def offsets_of(owners: Ints, count: int) -> pa.Array:
+    """Return the offsets of `count` lists, given the list of each item."""
+    offsets = np.zeros(count + 1, np.int32)
+    np.cumsum(np.bincount(owners, minlength=count), out=offsets[1:])
+    return pa.array(offsets)
+
+
+def last_of_equal(owners: Ints, keys: pa.Array) -> Ints | None:
+    """Return the indexes of the entries that no later entry of the same map replaces; None if these are all."""
+    codes = keys.dictionary_encode()
+    pairs = owners * max(1, len(codes.dictionary)) + codes.indices.to_numpy()
+    _, last = np.unique(pairs[::-1], return_index=True)
+    return None if len(last) == len(pairs) else np.sort(len(pairs) - 1 - last)

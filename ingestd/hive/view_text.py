@@ -1,0 +1,79 @@
+"""The text of a view, in which the names of tables and functions contain their database.
+
+Invariant: only names of tables and functions are changed. Texts in quotation marks, comments, columns and aliases stay
+as they are, even if they are named like the database.
+
+HiveServer2 stores the query of a view with the database of every table, also where the user wrote none.
+A copy of a view in a database of another name would therefore read the tables of the original database.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+_NAME = r"(?:`(?:[^`]|``)+`|\w+)"
+_TOKEN = re.compile(
+    r"""(?P<skipped>'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|--[^\n]*|/\*.*?\*/)"""
+    rf"|(?P<database>{_NAME})(?P<table>\s*\.\s*{_NAME})(?!\s*\.)(?P<call>\s*\()?"
+    rf"|(?P<other>{_NAME}(?:\s*\.\s*{_NAME})*)|(?P<symbol>[(),])",
+    re.DOTALL,
+)
+_BEFORE_TABLES = frozenset(("FROM", "JOIN"))
+# The comma after them separates tables, as it does after FROM.
+_IN_JOIN = frozenset(("ON", "USING"))
+_AFTER_TABLES = frozenset((
+    "SELECT", "WHERE", "GROUP", "HAVING", "ORDER", "SORT", "CLUSTER", "DISTRIBUTE", "WINDOW", "QUALIFY", "LIMIT",
+    "LATERAL", "UNION", "INTERSECT", "EXCEPT", "MINUS", "WITH",
+))  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Mover:
+    """Moves the names of one text. `clauses` has the last keyword of each open parenthesis, the innermost one last."""
+
+    source: str
+    target: str
+    clauses: list[str] = field(default_factory=lambda: [""])
+
+    def replace(self, match: re.Match[str]) -> str:
+        """Return the replacement of a token."""
+        if match["symbol"]:
+            self._add_symbol(match["symbol"])
+        elif match["other"]:
+            self._add_word(match["other"].upper())
+        elif match["database"]:
+            is_table = self.clauses[-1] in _BEFORE_TABLES and not match["call"]
+            if match["call"]:
+                self._add_symbol("(")
+            if (is_table or match["call"]) and match["database"].strip("`").lower() == self.source:
+                return f"`{self.target}`{match['table']}{match['call'] or ''}"
+        return match[0]
+
+    def _add_symbol(self, symbol: str) -> None:
+        if symbol == "(":
+            self.clauses.append(self.clauses[-1])
+        elif symbol == ")" and len(self.clauses) > 1:
+            self.clauses.pop()
+        elif symbol == "," and self.clauses[-1] in _IN_JOIN:
+            self.clauses[-1] = "FROM"
+
+    def _add_word(self, word: str) -> None:
+        if word in _BEFORE_TABLES or word in _IN_JOIN or word in _AFTER_TABLES:
+            self.clauses[-1] = word
+
+
+def moved_text(text: str, source: str, target: str) -> str:
+    """Return the query of a view of the database `source`, for a copy in the database `target`."""
+    return text if source == target else _TOKEN.sub(_Mover(source.lower(), target).replace, text)
+
+
+def move_view(view: Any, target: str) -> None:
+    """Let the Thrift value of a table, if it is a view, read the tables of `target` in place of those of its database.
+
+    A table of a third database keeps that name.
+    """
+    view.viewOriginalText, view.viewExpandedText = (
+        text and moved_text(text, view.dbName, target) for text in (view.viewOriginalText, view.viewExpandedText)
+    )

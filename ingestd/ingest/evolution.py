@@ -1,0 +1,98 @@
+"""Changes the columns of a mapping's table so that they store all fields of its records (`schema_evolution`).
+
+A stage compares the schemas of its records with the columns. If a field has no column, or if values of its type may not
+fit, the stage ends with ColumnsNeeded. The main loop then alters the table, and reads the records of the transaction
+again. The number of schemas, and not of records, limits how often this happens.
+
+Invariant: no record is stored without one of its fields. Columns are added and widened, never removed or narrowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ingestd.acid.routing import Shape
+from ingestd.errors import TransactionError
+from ingestd.hive.tables import Table
+from ingestd.ingest.columns import require_fit
+from ingestd.ingest.decoding import RowDecoder
+from ingestd.ingest.options import Evolution, MappingOptions
+from ingestd.schema import Column
+
+
+class ColumnsNeeded(TransactionError):
+    """Records have fields that the table cannot store; it is altered, and they are read again.
+
+    `columns` are the new columns, and those that change.
+    """
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", columns: tuple[Column, ...] = ()) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.columns = columns
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (self.what, self.where, self.hint, self.columns)
+
+
+def _rebuild(what: str, where: str, hint: str, columns: tuple[Column, ...]) -> ColumnsNeeded:
+    return ColumnsNeeded(what, where=where, hint=hint, columns=columns)
+
+
+def require_columns(evolution: Evolution, decoder: RowDecoder, shape: Shape) -> None:
+    """Raise ColumnsNeeded if the records that were decoded have fields that the columns of the table cannot store.
+
+    Raises InvalidTable for a field that no column can store.
+    """
+    columns = columns_for(evolution, decoder, shape)
+    if columns != shape.columns:
+        needed = tuple(column for column in columns if column not in shape.columns)
+        changed = ", ".join(f"{column.name} {column.type}" for column in needed)
+        raise ColumnsNeeded(f"the records need columns of the table: {changed}", columns=needed)
+
+
+def columns_for(evolution: Evolution, decoder: RowDecoder, shape: Shape) -> tuple[Column, ...]:
+    """Return the columns that the table needs for the records that were decoded, in the order of `evolved_columns`.
+
+    Raises InvalidTable for a field that no column can store.
+    """
+    if evolution == "none":
+        return shape.columns
+    return evolved_columns(evolution, shape, decoder.needed_columns())
+
+
+def evolved_columns(evolution: Evolution, shape: Shape, needed: Iterable[Column]) -> tuple[Column, ...]:
+    """Return the columns of the table, with those that are `needed`, in the same order; new ones are last.
+
+    A new column stores the fields of its name of all schemas. The columns that determine the partition and the bucket
+    of a row do not change, because the hash of a value depends on its type.
+    """
+    bucketed = shape.bucketing.columns if shape.bucketing else ()
+    fixed = {column.name for column in (*shape.partition_columns, *bucketed)}
+    types = {column.name: column.type for column in shape.columns}
+    existing = set(types)
+    for name, kind in ((column.name, column.type) for column in needed if column.name not in fixed):
+        if name not in types:
+            types[name] = kind
+        elif evolution == "widen" or name not in existing:
+            types[name] = types[name].widened(kind)
+        else:
+            types[name] = types[name].extended(kind)
+    return tuple(Column(name, kind) for name, kind in types.items())
+
+
+def plan_columns(
+    options: MappingOptions, table: Table, needed: Iterable[Column], written: Mapping[str, str]
+) -> tuple[Column, ...]:
+    """Return the columns that the table of a mapping needs for its records.
+
+    `written` contains the types of the columns at the last commit, by name. Raises InvalidTable if the table has lost
+    one of them since, because the change could otherwise revert the DDL that removed or renamed it.
+    """
+    require_fit(written, table, options.name)
+    return evolved_columns(options.schema_evolution, table.shape, needed)
+
+
+def merged(errors: Sequence[ColumnsNeeded], where: str) -> ColumnsNeeded:
+    """Return one error that needs the columns of all."""
+    columns = tuple(dict.fromkeys(column for error in errors for column in error.columns))
+    return ColumnsNeeded(errors[0].what, where=where, columns=columns)

@@ -1,0 +1,309 @@
+"""What a mapping would make of records of its topics: the rows, their partitions and buckets, and the rejects.
+
+Invariant: nothing is written to Hive or Kafka, no position is committed, and no consumer group is joined. Records are
+decoded, checked and routed by the functions of a stage.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+import pyarrow as pa
+
+from ingestd.acid.hive_text import hive_text
+from ingestd.acid.routing import Shape, route
+from ingestd.acid.writer_pool import StagingFiles, WriterPool
+from ingestd.errors import IngestdError
+from ingestd.formats.decoder import DecodeResult
+from ingestd.hive.alteration import describe
+from ingestd.hive.client import Metastore
+from ingestd.hive.tables import Table
+from ingestd.ingest.evolution import columns_for
+from ingestd.ingest.excerpt import ANSWER_SECONDS, End, read_excerpt
+from ingestd.ingest.exchange import packed
+from ingestd.ingest.new_table import find_letters, find_target
+from ingestd.ingest.options import CommitOptions, MappingOptions
+from ingestd.ingest.partitioning import Partitioning
+from ingestd.ingest.positions import InvalidPosition
+from ingestd.ingest.target import check_query, decoder_for, decoding_of, partitioning_of
+from ingestd.ingest.transform import table_rows
+from ingestd.kafka.admin import Broker
+from ingestd.kafka.ranges import OffsetRange, TopicIdentity, TopicPartition
+from ingestd.kafka.reader import Batch
+from ingestd.schema import Column
+from ingestd.spark.engine import Engine, JobGroup
+from ingestd.spark.query import Query
+from ingestd.storage.local import LocalStorage
+
+Values = tuple[str | None, ...]
+"""The values of a row as HiveServer2 returns them, without partition columns; None is NULL."""
+
+
+class NothingToPreview(IngestdError):
+    """The topics of a mapping have no records, or none after the start of a preview."""
+
+    exit_code = 65
+
+
+@dataclass(frozen=True, slots=True)
+class AtTime:
+    """The first record of each partition at or after a time, in milliseconds since 1970 (UTC)."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffset:
+    """An offset of a partition; None means the only partition that the mapping reads."""
+
+    partition: TopicPartition | None
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Origin:
+    """The place of a record in Kafka."""
+
+    topic: str
+    partition: int
+    offset: int
+
+    @classmethod
+    def of(cls, batch: Batch, record: int) -> Origin:
+        """Return the place of a record of the batch."""
+        return cls(batch.topic, int(batch.partitions[record]), int(batch.offsets[record]))
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewRow:
+    """A row: its record, the name of its partition ('' without partition columns), its bucket, and its values."""
+
+    origin: Origin
+    partition: str
+    bucket: int
+    values: Values
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewReject:
+    """A reject: its record, the column that cannot store its value ('' if the record is malformed), and the reason."""
+
+    origin: Origin
+    column: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The files of a transaction that ends by `commit.rows` or `commit.bytes`, estimated from the rows of a preview.
+
+    `records` and `rows` are numbers in that transaction, `bytes` is the size of all its ORC files, and `row_bytes` that
+    of one row. It is too large if there are few rows, because ORC compresses many rows better.
+    """
+
+    records: int
+    rows: int
+    bytes: int
+    row_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """The result for `records` records, of which `skipped` are tombstones; rows and rejects are ordered by record.
+
+    `statements` are those by which the mapping will first create or alter the table, and create that of its dead
+    letters; `table` is the result. `estimate` is None if there are fewer than two rows.
+    """
+
+    table: Table
+    statements: tuple[str, ...]
+    records: int
+    skipped: int
+    rows: tuple[PreviewRow, ...]
+    rejects: tuple[PreviewReject, ...]
+    estimate: Estimate | None
+
+    @property
+    def partitions(self) -> tuple[str, ...]:
+        """The names of the partitions of the rows, sorted."""
+        return tuple(sorted({row.partition for row in self.rows}))
+
+
+def preview(
+    metastore: Metastore,
+    options: MappingOptions,
+    limit: int,
+    start: AtTime | AtOffset | None,
+    engine: Callable[[], Engine],
+) -> Preview:
+    """Decode at most `limit` records of the mapping's topics: the first ones at or after `start`, or the last ones.
+
+    The mapping need not have run. `engine` is called only for a mapping with `where` or `transform`. Raises
+    InvalidTable, InvalidTopic, InvalidPosition for an offset that Kafka does not have, NothingToPreview, LoginFailed,
+    MetastoreUnavailable, BrokerUnavailable and the other errors of `read`, of `check_query` and of `Engine.query`.
+    """
+    table, statement = find_target(metastore, options)
+    creations = (statement, find_letters(metastore, options))
+    if options.where or options.transform:
+        check_query(table, options, engine().examine)
+    static = partitioning_of(table, options).static
+    batches = _read(options, limit, start)
+    results, evolved = _decode(options, table, batches)
+    alterations: list[str] = []
+    if evolved != table.columns:
+        alterations = describe(table, evolved)
+        table = replace(table, columns=evolved)
+        results, _ = _decode(options, table, batches)
+    query = decoding_of(table, options).query
+    if query is not None:
+        partitioning = partitioning_of(table, options)
+        results = [_queried(engine(), query, table, partitioning, *one) for one in zip(batches, results, strict=True)]
+    rows: list[PreviewRow] = []
+    rejects: list[PreviewReject] = []
+    for batch, decoded in zip(batches, results, strict=True):
+        records = decoded.records_of_rows(batch.values).tolist()
+        found = zip(records, _rows(table, static, decoded), strict=True)
+        rows += [PreviewRow(Origin.of(batch, record), *row) for record, row in found]
+        rejects += [PreviewReject(Origin.of(batch, one.row), one.column, one.reason) for one in decoded.rejects]
+    return Preview(
+        table,
+        tuple(filter(None, (*creations, *alterations))),
+        sum(len(batch.values) for batch in batches),
+        sum(decoded.skipped for decoded in results),
+        tuple(sorted(rows, key=lambda row: row.origin)),
+        tuple(sorted(rejects, key=lambda reject: reject.origin)),
+        _estimate(table.shape, [rows for decoded in results for rows in decoded.batches], options.commit, batches),
+    )
+
+
+def _decode(
+    options: MappingOptions, table: Table, batches: Sequence[Batch]
+) -> tuple[list[DecodeResult], tuple[Column, ...]]:
+    """Decode batches for a table, and return the columns that the mapping would give the table for them."""
+    decoder = decoder_for(table, options)
+    decoded = [decoder.decode(batch) for batch in batches]
+    return decoded, columns_for(options.schema_evolution, decoder, table.shape)
+
+
+def _queried(
+    engine: Engine, query: Query, table: Table, partitioning: Partitioning, batch: Batch, decoded: DecodeResult
+) -> DecodeResult:
+    """Return the rows of the table instead of the decoded rows. Each row is a task, which shows its record."""
+    # As bytes, because each task unpickles all items.
+    rows = [packed(rows.take([index])) for rows in decoded.batches for index in range(rows.num_rows)]
+    done = engine.query(JobGroup("preview"), query, _one, _list, rows) if rows else []
+    results: list[pa.RecordBatch] = []
+    records: list[int] = []
+    for record, (_, found) in zip(decoded.records_of_rows(batch.values).tolist(), done, strict=True):
+        for one in found:
+            results.append(table_rows(one, table.shape, partitioning))
+            records += [record] * one.num_rows
+    return DecodeResult(results, decoded.rejects, decoded.skipped, np.array(records, np.int64))
+
+
+def _one(row: bytes, report: Callable[[None], None]) -> Iterator[pa.RecordBatch]:
+    yield from pa.ipc.open_stream(row)
+    report(None)
+
+
+def _list(_row: bytes, batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    return list(batches)
+
+
+def _read(options: MappingOptions, limit: int, start: AtTime | AtOffset | None) -> list[Batch]:
+    """Return the records. Raises NothingToPreview if there are none."""
+    broker = Broker(options.kafka, timeout_seconds=ANSWER_SECONDS)
+    with broker.explained():
+        topics = broker.topics(options.topics)
+    partitions = [partition for topic in topics.values() for partition in topic.partitions]
+    first, ends = broker.earliest(partitions), broker.ends(partitions)
+    if isinstance(start, AtTime):
+        first = broker.at_time(partitions, start.timestamp_ms)
+    elif isinstance(start, AtOffset):
+        first = _first_of_one(options, start, first, ends)
+    ranges = [OffsetRange(*key, offset, ends[key]) for key, offset in sorted(first.items()) if ends[key] > offset]
+    identities: Mapping[str, TopicIdentity] = {name: topic.identity for name, topic in topics.items()}
+    end: End = "last" if start is None else "first"
+    batches = read_excerpt(options.kafka, ranges, limit, end, topics=identities) if ranges else []
+    if not any(batch.values for batch in batches):
+        where = f"mapping {options.name}, topics {', '.join(options.topics)}"
+        if start is None:
+            raise NothingToPreview("no records were found", where=where, hint="produce a record first")
+        raise NothingToPreview("no records were found at or after the start", where=where, hint="choose another --at")
+    return batches
+
+
+def _first_of_one(
+    options: MappingOptions,
+    start: AtOffset,
+    first: Mapping[TopicPartition, int],
+    ends: Mapping[TopicPartition, int],
+) -> dict[TopicPartition, int]:
+    """Return the partition that `start` names with the offset. Raises InvalidPosition."""
+    where = f"mapping {options.name}"
+    partition = start.partition
+    if partition is None:
+        if len(first) > 1:
+            hint = "name one, as TOPIC:PARTITION:OFFSET"
+            raise InvalidPosition(f"the mapping reads {len(first)} partitions", where=where, hint=hint)
+        [partition] = first
+    if partition not in first:
+        hint = f"it reads {len(first)} partitions of the topics {', '.join(options.topics)}"
+        raise InvalidPosition(f"the mapping does not read {partition}", where=where, hint=hint)
+    earliest, end = first[partition], ends[partition]
+    if not earliest <= start.offset <= end:
+        raise InvalidPosition(
+            f"Kafka does not have the offset {start.offset}: the partition has {earliest}..{end}",
+            where=str(partition),
+            hint=f"use an offset from {earliest} to {end}",
+        )
+    return {partition: start.offset}
+
+
+def _rows(table: Table, static: tuple[str | None, ...], decoded: DecodeResult) -> Iterator[tuple[str, int, Values]]:
+    """Yield the name of the partition, the bucket and the values of each row."""
+    for batch in decoded.batches:
+        for row in range(batch.num_rows):
+            [part] = route(batch.slice(row, 1), table.shape, static)
+            columns = zip(table.columns, part.rows.columns, strict=True)
+            values = tuple(hive_text(column.type, array[0]) for column, array in columns)
+            yield table.partition_name(part.partition), part.bucket, values
+
+
+def _estimate(
+    shape: Shape, decoded: Sequence[pa.RecordBatch], commit: CommitOptions, records: Sequence[Batch]
+) -> Estimate | None:
+    """Estimate the size of a row from the second half of the rows: only the first half needs headers and footers."""
+    rows, count = sum(batch.num_rows for batch in decoded), sum(len(batch.values) for batch in records)
+    if rows < 2:
+        return None
+    half, size = rows // 2, sum(batch.size for batch in records)
+    names = [column.name for column in shape.columns]
+    batches = [batch.select(names) for batch in decoded]
+    more_bytes = max(0, _file_size(shape, batches) - _file_size(shape, _first(batches, half)))
+    row_bytes = more_bytes / (rows - half)
+    planned = min(commit.rows, commit.bytes * count // size) if size else commit.rows
+    expected = planned * rows // count
+    return Estimate(planned, expected, int(expected * row_bytes), row_bytes)
+
+
+def _first(batches: Sequence[pa.RecordBatch], rows: int) -> list[pa.RecordBatch]:
+    """Return the first rows of the batches."""
+    starts = accumulate((batch.num_rows for batch in batches), initial=0)
+    return [batch.slice(0, rows - start) for start, batch in zip(starts, batches, strict=False) if start < rows]
+
+
+def _file_size(shape: Shape, batches: Sequence[pa.RecordBatch]) -> int:
+    """Return the size of a file with these rows in bytes, after writing it to a temporary directory."""
+    with tempfile.TemporaryDirectory(prefix="ingestd-preview-") as directory:
+        outbox = LocalStorage().outbox(directory, "sample")
+        files = StagingFiles(outbox, shape.columns, write_id=1, encoding=shape.encoding)
+        pool = WriterPool(files)
+        for batch in batches:
+            pool.add((), 0, batch)
+        pool.close()
+        return sum(file.bytes for file in files.closed)

@@ -1,0 +1,210 @@
+"""The dump of a whole database: its objects, and the files of each table in one snapshot of the source.
+
+Invariant: for every table, the manifest has the write ids and the files of one snapshot of the transactions, which was
+taken after the first event of the dump. So a change of the source is in the manifest, or is an event after the first
+event, or both; the load of events tolerates what the target has already.
+
+The steps, in an order that must not change:
+
+1. the first event is stored in the state of the dump, before this module runs, and stays if the dump is repeated
+2. the source database is marked (`source_marks.py`), also before, so that its change manager keeps removed files
+3. a transaction is opened, which keeps the compaction cleaner from removing files
+4. wait until no transaction that began earlier writes to the tables; take the snapshot
+5. list the objects and files, into a directory that belongs to this attempt
+6. make sure that the transaction is still open, else start again
+
+An object that is dropped meanwhile is skipped, because its event follows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+
+from ingestd.acid.visibility import ValidWriteIds
+from ingestd.errors import InvalidTable, ReplicationError
+from ingestd.hive.attachments import list_constraints, list_functions
+from ingestd.hive.objects import (
+    PartitionObject,
+    TableKind,
+    TableObject,
+    all_partition_names,
+    find_database,
+    find_partitions,
+    find_table,
+    table_names,
+)
+from ingestd.hive.partitions import by_call
+from ingestd.hive.snapshot import ReadTransaction, TablesSnapshot, WriterRule, wait_for_writers
+from ingestd.hive.tables import WHOLE_TABLE, TableName
+from ingestd.hive.write_ids import as_text
+from ingestd.replication.cluster import Cluster
+from ingestd.replication.directory import Dump
+from ingestd.replication.dump_files import DumpMetadata, Phase
+from ingestd.replication.exact_statistics import for_copy
+from ingestd.replication.external import ExternalDirectory, directories, store_directories
+from ingestd.replication.manifest import (
+    AbortedRecord,
+    ConstraintRecord,
+    DatabaseRecord,
+    FileRecord,
+    FunctionRecord,
+    ManifestWriter,
+    PartitionRecord,
+    TableRecord,
+)
+from ingestd.replication.marks import PENDING
+from ingestd.replication.source_marks import require_source
+from ingestd.replication.table_files import ListedFile, all_files, visible_files
+from ingestd.storage.contract import NotFound
+from ingestd.storage.parallel import run_all
+
+_LISTING_THREADS = 32
+# Kinds whose files a bootstrap copies; those of external tables are copied by difference in every cycle.
+_WITH_FILES = (TableKind.FULL_ACID, TableKind.INSERT_ONLY, TableKind.MANAGED)
+
+
+class DumpStep(Enum):
+    """The steps that an observer of a dump is informed of."""
+
+    EVENTS = "events"
+    SNAPSHOT = "snapshot"
+    TABLE = "table"
+    MANIFEST = "manifest"
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapDumpOptions:
+    """How long to wait for transactions that write to the tables. `observe` is called after each step."""
+
+    writers: WriterRule = field(default_factory=WriterRule)
+    observe: Callable[[DumpStep], None] = lambda _: None
+
+
+def dump_bootstrap(source: Cluster, dump: Dump, options: BootstrapDumpOptions, stop: threading.Event) -> DumpMetadata:
+    """Write the manifests of a database into the dump's directory; return the metadata with which it is finished.
+
+    May be repeated for the same dump. Raises InvalidTable if the database does not exist, ReplicationError if it is
+    itself a replica that is not complete, WritersActive, TransactionAborted if the snapshot was lost, so that the dump
+    must be repeated, and the errors of the metastore and of the storages.
+    """
+    scope = dump.state.scope
+    _require_complete(source, scope.database)
+    with ReadTransaction(source.metastore, f"ingestd repl dump {scope.database}") as held:
+        names = [name for name in table_names(source.metastore, scope.database) if scope.contains(name)]
+        tables = [TableName(scope.database, name) for name in names]
+        held.keep_files(tables)
+        snapshot = wait_for_writers(source.metastore, tables, options.writers, stop)
+        options.observe(DumpStep.SNAPSHOT)
+        directory = f"manifest-{held.id}"
+        location = source.storages.location(dump.uri)
+        writer = ManifestWriter(source.storages.at(dump.uri), location.make_directory(directory))
+        external: list[ExternalDirectory] = []
+        TableListing(source, snapshot, writer, external, options.observe).run(tables, scope.database)
+        store_directories(writer, external)
+        held.check()
+        writer.finish()
+        options.observe(DumpStep.MANIFEST)
+    first = dump.state.from_event
+    return DumpMetadata(Phase.BOOTSTRAP, first, first, scope, payload=directory)
+
+
+def _require_complete(source: Cluster, name: str) -> None:
+    if require_source(source.metastore, name).parameters.get(PENDING) == "true":
+        raise ReplicationError(
+            "the database is a replica whose first incremental load is not complete",
+            where=f"database {name}",
+            hint="let the replication into this database complete a cycle first",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TableListing:
+    """Lists the objects of a snapshot into a manifest; appends the directories of external tables to `external`."""
+
+    source: Cluster
+    snapshot: TablesSnapshot
+    writer: ManifestWriter
+    external: list[ExternalDirectory]
+    observe: Callable[[DumpStep], None]
+
+    def run(self, tables: Sequence[TableName], database: str) -> None:
+        """List the database, its tables and its functions."""
+        found = find_database(self.source.metastore, database)
+        if found is None:
+            raise InvalidTable("the database was dropped during the dump", where=f"database {database}")
+        self.writer.add(DatabaseRecord(found.text))
+        self.add_tables(tables)
+        for function in list_functions(self.source.metastore, database):
+            if function.resources:  # a function without files is on the class path of the servers
+                self.writer.add(FunctionRecord(function.text))
+
+    def add_tables(self, tables: Sequence[TableName]) -> None:
+        """List the tables that exist, except materialized views."""
+        for name in tables:
+            table = find_table(self.source.metastore, name)
+            if table is not None and table.kind is not TableKind.MATERIALIZED_VIEW:
+                self._add_table(table)
+                self.observe(DumpStep.TABLE)
+
+    def _add_table(self, table: TableObject) -> None:
+        name = table.name
+        ids = self.snapshot.write_ids[name]
+        is_transactional = table.kind.is_transactional
+        self.writer.add(TableRecord(name.table, for_copy(table, ids).text, as_text(ids) if is_transactional else ""))
+        try:
+            for constraint in list_constraints(self.source.metastore, name):
+                self.writer.add(ConstraintRecord(name.table, constraint.kind.value, constraint.texts))
+            if table.kind is TableKind.EXTERNAL:
+                self.external.extend(directories(name.table, table.location, {}))
+            if table.partition_columns:
+                for some in by_call(all_partition_names(self.source.metastore, name)):
+                    self._add_partitions(table, list(find_partitions(self.source.metastore, name, some)), ids)
+            elif table.kind in _WITH_FILES:
+                self._add_files(name, WHOLE_TABLE, self._files(table, table.location, ids), ids)
+        except (InvalidTable, NotFound):
+            if find_table(self.source.metastore, name) is not None:
+                raise
+
+    def _add_partitions(self, table: TableObject, partitions: Sequence[PartitionObject], ids: ValidWriteIds) -> None:
+        names = [table.partition_name(one.values) for one in partitions]
+        for name, partition in zip(names, partitions, strict=True):
+            self.writer.add(PartitionRecord(table.name.table, name, for_copy(partition, ids).text))
+        if table.kind is TableKind.EXTERNAL:
+            locations = {name: partition.location for name, partition in zip(names, partitions, strict=True)}
+            self.external.extend(directories(table.name.table, table.location, locations)[1:])
+        if table.kind in _WITH_FILES:
+            calls = [
+                partial(self._partition_files, table, name, partition.location, ids)
+                for name, partition in zip(names, partitions, strict=True)
+            ]
+            for name, files in zip(names, run_all(calls, _LISTING_THREADS), strict=True):
+                self._add_files(table.name, name, files, ids)
+
+    def _partition_files(self, table: TableObject, name: str, location: str, ids: ValidWriteIds) -> list[ListedFile]:
+        """List a partition; one that was dropped has no files, and one whose directory is missing is an error."""
+        try:
+            return list(self._files(table, location, ids))
+        except NotFound:
+            if next(find_partitions(self.source.metastore, table.name, [name]), None) is not None:
+                raise
+            return []
+
+    def _files(self, table: TableObject, location: str, ids: ValidWriteIds) -> Iterator[ListedFile]:
+        storage = self.source.storages.at(location)
+        if table.kind.is_transactional:
+            return visible_files(storage, location, ids, self.snapshot.transactions.is_committed)
+        return all_files(storage, location)
+
+    def _add_files(self, table: TableName, partition: str, files: Iterable[ListedFile], ids: ValidWriteIds) -> None:
+        aborted: set[int] = set()
+        for file in files:
+            where = (table.table, partition, file.directory, file.name)
+            self.writer.add(FileRecord(*where, file.uri, file.length, file.written))
+            if file.batch:
+                aborted.update(one for one in ids.aborted if one in file.batch)
+        if aborted:
+            self.writer.add(AbortedRecord(table.table, partition, tuple(sorted(aborted))))

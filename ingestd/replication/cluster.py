@@ -1,0 +1,31 @@
+"""One side of a replication: the metastore and the storages of a cluster.
+
+Invariant: a dump uses the cluster of the source only, and a load that of the target, whose storages must also be able
+to read the files of the source.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ingestd.hive.client import Metastore
+from ingestd.hive.held_lease import HeldLease
+from ingestd.hive.tables import TableName
+from ingestd.storage.storages import Storages
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster as one process reaches it. Thread-safe."""
+
+    metastore: Metastore
+    storages: Storages
+
+    def under(self, lease: HeldLease) -> Cluster:
+        """Return the cluster for the holder of a lease: when it is lost, each call raises OwnershipLost instead."""
+        return Cluster(self.metastore.guarded(lease.check), self.storages)
+
+
+def load_lease(target: Cluster, database: str) -> HeldLease:
+    """Acquire the lease of loads into a database. Raises OwnershipLost if another process holds it."""
+    return HeldLease(target.metastore, TableName(database, "ingestd_load"), f"load into the database {database}")

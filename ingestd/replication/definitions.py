@@ -1,0 +1,388 @@
+"""Replays changes of definitions: databases, tables, partitions, statistics, constraints and functions.
+
+Invariant: to replay an event again has no effect, if no later event of the same object was replayed. A definition on
+the target is that of the source, with names, locations and marks of the target. Changes of rows are not replayed here,
+except TRUNCATE.
+
+An object that does not exist on the target is an error, unless `accepts_missing` is set: until the first cycle after a
+bootstrap is complete, events may concern objects that were dropped or renamed while they were copied. A table that was
+renamed meanwhile may have been copied under neither name; then it is lost.
+
+A change under the write id of a transaction that aborts is no TRUNCATE, and makes no statistics exact (`Outcomes`). If
+the transaction has not ended in this cycle, its statistics are not exact until the next change.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ingestd.errors import ReplicationError
+from ingestd.hive.attachments import (
+    ColumnStatistics,
+    Constraint,
+    ConstraintKind,
+    FunctionObject,
+    add_constraints,
+    create_function,
+    delete_statistics,
+    drop_constraint,
+    drop_function,
+    store_statistics,
+)
+from ingestd.hive.client import Metastore
+from ingestd.hive.objects import (
+    DatabaseObject,
+    PartitionObject,
+    TableKind,
+    TableObject,
+    add_partitions,
+    alter_database,
+    alter_table,
+    create_table,
+    drop_partitions,
+    drop_table,
+    find_database,
+    find_table,
+    table_names,
+)
+from ingestd.hive.partitions import rename_partition
+from ingestd.hive.tables import WHOLE_TABLE, TableName
+from ingestd.hive.truncation import truncate_at_once, truncate_in_transaction
+from ingestd.replication.cycle_plan import Outcome, is_move, is_truncation, write_id_of
+from ingestd.replication.event_records import EventRecord
+from ingestd.replication.exact_statistics import inexact
+from ingestd.replication.external import target_location
+from ingestd.replication.marks import READ_ONLY, without_marks
+from ingestd.replication.target_objects import TargetObjects
+from ingestd.storage.contract import child
+
+_WITHOUT_DATA = (TableKind.EXTERNAL, TableKind.STORAGE_HANDLER)
+_CONSTRAINTS = {
+    "ADD_PRIMARYKEY": ("primaryKeyListJson", ConstraintKind.PRIMARY_KEY),
+    "ADD_FOREIGNKEY": ("foreignKeyListJson", ConstraintKind.FOREIGN_KEY),
+    "ADD_UNIQUECONSTRAINT": ("uniqueConstraintListJson", ConstraintKind.UNIQUE),
+    "ADD_NOTNULLCONSTRAINT": ("notNullConstraintListJson", ConstraintKind.NOT_NULL),
+    "ADD_DEFAULTCONSTRAINT": ("defaultConstraintListJson", ConstraintKind.DEFAULT),
+    "ADD_CHECKCONSTRAINT": ("checkConstraintListJson", ConstraintKind.CHECK),
+}
+_Message = Mapping[str, Any]
+
+
+# Events after which the last event need not be stored: to replay several of them again leaves the same result.
+_REPEATABLE = frozenset(("ADD_PARTITION", "UPDATE_TBL_COL_STAT_EVENT", "UPDATE_PART_COL_STAT_EVENT"))
+
+
+def is_repeatable(record: EventRecord) -> bool:
+    """Return whether an event, and similar ones after it, may be replayed again.
+
+    Each commit of ingestd and of Hive is preceded by such events, which change statistics.
+    """
+    if record.type in {"ALTER_PARTITION", "ALTER_PARTITIONS"}:
+        return not is_move(record) and not is_truncation(record.message)
+    if record.type != "ALTER_TABLE":
+        return record.type in _REPEATABLE
+    message = record.message
+    before, after = (TableObject.parse(message[f"tableObj{when}Json"]) for when in ("Before", "After"))
+    return before.name == after.name and before.raw.sd.cols == after.raw.sd.cols and not is_truncation(message)
+
+
+class Definitions:
+    """The definitions of the database `database`, a copy of the source's database `source`.
+
+    `external_base` is the URI below which external tables are, None if there may be none. `lose` is called with a table
+    that cannot be followed, and the reason.
+    """
+
+    def __init__(
+        self,
+        metastore: Metastore,
+        source: str,
+        database: str,
+        external_base: str | None,
+        lose: Callable[[str, str], None],
+        *,
+        accepts_missing: bool,
+    ) -> None:
+        self._metastore = metastore
+        self._source = source
+        self._database = database
+        self._external_base = external_base
+        self._outcome: Outcome | None = Outcome.COMMITTED  # of the event that is being replayed
+        self._lose = lose
+        self._accepts_missing = accepts_missing
+        self._objects = TargetObjects(metastore, database)
+        self._handlers: dict[str, Callable[[str, _Message], None]] = {
+            "CREATE_DATABASE": self._ignore,  # the target exists, and ALTER_DATABASE has all properties
+            "ALTER_DATABASE": self._alter_database,
+            "DROP_DATABASE": self._empty_database,
+            "CREATE_TABLE": self._create_table,
+            "ALTER_TABLE": self._alter_table,
+            "DROP_TABLE": self._drop_table,
+            "ADD_PARTITION": self._add_partitions,
+            "ALTER_PARTITION": self._alter_partition,
+            "ALTER_PARTITIONS": self._alter_partitions,
+            "DROP_PARTITION": self._drop_partitions,
+            "UPDATE_TBL_COL_STAT_EVENT": self._store_statistics,
+            "UPDATE_PART_COL_STAT_EVENT": self._store_statistics,
+            "DELETE_TBL_COL_STAT_EVENT": self._delete_statistics,
+            "DELETE_PART_COL_STAT_EVENT": self._delete_statistics,
+            "DROP_CONSTRAINT": self._drop_constraint,
+            "CREATE_FUNCTION": self._create_function,
+            "DROP_FUNCTION": self._drop_function,
+            **{kind: partial(self._add_constraints, kind) for kind in _CONSTRAINTS},
+        }
+
+    def apply(self, record: EventRecord, outcome: Outcome | None) -> None:
+        """Replay an event; `outcome` is that of its transaction, None if it is not known.
+
+        Raises ReplicationError for a type that is not known, and the errors of the metastore.
+        """
+        handler = self._handlers.get(record.type)
+        if handler is None:
+            raise ReplicationError(
+                f"events of the type {record.type} cannot be replayed", where=f"event {record.event}"
+            )
+        self._outcome = outcome
+        handler(record.table, record.message)
+        if not is_repeatable(record):
+            self._objects.forget()
+
+    def table(self, name: str) -> TableObject | None:
+        """Return a table of the target, None if it does not exist.
+
+        Raises ReplicationError if it must exist.
+        """
+        found = self.find(name)
+        if found is None and not self._accepts_missing:
+            raise self._missing(name)
+        return found
+
+    def find(self, name: str) -> TableObject | None:
+        """Return a table of the target, None if it does not exist."""
+        return self._objects.table(name)
+
+    def partitions(self, table: TableObject, names: Sequence[str]) -> Mapping[str, PartitionObject]:
+        """Return the partitions in `names`, which are escaped, of a table of the target that exist."""
+        return self._objects.partitions(table, names)
+
+    def drop(self, name: str) -> None:
+        """Drop a table that has left the scope, if it exists."""
+        self._drop_table(name, {})
+        self._objects.forget()
+
+    def _missing(self, name: str) -> ReplicationError:
+        return ReplicationError(
+            "the table is missing on the target",
+            where=f"table {self._database}.{name}",
+            hint="another client has dropped it; drop the target database and bootstrap again",
+        )
+
+    def _name(self, table: str) -> TableName:
+        return TableName(self._database, table)
+
+    # --- databases
+
+    def _ignore(self, _table: str, _message: _Message) -> None:
+        pass
+
+    def _alter_database(self, _table: str, message: _Message) -> None:
+        after = DatabaseObject.parse(message["dbObjAfterJson"])
+        found = find_database(self._metastore, self._database)
+        if found is None:
+            raise ReplicationError("the database is missing", where=f"database {self._database}")
+        raw = copy.deepcopy(found.raw)
+        raw.parameters = {**_with_marks(after.parameters, found.parameters), READ_ONLY: "true"}
+        raw.description, raw.ownerName, raw.ownerType = after.raw.description, after.raw.ownerName, after.raw.ownerType
+        alter_database(self._metastore, DatabaseObject(raw))
+
+    def _empty_database(self, _table: str, _message: _Message) -> None:
+        """Drop all tables. The database stays, because its properties are the state of the replication."""
+        for name in table_names(self._metastore, self._database):
+            self._drop_table(name, {})
+
+    # --- tables
+
+    def _create_table(self, table: str, message: _Message) -> None:
+        described = TableObject.parse(message["tableObjJson"])
+        if described.kind is TableKind.MATERIALIZED_VIEW or find_table(self._metastore, self._name(table)) is not None:
+            return
+        location = self._external(described.location) if described.kind is TableKind.EXTERNAL else None
+        create_table(
+            self._metastore, described.copied(self._name(table), location, without_marks(described.parameters))
+        )
+
+    def _alter_table(self, table: str, message: _Message) -> None:
+        after = TableObject.parse(message["tableObjAfterJson"])
+        name = after.name.table
+        if name != table and find_table(self._metastore, self._name(table)) is None:
+            if self.table(name) is None:  # not renamed in an earlier replay
+                self._lose(name, f"it was renamed from {table}, of which the target has no copy")
+            return
+        found = self.table(table)
+        if found is None:
+            return
+        write_id = write_id_of(message)
+        if is_truncation(message):
+            self._truncate(found, (), write_id)
+        location = self._external(after.location) if after.kind is TableKind.EXTERNAL else found.raw.sd.location
+        changed = after.copied(self._name(name), location, self._parameters(after.parameters, found.parameters))
+        if write_id > 0:
+            changed.raw.writeId = write_id
+        if name == table:
+            self._objects.alter_table(changed)
+        else:
+            alter_table(self._metastore, self._name(table), changed)
+
+    def _parameters(self, source: Mapping[str, str], target: Mapping[str, str]) -> dict[str, str]:
+        changed = _with_marks(source, target)
+        return changed if self._outcome is Outcome.COMMITTED else inexact(changed)
+
+    def _drop_table(self, table: str, _message: _Message) -> None:
+        """Drop a table; the files of an external one stay."""
+        found = find_table(self._metastore, self._name(table))
+        if found is not None:
+            drop_table(self._metastore, found.name, delete_data=found.kind not in _WITHOUT_DATA)
+
+    def _truncate(self, table: TableObject, partitions: Sequence[str], write_id: int) -> None:
+        """Truncate a table, or `partitions` if there are any. The files of external tables are copied by difference."""
+        if self._outcome is Outcome.ABORTED:
+            return
+        if table.kind.is_transactional and write_id > 0:
+            truncate_in_transaction(self._metastore, table.name, partitions, write_id)
+        elif table.kind is not TableKind.EXTERNAL:
+            truncate_at_once(self._metastore, table.name, partitions)
+
+    def _external(self, location: str) -> str:
+        return target_location(location, self._external_base)
+
+    # --- partitions
+
+    def _add_partitions(self, table: str, message: _Message) -> None:
+        found = self.table(table)
+        if found is None:
+            return
+        described = [PartitionObject.parse(text) for text in message["partitionListJson"]]
+        copies = [
+            one.copied(found.name, self._location(found, one), without_marks(one.parameters)) for one in described
+        ]
+        add_partitions(self._metastore, found, copies)
+
+    def _location(self, table: TableObject, partition: PartitionObject) -> str:
+        """Return the location of a new partition."""
+        if table.kind is TableKind.EXTERNAL:
+            return self._external(partition.location)
+        return child(table.location, table.partition_name(partition.values))
+
+    def _alter_partition(self, table: str, message: _Message) -> None:
+        before, after = (PartitionObject.parse(message[f"partitionObj{when}Json"]) for when in ("Before", "After"))
+        found = self.table(table)
+        if found is None:
+            return
+        if before.values != after.values:
+            existing = self._existing(found, [before.values]).get(before.values)
+            if existing:
+                location = existing.location
+                renamed = after.copied(found.name, location, _with_marks(after.parameters, existing.parameters))
+                rename_partition(self._metastore, found.name, before.values, renamed.raw)
+            return
+        self._change_partitions(found, [after], message)
+
+    def _alter_partitions(self, table: str, message: _Message) -> None:
+        found = self.table(table)
+        if found is not None:
+            described = [PartitionObject.parse(text) for text in message["partitionListJson"]]
+            self._change_partitions(found, described, message)
+
+    def _change_partitions(self, table: TableObject, described: Sequence[PartitionObject], message: _Message) -> None:
+        """Replace the definitions of partitions that exist."""
+        existing = self._existing(table, [one.values for one in described])
+        if len(existing) < len(described) and not self._accepts_missing:
+            raise self._missing(f"{table.name.table}, a partition")
+        write_id = write_id_of(message)
+        if is_truncation(message):
+            self._truncate(table, [table.partition_name(values) for values in existing], write_id)
+        changed = []
+        for one in described:
+            if one.values in existing:
+                old = existing[one.values]
+                location = self._external(one.location) if table.kind is TableKind.EXTERNAL else old.location
+                changed.append(one.copied(table.name, location, self._parameters(one.parameters, old.parameters)))
+                if write_id > 0:
+                    changed[-1].raw.writeId = write_id
+        self._objects.alter_partitions(table, changed)
+
+    def _existing(
+        self, table: TableObject, values: Sequence[tuple[str, ...]]
+    ) -> dict[tuple[str, ...], PartitionObject]:
+        found = self._objects.partitions(table, [table.partition_name(one) for one in values])
+        return {one.values: one for one in found.values()}
+
+    def _drop_partitions(self, table: str, message: _Message) -> None:
+        found = self.table(table)
+        if found is not None:
+            names = [
+                found.partition_name([one[key] for key in found.partition_columns]) for one in message["partitions"]
+            ]
+            delete_data = found.kind not in _WITHOUT_DATA
+            drop_partitions(self._metastore, found.name, names, delete_data=delete_data)
+
+    # --- statistics, constraints and functions
+
+    def _store_statistics(self, table: str, message: _Message) -> None:
+        if (found := self.table(table)) is not None:
+            statistics = ColumnStatistics.parse(message["colStatsJson"], write_id_of(message))
+            store_statistics(self._metastore, found.name, statistics)
+            if self._outcome is not Outcome.COMMITTED:
+                self.distrust_statistics(table, statistics.raw.statsDesc.partName or WHOLE_TABLE)
+
+    def distrust_statistics(self, table: str, partition: str) -> None:
+        """Let readers of a table, or of a partition if it is not WHOLE_TABLE, read rows in place of statistics."""
+        self._objects.forget()  # events of statistics change parameters
+        found = self.find(table)
+        if found is None:
+            return
+        if partition:
+            partitions = self._objects.partitions(found, [partition]).values()
+            copies = [one.copied(found.name, one.raw.sd.location, inexact(one.parameters)) for one in partitions]
+            self._objects.alter_partitions(found, copies)
+        else:
+            changed = found.copied(found.name, found.raw.sd.location, inexact(found.parameters))
+            self._objects.alter_table(changed)
+
+    def _delete_statistics(self, table: str, message: _Message) -> None:
+        found = self.table(table)
+        if found is not None and not found.kind.is_transactional:
+            partition = message.get("partName") or WHOLE_TABLE
+            delete_statistics(self._metastore, found.name, partition, message["colName"], message.get("engine") or "")
+
+    def _add_constraints(self, kind: str, table: str, message: _Message) -> None:
+        if (found := self.table(table)) is not None:
+            field, constraint_kind = _CONSTRAINTS[kind]
+            by_name: dict[str, list[str]] = defaultdict(list)
+            for text in message[field]:
+                by_name[Constraint.parse(constraint_kind, [text]).name].append(text)
+            constraints = [Constraint.parse(constraint_kind, texts) for texts in by_name.values()]
+            copies = [one.copied(self._source, self._database) for one in constraints]
+            add_constraints(self._metastore, found.name, copies)
+
+    def _drop_constraint(self, table: str, message: _Message) -> None:
+        if (found := self.table(table)) is not None:
+            drop_constraint(self._metastore, found.name, message["constraintName"])
+
+    def _create_function(self, _table: str, message: _Message) -> None:
+        function = FunctionObject.parse(message["functionObjJson"]).copied(self._database)
+        if function.resources:  # a function without files is on the class path of the servers
+            create_function(self._metastore, function)
+
+    def _drop_function(self, _table: str, message: _Message) -> None:
+        drop_function(self._metastore, self._database, message["functionName"])
+
+
+def _with_marks(source: Mapping[str, str], target: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of the source, with the marks that the target has."""
+    own = without_marks(target)
+    return {**without_marks(source), **{key: value for key, value in target.items() if key not in own}}

@@ -1,0 +1,31 @@
+"""Decides which statistics a copy may take over as exact.
+
+Invariant: statistics that an aborted transaction has stored are never exact on a target. A source knows the write id as
+aborted, so its readers ignore them; a target forgets aborted write ids, and its readers would use them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from ingestd.acid.visibility import ValidWriteIds
+from ingestd.hive.objects import PartitionObject, TableObject
+
+T = TypeVar("T", TableObject, PartitionObject)
+
+
+def inexact(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters of a table or partition without the mark that its statistics are exact."""
+    return {key: value for key, value in parameters.items() if key != "COLUMN_STATS_ACCURATE"}
+
+
+def for_copy(described: T, ids: ValidWriteIds) -> T:
+    """Return a table or partition as it is copied in a snapshot: without statistics of an aborted transaction."""
+    if described.raw.writeId not in ids.aborted:
+        return described
+    raw = copy.deepcopy(described.raw)
+    raw.colStats, raw.parameters = None, inexact(described.parameters)
+    return replace(described, raw=raw)

@@ -1,0 +1,174 @@
+"""Which directories of external tables are copied, and where they are on the target.
+
+Invariant: no two directories of one or several sources are copied to the same place. A target location is the base
+directory of its policy followed by the path of the source location, without scheme and authority.
+
+Source: `hive.repl.replica.external.table.base.dir` and `_external_tables_info` of Hive's replication.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ingestd.errors import ConfigError, ReplicationError
+from ingestd.replication.manifest import ExternalRecord, Manifest, ManifestWriter
+from ingestd.replication.mirror import Mirror
+from ingestd.storage.contract import child, split
+
+INFO_FILE = "_external_tables_info"
+BASE_KEY = "hive.repl.replica.external.table.base.dir"
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalDirectory:
+    """The directory at the fully qualified URI `uri` of an external table.
+
+    `partition` is the escaped name of a partition outside of the table's directory; '' for the table and all of its
+    other partitions.
+    """
+
+    table: str
+    partition: str
+    uri: str
+
+
+def directories(table: str, location: str, partitions: Mapping[str, str]) -> list[ExternalDirectory]:
+    """Return the directory of a table, and those of the partitions that are outside of it.
+
+    `partitions` maps the escaped name of each partition to its location.
+    """
+    outside = [ExternalDirectory(table, name, uri) for name, uri in partitions.items() if not _contains(location, uri)]
+    return [ExternalDirectory(table, "", location), *outside]
+
+
+def encoded(found: Iterable[ExternalDirectory]) -> bytes:
+    """Return the content of `_external_tables_info`: a line for each directory.
+
+    A line consists of the table's name, the partition's name unless it is empty, and the base64 of the URI, separated
+    by commas.
+    """
+    lines = []
+    for one in found:
+        path = base64.b64encode(one.uri.encode()).decode()
+        lines.append(",".join((one.table, *filter(None, [one.partition]), path)) + "\n")
+    return "".join(lines).encode()
+
+
+def decoded(content: bytes, where: str) -> list[ExternalDirectory]:
+    """Parse the content of `_external_tables_info`, whose URI is `where`. Raises ReplicationError.
+
+    A partition's name may contain commas.
+    """
+    found = []
+    for number, line in enumerate(content.decode(errors="replace").rstrip("\n").split("\n") if content else (), 1):
+        table, _, rest = line.partition(",")
+        partition, _, path = rest.rpartition(",")
+        try:
+            uri = base64.b64decode(path, validate=True).decode()
+        except ValueError:
+            uri = ""
+        if not table or not uri:
+            raise ReplicationError(
+                "the line is not a table, an optional partition and the base64 of a path",
+                where=f"{where}, line {number}",
+                hint="remove the dump; the next one writes the file again",
+            )
+        found.append(ExternalDirectory(table, partition, uri))
+    return found
+
+
+def store_directories(writer: ManifestWriter, found: Sequence[ExternalDirectory]) -> None:
+    """Write `_external_tables_info` into a manifest that is not finished."""
+    writer.write_file(INFO_FILE, encoded(found))
+    writer.add(ExternalRecord(len(found)))
+
+
+def read_directories(manifest: Manifest) -> list[ExternalDirectory]:
+    """Return the directories in a manifest. Raises ReplicationError, ManifestIncomplete and StorageUnavailable."""
+    found = decoded(manifest.read_file(INFO_FILE), child(manifest.directory, INFO_FILE))
+    for record in manifest.read(ExternalRecord):  # a dump of an earlier release has none
+        if record.directories != len(found):
+            raise manifest.damaged(INFO_FILE, f"has {len(found)} lines instead of {record.directories}")
+    return found
+
+
+def is_fully_qualified(uri: str) -> bool:
+    """Return whether a URI has a scheme, a cluster or bucket unless it is local, and an absolute path."""
+    parts = split(uri)
+    return ":" in uri and parts.path.startswith("/") and (parts.scheme == "file" or bool(parts.authority))
+
+
+def has_credentials(uri: str) -> bool:
+    """Return whether a URI has a user, and perhaps a password, before its host or bucket."""
+    return "@" in split(uri).authority
+
+
+def check_base(base: str) -> None:
+    """Raise ConfigError unless a base directory is fully qualified."""
+    if not is_fully_qualified(base):
+        raise ConfigError(
+            f"the base directory must be a fully qualified URI, not {base!r}",
+            where=BASE_KEY,
+            hint="set it to a directory of the target, such as hdfs://nameservice/replica; / keeps the paths",
+        )
+
+
+def overlap(base: str, other: str) -> bool:
+    """Return whether one of two directories contains the other, or is the other."""
+    return _contains(base, other) or _contains(other, base)
+
+
+def target_location(location: str, base: str | None) -> str:
+    """Return where the source location of an external table or partition is on the target.
+
+    Raises ConfigError if there is no base directory.
+    """
+    if base is None:
+        raise ConfigError(
+            "the source has external tables, and no base directory for them is set",
+            where=location,
+            hint=f"set {BASE_KEY}",
+        )
+    path = split(location).path.strip("/")
+    return child(base, path) if path else base
+
+
+def mirrors(found: Iterable[ExternalDirectory], base: str | None) -> list[Mirror]:
+    """Return the directories to copy, without those that are inside others.
+
+    Raises ConfigError if there are directories and no base directory, if two would be copied to the same place, as
+    those of two clusters or buckets may be, and if one would be copied into itself.
+    """
+    kept: list[Mirror] = []
+    for uri in sorted({one.uri.rstrip("/") for one in found}, key=len):
+        if any(_contains(mirror.source, uri) for mirror in kept):
+            continue
+        target = target_location(uri, base)
+        if overlap(uri, target):
+            raise ConfigError(
+                f"{uri} would be copied to {target}, which is the same directory, or inside or around it",
+                where=f"{BASE_KEY} {base}",
+                hint="set it to a directory of the target that contains no files of the source",
+            )
+        for mirror in kept:
+            if _contains(mirror.target, target) or _contains(target, mirror.target):
+                raise ConfigError(
+                    f"{mirror.source} and {uri} would both be copied to {target}",
+                    where=f"{BASE_KEY} {base}",
+                    hint="replicate their tables by policies with different base directories",
+                )
+        kept.append(Mirror(uri, target))
+    return kept
+
+
+def _contains(directory: str, uri: str) -> bool:
+    """Return whether `uri` is a directory or is below it."""
+    return _parts(uri)[: len(_parts(directory))] == _parts(directory)
+
+
+def _parts(uri: str) -> tuple[str, ...]:
+    scheme, authority, path = split(uri)
+    family = "s3" if scheme in {"s3", "s3a", "s3n"} else scheme
+    return (family, authority, *filter(None, path.split("/")))

@@ -1,0 +1,42 @@
+"""Keeps the Spark job of a suspended load from placing files after another process has taken the load over.
+
+Invariant: only the load that has begun last may place files from a dump; its token is in the file `_loader`. A process
+that is suspended cannot cancel its job, whose tasks run on, but each task reads the token before it places a file. The
+directory of a dump is removed after it was loaded, and then none of its loads may place a file.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from ingestd.errors import OwnershipLost
+from ingestd.storage.contract import NotFound, child
+from ingestd.storage.storages import Storages
+from ingestd.storage.stream import BytesStream
+
+_FILE = "_loader"
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The right of one load to place files, until another one begins. `file` is the URI of `_loader`."""
+
+    file: str
+    token: str
+
+    @classmethod
+    def begin(cls, storages: Storages, dump: str) -> Fence:
+        """End the right of all earlier loads of the dump in the directory `dump`. Raises StorageUnavailable."""
+        made = cls(child(dump, _FILE), uuid.uuid4().hex)
+        storages.at(made.file).replace(made.file, BytesStream(made.token.encode()), f".{_FILE}-{made.token}")
+        return made
+
+    def check(self, storages: Storages) -> None:
+        """Raise OwnershipLost if another load has begun, or the dump was loaded and removed; or StorageUnavailable."""
+        try:
+            found = storages.at(self.file).read(self.file).decode(errors="replace")
+        except NotFound:
+            found = ""
+        if found != self.token:
+            raise OwnershipLost("another process loads this dump, or has loaded it", where=self.file)

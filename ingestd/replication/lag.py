@@ -1,0 +1,80 @@
+"""Which tables the source has changed since the last event of a target, so that they may differ.
+
+Invariant: a change that a reader of the source saw before it asked is known, because HMS stores a change and its event
+together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ingestd.hive.client import Metastore
+from ingestd.hive.events import Event, EventLog
+from ingestd.hive.objects import TableObject
+
+# Types of events that change neither a definition nor the set of partitions.
+_SKIPPED = (
+    "OPEN_TXN",
+    "COMMIT_TXN",
+    "ABORT_TXN",
+    "ALLOC_WRITE_ID_EVENT",
+    "UPDATE_TBL_COL_STAT_EVENT",
+    "UPDATE_PART_COL_STAT_EVENT",
+    "COMMIT_COMPACTION_EVENT",
+)
+_OF_PARTITIONS = frozenset(("ADD_PARTITION", "DROP_PARTITION", "ALTER_PARTITION", "ALTER_PARTITIONS"))
+
+
+class UnreplayedChanges:
+    """The changes of a source database after the event `last`; None: no change is known. Not thread-safe."""
+
+    def __init__(self, source: Metastore, database: str, last: int | None) -> None:
+        self._log = EventLog(source)
+        self._database = database
+        self._last = last
+        self._defined: set[str] = set()
+        self._partitioned: set[str] = set()
+
+    def concern_definition(self, table: str) -> bool:
+        """Return whether a table was created, dropped, renamed or altered. Raises MetastoreUnavailable."""
+        self._read()
+        return table in self._defined
+
+    def concern_partitions(self, table: str) -> bool:
+        """Return whether partitions of a table were added, dropped or renamed. Raises MetastoreUnavailable."""
+        self._read()
+        return table in self._partitioned or table in self._defined
+
+    def _read(self) -> None:
+        if self._last is None:
+            return
+        for event in self._log.scan(self._last, _SKIPPED):
+            self._last = event.id
+            if event.database == self._database and event.table:
+                self._add(event)
+
+    def _add(self, event: Event) -> None:
+        if event.type in _OF_PARTITIONS:
+            self._partitioned.add(event.table)
+        elif event.type != "ALTER_TABLE":
+            self._defined.add(event.table)
+        else:
+            message = event.message
+            before, after = (TableObject.parse(message[f"tableObj{when}Json"]) for when in ("Before", "After"))
+            if before.name != after.name or compare_definitions(before, after):
+                self._defined |= {before.name.table, after.name.table}
+
+
+def compare_definitions(original: TableObject, copy: TableObject) -> list[str]:
+    """Return the differences between the definitions of two tables that matter to a reader."""
+    pairs = [
+        ("kind", original.kind.value, copy.kind.value),
+        ("columns", _fields(original.raw.sd.cols), _fields(copy.raw.sd.cols)),
+        ("partition columns", _fields(original.raw.partitionKeys), _fields(copy.raw.partitionKeys)),
+        ("input format", original.raw.sd.inputFormat, copy.raw.sd.inputFormat),
+    ]
+    return [f"the {what} of the source: {here}; of the target: {there}" for what, here, there in pairs if here != there]
+
+
+def _fields(fields: Sequence[object] | None) -> str:
+    return ", ".join(f"{vars(field)['name']} {vars(field)['type']}" for field in fields or ())

@@ -1,0 +1,55 @@
+"""The properties with which databases, tables and partitions say which replication they belong to.
+
+Invariant: names and values are Hive's, so that its background tasks treat a replica as one of their own. Names that
+begin with `ingestd.` are known to ingestd only. Source: ReplConst, ReplUtils.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ingestd.errors import ReplicationError
+
+SOURCE_FOR = "repl.source.for"
+"""On a source: the policies that dump it, separated by commas. Makes the change manager keep removed files."""
+TARGET_FOR = "repl.target.for"
+"""On a target: `true`; background tasks leave its tables as they are."""
+LAST_ID = "repl.last.id"
+"""On a target: the last event of the source that it contains."""
+CHECKPOINT = "hive.repl.ckpt.key"
+"""On a database, table or partition: the directory of the dump that has filled it completely."""
+PENDING = "hive.repl.first.inc.pending"
+"""On a target: `true` until the first incremental load after a bootstrap. Until then, no dump of it may begin."""
+INCOMPATIBLE = "repl.incompatible"
+"""On a target: `true` if a replicated transaction was ended by another client, so that a bootstrap is required."""
+READ_ONLY = "readonly"
+"""On a target: `true`; a HiveServer2 with EnforceReadOnlyDatabaseHook refuses to write to it."""
+ORIGIN = "ingestd.repl.origin"
+"""On a target: the directory of the source database in the root of dumps, which identifies the source."""
+EXTERNAL_BASE = "ingestd.repl.external.base"
+"""On a target: the base directory below which its external tables were created."""
+LOADING = "ingestd.repl.loading"
+"""On a table: the directory of the dump that is filling it. A repeated load continues such a table."""
+SETTLED = "ingestd.repl.settled"
+"""On a table that was copied as a whole while others were replayed, and on its database: the last event of which the
+copy may contain changes. The replay accepts that it has them already."""
+
+_OF_REPLICATION = ("repl.", "hive.repl.", "ingestd.repl.", "bootstrap.dump.state.")
+
+
+def last_event(parameters: Mapping[str, str]) -> int | None:
+    """Return the last event of the source that a target contains; None if it is not a complete copy.
+
+    Raises ReplicationError if another client has replaced it by a text.
+    """
+    text = parameters.get(LAST_ID)
+    try:
+        return None if text is None else int(text)
+    except ValueError as error:
+        hint = "restore the number, or drop the target database and bootstrap again"
+        raise ReplicationError(f"the property {LAST_ID} is {text!r}, which is not a number", hint=hint) from error
+
+
+def without_marks(parameters: Mapping[str, str]) -> dict[str, str]:
+    """Return the parameters that do not belong to a replication, which a copy takes over."""
+    return {key: value for key, value in parameters.items() if not key.startswith(_OF_REPLICATION)}

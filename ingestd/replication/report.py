@@ -1,0 +1,49 @@
+"""What a load did.
+
+Invariant: a report is complete: its tables are replicated, or they are named as lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ingestd.replication.copy import CopyResult
+from ingestd.replication.mirror import MirrorResult
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """The result of a load.
+
+    `events` were replayed. `files` were copied, which have `bytes` bytes. `bootstrapped` names the tables that were
+    copied as a whole, and `lost` those that were left as they are, because files of the source had vanished; the next
+    dump contains all of them.
+    """
+
+    events: int
+    files: int
+    bytes: int
+    bootstrapped: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Copied:
+    """How many files and bytes the copies of a load have copied."""
+
+    files: int = 0
+    bytes: int = 0
+
+    def add(self, result: CopyResult | MirrorResult) -> None:
+        """Add the files of a copy."""
+        if isinstance(result, MirrorResult):
+            self.files += result.copied
+            self.bytes += result.copied_bytes
+        else:
+            self.files += len(result.copied)
+            self.bytes += sum(one.file.length for one in result.copied)
+
+    def report(self, events: int, bootstrapped: Sequence[str], lost: Sequence[str]) -> LoadReport:
+        """Return the report of the load."""
+        return LoadReport(events, self.files, self.bytes, tuple(bootstrapped), tuple(lost))

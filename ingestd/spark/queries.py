@@ -1,0 +1,323 @@
+"""Evaluates a filter and a SELECT of Spark SQL between two functions of each task, which read and write its rows.
+
+Invariant: a query is evaluated for each row on its own, and gives the same rows whenever it is repeated. A task reads
+its item, evaluates the query for the rows, and writes the result, so no row is moved to another task, and memory is
+bounded by some batches. What a function reports comes from the same attempt as what the other one returns.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from py4j import java_gateway, protocol
+from py4j.protocol import Py4JJavaError
+from pyspark import SparkContext, TaskContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+from pyspark.sql import DataFrame, SparkSession
+
+from ingestd.errors import ConfigError, InvalidTable
+from ingestd.schema import Column, HiveType
+from ingestd.spark.errors import JobFailed
+from ingestd.spark.query import VIEW, Batches, Query, Read, Write
+from ingestd.spark.same_version import SameVersion
+
+A = TypeVar("A")
+R = TypeVar("R")
+W = TypeVar("W")
+
+_BATCH_BYTES = 4 << 20
+_NANOS_PER_MICRO = 1000
+# The zone of all rows and literals: TIMESTAMP is then the wall time that Hive stores. A batch is limited because Spark
+# holds it in memory as often as there are processes.
+_SETTINGS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.caseSensitive": "false",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(_BATCH_BYTES),
+}
+# Exceptions that leave the JVM in an unknown state. A StackOverflowError is the fault of a query with too many terms.
+_FATAL = ("OutOfMemoryError", "LinkageError", "InternalError", "ThreadDeath")
+_RESULT = "attempt bigint, number int, result binary"
+# The nodes of a plan that is evaluated row by row, with those of the view.
+_SOURCE = "MapInArrow"
+_NODES = frozenset({"Project", "Filter", "Generate", "SubqueryAlias", "View", "Range", _SOURCE})
+_NAMES = {
+    "Aggregate": "an aggregation",
+    "Distinct": "DISTINCT",
+    "Join": "a join",
+    "LateralJoin": "a join (use LATERAL VIEW)",
+    "Sort": "ORDER BY",
+    "GlobalLimit": "LIMIT",
+    "LocalLimit": "LIMIT",
+    "Window": "a window function",
+    "WithCTE": "WITH",
+    "Union": "UNION",
+}
+# Texts that Spark replaces by the present time if they are literals of a DATE or TIMESTAMP, or cast to one.
+_NOW = re.compile(r"\s*(?:now|today|tomorrow|yesterday)\b", re.IGNORECASE)
+_NOW_LITERAL = re.compile(rf"\b(?:date|timestamp(?:_ltz|_ntz)?)\s*['\"]{_NOW.pattern}", re.IGNORECASE)
+_HINT_NOW = "rows that are read again must be the same; `columns` can provide Kafka's timestamp"
+_HINT = "use a SELECT with expressions, WHERE and LATERAL VIEW over records, which is evaluated row by row"
+
+
+class Queries:
+    """Examines queries, and runs them in a Spark session of their own. All methods are safe for use from any thread."""
+
+    def __init__(self, context: SparkContext) -> None:
+        self._session = SparkSession(context).newSession()
+        # The session has replaced this function by one that converts some exceptions, also those of other jobs.
+        java_gateway.get_return_value = protocol.get_return_value
+        for name, value in _SETTINGS.items():
+            self._session.conf.set(name, value)
+        self._reports: Accumulator[dict[Any, Any]] = context.accumulator({}, _Reports())
+        self._view = threading.Lock()
+
+    def examine(self, query: Query) -> tuple[Column, ...]:
+        """Return the columns of the result. Raises ConfigError for a query that is invalid or not allowed."""
+        require_version(self._session.version)
+        _refuse_literals_of_now(query)
+        try:
+            frame = self._frame(query, _no_rows, 1)
+            execution = frame._jdf.queryExecution()
+            _require_rows(execution.analyzed(), self._session.sparkContext)
+            _require_source(execution.optimizedPlan())
+        except Py4JJavaError as error:
+            # Besides AnalysisException and ParseException, there are those of constants, such as 1 / 0, and of regular
+            # expressions. They are faults of this query, and must not end the JVM, which other mappings use.
+            if _exception(error).endswith(_FATAL) or self._session.sparkContext._jsc.sc().isStopped():
+                raise
+            message = str(error.java_exception.getMessage() or _exception(error)).strip().splitlines()[0]
+            raise _refused(message, "see the reference of Spark SQL") from error
+        return tuple(Column(field.name.lower(), _hive_type(field.name, field.dataType)) for field in frame.schema)
+
+    def run(self, query: Query, read: Read[A, R], write: Write[A, W], items: Sequence[A]) -> list[tuple[R | None, W]]:
+        """Run the query for each item in a task of its own; return what `read` has reported and `write` has returned.
+
+        `read` yields the columns of the query, in any order, and `write` receives those of the result. There is no
+        report if `write` returned before it had received all rows. Raises the exceptions of Spark, and JobFailed if the
+        query has not read all items.
+        """
+        job = uuid.uuid4().hex
+        try:
+            source = SameVersion(partial(_read, job, self._reports, read, items, query.columns))
+            frame = self._frame(query, source, len(items))
+            done = frame.mapInArrow(SameVersion(partial(_write, write, items)), _RESULT).collect()
+            results = {row.number: (row.attempt, bytes(row.result)) for row in done}
+            if len(results) < len(items):
+                raise JobFailed("the query ended before it had read all records", hint="simplify where and transform")
+            reports = self._reports.value
+            ordered = [results[number] for number in range(len(items))]
+            none = pickle.dumps(None)
+            return [(pickle.loads(reports.get((job, at), none)), pickle.loads(result)) for at, result in ordered]
+        finally:
+            for one in [one for one in list(self._reports.value) if one[0] == job]:
+                del self._reports.value[one]
+
+    def _frame(self, query: Query, source: Callable[[Batches], Batches], tasks: int) -> DataFrame:
+        rows = self._session.range(0, tasks, 1, tasks).mapInArrow(source, _definition(query.columns))
+        if query.where:
+            rows = rows.where(query.where)
+        if not query.select:
+            return rows
+        with self._view:
+            rows.createOrReplaceTempView(VIEW)
+            # In parentheses, it can only be a query: `sql` would execute a statement that changes something.
+            return self._session.sql(f"SELECT * FROM ({query.select.rstrip().rstrip(';')}\n)")
+
+
+def require_version(spark: str) -> None:
+    """Raise ConfigError for a version of Spark, such as 3.5.9, whose plans and errors differ from those of Spark 4."""
+    if int(spark.partition(".")[0]) < 4:
+        raise _refused(f"`where` and `transform` need Spark 4, but this is Spark {spark}", "install pyspark 4")
+
+
+class _Reports(AccumulatorParam[dict[Any, Any]]):
+    """Collects what tasks report. Spark adds the values of a task once, when it has ended successfully."""
+
+    def zero(self, value: dict[Any, Any]) -> dict[Any, Any]:
+        """Return no reports."""
+        return {}
+
+    def addInPlace(self, value1: dict[Any, Any], value2: dict[Any, Any]) -> dict[Any, Any]:  # noqa: N802  # Spark's
+        """Add reports to others."""
+        value1.update(value2)
+        return value1
+
+
+def _read(
+    job: str,
+    reports: Accumulator[dict[Any, Any]],
+    read: Read[A, R],
+    items: Sequence[A],
+    columns: Sequence[Column],
+    numbers: Batches,
+) -> Batches:
+    """Yield the rows of the item of this task in Spark's types."""
+    for _ in numbers:  # Spark does not reuse a process that has not read its whole input
+        pass
+    attempt = _task().taskAttemptId()
+
+    def report(value: R) -> None:
+        reports.add({(job, attempt): pickle.dumps(value)})
+
+    schema = pa.schema([(column.name, _arrow(column.type)) for column in columns])
+    for batch in read(items[_task().partitionId()], report):
+        cast = [_cast(batch.column(field.name), field.type) for field in schema]
+        yield from _parts(pa.RecordBatch.from_arrays(cast, schema=schema))
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return a column in Spark's type. Without their nanoseconds, timestamps are earlier, also before 1970."""
+    if array.type != pa.timestamp("ns"):
+        return array.cast(kind, safe=False)
+    nanos = array.cast(pa.int64())
+    micros = pc.divide(nanos, _NANOS_PER_MICRO)  # rounds towards 1970
+    is_later = pc.less(nanos, pc.multiply(micros, _NANOS_PER_MICRO))
+    return pc.subtract(micros, is_later.cast(pa.int64())).cast(pa.timestamp("us")).cast(kind)
+
+
+def _parts(batch: pa.RecordBatch) -> Batches:
+    """Divide a batch, because the JVM holds a whole batch of each task in memory."""
+    rows = max(1, batch.num_rows * _BATCH_BYTES // max(1, batch.nbytes))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+def _write(write: Write[A, W], items: Sequence[A], batches: Batches) -> Batches:
+    number = _task().partitionId()
+    result = pickle.dumps(write(items[number], batches))
+    columns = pa.array([_task().taskAttemptId()], pa.int64()), pa.array([number], pa.int32()), pa.array([result])
+    yield pa.RecordBatch.from_arrays(list(columns), names=["attempt", "number", "result"])
+
+
+def _no_rows(_numbers: Batches) -> Batches:
+    """Stand for the rows of a query that is only examined."""
+    return iter(())
+
+
+def _task() -> TaskContext:
+    context = TaskContext.get()
+    assert context is not None
+    return context
+
+
+def _arrow(kind: HiveType) -> pa.DataType:
+    """Return the Arrow type that Spark expects. Its timestamps have microseconds and a zone."""
+    if kind.kind == "timestamp":
+        return pa.timestamp("us", "UTC")
+    if not kind.is_complex:
+        return kind.arrow
+    children = [_arrow(child) for child in kind.children]
+    if kind.kind == "struct":
+        return pa.struct([pa.field(name, child) for name, child in zip(kind.names, children, strict=True)])
+    return pa.map_(*children) if kind.kind == "map" else pa.list_(*children)
+
+
+def _definition(columns: Sequence[Column]) -> str:
+    return ", ".join(f"{_quoted(column.name)} {_spark_type(column.type)}" for column in columns)
+
+
+def _spark_type(kind: HiveType) -> str:
+    if not kind.is_complex:
+        return "string" if kind.kind in ("varchar", "char") else str(kind)
+    children = [_spark_type(child) for child in kind.children]
+    if kind.kind == "struct":
+        children = [f"{_quoted(name)}: {child}" for name, child in zip(kind.names, children, strict=True)]
+    return f"{kind.kind}<{', '.join(children)}>"
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _hive_type(name: str, kind: Any) -> HiveType:
+    """Return a type of the result. Raises ConfigError if Hive has no such type."""
+    text = kind.simpleString()
+    what, where = f"the result has the type {text}", f"column {name}"
+    if "struct<" in text and text != text.lower():  # Arrow would not find the fields of structs in those of Hive
+        hint = f"use CAST({name} AS {text.lower()}), because the names of fields in Hive are in lower case"
+        raise ConfigError(what, where=where, hint=hint)
+    try:
+        return HiveType.parse(text)
+    except InvalidTable as error:
+        raise ConfigError(what, where=where, hint=f"use CAST({name} AS type) with a type of Hive") from error
+
+
+def _require_rows(plan: Any, context: SparkContext) -> None:
+    """Raise ConfigError unless the plan is evaluated for each row on its own, with the same result each time."""
+    jvm: Any = context._jvm
+    patterns = jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    if plan.containsPattern(patterns.PLAN_EXPRESSION()):
+        raise _refused("a subquery is not allowed", _HINT)
+    if plan.containsPattern(patterns.CURRENT_LIKE()):
+        raise _refused("current_timestamp and similar functions are not allowed", _HINT_NOW)
+    nodes = list(_nodes(plan))
+    for node, name in nodes:
+        if name not in _NODES:
+            raise _refused(f"{_NAMES.get(name, name)} is not allowed", _HINT)
+        for expression in _elements(node.expressions()):
+            if name != _SOURCE and not expression.deterministic():
+                what = f"{expression.sql()} is not allowed, because its value is another one each time"
+                raise _refused(what, "rows that are read again must be the same")
+            for part in filter(_reads_now, _subexpressions(expression)):
+                raise _refused(f"{part.sql()} is not allowed", _HINT_NOW)
+    if sum(name == _SOURCE for _, name in nodes) != 1:
+        raise _refused("the query must read records, and nothing else", _HINT)
+
+
+def _refuse_literals_of_now(query: Query) -> None:
+    """Raise ConfigError for a literal such as DATE 'today', which is a constant once Spark has parsed it."""
+    for text in (query.where, query.select):
+        if match := _NOW_LITERAL.search(text):
+            raise _refused(f"{match[0]}' is not allowed", _HINT_NOW)
+
+
+def _reads_now(expression: Any) -> bool:
+    """Return whether an expression computes a date or a timestamp from a text such as 'today'."""
+    return str(expression.dataType().typeName()).startswith(("date", "timestamp")) and any(
+        str(child.nodeName()) == "Literal" and _NOW.match(str(child.toString()))
+        for child in _elements(expression.children())
+    )
+
+
+def _subexpressions(expression: Any) -> Iterator[Any]:
+    yield expression
+    for child in _elements(expression.children()):
+        yield from _subexpressions(child)
+
+
+def _require_source(plan: Any) -> None:
+    """Raise ConfigError if Spark would not read the records, because it knows that the result has no rows."""
+    if not any(name == _SOURCE for _, name in _nodes(plan)):
+        raise _refused("the predicate is never true", "correct where, or the WHERE of transform")
+
+
+def _nodes(plan: Any) -> Iterator[tuple[Any, str]]:
+    yield plan, str(plan.nodeName())
+    for child in _elements(plan.children()):
+        yield from _nodes(child)
+
+
+def _elements(sequence: Any) -> Iterator[Any]:
+    """Yield the elements of a sequence of Scala."""
+    for index in range(sequence.size()):
+        yield sequence.apply(index)
+
+
+def _refused(what: str, hint: str) -> ConfigError:
+    return ConfigError(what, hint=hint)
+
+
+def _exception(error: Py4JJavaError) -> str:
+    """Return the name of the class of the JVM's exception."""
+    return str(error.java_exception.getClass().getSimpleName())

@@ -1,0 +1,68 @@
+"""Runs requests to a storage in parallel threads.
+
+Invariant: when a function returns or raises, none of its calls is running, and none will start.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from functools import partial
+from typing import TypeVar
+
+from ingestd.errors import IngestdError
+from ingestd.storage.contract import NoAnswer
+
+T = TypeVar("T")
+# Listings of directories that are in progress at the same time.
+LISTINGS_AT_ONCE = 32
+
+
+def run_all(calls: Iterable[Callable[[], T]], threads: int) -> list[T]:
+    """Run calls in at most `threads` threads and return their results in order.
+
+    After the first failure, no further call starts. Raises the exception of that call once the running calls have
+    ended.
+    """
+    waiting = list(calls)
+    if len(waiting) == 1:
+        return [waiting[0]()]
+    with ThreadPoolExecutor(max(1, min(threads, len(waiting))), thread_name_prefix="storage") as pool:
+        futures = [pool.submit(call) for call in waiting]
+        try:
+            return results(futures)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def run_each(function: Callable[[str], T], uris: Sequence[str], threads: int) -> dict[str, T]:
+    """Return the results of calls by their argument; see `run_all`."""
+    return dict(zip(uris, run_all([partial(function, uri) for uri in uris], threads), strict=True))
+
+
+def discard_each(remove: Callable[[str], None], directories: Iterable[str], threads: int) -> None:
+    """Remove directories as far as possible; never raises.
+
+    After a request without an answer, no further one is sent: their time limits would add up.
+    """
+    has_no_answer = threading.Event()
+
+    def discard(directory: str) -> None:
+        if not has_no_answer.is_set():
+            try:
+                remove(directory)
+            except NoAnswer:
+                has_no_answer.set()
+            except IngestdError:
+                pass
+
+    run_all([partial(discard, one) for one in directories], threads)
+
+
+def results(futures: list[Future[T]]) -> list[T]:
+    """Return the results of `futures` in order. Raises the exception of the first that fails, without waiting."""
+    for future in as_completed(futures):
+        future.result()
+    return [future.result() for future in futures]

@@ -1,0 +1,279 @@
+"""`ingestd preview`: what a mapping would make of records, without changing anything."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from ingestd.hive.control import find_control_table
+from ingestd.hive.tables import TableName
+from ingestd.sandbox import Addresses
+from tests.support.avro import encode, schema_of, single_object
+from tests.support.command import Result, Run
+from tests.support.stack import Stack
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A mapping that has never run. Partition 0 has 6 records: 4 rows, a tombstone and a reject. Partition 1 has 20."""
+
+    stack: Stack
+    config: Path
+
+    def preview(self, run: Run, *arguments: object) -> Result:
+        """Run `ingestd preview` with JSON."""
+        return run("preview", self.stack.name[-40:], *arguments, "--output", "json", "--config", self.config)
+
+
+@pytest.fixture(scope="module")
+def topic(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topic]:
+    with Stack(addresses, "preview", tmp_path_factory.mktemp("preview")) as stack:
+        stack.topic(2)
+        stack.table("id int, note string NOT NULL ENABLE, tags array<string>", partitioned="day string")
+        rows = [{"id": i, "note": f"n{i}", "day": f"d{i % 2}", "tags": ["a", None]} for i in range(3)]
+        stack.produce([*rows, None, {"id": 3, "day": "d0"}, {"note": "", "day": "d1"}], partition=0)
+        stack.produce([{"id": i, "note": "x" * 100, "day": "d0"} for i in range(100, 120)], partition=1)
+        yield Topic(stack, stack.config({"format": {"type": "json", "tombstones": "skip"}}))
+
+
+def _places(result: Result) -> list[tuple[int, int]]:
+    assert result.code == 0, result.text
+    return [(one["partition"], one["offset"]) for one in result.json["rows"]]
+
+
+def test_preview_then_shows_rows_rejects_and_an_estimate(run: Run, topic: Topic) -> None:
+    document = topic.preview(run, "--limit", 12).json
+    name = topic.stack.name
+    assert (document["records"], document["skipped"], document["table"]) == (12, 1, f"default.{name}")
+    assert document["rejects"] == [
+        {"topic": name, "partition": 0, "offset": 4, "column": "note", "reason": "is NULL, but the column is NOT NULL"}
+    ]
+    rows: list[dict[str, Any]] = document["rows"]
+    assert [(row["partition"], row["offset"]) for row in rows] == [
+        *((0, offset) for offset in (0, 1, 2, 5)),
+        *((1, offset) for offset in range(14, 20)),
+    ]
+    assert rows[1] == {
+        "topic": name,
+        "partition": 0,
+        "offset": 1,
+        "table_partition": "day=d1",
+        "bucket": None,
+        "values": {"id": "1", "note": "n1", "tags": '["a",null]'},
+    }
+    assert rows[3]["values"] == {"id": None, "note": "", "tags": None}
+    assert document["estimate"]["records"] == 1_000_000
+    assert document["estimate"]["partitions"] == 2
+    assert document["estimate"]["bytes"] > 0
+
+
+def test_preview_then_prints_a_table_and_changes_nothing(run: Run, topic: Topic) -> None:
+    stack = topic.stack
+    mapping = stack.name[-40:]
+    result = run("preview", mapping, "--at", "2020-01-01", "--limit", 10, "--config", topic.config)
+    assert result.code == 0, result.text
+    lines = [line.split() for line in result.out.splitlines()]
+    assert lines[0] == ["topic", "partition", "offset", "table", "partition", "id", "note", "tags"]
+    assert [stack.name, "0", "0", "day=d0", "0", "n0", '["a",null]'] in lines
+    assert [stack.name, "1", "0", "day=d0", "100", "x" * 60 + "…", "NULL"] in lines
+    assert "10 records: 8 rows, 1 reject, 1 skipped tombstone" in result.out
+    assert "Estimate from 8 rows" in result.out
+    assert find_control_table(stack.metastore, TableName("ingestd", f"mapping_{mapping}")) is None
+    assert f"ingestd-{mapping}" not in [one.group_id for one in stack.admin.list_consumer_groups().result(60).valid]
+    assert stack.count() == 0
+
+
+def test_preview_when_the_table_is_bucketed_then_shows_the_bucket_of_each_row(run: Run, topic: Topic) -> None:
+    stack = topic.stack
+    table = f"{stack.name}_bucketed"
+    acid = "STORED AS ORC TBLPROPERTIES ('transactional'='true', 'bucketing_version'='2')"
+    stack.sql(f"CREATE TABLE {table} (id int) CLUSTERED BY (id) INTO 4 BUCKETS {acid}")
+    config = stack.config({"table": f"default.{table}", "format": {"type": "json", "tombstones": "skip"}})
+    result = Topic(stack, config).preview(run, "--at", f"{stack.name}:1:0", "--limit", 20)
+    assert result.code == 0, result.text
+    found = {int(row["values"]["id"]): row["bucket"] for row in result.json["rows"]}
+    assert len(set(found.values())) > 1
+    stack.sql(f"INSERT INTO {table} VALUES {', '.join(f'({number})' for number in found)}")
+    files = stack.sql(f"SELECT id, regexp_extract(INPUT__FILE__NAME, 'bucket_([0-9]+)', 1) FROM {table}")
+    assert found == {number: int(bucket) for number, bucket in files}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "places"),
+    [
+        (("--limit", 2), [(0, 5), (1, 19)]),
+        (("--at", "1970-01-01T00:00:00Z", "--limit", 3), [(0, 0), (1, 0), (1, 1)]),
+        (("--at", "TOPIC:0:1", "--limit", 2), [(0, 1), (0, 2)]),
+        (("--at", "TOPIC:1:18"), [(1, 18), (1, 19)]),
+    ],
+)
+def test_preview_then_starts_where_it_should_and_reads_no_more_than_the_limit(
+    run: Run, topic: Topic, arguments: tuple[object, ...], places: list[tuple[int, int]]
+) -> None:
+    given = (str(word).replace("TOPIC", topic.stack.name) for word in arguments)
+    assert _places(topic.preview(run, *given)) == places
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--at", "5"), 65, "the mapping reads 2 partitions → name one, as TOPIC:PARTITION:OFFSET"),
+        (("--at", "TOPIC:0:7"), 65, "Kafka does not have the offset 7: the partition has 0..6"),
+        (("--at", "TOPIC:0:6"), 65, "no records were found at or after the start"),
+        (("--at", "2100-01-01"), 65, "no records were found at or after the start"),
+        (("--at", "other:0:1"), 65, "the mapping does not read other[0]"),
+        (("--at", "soon"), 2, "is neither a time"),
+        (("--limit", "0"), 2, "--limit"),
+    ],
+)
+def test_preview_when_the_start_is_invalid_then_says_why(
+    run: Run, topic: Topic, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    result = topic.preview(run, *(word.replace("TOPIC", topic.stack.name) for word in arguments))
+    assert (result.code, result.out) == (code, ""), result.text
+    assert words in result.err
+
+
+def test_preview_when_something_is_missing_then_says_what(run: Run, stack: Stack) -> None:
+    name = stack.topic(1)
+    config = stack.config(
+        {"name": "lost_table", "table": "default.no_such"},
+        {"name": "lost_topic", "topics": ["no.such"]},
+        {"name": "empty"},
+        {"name": "no_broker", "kafka": {"bootstrap.servers": "127.0.0.1:1", "socket.timeout.ms": 1000}},
+    )
+    stack.table("id int")
+    errors = {
+        "lost_table": (65, "the table does not exist"),
+        "lost_topic": (65, "topic no.such: the topic does not exist"),
+        "empty": (65, f"topics {name}: no records were found → produce a record first"),
+        "no_broker": (69, "127.0.0.1:1"),
+        "other": (78, "no mapping is named other"),
+    }
+    for mapping, (code, words) in errors.items():
+        result = run("preview", mapping, "--config", config)
+        assert (result.code, result.out) == (code, ""), result.text
+        assert words in result.err
+
+
+def test_preview_when_offsets_have_gaps_then_shows_as_many_records_as_requested(run: Run, stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int")
+    producer = Producer({"bootstrap.servers": stack.addresses.kafka, "transactional.id": stack.name})
+    producer.init_transactions(60)
+    for number in range(8):  # each transaction ends with a record of the broker, which has an offset
+        producer.begin_transaction()
+        producer.produce(stack.name, b'{"id":%d}' % number)
+        producer.commit_transaction(60)
+    topic = Topic(stack, stack.config())
+    assert _places(topic.preview(run, "--limit", 3)) == [(0, 10), (0, 12), (0, 14)]
+    assert _places(topic.preview(run, "--at", 1, "--limit", 3)) == [(0, 2), (0, 4), (0, 6)]
+    assert len(_places(topic.preview(run))) == 8
+
+
+# A field, its type, and its value in the record.
+_VALUES = [
+    ("a", "decimal(10,3)", "1.5"),
+    ("b", "double", "12345678.5"),
+    ("c", "timestamp", '"2026-11-01 10:00:00.250"'),
+    ("d", "date", '"1999-01-31"'),
+    ("e", "char(4)", '"ab"'),
+    ("f", "boolean", "true"),
+    ("g", "array<decimal(10,3)>", "[1.5, null]"),
+    ("h", "map<int,string>", '{"1": "x\\"y\\n"}'),
+    ("i", "struct<t:timestamp,d:date,f:float,e:char(3)>", '{"t":"2026-11-01 10:00:00","d":"1999-01-31","f":0.1}'),
+    ("j", "string", '"zażółć"'),
+    ("k", "bigint", "null"),
+    ("l", "array<binary>", '["YQ=="]'),
+]
+
+
+def test_preview_then_shows_values_and_places_as_hive_does(run: Run, stack: Stack) -> None:
+    stack.topic(1)
+    stack.table(", ".join(f"{name} {kind}" for name, kind, _ in _VALUES), partitioned="p decimal(4,2), q string")
+    fields = ", ".join(f'"{name}": {value}' for name, _, value in _VALUES)
+    stack.produce([f'{{{fields}, "p": 7.50, "q": "a/b"}}'.encode()])
+    config = stack.config()
+    [row] = Topic(stack, config).preview(run).json["rows"]
+    stack.drain(config)
+    # The client of the tests converts these values, but not those of other types.
+    converted = {"double", "timestamp"}
+    names = [f"CAST({name} AS string)" if kind in converted else name for name, kind, _ in _VALUES]
+    [hive] = stack.sql(f"SELECT {', '.join(names)} FROM {stack.name}")
+    shown = [value if value is None else str(value).lower() if value is True else str(value) for value in hive]
+    assert list(row["values"].values()) == shown
+    assert stack.sql(f"SHOW PARTITIONS {stack.name}") == [(row["table_partition"],)]
+
+
+def test_preview_when_the_table_will_be_created_then_shows_the_statement_and_the_rows(run: Run, topic: Topic) -> None:
+    stack = topic.stack
+    new = {"columns": {"id": "int", "note": "string"}, "partitioned_by": {"day": "string"}}
+    mapping = {"name": f"{stack.name[-36:]}_new", "table": f"default.{stack.name}_new", "create_table": new}
+    mapping |= {"on_error": "dead_letter", "dead_letter": {"table": f"default.{stack.name}_dead"}}
+    config = stack.config(mapping | {"format": {"type": "json", "tombstones": "skip"}})
+    arguments = ["preview", mapping["name"], "--limit", 12, "--config", config]
+    document = run(*arguments, "--output", "json").json
+    columns = "(\n  `id` int,\n  `note` string\n)\nPARTITIONED BY (\n  `day` string\n)"
+    statement = f"CREATE TABLE `default`.`{stack.name}_new` {columns}"
+    shown, letters = document["statements"]
+    assert shown[: len(statement)] == statement
+    assert letters.startswith(f"CREATE TABLE `default`.`{stack.name}_dead` (\n  `id` string,")
+    assert document["rows"][0]["values"] == {"id": "0", "note": "n0"}
+    assert document["rows"][0]["table_partition"] == "day=d0"
+    assert statement in run(*arguments).out
+    assert stack.sql(f"SHOW TABLES LIKE '{stack.name}_new'") == []
+    checked = run("check", "--online", "--config", config)
+    assert checked.code == 0, checked.text
+    assert "does not exist; the mapping creates it: CREATE TABLE" in checked.text
+
+
+def test_preview_when_the_table_will_be_altered_then_shows_the_statements_and_all_fields(
+    run: Run, stack: Stack
+) -> None:
+    schema = schema_of({"id": "long", "note": "string"})
+    stack.topic(1)
+    stack.table("id int")
+    stack.produce([single_object(schema, encode(schema, {"id": 2**40, "note": "new"}))])
+    options = {"type": "avro", "framing": "single_object", "schemas": [schema]}
+    shown = Topic(stack, stack.config({"format": options, "schema_evolution": "widen"})).preview(run).json
+    place = f"ALTER TABLE `default`.`{stack.name}`"
+    assert shown["statements"] == [f"{place} CHANGE COLUMN `id` `id` bigint", f"{place} ADD COLUMNS (`note` string)"]
+    assert [row["values"] for row in shown["rows"]] == [{"id": str(2**40), "note": "new"}]
+    assert stack.sql(f"DESCRIBE {stack.name}") == [("id", "int", "")]
+
+
+def test_preview_when_the_mapping_has_sql_then_shows_the_result_and_check_examines_it(stack: Stack) -> None:
+    stack.topic(1)
+    table = stack.table("id int, tag string")
+    stack.produce([{"id": 1, "tags": ["a", "b"]}, b"{", {"id": 2, "tags": ["c"]}, {"id": 3, "tags": []}])
+    transform = {
+        "columns": {"id": "int", "tags": "array<string>"},
+        "select": "SELECT id, tag FROM records LATERAL VIEW explode(tags) AS tag",
+    }
+    other = {"name": f"{stack.name}_o"[-40:], "where": "id > (SELECT 1)"}
+    config = stack.config({"where": "id <> 2", "transform": transform}, other)
+    shown = _command("preview", stack.name[-40:], "--output", "json", "--config", config)
+    rows = [(row["offset"], row["values"]) for row in shown["rows"]]
+    assert rows == [(0, {"id": "1", "tag": "a"}), (0, {"id": "1", "tag": "b"})]
+    assert [one["offset"] for one in shown["rejects"]] == [1]
+    findings = {one["subject"]: one for one in _command("check", "--online", "--output", "json", "--config", config)}
+    assert findings[f"mapping {stack.name[-40:]}, transform"]["problem"] is None
+    problem = findings[f"mapping {other['name']}, where"]["problem"]
+    assert (problem["reason"], problem["error"]) == ("ConfigError", "a subquery is not allowed")
+    assert stack.count(name=table) == 0
+
+
+def _command(*arguments: object) -> Any:
+    """Return the JSON document of a command in a process of its own, because it starts and ends Spark."""
+    command = [sys.executable, "-m", "ingestd", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)

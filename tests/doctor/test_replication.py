@@ -1,0 +1,74 @@
+"""The doctor examines the event log of a source and the states of policies."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ingestd.hive.client import Metastore
+from ingestd.hive.schedules import Schedules
+from ingestd.replication.cycle import Step
+from ingestd.replication.policies import Policies
+from ingestd.replication.statements import CreatePolicy
+from ingestd.sandbox import Addresses
+from tests.doctor.conftest import Examine
+from tests.support.replica import Replica, Side
+from tests.support.replica_policies import NEVER, Pair, new_pair
+
+
+@pytest.fixture
+def pair(replica: Replica, tmp_path: Path) -> Pair:
+    return new_pair(replica, tmp_path)
+
+
+def _config(folder: Path, uri: str, pair: Pair) -> Path:
+    document = {
+        "metastore": {"uri": uri},
+        "control": {"database": pair.namespace},
+        "replication": {"namespace": pair.namespace},
+    }
+    config = folder / "doctor.yaml"
+    config.write_text(yaml.safe_dump(document))
+    return config
+
+
+def test_doctor_when_policies_work_or_have_stopped_then_says_so(pair: Pair, examine: Examine, tmp_path: Path) -> None:
+    source: Side = pair.replica.source
+    config = _config(tmp_path, source.uri, pair)
+    empty = examine(config)
+    assert empty.one("replication.policies")["evidence"] == "there is no policy yet"
+    assert "needs no event log" in empty.one("replication.event_log")["evidence"]
+
+    pair.create()
+    pair.dump(Step("dump"))
+    pair.load(Step("load"))
+    healthy = examine(config)
+    assert not {one for one in healthy.bad if one.startswith("replication")}
+    assert "events are kept for 168 h" in healthy.one("replication.event_log")["evidence"]
+    assert healthy.one("replication.policies")["evidence"].startswith("policy dump: idle; ")
+
+    directory = next(one for one in pair.root.glob("*/*") if one.is_dir())
+    (directory / "_non_recoverable").write_text("EventsExpired: the log lacks events")
+    stopped = examine(config)
+    found = stopped.one("replication.policies")
+    assert (found["status"], found["exit_code"]) == ("fault", 65)
+    assert found["evidence"] == "policy dump: needs bootstrap: EventsExpired: the log lacks events"
+    assert "ingestd policy resume --bootstrap" in found["fix"]
+
+
+def test_doctor_when_the_metastore_of_a_source_logs_no_events_then_fault(
+    pair: Pair, addresses: Addresses, examine: Examine, tmp_path: Path
+) -> None:
+    config = _config(tmp_path, addresses.metastore, pair)
+    with closing(Metastore(addresses.metastore)) as metastore:
+        policies = Policies(metastore, Schedules(metastore, pair.namespace, "tests"), pair.namespace)
+        policies.create(CreatePolicy("dump", NEVER, pair.dump_statement))
+        found = examine(config).one("replication.event_log")
+        policies.drop("dump")
+        metastore.call("drop_database", pair.namespace, True, True)
+    assert found["status"] == "fault"
+    assert "the metastore logs no events, which dump would dump" in found["evidence"]
+    assert "DbNotificationListener" in found["fix"]

@@ -1,0 +1,360 @@
+"""Avro records: names, logical types, unions, nested values and hostile input become rows, or rejects with a reason."""
+
+from __future__ import annotations
+
+import json
+import struct
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from ingestd.formats.avro.options import AvroOptions
+from ingestd.formats.avro.schema import read_schema
+from ingestd.formats.registry import InvalidSchema
+from tests.support.avro import decoded_rows, decoder_of, encode, logical, schema_of, single_object
+from tests.support.decoding import columns_of, reasons, rows_of
+
+
+def test_decode_when_arrays_are_long_then_all_items_are_read() -> None:
+    fields = {
+        "a": {"type": "array", "items": "string"},
+        "b": {"type": "array", "items": {"type": "array", "items": "long"}},
+        "c": {"type": "array", "items": "double"},
+    }
+    value = {"a": ["x" * (i % 7) for i in range(5000)], "b": [[i] * (i % 3) for i in range(3000)], "c": [0.5] * 4000}
+    short = {"a": ["y"], "b": [], "c": []}
+
+    decoded = decoded_rows(
+        {"a": "array<string>", "b": "array<array<bigint>>", "c": "array<double>"}, fields, value, *[short] * 40, value
+    )
+
+    assert rows_of(decoded) == [value, *[short] * 40, value]
+
+
+def test_decode_when_blocks_have_sizes_then_items_are_read() -> None:
+    schema = schema_of({"a": {"type": "array", "items": "string"}, "n": "int"})
+    # Two items in a block of 4 bytes, one in a block without a size, and the end.
+    record_bytes = bytes([3, 8, 2, ord("x"), 2, ord("y"), 2, 2, ord("z"), 0, 14])
+
+    decoded = decoder_of(schema, columns_of(a="array<string>", n="int")).decode([record_bytes] * 20)
+
+    assert rows_of(decoded) == [{"a": ["x", "y", "z"], "n": 7}] * 20
+
+
+def test_decode_when_count_is_hostile_then_record_is_rejected_without_memory() -> None:
+    schema = schema_of({"a": {"type": "array", "items": "string"}})
+    huge = bytes([0xFE, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01])
+    least = bytes([0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0x01, 0])
+
+    decoded = decoder_of(schema, columns_of(a="array<string>")).decode([huge, least])
+
+    assert reasons(decoded) == [
+        (0, "", "record does not match its Avro schema: a block has more items than the record can contain in a"),
+        (1, "", "record does not match its Avro schema: a block has more items than the record can contain in a"),
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_decode_when_record_contains_itself_then_depth_is_limited(count: int) -> None:
+    node = {"type": "record", "name": "node", "fields": [{"name": "next", "type": ["null", "node"]}]}
+    fields = [{"name": "head", "type": node}, {"name": "n", "type": "int"}]
+    schema = json.dumps({"type": "record", "name": "row", "fields": fields})
+    shallow, deep = bytes([2] * 150 + [0, 10]), bytes([2] * 5000 + [0, 10])
+
+    decoded = decoder_of(schema, columns_of(n="int")).decode([shallow, deep] * count)
+
+    assert rows_of(decoded) == [{"n": 5}] * count
+    assert reasons(decoded) == [
+        (2 * index + 1, "", "record does not match its Avro schema: values nest deeper than 200 levels in head")
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 40])
+@pytest.mark.parametrize("last", [["null", "r0"], {"type": "array", "items": "r0"}, {"type": "map", "values": "r0"}])
+def test_decode_when_record_contains_itself_through_others_then_depth_is_limited(last: Any, count: int) -> None:
+    node = last
+    for level in reversed(range(20)):
+        node = {"type": "record", "name": f"r{level}", "fields": [{"name": "next", "type": node}]}
+    schema = json.dumps({"type": "record", "name": "row", "fields": [{"name": "head", "type": node}]})
+    step = b"\x02\0" if isinstance(last, dict) and last["type"] == "map" else b"\x02"
+
+    decoded = decoder_of(schema, columns_of(n="int")).decode([step * 5000] * count)
+
+    assert reasons(decoded) == [
+        (index, "", "record does not match its Avro schema: values nest deeper than 200 levels in head")
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_decode_when_tree_is_damaged_then_is_rejected_whatever_follows(count: int) -> None:
+    fields = [{"name": name, "type": ["null", "node"]} for name in ("left", "right")]
+    schema = json.dumps({"type": "record", "name": "node", "fields": fields})
+    # The second record begins with the branch of another node, and it follows the end of the first one.
+    damaged, sound = bytes([2]), bytes([2, 0, 0, 0])
+
+    decoded = decoder_of(schema, columns_of(n="int")).decode([damaged, sound] * count)
+
+    assert decoded.rows == count
+    assert reasons(decoded) == [
+        (2 * index, "", "record does not match its Avro schema: the record ends in left") for index in range(count)
+    ]
+
+
+def test_decode_when_record_is_a_large_tree_then_is_a_row() -> None:
+    fields = [{"name": name, "type": ["null", "node"]} for name in ("left", "right")]
+    schema = json.dumps({"type": "record", "name": "node", "fields": fields})
+    tree = bytes([0, 0])
+    for _ in range(16):
+        tree = bytes([2, *tree, 2, *tree])
+
+    decoded = decoder_of(schema, columns_of(n="int")).decode([tree])
+
+    assert decoded.rows == 1
+
+
+def test_decode_when_schema_repeats_its_records_then_empty_arrays_are_read() -> None:
+    kind: Any = "null"
+    for level in range(24):
+        pair = [{"name": "a", "type": kind}, {"name": "b", "type": f"r{level - 1}" if level else "null"}]
+        kind = {"type": "record", "name": f"r{level}", "fields": pair}
+    fields = [{"name": "a", "type": kind}, {"name": "b", "type": {"type": "array", "items": "r23"}}]
+    schema = json.dumps({"type": "record", "name": "row", "fields": fields})
+
+    decoded = decoder_of(schema, columns_of(n="int")).decode([b"\0"])
+
+    assert decoded.rows == 1
+
+
+def test_decode_when_the_first_of_many_items_is_malformed_then_record_is_rejected() -> None:
+    fields = [{"name": "d", "type": logical("bytes", "decimal", precision=5, scale=2)}, {"name": "s", "type": "string"}]
+    schema = schema_of({"a": {"type": "array", "items": {"type": "record", "fields": fields}}})
+    record_bytes = bytes([4, 0, 2, ord("x"), 2, 1, 2, ord("y"), 0])  # the decimal of the first item has no bytes
+
+    decoded = decoder_of(schema, columns_of(a="array<struct<d:decimal(5,2),s:string>>")).decode([record_bytes])
+
+    assert reasons(decoded) == [(0, "", "record does not match its Avro schema: a decimal has no digits in a[0].d")]
+
+
+def test_decode_when_names_differ_in_case_or_are_aliases_then_fields_are_found() -> None:
+    fields = [
+        {"name": "UserId", "type": "long"},
+        {"name": "amount", "type": "int", "aliases": ["Price"]},
+        {"name": "price2", "type": "int", "aliases": ["userid"]},
+    ]
+    schema = json.dumps({"type": "record", "name": "row", "fields": fields})
+    columns = columns_of(userid="bigint", price="int", amount="int", other="string")
+
+    decoded = decoder_of(schema, columns).decode([encode(schema, {"UserId": 1, "amount": 2, "price2": 3})])
+
+    assert rows_of(decoded) == [{"userid": 1, "price": 2, "amount": 2, "other": None}]
+
+
+def test_decode_when_value_does_not_fit_then_reason_has_its_path() -> None:
+    fields = {
+        "n": "long",
+        "t": {"type": "array", "items": {"type": "record", "fields": [{"name": "q", "type": "int"}]}},
+        "u": ["null", "string", "int"],
+        "d": logical("bytes", "decimal", precision=9, scale=4),
+    }
+    types = {"n": "tinyint", "t": "array<struct<q:smallint>>", "u": "varchar(3)", "d": "decimal(5,2)"}
+    good = {"n": 1, "t": [{"q": 2}], "u": None, "d": Decimal("1.5")}
+
+    decoded = decoded_rows(
+        types,
+        fields,
+        {**good, "n": 128},
+        good,
+        {**good, "t": [{"q": 1}, {"q": 40_000}]},
+        {**good, "u": "four"},
+        {**good, "u": 5},
+        {**good, "d": Decimal("1.005")},
+        {**good, "d": Decimal(-1000)},
+    )
+
+    assert len(rows_of(decoded)) == 1
+    assert reasons(decoded) == [
+        (0, "n", "128 is out of range for tinyint"),
+        (2, "t", "[1].q: 40000 is out of range for smallint"),
+        (3, "u", "text of 4 characters is longer than varchar(3)"),
+        (4, "u", "a value of the Avro type int cannot be stored in varchar(3)"),
+        (5, "d", "1.0050 does not fit decimal(5,2) exactly"),
+        (6, "d", "-1000.0000 does not fit decimal(5,2) exactly"),
+    ]
+
+
+def test_decode_when_text_is_not_utf8_then_only_its_record_is_rejected() -> None:
+    schema = schema_of({"s": "string"})
+    records = [b"\x02a", b"\x02\xff", b"\x04\xc3\xa9", b"\x02\xc3"]
+
+    decoded = decoder_of(schema, columns_of(s="string")).decode(records)
+
+    assert rows_of(decoded) == [{"s": "a"}, {"s": "é"}]
+    assert reasons(decoded) == [(1, "s", "the text is not UTF-8"), (3, "s", "the text is not UTF-8")]
+
+
+def test_decode_when_map_repeats_a_key_then_the_last_value_wins() -> None:
+    schema = schema_of({"m": {"type": "map", "values": "int"}})
+    entries = bytes([6, 2, ord("a"), 2, 2, ord("b"), 4, 2, ord("a"), 6, 0])
+
+    decoded = decoder_of(schema, columns_of(m="map<string,int>")).decode([entries])
+
+    assert rows_of(decoded) == [{"m": [("b", 2), ("a", 3)]}]
+
+
+def test_decode_when_decimal_is_long_then_others_are_read() -> None:
+    schema = schema_of({"a": logical("bytes", "decimal", precision=20, scale=2)})
+    size = 2_000_000
+    positive, negative, large = b"\0" * size + b"\x07", b"\xff" * size, b"\x01" + b"\0" * size
+    raw = schema_of({"a": "bytes"})
+    records = [encode(raw, {"a": digits}) for digits in (positive, negative, large, *[b"\x01"] * 1000)]
+
+    decoded = decoder_of(schema, columns_of(a="decimal(20,2)")).decode(records)
+
+    assert [row["a"] for row in rows_of(decoded)] == [Decimal("0.07"), Decimal("-0.01"), *[Decimal("0.01")] * 1000]
+    assert reasons(decoded) == [(2, "a", "a decimal of more than 16 bytes does not fit decimal(20,2) exactly")]
+
+
+def test_decode_when_scale_of_decimal_is_above_76_then_record_is_rejected() -> None:
+    schema = schema_of({"a": logical("bytes", "decimal", precision=200, scale=200)})
+
+    decoded = decoder_of(schema, columns_of(a="decimal(38,38)")).decode([b"\x02\x01", b"\x02\x05"])
+
+    reason = "a value of the Avro type bytes (decimal) cannot be stored in decimal(38,38)"
+    assert reasons(decoded) == [(0, "a", reason), (1, "a", reason)]
+
+
+def test_decode_when_uuid_is_fixed_then_text_has_hyphens() -> None:
+    fields = {"u": ["null", logical("fixed", "uuid", size=16)]}
+    schema = schema_of(fields)
+    number = bytes(range(0xF0, 0x100))
+
+    decoded = decoder_of(schema, columns_of(u="string")).decode([b"\x02" + number, b"\x00", b"\x02\x01"])
+
+    assert rows_of(decoded) == [{"u": "f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff"}, {"u": None}]
+    assert len(decoded.rejects) == 1
+
+
+def test_decode_when_timestamps_need_both_units_then_records_are_in_batches_of_each() -> None:
+    fields = {"a": logical("long", "timestamp-nanos"), "b": logical("long", "timestamp-millis")}
+    year_9000 = 221_845_392_000_000
+    values = [{"a": 1, "b": 2}, {"a": 1000, "b": year_9000}, {"a": 1, "b": year_9000}, {"a": 0, "b": 2**60}]
+
+    decoded = decoded_rows({"a": "timestamp", "b": "timestamp"}, fields, *values)
+
+    stored = [batch.column(0).to_numpy(zero_copy_only=False).astype("M8[ns]").tolist() for batch in decoded.batches]
+    assert stored == [[1], [1000]]
+    assert [str(batch.schema.field("b").type) for batch in decoded.batches] == ["timestamp[ns]", "timestamp[us]"]
+    assert [reason[:2] for reason in reasons(decoded)] == [(2, "a"), (3, "b")]
+    assert "is not a timestamp in the years 0001 to 9999" in decoded.rejects[1].reason
+
+
+def test_decode_when_schemas_are_interleaved_then_rows_keep_their_order() -> None:
+    old, new = schema_of({"id": "int"}), schema_of({"name": ["null", "string"], "id": "long"})
+    written = [(old, {"id": n}) if n % 3 else (new, {"id": n, "name": f"n{n}"}) for n in range(50)]
+    records = [single_object(schema, encode(schema, value)) for schema, value in written]
+    records[10:12] = [b"\xc3\x01" + bytes(8), b"\xc3"]
+    options = AvroOptions(framing="single_object", schemas=(old, new))
+
+    decoded = options.decoder(columns_of(id="bigint", name="string")).decode(records)
+
+    assert rows_of(decoded) == [{"id": n, "name": None if n % 3 else f"n{n}"} for n in range(50) if n not in (10, 11)]
+    assert reasons(decoded) == [
+        (10, "", "format.schemas has no schema with the fingerprint 0000000000000000"),
+        (11, "", "record does not begin with the header of the framing single_object"),
+    ]
+
+
+def test_single_object_when_schema_is_canonical_then_fingerprint_is_its_checksum() -> None:
+    schema = '{"name":"r","type":"record","fields":[{"name":"a","type":"int"}]}'
+    assert single_object(schema, b"").hex() == "c301" + struct.pack("<Q", read_schema(schema).fingerprint).hex()
+    assert read_schema(schema).fingerprint == crc64(schema.encode())
+
+
+def crc64(data: bytes) -> int:
+    """The function of the Avro specification, section Schema Fingerprints, bit by bit."""
+    found = empty = 0xC15D213AA4D7A795
+    for byte in data:
+        found ^= byte
+        for _ in range(8):
+            found = (found >> 1) ^ (empty if found & 1 else 0)
+    return found
+
+
+def schema_with(field: str) -> str:
+    return f'{{"type":"record","name":"r","fields":[{field}]}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "it is not JSON: "),
+        (schema_with('{"name":"a","type":"r"}'), "it is not an Avro schema: a record always contains itself"),
+        (
+            schema_with('{"name":"a","type":{"type":"record","name":"s","fields":[{"name":"b","type":"r"}]}}'),
+            "it is not an Avro schema: a record always contains itself",
+        ),
+        (schema_with('{"name":"a","type":"int"},{"name":"a","type":"int"}'), "it is not an Avro schema: r has two"),
+        (schema_with('{"name":5,"type":"int"}'), "it is not an Avro schema: the name of a field is 5"),
+        (schema_with('{"name":"a","type":"int","aliases":[5]}'), "it is not an Avro schema: the name of a field is 5"),
+        *(
+            (
+                schema_with(f'{{"name":"a","type":{{"type":"fixed","name":"f","size":{size}}}}}'),
+                "it is not an Avro schema: the size of a fixed is ",
+            )
+            for size in ("-5", '"5"', "5.5", "1" + "0" * 30)
+        ),
+        (
+            schema_with('{"name":"a","type":' + '{"type":"array","items":' * 2000 + '"int"' + "}" * 2001),
+            "its types nest too deeply",
+        ),
+        ('{"type":"record"}', "it is not an Avro schema: "),
+        ('{"type":"record","name":"r","fields":[{"name":"a","type":"x"}]}', "it is not an Avro schema: "),
+        ('"string"', "its values are not records"),
+        ('["null",{"type":"record","name":"r","fields":[]}]', "its values are not records"),
+    ],
+)
+def test_schema_when_it_is_unusable_then_error_tells_why(text: str, reason: str) -> None:
+    with pytest.raises(InvalidSchema, match=f"^{reason}"):
+        read_schema(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "hive"),
+    [
+        ({"type": "double"}, 0, "double"),  # valid by the specification
+        ("string", None, "string"),
+        ({"type": "array", "items": "double"}, None, "array<double>"),
+        ({"type": "double"}, "NaN", "double"),
+    ],
+)
+def test_decode_when_default_of_the_schema_is_unusual_then_records_are_read(kind: Any, default: Any, hive: str) -> None:
+    fields = [{"name": "a", "type": kind, "default": default}, {"name": "n", "type": "int"}]
+    schema = json.dumps({"type": "record", "name": "r", "fields": fields})
+    plain = schema_of({"a": kind, "n": "int"})
+    value = {"a": {"double": 1.5, "string": "x"}.get(hive, [2.5]), "n": 7}
+
+    decoded = decoder_of(schema, columns_of(a=hive, n="int")).decode([encode(plain, value)])
+
+    assert rows_of(decoded) == [value]
+
+
+@pytest.mark.parametrize(
+    "invalid",
+    [
+        {"type": "bytes", "precision": 4, "scale": 6},
+        {"type": "bytes", "precision": "4"},
+        {"type": "bytes", "precision": -1},
+        {"type": "fixed", "name": "f", "size": 2, "precision": 9},
+    ],
+)
+def test_decode_when_decimal_is_not_valid_then_is_its_underlying_type(invalid: dict[str, Any]) -> None:
+    fields = [{"name": "a", "type": {**invalid, "logicalType": "decimal"}}]
+    schema = json.dumps({"type": "record", "name": "r", "fields": fields})
+    plain = schema_of({"a": {key: invalid[key] for key in ("type", "size") if key in invalid}})
+
+    decoded = decoder_of(schema, columns_of(a="binary")).decode([encode(plain, {"a": b"xy"})])
+
+    assert rows_of(decoded) == [{"a": b"xy"}]

@@ -1,0 +1,129 @@
+"""The columns that store the records of Avro schemas."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ingestd.formats.avro.columns import columns_of, needed_columns
+from ingestd.formats.avro.schema import read_schema
+from ingestd.formats.registry import InvalidSchema
+from ingestd.schema import Column, HiveType
+from tests.support.avro import logical, schema_of
+
+INNER = {"type": "record", "name": "inner", "fields": [{"name": "X", "type": "int"}]}
+
+
+def _columns(*schemas: dict[str, Any]) -> dict[str, str]:
+    records = [read_schema(schema_of(fields)).record for fields in schemas]
+    return {column.name: str(column.type) for column in columns_of(records)}
+
+
+@pytest.mark.parametrize(
+    ("avro", "hive"),
+    [
+        ("boolean", "boolean"),
+        ("int", "int"),
+        ("long", "bigint"),
+        ("float", "float"),
+        ("double", "double"),
+        ("string", "string"),
+        ("bytes", "binary"),
+        ({"type": "fixed", "name": "f", "size": 4}, "binary"),
+        ({"type": "enum", "name": "e", "symbols": ["A"]}, "string"),
+        (logical("string", "uuid"), "string"),
+        (logical("bytes", "decimal", precision=20, scale=4), "decimal(20,4)"),
+        (logical("int", "date"), "date"),
+        (logical("long", "timestamp-micros"), "timestamp"),
+        (logical("long", "local-timestamp-millis"), "timestamp"),
+        ({"type": "array", "items": ["null", "int"]}, "array<int>"),
+        ({"type": "map", "values": "long"}, "map<string,bigint>"),
+        (INNER, "struct<x:int>"),
+        (["null", "long", "int"], "bigint"),
+        (["float", "double", "null"], "double"),
+        (["int", logical("bytes", "decimal", precision=12, scale=2)], "decimal(12,2)"),
+    ],
+)
+def test_field_when_a_column_stores_every_value_then_has_its_type(avro: Any, hive: str) -> None:
+    assert _columns({"Field": avro}) == {"field": hive}
+
+
+@pytest.mark.parametrize(
+    ("avro", "reason"),
+    [
+        ("null", "field: a field that is always null has no column type"),
+        (["string", "int"], "field: a union of string, int has no column type"),
+        (["double", "long"], "field: a union of double, long has no column type"),
+        (logical("bytes", "decimal", precision=39, scale=0), "field: a decimal of 39 digits"),
+        ({"type": "record", "name": "empty", "fields": []}, "field: fields are missing"),
+    ],
+)
+def test_field_when_no_column_stores_every_value_then_refused_with_its_path(avro: Any, reason: str) -> None:
+    with pytest.raises(InvalidSchema, match=reason):
+        _columns({"field": avro})
+
+
+def test_schema_when_it_contains_itself_then_refused() -> None:
+    tree = {"type": "record", "name": "tree", "fields": [{"name": "next", "type": ["null", "tree"]}]}
+    with pytest.raises(InvalidSchema, match="next: a record that contains itself"):
+        columns_of([read_schema(json.dumps(tree)).record])
+
+
+def test_schemas_when_they_differ_then_columns_store_the_records_of_both() -> None:
+    assert _columns({"a": "int", "b": "string"}, {"a": "long", "c": INNER}) == {
+        "a": "bigint",
+        "b": "string",
+        "c": "struct<x:int>",
+    }
+    with pytest.raises(InvalidSchema, match="field a of two schemas"):
+        _columns({"a": "int"}, {"a": "string"})
+
+
+def _needed(fields: dict[str, Any], **columns: str) -> dict[str, str]:
+    stored = [Column(name, HiveType.parse(text)) for name, text in columns.items()]
+    return {one.name: str(one.type) for one in needed_columns(read_schema(schema_of(fields)).record, stored)}
+
+
+def test_needed_columns_when_fields_have_columns_then_keep_their_names_and_places() -> None:
+    inner = {"type": "record", "name": "i", "fields": [{"name": "Y", "type": "long"}, {"name": "z", "type": "int"}]}
+    fields = {"NEW": "string", "Tags": {"type": "array", "items": ["null", inner]}, "id": "long"}
+    assert _needed(fields, id="int", tags="array<struct<z:int>>", other="date") == {
+        "id": "bigint",
+        "tags": "array<struct<z:int,y:bigint>>",
+        "new": "string",
+    }
+
+
+def test_needed_columns_when_a_record_is_one_of_several_then_all_their_fields_have_columns() -> None:
+    def record(name: str, **fields: Any) -> dict[str, Any]:
+        return {"type": "record", "name": name, "fields": [{"name": k, "type": v} for k, v in fields.items()]}
+
+    either = [record("a", x="int", y="string"), record("b", x="long", z="int")]
+    row = json.dumps([record("c", id="int"), record("d", id="long", s=either)])
+    stored = [Column("id", HiveType.parse("int")), Column("s", HiveType.parse("struct<x:date>"))]
+    found = needed_columns(read_schema(row).record, stored)
+    assert {one.name: str(one.type) for one in found} == {"id": "bigint", "s": "struct<x:date,y:string,z:int>"}
+
+
+def test_needed_columns_when_a_field_has_an_alias_of_a_column_then_it_needs_no_other() -> None:
+    schema = {"type": "record", "name": "r", "fields": [{"name": "new_name", "aliases": ["id"], "type": "int"}]}
+    [column] = needed_columns(read_schema(json.dumps(schema)).record, [Column("id", HiveType.parse("int"))])
+    assert column == Column("id", HiveType.parse("int"))
+
+
+def test_needed_columns_when_a_field_has_no_column_type_then_only_an_existing_column_is_accepted() -> None:
+    either = {"a": ["string", "int"]}
+    assert _needed(either, a="date") == {"a": "date"}
+    with pytest.raises(InvalidSchema, match="a: a union of string, int has no column type"):
+        _needed(either, b="date")
+    nested = {"s": {"type": "record", "name": "n", "fields": [{"name": "a", "type": ["string", "int"]}]}}
+    with pytest.raises(InvalidSchema, match=r"s\.a: a union of string, int has no column type"):
+        _needed(nested, s="struct<b:int>")
+
+
+@pytest.mark.parametrize("stored", [{}, {"id": "int"}])
+def test_needed_columns_when_names_differ_only_in_case_then_refused(stored: dict[str, str]) -> None:
+    with pytest.raises(InvalidSchema, match=r"(id|ID): the name of another field differs only in case"):
+        _needed({"id": "int", "ID": "string"}, **stored)

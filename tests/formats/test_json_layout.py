@@ -1,0 +1,320 @@
+"""JSON paths, envelopes and timestamp formats: the value of each column, and the same result for whole batches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestd.errors import ConfigError
+from ingestd.formats import DecodeResult, JsonDecoder
+from ingestd.formats.json.envelope import AFTER, BEFORE, INSERTS
+from ingestd.formats.json.layout import Layout, Path, Place, parse_path
+from ingestd.formats.json.options import JsonOptions
+from ingestd.formats.json.tape_reader import TapeReader
+from ingestd.formats.json.timestamp_formats import parse_format
+from ingestd.schema import Column
+from tests.formats.test_tape import Generator, assert_equal, decoded_alone
+from tests.support.decoding import columns_of
+
+STAMPS = {
+    "iso": ["2026-02-01T03:04:05", "2026-02-01T03", "1600-01-01"],
+    "epoch_s": ["1700000000", "-1", "0", "1700000000.5", "1e9", "-62135596800", "253402300799.999999999"],
+    "epoch_ms": ["1700000000123", "1700000000123.25", "1.5e3", "9223372036854"],
+    "epoch_us": ["1700000000123456", "1700000000123456.789", "9223372036854775"],
+    "dd/MM/yyyy HH:mm:ss.SSSXX": ["02/01/2026 03:04:05.678Z", "02/01/2026 03:04:05.678+0530"],
+    "yyyyMMdd": ["20260102", "19691231", "00010101"],
+    "yyyy-dd-MM'T'HH": ["2026-02-01T03", "2026-31-12T23"],
+    "": [
+        "2026-13-01T03",
+        "31/02/2026 00:00:00.000Z",
+        "19691332",
+        "",
+        "x",
+        "-",
+        "1e400",
+        "1" * 40,
+        "0." + "0" * 200 + "1",
+    ],
+}
+
+
+NUMBERS = ["0", "-0", "0.0", '"0"', "0e5"]
+TEXTS = ['"a"', '"\\u00e4"', '"x y"', '""']
+USUAL = {
+    **dict.fromkeys(["int", "bigint", "tinyint", "double", "float", "decimal"], NUMBERS),
+    **dict.fromkeys(["string", "varchar", "char", "binary"], TEXTS),
+    "date": ['"2026-01-02"', '"0001-01-01"'],
+}
+
+
+class PlacedGenerator(Generator):
+    """Generates records whose values are at the places of a layout."""
+
+    def layout(self, columns: Sequence[Column]) -> Layout:
+        random = self._random
+        paths: dict[str, Path] = {}
+        for column in columns:
+            if random.random() < 0.6:
+                names: list[str | int] = ["a", "b", "ä", "x y"]
+                inner = [random.choice([*names, 0, 1, 2]) for _ in range(random.choice([0, 0, 0, 1, 2]))]
+                paths[column.name] = (random.choice(names), *inner) if random.random() < 0.95 else ()
+        self._formats = tuple(random.sample([*STAMPS][:-1], random.randint(1, 3)))
+        operations = random.choice([INSERTS, ("c", "r", "u", "d"), ("c", "r", "d")])
+        return Layout(paths, random.choice(["none", "connect", "debezium"]), self._formats, operations=operations)
+
+    def placed(self, layout: Layout, columns: Sequence[Column]) -> bytes:
+        random = self._random
+        if random.random() < 0.05:
+            return self.record(columns)
+        event = self._place(layout.tree(columns, random.choice([AFTER, AFTER, BEFORE])), columns)
+        if layout.envelope == "debezium" and event.startswith("{") and event.endswith("}"):
+            operation = random.choice(['"c"', '"d"'] * 10 + ['"r"', '"u"', "null", "5", '"\\u0063"', '"cc"'])
+            after = '"after":{},' if '"after"' not in event and random.random() < 0.9 else ""
+            event = event.replace("{", f'{{{after}"x":0,{self._string("op")}:{operation},', 1).replace(",}", "}")
+        if layout.envelope == "connect" or random.random() < 0.3 * (layout.envelope == "debezium"):
+            name = random.choice(["payload"] * 18 + ["Payload", "x"])
+            event = self._object([("schema", random.choice(["null", '{"type":"struct"}'])), (name, event)])
+        return self._mutated(bytearray(event.encode())) if random.random() < 0.05 else event.encode()
+
+    def _place(self, place: Place, columns: Sequence[Column]) -> str:
+        random, chance = self._random, self._random.random()
+        if chance < 0.04:
+            return self._any(1)
+        if chance < 0.08:
+            return "null"
+        if place.elements and (not place.members or chance < 0.3):
+            return self._list(
+                [
+                    self._place(place.elements[index], columns) if index in place.elements else self._any(2)
+                    for index in range(random.randint(0, max(place.elements) + 2))
+                ]
+            )
+        if not place.members:
+            kind = columns[place.columns[0]].type
+            return self._value(kind, 1)
+        members = [
+            (random.choice([name] * 5 + [name.upper()]), self._place(inner, columns))
+            for name, inner in place.members.items()
+            if random.random() < 0.9
+        ]
+        if random.random() < 0.1:
+            members.append((random.choice([*place.members, "other"]), self._any(2)))
+        random.shuffle(members)
+        return self._object(members)
+
+    def _stamp(self) -> str:
+        known = STAMPS[self._random.choice(self._formats)]
+        text = self._random.choice(known if self._random.random() < 0.9 else STAMPS[self._random.choice([*STAMPS])])
+        return text if "/" not in text and ":" not in text and self._random.random() < 0.5 else json.dumps(text)
+
+    def _primitive(self, kind: str) -> str:
+        if kind == "timestamp":
+            return self._stamp()
+        is_usual = kind in USUAL and self._random.random() < 0.9
+        return self._random.choice(USUAL[kind]) if is_usual else super()._primitive(kind)
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.integers(0, 1 << 60), st.sampled_from([1, 3, 20, 60]))
+def test_decode_when_layout_is_arbitrary_then_result_is_the_same_as_one_by_one(seed: int, count: int) -> None:
+    generator = PlacedGenerator(Random(seed))
+    columns = generator.columns()
+    layout = generator.layout(columns)
+    values = [generator.placed(layout, columns) for _ in range(count)]
+    decoded = JsonDecoder(columns, layout).decode(values)
+    alone = [decoded_alone(columns, value, layout) for value in values]
+    rejects = {index: one for index, one in enumerate(alone) if isinstance(one, tuple)}
+    assert {reject.row: (reject.column, reject.reason) for reject in decoded.rejects} == rejects
+    assert_equal(columns, decoded, [row for row in alone if not isinstance(row, tuple)])
+
+
+def paths_of(paths: Mapping[str, str]) -> dict[str, Path]:
+    return {name: parse_path(path) for name, path in paths.items()}
+
+
+def only(decoded: DecodeResult) -> Any:
+    """Return the only row, or column and reason of the only reject."""
+    if decoded.rejects:
+        (reject,) = decoded.rejects
+        assert decoded.rows == 0
+        return reject.column, reject.reason
+    (row,) = decoded.batches[0].to_pylist()
+    return row
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("$", ()), ("$.a", ("a",)), ("$.User.ID", ("user", "id")), ("$['first name'].x", ("first name", "x")),
+        ('$["a.b"][0][12]', ("a.b", 0, 12)), (r"$['it\'s']", ("it's",)), ("$.@timestamp", ("@timestamp",)),
+        ("$._id.$oid", ("_id", "$oid")), ("$.größe", ("größe",)),
+    ],
+)  # fmt: skip
+def test_parse_path_when_path_is_valid_then_returns_its_steps(text: str, path: Path) -> None:
+    assert parse_path(text) == path
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "a", "a.b", "$a", "$.", "$..a", "$.*", "$[*]", "$[-1]", "$[a]", "$['a]", "$.a b", "$[]", "$" + ".a" * 51],
+)
+def test_parse_path_when_path_is_not_supported_then_raises_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match="must be a path"):
+        parse_path(text)
+
+
+RECORD = '{"user":{"ID":7,"tags":["x",{"k":2.50}],"none":null},"id":1,"list":[]}'
+
+
+@pytest.mark.parametrize(
+    ("type_text", "path", "expected"),
+    [
+        ("int", "$.user.id", 7), ("int", "$.id", 1), ("string", "$.user.tags[0]", "x"), ("int", "$.user.tags[9]", None),
+        ("decimal(4,2)", "$.user.tags[1].k", 2.5), ("string", "$.user.none.deep[3]", None), ("int", "$.absent.x", None),
+        ("map<string,string>", "$.user.tags[1]", [("k", "2.50")]), ("int", "$.list[0]", None), ("string", "$", RECORD),
+        ("int", "$.id.x", ("c", "'1' at $.id is not an object")),
+        ("int", "$.user[0]", ("c", "{\"ID\":7,\"tags\":[\"x\",{\"k\":2.50}],\"none... at $.user is not an array")),
+        ("int", "$.user.tags[0].k", ("c", "'x' at $.user.tags[0] is not an object")),
+        ("int", "$.user.tags[0]", ("c", "'x' is not a number, but the type is int")),
+    ],
+)  # fmt: skip
+def test_decode_when_column_has_a_path_then_is_the_value_there(type_text: str, path: str, expected: Any) -> None:
+    columns = [*columns_of(c=type_text), *columns_of(id="int")]
+    found = only(JsonDecoder(columns, Layout(paths_of({"c": path}))).decode([RECORD.encode()]))
+    assert found == (expected if isinstance(expected, tuple) else {"c": expected, "id": 1})
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ('{"op":"c","before":null,"after":{"id":5,"name":"n"},"source":{"ts_ms":3}}', {"id": 5, "name": "n", "s": 3}),
+        ('{"op":"r","after":{"ID":5}}', {"id": 5, "name": None, "s": None}),
+        ('{"schema":{},"payload":{"op":"c","after":{"id":5},"source":{"ts_ms":4}}}', {"id": 5, "name": None, "s": 4}),
+        ('{"op":"u","before":{"id":5},"after":{"id":6}}', "an update (op 'u')"),
+        ('{"op":"d","before":{"id":5},"after":null}', "a delete (op 'd')"),
+        ('{"op":"t"}', "a truncation (op 't')"), ('{"op":"m"}', "a message of the source database (op 'm')"),
+        ('{"op":"z"}', "an unknown operation (op 'z')"), ('{"id":1}', "has no field op"),
+        ('{"op":"c"}', "after of an insert is missing or null"), ('{"op":"c","after":[]}', "after of an insert is []"),
+        ('{"schema":null,"payload":null}', "the payload of the debezium envelope is missing or null"),
+    ],
+)  # fmt: skip
+def test_decode_when_envelope_is_debezium_then_inserts_are_rows_and_others_are_rejects(
+    record: str, expected: Any
+) -> None:
+    columns = columns_of(id="int", name="string", s="bigint")
+    found = only(JsonDecoder(columns, Layout(paths_of({"s": "$.source.ts_ms"}), "debezium")).decode([record.encode()]))
+    if isinstance(expected, dict):
+        assert found == expected
+    else:
+        assert found[0] == ""
+        assert expected in found[1]
+
+
+def test_decode_when_changes_are_rows_then_updates_have_the_state_after_and_deletes_before() -> None:
+    columns = columns_of(id="int", op="string", new="string")
+    paths = {"op": "$.op", "new": "$.after.name"}
+    options = JsonOptions(envelope="debezium", fields=paths, updates="row", deletes="row")
+    events = [
+        {"op": "c", "before": None, "after": {"id": 1, "name": "a"}},
+        {"op": "u", "before": {"id": 1, "name": "a"}, "after": {"id": 1, "name": "b"}},
+        {"op": "d", "before": {"id": 1, "name": "b"}, "after": None},
+        {"op": "d", "before": None, "after": None},
+        {"op": "t"},
+    ]
+    records = [*(json.dumps(event).encode() for event in events), None]
+
+    decoded = replace(options, tombstones="skip").decoder(columns).decode(records * 3)
+
+    rows = [{"id": 1, "op": "c", "new": "a"}, {"id": 1, "op": "u", "new": "b"}, {"id": 1, "op": "d", "new": None}]
+    assert [row for batch in decoded.batches for row in batch.to_pylist()] == rows * 3
+    assert {reject.reason for reject in decoded.rejects} == {
+        "the field before of a delete is missing or null, not an object",
+        "the record is a truncation (op 't'); only the operations c, d, r, u are rows",
+    }
+    assert decoded.skipped == 3
+
+
+def test_options_when_changes_are_rows_without_their_envelope_then_raises_config_error() -> None:
+    with pytest.raises(ConfigError, match="has no effect with envelope: connect"):
+        JsonOptions(envelope="connect", deletes="row")
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ('{"schema":{"type":"struct","fields":[]},"payload":{"id":5}}', {"id": 5}),
+        ('{"PAYLOAD":{"id":5},"payload":{"id":6}}', {"id": 6}),
+        ('{"payload":"x"}', ("", "the payload of the connect envelope is 'x', not an object")),
+        ('{"id":5}', ("", "the payload of the connect envelope is missing or null, not an object")),
+    ],
+)  # fmt: skip
+def test_decode_when_envelope_is_connect_then_the_payload_is_the_row(record: str, expected: Any) -> None:
+    assert only(JsonDecoder(columns_of(id="int"), Layout(envelope="connect")).decode([record.encode()])) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("epoch_s", "1700000000", "2023-11-14 22:13:20"), ("epoch_s", "1700000000.25", "2023-11-14 22:13:20.25"),
+        ("epoch_s", '"1.7e9"', "2023-11-14 22:13:20"), ("epoch_s", "-0.000000001", "1969-12-31 23:59:59.999999999"),
+        ("epoch_ms", "1700000000123", "2023-11-14 22:13:20.123"), ("epoch_us", "-1", "1969-12-31 23:59:59.999999"),
+        ("epoch_ms", "253402300799999", "9999-12-31 23:59:59.999"), ("epoch_ms", "253402300800000", None),
+        ("epoch_s", "-62135596800", "0001-01-01"), ("epoch_s", "-62135596801", None), ("epoch_s", "1e999999999", None),
+        ("epoch_s", "0.0000000001", None), ("epoch_ms", '"2026-01-01"', None), ("epoch_ms", "true", None),
+        ("dd/MM/yyyy HH:mm:ss", '"02/01/2026 03:04:05"', "2026-01-02 03:04:05"), ("yyyyMMdd", "20260102", "2026-01-02"),
+        ("yyyyMMddHH", '"2026010203"', "2026-01-02 03"), ("yyyyMMdd'T'HHX", '"20260102T03+02"', "2026-01-02 01"),
+        ("dd.MM.yyyy", '"31.02.2026"', None), ("yyyy''MM''dd", "\"2026'01'02\"", "2026-01-02"),
+        ("HH:mm:ss.SSSXXX yyyy-MM-dd", '"03:04:05.678+05:30 2026-01-02"', "2026-01-01 21:34:05.678"),
+        ("dd.MM.yyyy", '"2026-01-02"', None), ("dd.MM.yyyy", '"02.01.2026 "', None), ("yyyy-MM-dd", "null", "null"),
+    ],
+)  # fmt: skip
+def test_decode_when_timestamp_has_a_format_then_is_exact_or_rejected(
+    name: str, text: str, expected: str | None
+) -> None:
+    columns = columns_of(c="timestamp")
+    record = f'{{"c":{text}}}'.encode()
+    decoded = JsonDecoder(columns, Layout(timestamp_formats=(name,))).decode([record] * 2)
+    if expected is None:
+        assert [reject.column for reject in decoded.rejects] == ["c", "c"]
+        return
+    plain = JsonDecoder(columns).decode([json.dumps({"c": None if expected == "null" else expected}).encode()] * 2)
+    assert decoded == replace(plain, batches=decoded.batches)
+    assert decoded.batches[0].equals(plain.batches[0])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "epoch", "yyyy", "MM-dd", "yyyy-MM-dd mm", "yyyy-MM-dd yyyy", "yy-MM-dd", "yyyy-MM-dd'T",
+    "dd MMM yyyy", "yyyy-MM-dd hh:mm:ss a", "yyyy-MM-ddX", "yyyy-MM-dd HH:mm:ssXZ"],
+)  # fmt: skip
+def test_parse_format_when_pattern_is_not_supported_then_raises_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match="must be iso, epoch_s"):
+        parse_format(text)
+
+
+def test_read_when_layout_is_usual_then_no_row_is_undecided() -> None:
+    columns = columns_of(id="int", at="timestamp", first="string", day="timestamp")
+    layout = Layout(
+        paths_of({"at": "$.source.ts_ms", "first": "$.after.tags[0]"}), "debezium", ("iso", "epoch_ms", "dd/MM/yyyy")
+    )
+    after = '{"id":1,"tags":["x"],"day":"02/01/2026"}'
+    record = f'{{"payload":{{"op":"c","after":{after},"source":{{"ts_ms":1700000000123}}}}}}'
+    batch, undecided, _ = TapeReader(columns, layout).read([record.encode()] * 3, "ns")
+    assert not undecided.any()
+    assert [str(value) for value in batch.to_pylist()[2].values()] == [
+        *("1", "2023-11-14 22:13:20.123000", "x", "2026-01-02 00:00:00"),
+    ]  # fmt: skip
+
+
+def test_decoder_when_fields_name_no_column_then_raises_config_error() -> None:
+    options = JsonOptions(fields={"B": "$.x", "c": "$.y"})
+    decoder = options.decoder(columns_of(b="int", c="int"))
+    assert only(decoder.decode([b'{"x":1,"y":2,"b":3}'])) == {"b": 1, "c": 2}
+    with pytest.raises(ConfigError, match="c is not a column of the records: b"):
+        options.decoder(columns_of(b="int"))

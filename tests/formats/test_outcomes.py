@@ -1,0 +1,132 @@
+"""Every record of any format becomes the same row or the same reject, whichever records surround it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestd.acid.hive_text import hive_text
+from ingestd.formats.avro.options import AvroOptions
+from ingestd.formats.csv import CsvOptions
+from ingestd.formats.decoder import Decoder, DecodeResult
+from ingestd.formats.delimited import DelimitedOptions
+from ingestd.formats.json.options import JsonOptions
+from ingestd.formats.options import FormatOptions, decoder_of
+from ingestd.formats.record_decoder import Tombstones
+from ingestd.formats.regex import RegexOptions
+from ingestd.formats.whole_value import BinaryOptions, TextOptions
+from ingestd.schema import Column, HiveType
+from tests.support.avro import encode, schema_of
+
+COLUMNS = [
+    Column(name, HiveType.parse(text))
+    for name, text in {"id": "int", "name": "varchar(8)", "raw": "binary", "at": "timestamp"}.items()
+]
+SCHEMA = schema_of({"id": ["null", "long"], "name": ["null", "string"], "at": ["null", "string"]})
+TOMBSTONES: list[Tombstones] = ["stop", "skip", "dead_letter", "null_row"]
+
+IDS = [None, 0, 7, -(2**31), 2**31, 2**62]
+TEXTS = [None, "", "Ann", "é|\"',\\", "123456789", "\ud7ff", "\x00", "\n"]
+TIMES = [None, "2026-11-21T10:00:00Z", "2026-11-21 10:00:00.123456789", "1500-01-01 00:00:00.5", "9999-12-31", "soon"]
+HOSTILE = [
+    None,
+    b"",
+    b"\xff\xfe",
+    b"{" * 1_100,
+    b'{"id": 1e400, "id": NaN}',
+    b'{"id": 1}, {"id": 2}',
+    b'{"name": "\\ud800"}',
+    b"[]",
+    b"\x00" * 40,
+    b'"' * 31,
+    b"1|" * 300,
+    b"\x02" + b"\xff" * 9 + b"\x01",
+]
+
+
+def _written(options: FormatOptions, row: tuple[Any, Any, Any]) -> bytes:
+    """Return a record of the format with these values of id, name and at."""
+    fields = dict(zip(("id", "name", "at"), row, strict=True))
+    if isinstance(options, JsonOptions):
+        return json.dumps(fields).encode()
+    if isinstance(options, AvroOptions):
+        return encode(SCHEMA, fields)
+    return "|".join("" if value is None else str(value) for value in row).encode("utf-8", "surrogatepass")
+
+
+def _outcomes(decoded: DecodeResult, values: Sequence[bytes | None]) -> dict[int, object]:
+    """Return the texts of the row or the column and reason of the reject of each record that was not skipped."""
+    records = iter(decoded.records_of_rows(values).tolist())
+    found: dict[int, object] = {}
+    for batch in decoded.batches:
+        for row in range(batch.num_rows):
+            record = next(records)
+            assert record not in found
+            arrays = zip(COLUMNS, batch.columns, strict=True)
+            found[record] = [hive_text(column.type, array[row]) for column, array in arrays]
+    assert next(records, None) is None
+    for reject in decoded.rejects:
+        assert reject.row not in found
+        assert reject.record == values[reject.row]
+        found[reject.row] = (reject.column, reject.reason)
+    assert [reject.row for reject in decoded.rejects] == sorted(reject.row for reject in decoded.rejects)
+    return found
+
+
+def _mutated(value: bytes, place: int, change: int) -> bytes:
+    """Return the record with a changed byte (`change` < 256), without its end, or with its end twice."""
+    place %= len(value) + 1
+    if change < 256:
+        return value[:place] + bytes([change]) + value[place + 1 :]
+    return value[:place] if change < 300 else value + value[place:]
+
+
+def _alone(decoder: Decoder, value: bytes) -> object:
+    [outcome] = _outcomes(decoder.decode([value]), [value]).values()
+    return outcome
+
+
+FIELDS = ("id", "name", "at")
+PATTERN = r"(?s)([^|]*)\|(.*)\|([^|]*)"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        JsonOptions(),
+        DelimitedOptions(fields=FIELDS, field_delimiter="|"),
+        DelimitedOptions(fields=FIELDS, field_delimiter="|", bad_values="null", surplus="reject"),
+        CsvOptions(fields=FIELDS, field_delimiter="|"),
+        RegexOptions(pattern=PATTERN, fields=FIELDS),
+        AvroOptions(framing="none", schemas=(SCHEMA,)),
+        TextOptions(column="name"),
+        BinaryOptions(column="raw"),
+    ],
+    ids=lambda options: options.type,
+)
+@settings(deadline=None, max_examples=30)
+@given(data=st.data(), tombstones=st.sampled_from(TOMBSTONES), repeated=st.sampled_from([1, 40]))
+def test_decode_when_records_are_valid_mutated_or_hostile_then_each_has_the_outcome_that_it_has_alone(
+    options: FormatOptions, data: st.DataObject, tombstones: Tombstones, repeated: int
+) -> None:
+    rows = st.tuples(st.sampled_from(IDS), st.sampled_from(TEXTS), st.sampled_from(TIMES))
+    valid = rows.map(lambda row: _written(options, row))
+    mutated = st.builds(_mutated, valid, st.integers(0, 200), st.integers(0, 350))
+    values = data.draw(st.lists(st.one_of(valid, valid, mutated, st.sampled_from(HOSTILE)), max_size=15)) * repeated
+    plain, decoder = (decoder_of(one, COLUMNS, None) for one in (options, replace(options, tombstones=tombstones)))
+
+    decoded = decoder.decode(values)
+
+    alone: dict[bytes | None, object] = {value: _alone(plain, value) for value in set(values) if value is not None}
+    no_value = "", "record has no value (tombstone)"
+    alone[None] = [None] * len(COLUMNS) if tombstones == "null_row" else no_value
+    assert _outcomes(decoded, values) == {
+        record: alone[value] for record, value in enumerate(values) if value is not None or tombstones != "skip"
+    }
+    assert decoded.skipped == (values.count(None) if tombstones == "skip" else 0)

@@ -1,0 +1,167 @@
+"""Protobuf records that name their type in the schema registry, as Confluent's serializer writes them."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+from ingestd.errors import ConfigError
+from ingestd.formats.protobuf.options import ProtobufOptions
+from ingestd.formats.registry import Registry, RegistryOptions
+from tests.support.decoding import columns_of, reasons, rows_of
+from tests.support.protobuf import Field, class_of, file_of, message
+from tests.support.registry import RegistryServer, registry_server, serialize
+
+COLUMNS = columns_of(id="bigint", name="string")
+WRONG_HEADER = "record does not begin with the header of the framing confluent"
+ITEM = message("Item", [Field("id", 2, "int64"), Field("name", 5, "string", "optional")])
+# The index paths of the messages: Row is 0, Outer is 1 and Outer.Item is 1, 0.
+FILE = file_of(message("Row", [Field("id", 1, "int32")]), message("Outer", [], ITEM))
+
+
+@pytest.fixture
+def server() -> Iterator[RegistryServer]:
+    with registry_server() as made:
+        yield made
+
+
+def registry_of(server: RegistryServer) -> Registry:
+    return Registry(RegistryOptions(server.url, lag=0.0))
+
+
+def text_of(file: FileDescriptorProto) -> str:
+    return base64.b64encode(file.SerializeToString()).decode()
+
+
+def register(server: RegistryServer, file: FileDescriptorProto, subject: str = "t-value", **more: Any) -> int:
+    return server.register(subject, {"schema": text_of(file), "schemaType": "PROTOBUF", **more})
+
+
+def framed(identifier: int, path: bytes, data: bytes) -> bytes:
+    return struct.pack(">BI", 0, identifier) + path + data
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_decode_when_paths_and_schemas_are_interleaved_then_each_record_has_its_type(
+    server: RegistryServer, count: int
+) -> None:
+    identifier = register(server, FILE)
+    other = register(server, file_of(message("Row", [Field("name", 1, "string"), Field("id", 9, "sint64")])))
+    row = class_of(FILE)(id=7).SerializeToString()
+    item = class_of(FILE, "Outer.Item")(id=8, name="x").SerializeToString()
+    records = [
+        framed(identifier, b"\x00", row),
+        framed(identifier, b"\x02\x00", row),
+        framed(identifier, b"\x04\x02\x00", item),
+        framed(other, b"\x00", b"\x48\x03"),
+        framed(identifier, b"\x02\x06", row),
+        framed(77, b"\x00", row),
+        framed(2**31, b"\x00", row),
+        framed(identifier, b"\x04\x02", b""),
+        framed(identifier, b"\x01", row),
+        framed(identifier, b"", b""),
+        b"\x01\x00\x00\x00\x01\x00" + row,
+        b"",
+    ]
+    decoder = ProtobufOptions().decoder(COLUMNS, registry_of(server))
+
+    decoded = decoder.decode(records * count)
+
+    rows = [{"id": 7, "name": None}, {"id": 7, "name": None}, {"id": 8, "name": "x"}, {"id": -2, "name": ""}]
+    assert rows_of(decoded) == rows * count
+    wanted = [
+        (4, "", f"schema {identifier} of the registry cannot be used: it has no message of the index path 3"),
+        (5, "", "the registry has no schema 77"),
+        (6, "", "the registry has no schema 2147483648"),
+        *((row, "", WRONG_HEADER) for row in range(7, 12)),
+    ]
+    assert reasons(decoded) == [(row + len(records) * n, *more) for n in range(count) for row, *more in wanted]
+    assert set(server.gets) == {f"/schemas/ids/{n}?format=serialized" for n in (identifier, other, 77)}
+
+
+@pytest.mark.parametrize("deleted", [(), ("unit", "item", "t-value")])
+def test_decode_when_schema_imports_others_then_they_are_read_by_their_names(
+    server: RegistryServer, deleted: tuple[str, ...]
+) -> None:
+    unit = FileDescriptorProto(name="default", package="shop", syntax="proto3")
+    unit.enum_type.add(name="Unit").value.add(name="PIECE", number=0)
+    register(server, unit, "unit")
+    item = FileDescriptorProto(name="", package="shop", syntax="proto3", dependency=["shop/unit.proto"])
+    item.message_type.append(message("Price", [Field("unit", 1, ".shop.Unit", is_enum=True), Field("n", 2, "int32")]))
+    register(server, item, "item", references=[{"name": "shop/unit.proto", "subject": "unit", "version": 1}])
+    main = FileDescriptorProto(name="default", package="shop", syntax="proto3", dependency=["shop/item.proto"])
+    main.message_type.append(message("Row", [Field("price", 1, ".shop.Price")]))
+    references = [{"name": "shop/item.proto", "subject": "item", "version": 1}]
+    record = framed(register(server, main, references=references), b"\x00", bytes([10, 2, 16, 5]))
+    server.deleted.update(deleted)
+
+    decoder = ProtobufOptions().decoder(columns_of(price="struct<unit:string,n:int>"), registry_of(server))
+
+    assert rows_of(decoder.decode([record])) == [{"price": {"unit": "PIECE", "n": 5}}]
+
+
+def test_decode_when_each_record_has_another_index_path_then_schemas_are_requested_and_read_once(
+    server: RegistryServer,
+) -> None:
+    count = 3000
+    large = message("Large", [Field(f"f{number}", number, "int32") for number in range(1, 5000)])
+    identifier = register(server, file_of(message("Row", [Field("id", 1, "int32")]), large))
+    zigzag = range(2000, 2000 + 2 * count, 2)
+    paths = [b"\x02" + struct.pack("BB", 0x80 | number & 0x7F, number >> 7) for number in zigzag]
+    records = [framed(one, path, b"") for path in paths for one in (identifier, 99)]
+
+    decoded = ProtobufOptions().decoder(COLUMNS, registry_of(server)).decode(records)
+
+    assert len(decoded.rejects) == 2 * count
+    assert server.gets == [f"/schemas/ids/{one}?format=serialized" for one in (identifier, 99)]
+    assert {reject.reason for reject in decoded.rejects[1::2]} == {"the registry has no schema 99"}
+
+
+def test_decode_when_a_schema_to_which_another_refers_is_missing_then_reason_names_it(server: RegistryServer) -> None:
+    identifier = register(server, FILE, references=[{"name": "x.proto", "subject": "x", "version": 3}])
+    decoded = ProtobufOptions().decoder(COLUMNS, registry_of(server)).decode([framed(identifier, b"\x00", b"")])
+    assert reasons(decoded) == [(0, "", "the registry has no version 3 of the subject x, to which a schema refers")]
+
+
+def test_decode_when_schema_is_of_another_type_or_damaged_then_record_is_rejected(server: RegistryServer) -> None:
+    server.register("t-value", {"schema": "{}", "schemaType": "JSON"})
+    register(server, file_of(message("Row", [Field("a", 1, ".shop.Missing")])))
+
+    decoded = ProtobufOptions().decoder(COLUMNS, registry_of(server)).decode([framed(n, b"\x00", b"") for n in (1, 2)])
+
+    first, second = reasons(decoded)
+    assert first == (0, "", "schema 1 of the registry has the type JSON, not PROTOBUF")
+    assert second[2].startswith("schema 2 of the registry cannot be used: its descriptors are not valid: ")
+
+
+def test_decode_when_registry_returns_the_source_then_raises_config_error(server: RegistryServer) -> None:
+    source = 'syntax = "proto3"; message Row { int64 id = 1; }'
+    identifier = server.register("t-value", {"schema": source, "schemaType": "PROTOBUF"})
+    decoder = ProtobufOptions().decoder(COLUMNS, registry_of(server))
+    with pytest.raises(ConfigError, match="the text of its source"):
+        decoder.decode([framed(identifier, b"\x00", b"")])
+
+
+def test_decode_when_serializer_is_confluents_then_rows_are_exact(server: RegistryServer) -> None:
+    with warnings.catch_warnings(record=True):  # a library that the client imports warns of its next release
+        library = pytest.importorskip("confluent_kafka.schema_registry.protobuf", reason="googleapis-common-protos")
+    kinds = {name: class_of(FILE, name) for name in ("Row", "Outer.Item")}
+    serializers = {name: library.ProtobufSerializer(kind, server.client()) for name, kind in kinds.items()}
+    records = [
+        serialize(serializers["Outer.Item"], "t", kinds["Outer.Item"](id=n, name=f"n{n}"))
+        if n % 3
+        else serialize(serializers["Row"], "t", kinds["Row"](id=n))
+        for n in range(300)
+    ]
+    server.gets.clear()
+
+    decoded = ProtobufOptions().decoder(COLUMNS, registry_of(server)).decode(records)
+
+    assert decoded.rejects == []
+    assert rows_of(decoded) == [{"id": n, "name": f"n{n}" if n % 3 else None} for n in range(300)]

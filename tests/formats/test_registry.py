@@ -1,0 +1,272 @@
+"""The client of the schema registry, and records that Confluent's serializer has written."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import socket
+import ssl
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from ingestd.errors import ConfigError, LoginFailed, RegistryUnavailable
+from ingestd.formats.avro.options import AvroOptions
+from ingestd.formats.registry import InvalidSchema, Registry, RegistryOptions
+from tests.support.avro import encode, schema_of
+from tests.support.certificates import make
+from tests.support.decoding import columns_of, reasons, rows_of
+from tests.support.registry import RegistryServer, registry_server, serialize
+
+OLD = schema_of({"id": "int"})
+NEW = schema_of({"name": ["null", "string"], "id": "long"})
+COLUMNS = columns_of(id="bigint", name="string")
+
+
+@pytest.fixture
+def server() -> Iterator[RegistryServer]:
+    with registry_server() as made:
+        yield made
+
+
+def registry_of(server: RegistryServer, **options: object) -> Registry:
+    return Registry(RegistryOptions(server.url, **{"lag": 0.0, **options}))  # type: ignore[arg-type]
+
+
+def test_decode_when_serializer_is_confluents_then_schemas_are_found_once(server: RegistryServer) -> None:
+    old, new = server.serializer(OLD), server.serializer(NEW)
+    records = [
+        serialize(old, "t", {"id": n}) if n % 3 else serialize(new, "t", {"id": n, "name": f"n{n}"}) for n in range(30)
+    ]
+    records[5:7] = [struct.pack(">BI", 0, 77) + b"x", b"\x01abcdefgh"]
+    registry = registry_of(server)
+    server.gets.clear()
+
+    decoded = [AvroOptions().decoder(COLUMNS, registry).decode(records) for _ in range(2)]
+
+    for one in decoded:
+        assert rows_of(one) == [{"id": n, "name": None if n % 3 else f"n{n}"} for n in range(30) if n not in (5, 6)]
+        assert reasons(one) == [
+            (5, "", "the registry has no schema 77"),
+            (6, "", "record does not begin with the header of the framing confluent"),
+        ]
+    assert sorted(server.gets) == ["/schemas/ids/1", "/schemas/ids/2", "/schemas/ids/77", "/schemas/ids/77"]
+
+
+def test_decode_when_ids_have_8_bytes_then_schemas_are_found(server: RegistryServer) -> None:
+    identifier = server.register("t-value", {"schema": NEW})
+    record = struct.pack(">BQ", 0, identifier) + encode(NEW, {"id": 7, "name": "x"})
+
+    decoded = AvroOptions(framing="apicurio").decoder(COLUMNS, registry_of(server)).decode([record])
+
+    assert rows_of(decoded) == [{"id": 7, "name": "x"}]
+
+
+def test_decode_when_a_replica_of_the_registry_lags_then_schema_is_awaited(server: RegistryServer) -> None:
+    record = serialize(server.serializer(NEW), "t", {"id": 7, "name": "x"})
+    server.gets.clear()
+    server.lagging = 3
+
+    decoded = AvroOptions().decoder(COLUMNS, registry_of(server, lag=60.0)).decode([record] * 2)
+
+    assert rows_of(decoded) == [{"id": 7, "name": "x"}] * 2
+    assert server.gets == ["/schemas/ids/1"] * 4
+
+
+def test_decode_when_many_ids_do_not_exist_then_not_each_is_awaited(server: RegistryServer) -> None:
+    records = [struct.pack(">BI", 0, identifier) for identifier in range(1, 60)]
+
+    decoded = AvroOptions().decoder(COLUMNS, registry_of(server, lag=0.05)).decode(records)
+
+    assert len(reasons(decoded)) == len(records)
+    repeated = [path for path, count in Counter(server.gets).items() if count > 1]
+    assert repeated == ["/schemas/ids/1", "/schemas/ids/2", "/schemas/ids/3"]
+
+
+def test_schema_when_waits_without_a_result_are_long_ago_then_schemas_are_awaited_again(server: RegistryServer) -> None:
+    registry = Registry(RegistryOptions(server.url, lag=0.01), memory_seconds=0.0)
+    for identifier in range(1, 6):
+        with pytest.raises(InvalidSchema):
+            registry.schema(identifier, "AVRO")
+    assert min(Counter(server.gets).values()) > 1
+    server.register("t-value", {"schema": NEW})
+    server.lagging = 1
+    assert registry.schema(1, "AVRO").text == NEW
+
+
+@pytest.mark.parametrize(("framing", "header"), [("confluent", ">BI"), ("apicurio", ">BQ")])
+def test_decode_when_id_is_larger_than_any_then_record_is_rejected_without_a_request(
+    server: RegistryServer, framing: Literal["confluent", "apicurio"], header: str
+) -> None:
+    server.status = 404  # without the error code of a registry, as Confluent's answers an id that is no int
+    record = struct.pack(header, 0, 2**31) + b"x"
+
+    decoded = AvroOptions(framing=framing).decoder(COLUMNS, registry_of(server)).decode([record])
+
+    assert reasons(decoded) == [(0, "", "the registry has no schema 2147483648")]
+    assert server.gets == []
+
+
+@pytest.mark.parametrize("deleted", [(), ("unit", "item", "t-value")])
+def test_decode_when_schema_refers_to_others_then_their_names_are_known(
+    server: RegistryServer, deleted: tuple[str, ...]
+) -> None:
+    unit = json.dumps({"type": "enum", "name": "shop.unit", "symbols": ["PIECE", "KG"]})
+    item = json.dumps({"type": "record", "name": "shop.item", "fields": [{"name": "unit", "type": "shop.unit"}]})
+    server.register("unit", {"schema": unit})
+    server.register("item", {"schema": item, "references": [{"name": "u", "subject": "unit", "version": 1}]})
+    order = {
+        "type": "record",
+        "name": "shop.o",
+        "fields": [{"name": "a", "type": "item"}, {"name": "b", "type": "unit"}],
+    }
+    value = {"a": {"unit": "KG"}, "b": "PIECE"}
+    record = serialize(server.serializer(json.dumps(order), unit="shop.unit", item="shop.item"), "t", value)
+    server.deleted.update(deleted)
+
+    decoder = AvroOptions().decoder(columns_of(a="struct<unit:string>", b="string"), registry_of(server))
+
+    assert rows_of(decoder.decode([record])) == [value]
+
+
+def test_decode_when_schema_is_of_another_type_then_record_is_rejected(server: RegistryServer) -> None:
+    server.register("t-value", {"schema": "{}", "schemaType": "JSON"})
+    server.register("t-value", {"schema": '"string"'})
+    records = [struct.pack(">BI", 0, identifier) for identifier in (1, 2)]
+
+    decoded = AvroOptions().decoder(COLUMNS, registry_of(server)).decode(records)
+
+    assert reasons(decoded) == [
+        (0, "", "schema 1 of the registry has the type JSON, not AVRO"),
+        (1, "", "schema 2 of the registry cannot be used: its values are not records"),
+    ]
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_schema_when_registry_fails_then_raises_unavailable_and_recovers(server: RegistryServer, status: int) -> None:
+    server.register("t-value", {"schema": NEW})
+    registry = registry_of(server)
+    server.status = status
+    with pytest.raises(RegistryUnavailable, match=f"answers {status}"):
+        registry.schema(1, "AVRO")
+    server.status = None
+    assert registry.schema(1, "AVRO").text == NEW
+
+
+def test_schema_when_connection_ends_inside_an_error_then_raises_unavailable() -> None:
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(10_000)
+            connection.sendall(b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+        answered = pool.submit(answer)
+        with pytest.raises(RegistryUnavailable, match="the answer of the schema registry is incomplete"):
+            Registry(RegistryOptions(f"http://127.0.0.1:{listener.getsockname()[1]}")).schema(1, "AVRO")
+        answered.result()
+
+
+@contextmanager
+def _endless(part: bytes, pause_seconds: float) -> Iterator[str]:
+    """Yield the URL of a server that answers with `part`, again and again."""
+    ended = threading.Event()
+
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection, suppress(OSError):  # the client ends it
+            connection.recv(10_000)
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999\r\n\r\n")
+            while not ended.wait(pause_seconds):
+                connection.sendall(part)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
+        answered = pool.submit(answer)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            ended.set()
+            answered.result()
+
+
+@pytest.mark.parametrize(("part", "pause_seconds", "timeout"), [(b" ", 0.05, 0.5), (b" " * (1 << 20), 0.0, 60.0)])
+def test_schema_when_the_answer_never_ends_then_raises_unavailable(
+    part: bytes, pause_seconds: float, timeout: float
+) -> None:
+    with _endless(part, pause_seconds) as url, pytest.raises(RegistryUnavailable, match="64 MiB or took too long"):
+        Registry(RegistryOptions(url, timeout=timeout)).schema(1, "AVRO")
+
+
+def test_schema_when_registry_is_down_then_raises_unavailable() -> None:
+    with registry_server() as server:
+        registry = registry_of(server)
+    with pytest.raises(RegistryUnavailable, match="does not answer"):
+        registry.schema(1, "AVRO")
+
+
+@pytest.mark.parametrize(("status", "error"), [(403, LoginFailed), (404, ConfigError), (200, ConfigError)])
+def test_schema_when_answer_is_not_that_of_a_registry_then_error_is_not_retriable(
+    server: RegistryServer, status: int, error: type[Exception]
+) -> None:
+    server.status = status
+    with pytest.raises(error):
+        registry_of(server).schema(1, "AVRO")
+
+
+def test_schema_when_login_is_required_then_it_is_sent_and_never_shown() -> None:
+    with registry_server(login="reader:s3cret/:x") as server:
+        server.register("t-value", {"schema": NEW})
+        registry = registry_of(server, username="reader", password="s3cret/:x")
+        assert pickle.loads(pickle.dumps(registry)).schema(1, "AVRO").text == NEW
+        with pytest.raises(InvalidSchema):
+            registry.schema(2, "AVRO")
+        with pytest.raises(LoginFailed) as caught:
+            registry_of(server, username="reader", password="wr0ng").schema(1, "AVRO")
+        assert "wr0ng" not in str(caught.value)
+        with pytest.raises(LoginFailed):
+            registry_of(server).schema(1, "AVRO")
+
+
+def test_options_when_only_the_user_is_set_then_raises_config_error() -> None:
+    with pytest.raises(ConfigError, match="needed together"):
+        RegistryOptions("http://localhost", username="reader")
+    assert "s3cret" not in repr(RegistryOptions("http://localhost", username="reader", password="s3cret"))
+
+
+def test_schema_when_certificate_is_checked_then_only_the_right_ca_is_accepted(tmp_path: Path) -> None:
+    make(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    with registry_server(tls=tls) as server:
+        server.register("t-value", {"schema": NEW})
+        assert registry_of(server, ca_file=tmp_path / "ca.pem").schema(1, "AVRO").text == NEW
+        with pytest.raises(LoginFailed, match="not trusted"):
+            registry_of(server, ca_file=tmp_path / "other.pem").schema(1, "AVRO")
+        with pytest.raises(ConfigError, match="cannot be used"):
+            registry_of(server, ca_file=tmp_path / "missing.pem").schema(1, "AVRO")
+
+
+def test_columns_when_subjects_have_several_versions_then_the_latest_of_each_topic_counts(
+    server: RegistryServer,
+) -> None:
+    server.register("a-value", {"schema": OLD})
+    server.register("a-value", {"schema": NEW})
+    server.register("b-value", {"schema": schema_of({"id": "int", "at": "double"})})
+    registry = registry_of(server)
+
+    assert AvroOptions().columns(registry, ["a", "b"]) == tuple(columns_of(name="string", id="bigint", at="double"))
+    with pytest.raises(ConfigError, match=r"the registry has no subject c-value.*list the columns"):
+        AvroOptions().columns(registry, ["a", "c"])
+    server.register("c-value", {"schema": "syntax = 'proto3';", "schemaType": "PROTOBUF"})
+    with pytest.raises(ConfigError, match="has the type PROTOBUF, not AVRO"):
+        AvroOptions().columns(registry, ["c"])
+    server.status = 503
+    with pytest.raises(RegistryUnavailable):
+        AvroOptions().columns(registry, ["a"])

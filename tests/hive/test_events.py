@@ -1,0 +1,142 @@
+"""Events are read without gaps, and metastore objects in them are decoded."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+from hive_metastore import ttypes
+
+from ingestd.errors import BootstrapRequired
+from ingestd.hive import thrift_json, transactions
+from ingestd.hive.client import Metastore
+from ingestd.hive.events import EventLog, EventsExpired
+from ingestd.hive.notifications import WrittenPartition, notify_writes
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.publish.deltas import create_partitions
+from ingestd.storage.local import LocalLocation
+from tests.support.replica import Replica
+from tests.support.tables import make_table
+
+
+@pytest.fixture
+def source(replica: Replica) -> Metastore:
+    return replica.source.metastore
+
+
+def _table(replica: Replica, *, partitioned: bool = False) -> TableName:
+    database = replica.name("events")
+    replica.source.metastore.call("create_database", ttypes.Database(name=database))
+    name = TableName(database, "t")
+    make_table(replica.source.metastore, name, partitioned=partitioned)
+    return name
+
+
+def test_events_when_a_table_is_created_and_written_then_all_are_read_in_order(replica: Replica) -> None:
+    metastore = replica.source.metastore
+    log = EventLog(metastore)
+    start = log.current_id()
+    name = _table(replica)
+    txn, write_id = transactions.begin_writing(metastore, name, "tests")
+    transactions.commit(metastore, txn)
+    found = log.read(start, 1000)
+    assert [event.id for event in found] == list(range(start + 1, log.current_id() + 1))
+    assert [event.type for event in found] == [
+        "CREATE_DATABASE", "CREATE_TABLE", "OPEN_TXN", "ALLOC_WRITE_ID_EVENT", "COMMIT_TXN"
+    ]  # fmt: skip
+    _, created, opened, allocated, committed = found
+    assert (created.database, created.table) == (name.database, name.table)
+    assert (opened.database, opened.table, opened.message["fromTxnId"]) == ("", "", txn.id)
+    assert (allocated.message["txnIdList"], allocated.message["writeIdList"]) == ([txn.id], [write_id])
+    assert committed.message["txnid"] == txn.id
+    assert log.read(start, 2) == found[:2]
+    assert log.read(found[-1].id, 10) == []
+
+
+def test_table_in_an_event_when_decoded_and_encoded_then_is_the_metastores(replica: Replica) -> None:
+    metastore = replica.source.metastore
+    log = EventLog(metastore)
+    start = log.current_id()
+    name = _table(replica, partitioned=True)
+    text = log.read(start, 1000)[1].message["tableObjJson"]
+    table = thrift_json.decode(text, ttypes.Table)
+    stored = load_acid_table(metastore, name).raw
+    assert (table.tableName, table.sd.location, table.sd.cols) == (name.table, stored.sd.location, stored.sd.cols)
+    assert table.partitionKeys == stored.partitionKeys
+    assert thrift_json.decode(thrift_json.encode(table), ttypes.Table) == table
+    assert thrift_json.decode(thrift_json.encode(stored), ttypes.Table) == stored
+
+
+def test_commit_when_its_writes_were_announced_then_they_name_files_and_partitions(replica: Replica) -> None:
+    metastore = replica.source.metastore
+    log = EventLog(metastore)
+    name = _table(replica, partitioned=True)
+    table = load_acid_table(metastore, name)
+    txn, write_id = transactions.begin_writing(metastore, name, "tests")
+    days = ["a b", "50%", "c#d"]
+    names = [table.partition_name([day]) for day in days]
+    create_partitions(metastore, table, LocalLocation.of(table.location), [[day] for day in days])
+    uris = [f"{table.location}/{partition}/delta_1_1/bucket_0" for partition in names]
+    written = [WrittenPartition((day,), [(uri, "delta_1_1")]) for day, uri in zip(days, uris, strict=True)]
+    notify_writes(metastore, txn, table, write_id, written)
+    transactions.commit(metastore, txn)
+    found = {write.partition: write for write in log.writes(txn.id, name.database)}
+    assert {partition: [file.uri for file in write.files] for partition, write in found.items()} == {
+        partition: [uri] for partition, uri in zip(names, uris, strict=True)
+    }
+    for write in found.values():
+        assert (write.table, write.write_id, write.files[0].folder) == (name, write_id, "delta_1_1")
+        assert thrift_json.decode(write.table_object, ttypes.Table).tableName == name.table
+        assert thrift_json.decode(write.partition_object, ttypes.Partition).sd.location.endswith(write.partition)
+    assert log.writes(txn.id, "another") == []
+
+
+def test_values_when_encoded_then_every_type_is_decoded() -> None:
+    statistics = ttypes.ColumnStatisticsData(
+        doubleStats=ttypes.DoubleColumnStatsData(
+            lowValue=-0.5, highValue=float("inf"), numNulls=2**40, numDVs=1, bitVectors=b"\x00\xff\x10"
+        )
+    )
+    assert thrift_json.decode(thrift_json.encode(statistics), ttypes.ColumnStatisticsData) == statistics
+    order = ttypes.SkewedInfo(skewedColNames=["é"], skewedColValues=[["a"], []], skewedColValueLocationMaps={})
+    assert thrift_json.decode(thrift_json.encode(order), ttypes.SkewedInfo) == order
+
+
+def test_text_when_it_is_no_struct_then_rejected() -> None:
+    with pytest.raises(ValueError, match="not a Table"):
+        thrift_json.decode('{"1": 5}', ttypes.Table)
+
+
+def test_position_when_ahead_of_the_log_then_expired(source: Metastore) -> None:
+    log = EventLog(source)
+    with pytest.raises(EventsExpired, match="has already been read"):
+        log.read(log.current_id() + 1000, 10)
+    assert issubclass(EventsExpired, BootstrapRequired)
+
+
+class _Cleaned(Metastore):
+    """A metastore whose cleaner has removed the events in `removed`."""
+
+    removed: range = range(0)
+
+    def call(self, method: str, *arguments: object) -> Any:
+        answer = super().call(method, *arguments)
+        if method == "get_next_notification":
+            answer.events = [event for event in answer.events if event.eventId not in self.removed]
+        return answer
+
+
+def test_events_when_the_cleaner_has_removed_some_then_expired(replica: Replica) -> None:
+    log = EventLog(replica.source.metastore)
+    start = log.current_id()
+    _table(replica)
+    with closing(_Cleaned(replica.source.uri)) as cleaned:
+        assert len(EventLog(cleaned).read(start, 10)) == 2
+        for removed in (range(start + 1, start + 2), range(start + 2, start + 3), range(start + 1, start + 3)):
+            cleaned.removed = removed
+            if removed.start == start + 2:  # only the end is missing, as in an answer with a limit
+                assert [event.id for event in EventLog(cleaned).read(start, 10)] == [start + 1]
+                continue
+            with pytest.raises(EventsExpired, match="missing"):
+                EventLog(cleaned).read(start, 10)

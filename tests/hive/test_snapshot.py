@@ -1,0 +1,152 @@
+"""The snapshot for a copy waits for writers, and only for them, and its write-id lists contain no open id."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hive_metastore import ttypes
+
+from ingestd.errors import TransactionAborted
+from ingestd.hive import transactions
+from ingestd.hive.client import Metastore
+from ingestd.hive.events import EventLog
+from ingestd.hive.snapshot import ReadTransaction, TablesSnapshot, WriterRule, WritersActive, wait_for_writers
+from ingestd.hive.tables import TableName
+from ingestd.hive.transactions import Transaction
+from ingestd.hive.write_ids import read_snapshot, read_transactions
+from tests.support.replica import Replica
+from tests.support.stack import eventually
+from tests.support.tables import make_table
+
+_AT_ONCE = WriterRule(timeout_seconds=0.0, aborts=False)
+
+
+@pytest.fixture
+def metastore(replica: Replica) -> Metastore:
+    return replica.source.metastore
+
+
+@pytest.fixture
+def table(replica: Replica, metastore: Metastore) -> TableName:
+    name = TableName(replica.name("snapshot"), "t")
+    metastore.call("create_database", ttypes.Database(name=name.database))
+    make_table(metastore, name)
+    return name
+
+
+def _write(metastore: Metastore, table: TableName) -> Transaction:
+    return transactions.begin_writing(metastore, table, "tests/writer")[0]
+
+
+def _wait(metastore: Metastore, table: TableName, rule: WriterRule = _AT_ONCE) -> TablesSnapshot:
+    return wait_for_writers(metastore, [table], rule, threading.Event())
+
+
+def test_snapshot_when_nothing_is_open_then_lists_the_aborted_ids(metastore: Metastore, table: TableName) -> None:
+    ids = _wait(metastore, table).write_ids[table]
+    assert (ids.high_watermark, ids.open, ids.aborted) == (0, frozenset(), frozenset())
+    # While only aborted ids are recorded, the metastore hides all but the first of them.
+    for expected in ({1}, {1, 2}):
+        transactions.abort(metastore, _write(metastore, table).id)
+        ids = _wait(metastore, table).write_ids[table]
+        assert ids.high_watermark == max(expected)
+        assert ids.aborted == expected
+    assert read_snapshot(metastore, table).high_watermark == 1
+    transactions.commit(metastore, _write(metastore, table))
+    ids = _wait(metastore, table).write_ids[table]
+    assert ids.high_watermark == 3
+    assert ids.aborted == {1, 2}
+
+
+@pytest.mark.parametrize("earlier", ["none", "aborted", "committed"])
+def test_wait_when_a_writer_is_open_then_it_is_waited_for(metastore: Metastore, table: TableName, earlier: str) -> None:
+    if earlier != "none":
+        ended = _write(metastore, table)
+        (transactions.commit if earlier == "committed" else _abort)(metastore, ended)
+    writer = _write(metastore, table)
+    with pytest.raises(WritersActive, match=str(writer.id)):
+        _wait(metastore, table)
+    checked = threading.Event()
+    observed = Metastore(
+        f"thrift://{metastore.preferred_address[0]}:{metastore.preferred_address[1]}",
+        on_call=lambda method, *_: checked.set() if method == "get_valid_write_ids" else None,
+    )
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(_wait, observed, table, WriterRule(60.0, poll_seconds=0.05))
+        assert checked.wait(180)
+        transactions.commit(metastore, writer)
+        ids = waiting.result(60).write_ids[table]
+    observed.close()
+    assert ids.is_valid(1 if earlier == "none" else 2)
+    assert not ids.open
+
+
+def _abort(metastore: Metastore, txn: Transaction) -> None:
+    transactions.abort(metastore, txn.id)
+
+
+def test_wait_when_the_deadline_passes_then_only_the_writers_of_the_tables_are_aborted(
+    metastore: Metastore, table: TableName
+) -> None:
+    other = TableName(table.database, "other")
+    make_table(metastore, other)
+    idle = transactions.begin(metastore, "tests/idle")
+    elsewhere, writer = _write(metastore, other), _write(metastore, table)
+    snapshot = _wait(metastore, table, WriterRule(0.0, aborts=True))
+    assert snapshot.write_ids[table].aborted == {1}
+    assert read_transactions(metastore).aborted >= {writer.id}
+    assert read_transactions(metastore).open >= {idle.id, elsewhere.id}
+    assert snapshot.transactions.has_ended(writer.id)
+    assert not snapshot.transactions.has_ended(idle.id)
+    transactions.abort_all(metastore, [idle.id, elsewhere.id])
+
+
+def test_wait_when_a_writer_begins_later_then_the_list_ends_below_its_id(
+    metastore: Metastore, table: TableName
+) -> None:
+    old = _write(metastore, table)
+    later: list[Transaction] = []
+
+    def begin_later(method: str, *_: object) -> None:
+        """Begin two writers between the first lists and the next ones, and commit one of them."""
+        if method == "get_valid_write_ids" and not later:
+            later.append(_write(metastore, table))
+            later.append(_write(metastore, table))
+            transactions.commit(metastore, later[1])
+            transactions.commit(metastore, old)
+
+    observed = Metastore(
+        f"thrift://{metastore.preferred_address[0]}:{metastore.preferred_address[1]}", on_call=begin_later
+    )
+    ids = _wait(observed, table, WriterRule(60.0, poll_seconds=0.05)).write_ids[table]
+    observed.close()
+    assert (ids.high_watermark, ids.open, ids.aborted) == (1, frozenset(), frozenset())
+    assert read_transactions(metastore).open >= {later[0].id}
+    transactions.abort(metastore, later[0].id)
+
+
+def test_read_transaction_when_open_then_no_event_and_no_wait(metastore: Metastore, table: TableName) -> None:
+    log = EventLog(metastore)
+    before = log.current_id()
+    with ReadTransaction(metastore, "tests/snapshot", heartbeat_seconds=0.05) as held:
+        assert held.id not in read_transactions(metastore).open
+        assert _wait(metastore, table).write_ids[table].high_watermark == 0
+        held.check()
+        assert log.current_id() == before
+        described = {one.id: one for one in transactions.describe_transactions(metastore)}
+        eventually("a heartbeat", lambda: _beat(metastore, held.id) > described[held.id].lastHeartbeatTime)
+    assert log.current_id() == before
+
+
+def _beat(metastore: Metastore, txn_id: int) -> int:
+    found = {one.id: one.lastHeartbeatTime for one in transactions.describe_transactions(metastore)}
+    return int(found[txn_id])
+
+
+def test_read_transaction_when_aborted_then_the_check_fails(metastore: Metastore) -> None:
+    with ReadTransaction(metastore, "tests/snapshot") as held:
+        transactions.abort(metastore, held.id)
+        with pytest.raises(TransactionAborted, match="snapshot ended"):
+            held.check()

@@ -1,0 +1,84 @@
+"""The columns that a table gets for its records."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+
+from ingestd.acid.encoding import STANDARD
+from ingestd.acid.routing import Bucketing, Shape
+from ingestd.errors import InvalidTable
+from ingestd.formats.avro.options import AvroOptions
+from ingestd.hive.creation import NewTable
+from ingestd.hive.tables import Table, TableName
+from ingestd.ingest.columns import columns_of
+from ingestd.ingest.decoding import KafkaColumns, RowDecoder
+from ingestd.ingest.evolution import ColumnsNeeded, evolved_columns, plan_columns, require_columns
+from ingestd.ingest.options import Evolution, KafkaField, MappingOptions
+from ingestd.ingest.partitioning import Partitioning
+from ingestd.kafka.reader import Batch
+from ingestd.schema import Column, HiveType
+from tests.support.avro import encode, schema_of
+
+
+def _columns(**types: str) -> tuple[Column, ...]:
+    return tuple(Column(name, HiveType.parse(text)) for name, text in types.items())
+
+
+TABLE = Shape(_columns(id="int", n="int"), _columns(dt="string"), bucketing=None, encoding=STANDARD)
+
+
+@pytest.mark.parametrize(("evolution", "n"), [("add_columns", "int"), ("widen", "bigint")])
+def test_columns_when_fields_are_new_or_wider_then_only_new_ones_or_both_change(evolution: Evolution, n: str) -> None:
+    needed = (*_columns(n="bigint", new="int", dt="int"), *_columns(new="bigint", id="smallint"))
+    assert evolved_columns(evolution, TABLE, needed) == _columns(id="int", n=n, new="bigint")
+
+
+def test_columns_when_the_table_is_bucketed_by_one_then_it_keeps_its_type() -> None:
+    bucketed = Shape(TABLE.columns, (), Bucketing(TABLE.columns[:1], 4, 2), STANDARD)
+    assert evolved_columns("widen", bucketed, _columns(id="bigint", n="bigint")) == _columns(id="int", n="bigint")
+
+
+def test_error_when_it_crosses_a_process_boundary_then_its_columns_survive() -> None:
+    error = pickle.loads(pickle.dumps(ColumnsNeeded("what", where="where", columns=TABLE.columns)))
+    assert (error.what, error.where, error.columns) == ("what", "where", TABLE.columns)
+
+
+def _decoder(schema: str, shape: Shape, **fields: KafkaField) -> RowDecoder:
+    options = AvroOptions(framing="none", schemas=(schema,))
+    return RowDecoder(options, KafkaColumns.of(shape.columns, fields), Partitioning.of(shape, {}), shape, None)
+
+
+def _decode(decoder: RowDecoder, schema: str, **record: object) -> None:
+    batch = Batch("t", [encode(schema, record)], np.zeros(1, np.int32), np.zeros(1, np.int64), 0)
+    assert not decoder.decode(batch).rejects
+
+
+def _table(**types: str) -> Table:
+    return NewTable(TableName("web", "a"), _columns(**types)).checked()
+
+
+def test_columns_when_the_table_lost_one_since_the_stage_then_stops_and_does_not_add_it_again() -> None:
+    options = MappingOptions("m", ("t",), TableName("web", "a"), AvroOptions(), schema_evolution="widen")
+    staged = _table(id="int", note="string", n="int")
+    schema = schema_of({"id": "int", "n": "long", "note": "string", "new": "int"})
+    decoder = _decoder(schema, staged.shape)
+    _decode(decoder, schema, id=1, n=1, note="", new=1)
+    with pytest.raises(ColumnsNeeded) as raised:
+        require_columns("widen", decoder, staged.shape)
+    assert raised.value.columns == _columns(n="bigint", new="int")
+
+    wider = _table(id="bigint", note="string", n="int", other="date")
+    planned = plan_columns(options, wider, raised.value.columns, columns_of(staged))
+    assert planned == _columns(id="bigint", note="string", n="bigint", other="date", new="int")
+    with pytest.raises(InvalidTable, match="note string was removed or renamed; n int was removed or renamed"):
+        plan_columns(options, _table(id="int", title="string"), raised.value.columns, columns_of(staged))
+
+
+def test_needed_columns_when_a_field_is_not_decoded_then_its_type_does_not_matter() -> None:
+    schema = schema_of({"id": "long", "K": ["string", "int"], "dt": "null"})
+    decoder = _decoder(schema, Shape(_columns(id="int", k="string"), _columns(dt="string"), None, STANDARD), k="topic")
+    _decode(decoder, schema, id=1, K="k", dt=None)
+    assert decoder.needed_columns() == _columns(id="bigint")

@@ -1,0 +1,88 @@
+"""The task that writes the rows of other tasks: it stores all of them, or returns every error and leaves no file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+from pyarrow import orc
+
+from ingestd.acid.encoding import STANDARD
+from ingestd.acid.routing import Shape, Writers
+from ingestd.errors import IngestdError, RecordError
+from ingestd.formats.json.options import JsonOptions
+from ingestd.hive.tables import TableName
+from ingestd.ingest.dead_letters import LetterTargets
+from ingestd.ingest.evolution import ColumnsNeeded
+from ingestd.ingest.exchange import Sent, receive
+from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.partitioning import Partitioning
+from ingestd.ingest.stage import Access, StageResult, StageTask
+from ingestd.ingest.transform import Decoding
+from ingestd.schema import Column, HiveType
+from ingestd.spark.shared import Reference
+from ingestd.storage.storages import Storages
+
+SHAPE = Shape((Column("id", HiveType.parse("bigint")),), (Column("p", HiveType.parse("string")),), None, STANDARD)
+
+
+def _task(staging: Path) -> StageTask:
+    options = MappingOptions("m", ("t",), TableName("web", "a"), JsonOptions())
+    partitioning = Partitioning.of(SHAPE, {})
+    return StageTask(
+        mapping="m",
+        ranges=(),
+        topics={},
+        shape=SHAPE,
+        partitioning=partitioning,
+        format=options.format,
+        decoding=Decoding.of(SHAPE, partitioning, options),
+        evolution="none",
+        on_error="stop",
+        letters=LetterTargets(),
+        max_rejects=None,
+        offsets=10,
+        write_id=1,
+        number=0,
+        tasks=2,
+        staging=staging.as_uri(),
+        max_partitions=10,
+        writers=Writers(2, frozenset({("large",)})),
+    )
+
+
+def _access() -> Reference[Access]:
+    # Instead of a broadcast value of Spark.
+    return Reference(cast(Any, SimpleNamespace(value=Access({}, Storages()))))
+
+
+def _rows(first: int, partition: str) -> bytes:
+    batch = pa.record_batch({"id": pa.array([first, first + 1], pa.int64()), "p": [partition] * 2})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+def test_receive_when_rows_are_of_two_tasks_then_one_file_has_those_of_a_partition(tmp_path: Path) -> None:
+    reports = [StageResult(decoded=4, records=5), StageResult(decoded=2)]
+    values: list[Sent] = [_rows(0, "a"), _rows(2, "large"), reports[0], _rows(4, "a"), reports[1]]
+    *received, written = receive(_access(), _task(tmp_path), (1, iter(values)))
+    assert received == reports
+    assert isinstance(written, StageResult)
+    # Other tasks also write the large partition, so the number in the name of its file is that of the task.
+    found = {(*file.partition, file.bucket): orc.read_table(file.uri.removeprefix("file://")) for file in written.files}
+    ids = {key: sorted(row["row"]["id"] for row in rows.to_pylist()) for key, rows in found.items()}
+    assert ids == {("a", 0): [0, 1, 4, 5], ("large", 1): [2, 3]}
+
+
+def test_receive_when_tasks_have_failed_then_all_errors_are_returned_and_no_file_is_left(tmp_path: Path) -> None:
+    errors: list[IngestdError] = [
+        RecordError("the record is malformed"),
+        ColumnsNeeded("columns", columns=SHAPE.columns),
+    ]
+    values: list[Sent] = [_rows(0, "a"), errors[0], _rows(2, "a"), StageResult(decoded=2), errors[1]]
+    assert receive(_access(), _task(tmp_path), (0, iter(values))) == errors
+    assert list(tmp_path.rglob("*")) == []

@@ -1,0 +1,153 @@
+"""A warehouse in HDFS that fails while data flows: the daemon waits and continues, and every id is stored once."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from hdfs_native import Client
+
+from ingestd.hive.tables import TableName, load_acid_table
+from ingestd.sandbox import DATANODE, NAMENODE, Addresses, Sandbox, SandboxOptions
+from ingestd.storage.contract import child
+from ingestd.storage.options import StorageOptions
+from ingestd.storage.storages import Storages
+from tests.support.flow import Flow, proceed, wait_for_rows
+from tests.support.hdfs import dfsadmin
+from tests.support.sandbox import running
+from tests.support.stack import Stack, eventually
+
+# The user of the daemon. The superuser, who started the NameNode, is never denied anything.
+USER = "etl"
+
+
+@pytest.fixture(scope="module")
+def box(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
+    options = SandboxOptions(
+        tmp_path_factory.mktemp("hdfs-sandbox"), storage="hdfs", hiveserver2=True, kafka_heap_mb=256
+    )
+    with running(options) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def addresses(box: Sandbox) -> Addresses:
+    """Return the addresses that the fixture `stack` uses in this module."""
+    return box.addresses()
+
+
+class Table:
+    """An unpartitioned table of `USER`, and what administrators do to its directory."""
+
+    def __init__(self, stack: Stack) -> None:
+        stack.table("id bigint")
+        self._conf = Path(stack.addresses.hadoop_conf_dir or "")
+        self._uri = load_acid_table(stack.metastore, TableName("default", stack.name)).location
+        self._path = "/" + self._uri.split("/", 3)[3]
+        self._client = Client(self._uri.removesuffix(self._path))
+        self._client.set_owner(self._path, USER)
+
+    @contextmanager
+    def safe_mode(self) -> Iterator[None]:
+        dfsadmin(self._conf, "-safemode", "enter")
+        try:
+            yield
+        finally:
+            dfsadmin(self._conf, "-safemode", "leave")
+
+    @contextmanager
+    def quota(self) -> Iterator[None]:
+        dfsadmin(self._conf, "-setSpaceQuota", "1m", self._path)
+        try:
+            yield
+        finally:
+            dfsadmin(self._conf, "-clrSpaceQuota", self._path)
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        mode = self._client.get_file_info(self._path).permission
+        self._client.set_permission(self._path, 0o555)
+        try:
+            yield
+        finally:
+            self._client.set_permission(self._path, mode)
+
+    def staged(self) -> list[str]:
+        """Return the names of the staging directories."""
+        staging = child(self._uri, ".ingestd-staging")
+        return Storages(StorageOptions(hadoop_conf_dir=self._conf)).at(staging).leftovers(staging)
+
+
+@contextmanager
+def _killed(box: Sandbox, service: str) -> Iterator[None]:
+    box.stop_service(service, kill=True)
+    try:
+        yield
+    finally:
+        box.start_service(service)
+
+
+@contextmanager
+def _suspended(box: Sandbox, service: str) -> Iterator[None]:
+    box.pause_service(service)
+    try:
+        yield
+    finally:
+        box.resume_service(service)
+
+
+class Fault(NamedTuple):
+    """A fault that lasts as long as the context of `inject`, and what the daemon says about it."""
+
+    inject: Callable[[], AbstractContextManager[None]]
+    reason: str
+    text: str
+
+
+def _faults(box: Sandbox, table: Table) -> list[Fault]:
+    return [
+        Fault(partial(_killed, box, NAMENODE), "StorageUnavailable", ""),
+        Fault(partial(_suspended, box, NAMENODE), "NoAnswer", "not answered within 2 s"),
+        Fault(table.safe_mode, "StorageUnavailable", "safe mode"),
+        Fault(partial(_killed, box, DATANODE), "StorageUnavailable", ""),
+        Fault(table.quota, "NoSpace", "quota"),
+        Fault(table.read_only, "PermissionDenied", f"user={USER}"),
+    ]
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+def test_hdfs_when_it_fails_while_data_flows_then_the_daemon_waits_and_every_id_is_stored_once(
+    stack: Stack, box: Sandbox, rounds: int
+) -> None:
+    stack.topic(2)
+    table = Table(stack)
+    storage = {"hadoop_conf_dir": stack.addresses.hadoop_conf_dir, "timeout": "2s"}
+    local = stack.directory / "local"
+    local.mkdir()
+    daemon = stack.start_process(stack.config(storage=storage), HADOOP_USER_NAME=USER, SPARK_LOCAL_DIRS=str(local))
+    faults = _faults(box, table)
+    with Flow(stack.addresses.kafka, stack.name) as flow:
+        proceed(daemon, stack.name, flow)
+        for number in range(rounds):
+            for fault in random.sample(faults, len(faults)) if number else faults:
+                waits = len(daemon.events("waiting"))
+                with fault.inject():
+                    eventually(f"the daemon to wait: {fault}", lambda: len(daemon.events("waiting")) > waits)  # noqa: B023
+                told = daemon.events("waiting")[waits]
+                assert told["reason"] == fault.reason, told
+                assert fault.text in told["error"]
+                proceed(daemon, stack.name, flow)
+    wait_for_rows(daemon, stack.name, flow.sent)
+    eventually("staging directories to be removed", lambda: not table.staged())
+    assert list(local.rglob("ingestd-spool-*")) == []
+    daemon.terminate()
+    assert daemon.wait() == 0, daemon.text()[-3000:]
+    assert stack.ids() == list(range(flow.sent))
+    assert stack.count() == flow.sent
+    assert table.staged() == []
+    assert "Traceback" not in daemon.text()

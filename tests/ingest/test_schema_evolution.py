@@ -1,0 +1,181 @@
+"""With `schema_evolution`, the columns of a table follow the schemas of the records, and no field is lost."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from tests.support.avro import encode, logical, schema_of, single_object
+from tests.support.daemon import Daemon
+from tests.support.stack import Stack
+
+BIG = 2**40
+OLD = schema_of(
+    {"id": "int", "n": "int", "s": {"type": "record", "name": "s", "fields": [{"name": "x", "type": "int"}]}}
+)
+INNER = {
+    "type": "record",
+    "name": "s",
+    "fields": [{"name": "x", "type": "long"}, {"name": "Y", "type": ["null", "string"]}],
+}
+NEW = schema_of(
+    {
+        "n": "long",
+        "amount": ["null", logical("bytes", "decimal", precision=9, scale=2)],
+        "tags": {"type": "array", "items": "string"},
+        "s": INNER,
+        "id": "int",
+    }
+)
+COLUMNS = "id int, n int, s struct<x:int>"
+
+
+def _old(n: int) -> bytes:
+    return single_object(OLD, encode(OLD, {"id": n, "n": n, "s": {"x": n}}))
+
+
+def _new(n: int, number: int) -> bytes:
+    value = {"id": n, "n": number, "amount": Decimal(n), "tags": ["t"], "s": {"x": number, "Y": "y"}}
+    return single_object(NEW, encode(NEW, value))
+
+
+def _mapping(evolution: str, **more: Any) -> dict[str, Any]:
+    options = {"type": "avro", "framing": "single_object", "schemas": [OLD, NEW]}
+    return {"format": options, "schema_evolution": evolution, **more}
+
+
+def _statements(daemon: Daemon) -> list[str]:
+    return [statement for event in daemon.events("table_altered") for statement in event["statements"]]
+
+
+def test_schemas_when_interleaved_for_two_mappings_then_one_change_and_no_more_transactions(stack: Stack) -> None:
+    topics = [stack.topic(1, f"{stack.name}_{side}") for side in "ab"]
+    stack.table(COLUMNS, "dt string")
+    for side, topic in enumerate(topics):
+        first = side * 10_000
+        stack.produce((_new(n, BIG) if n % 2 else _old(n) for n in range(first, first + 4000)), topic)
+    mapping = _mapping("widen", partition={"dt": "a"})
+    daemon = stack.drain(stack.config(*({"name": topic[-40:], "topics": [topic], **mapping} for topic in topics)))
+
+    place = f"ALTER TABLE `default`.`{stack.name}`"
+    assert _statements(daemon) == [
+        f"{place} CHANGE COLUMN `n` `n` bigint",
+        f"{place} CHANGE COLUMN `s` `s` struct<x:bigint,y:string>",
+        f"{place} ADD COLUMNS (`amount` decimal(9,2), `tags` array<string>)",
+    ]
+    commits = [event for event in daemon.events("committed") if event["rows"]]
+    assert [(event["rows"], event["files"]) for event in commits] == [(4000, 1)] * 2
+    assert stack.count() == 8000
+    assert stack.sql(f"SELECT id, n, s.x, s.y, amount, tags[0] FROM {stack.name} WHERE id IN (2, 3) ORDER BY id") == [
+        (2, 2, 2, None, None, None),
+        (3, BIG, BIG, "y", Decimal("3.00"), "t"),
+    ]
+    totals = f"SELECT count(amount), sum(amount), count(s.y), sum(n), count(DISTINCT id) FROM {stack.name}"
+    odd = sum(n for first in (0, 10_000) for n in range(first + 1, first + 4000, 2))
+    even = sum(n for first in (0, 10_000) for n in range(first, first + 4000, 2))
+    assert stack.sql(totals) == [(4000, Decimal(odd), 4000, 4000 * BIG + even, 8000)]
+    # Statements of HiveServer2, and rows of the old definition, agree with the new one.
+    stack.sql(f"UPDATE {stack.name} SET n = 7 WHERE id IN (2, 3)")
+    stack.sql(f"ALTER TABLE {stack.name} PARTITION (dt='a') COMPACT 'major' AND WAIT")
+    assert stack.sql(f"SELECT id, n, s.x, s.y, amount FROM {stack.name} WHERE id IN (2, 3, 4) ORDER BY id") == [
+        (2, 7, 2, None, None),
+        (3, 7, BIG, "y", Decimal("3.00")),
+        (4, 4, 4, None, None),
+    ]
+
+
+_DAY = 200_000
+_X = [{"name": "x", "type": "int"}]
+_AMOUNT = ["null", logical("bytes", "decimal", precision=9, scale=2)]
+# The schemas of a producer in the course of a day. Each has all fields of the one before, or a wider type.
+_VERSIONS = [
+    schema_of(fields)
+    for fields in (
+        {"id": "int", "n": "int", "s": {"type": "record", "name": "s", "fields": _X}},
+        {"id": "int", "n": "int", "s": {"type": "record", "name": "s", "fields": _X}, "amount": _AMOUNT},
+        {"amount": _AMOUNT, "n": "long", "s": INNER, "id": "int"},
+        {"amount": _AMOUNT, "n": "long", "s": INNER, "id": "int", "tags": {"type": "array", "items": "string"}},
+    )
+]
+
+
+def _version(n: int) -> int:
+    """Return the version of the schema of a record. Every second one is from a producer that is one version behind."""
+    return max(0, n * len(_VERSIONS) // _DAY - n % 2)
+
+
+def _of_day(n: int) -> bytes:
+    version = _version(n)
+    x = BIG + n if version >= 2 else n
+    value = {"id": n, "n": x, "s": {"x": x, "Y": f"y{n}"}, "amount": Decimal(n % 1000), "tags": ["t"]}
+    return single_object(_VERSIONS[version], encode(_VERSIONS[version], value))
+
+
+def test_day_when_two_producers_change_their_schemas_then_no_more_files_or_transactions_than_with_one(
+    stack: Stack,
+) -> None:
+    stack.topic(2)
+    stack.table(COLUMNS)
+    for partition in range(2):
+        stack.produce((_of_day(n) for n in range(_DAY) if n // 2 % 2 == partition), partition=partition)
+    options = {"type": "avro", "framing": "single_object", "schemas": _VERSIONS}
+    commit = {"rows": _DAY // 4, "bytes": "1GiB", "interval": "10m"}
+    daemon = stack.drain(stack.config({"format": options, "schema_evolution": "widen", "commit": commit}))
+
+    assert [text.partition(f"`{stack.name}` ")[2] for text in _statements(daemon)] == [
+        "ADD COLUMNS (`amount` decimal(9,2))",
+        "CHANGE COLUMN `n` `n` bigint",
+        "CHANGE COLUMN `s` `s` struct<x:bigint,y:string>",
+        "ADD COLUMNS (`tags` array<string>)",
+    ]
+    commits = [event for event in daemon.events("committed") if event["rows"]]
+    assert [(event["rows"], event["files"]) for event in commits] == [(_DAY // 4, 2)] * 4
+    found = stack.sql(
+        "SELECT count(*), count(DISTINCT id), sum(n), sum(s.x), count(s.y), count(amount), sum(amount), count(tags)"
+        f" FROM {stack.name}"
+    )
+    versions = list(map(_version, range(_DAY)))
+    wide = sum(version >= 2 for version in versions)
+    total = sum(range(_DAY)) + wide * BIG
+    amounts = [n % 1000 for n, version in enumerate(versions) if version]
+    tags = sum(version == 3 for version in versions)
+    assert found == [(_DAY, _DAY, total, total, wide, len(amounts), Decimal(sum(amounts)), tags)]
+
+
+def test_add_columns_when_a_type_is_wider_then_the_column_keeps_its_type(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table(COLUMNS)
+    stack.produce([_old(0), _new(1, 5)])
+    daemon = stack.drain(stack.config(_mapping("add_columns")))
+    assert [text.partition(f"`{stack.name}` ")[2] for text in _statements(daemon)] == [
+        "CHANGE COLUMN `s` `s` struct<x:int,y:string>",
+        "ADD COLUMNS (`amount` decimal(9,2), `tags` array<string>)",
+    ]
+    stack.produce([_new(2, BIG)])
+    stopped = stack.drain(stack.config(_mapping("add_columns")), expect=65)
+    assert "column n" in stopped.events("failed")[0]["error"]
+    assert stack.sql(f"SELECT id, n, s.x, s.y, amount FROM {stack.name} ORDER BY id") == [
+        (0, 0, 0, None, None),
+        (1, 5, 5, "y", Decimal("1.00")),
+    ]
+
+
+@pytest.mark.parametrize("columns", ["id int", "id int, either string"], ids=["missing", "present"])
+def test_field_when_no_column_can_store_it_then_stops_unless_the_table_has_the_column(
+    stack: Stack, columns: str
+) -> None:
+    schema = schema_of({"id": "int", "either": ["string", "int"]})
+    stack.topic(1)
+    stack.table(columns)
+    stack.produce([single_object(schema, encode(schema, {"id": 1, "either": "text"}))])
+    options = {"type": "avro", "framing": "single_object", "schemas": [schema]}
+    config = stack.config({"format": options, "schema_evolution": "widen"})
+    if "either" in columns:
+        stack.drain(config)
+        assert stack.sql(f"SELECT id, either FROM {stack.name}") == [(1, "text")]
+    else:
+        error = stack.drain(config, expect=65).events("failed")[0]["error"]
+        assert "a field without a column: either: a union of string, int has no column type" in error
+        assert stack.ids() == []

@@ -1,0 +1,65 @@
+"""The result of a query as rows of the table: what is stored, and what stops the mapping."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ingestd.acid.encoding import Encoding
+from ingestd.acid.routing import Shape
+from ingestd.errors import RecordError
+from ingestd.ingest.partitioning import Partitioning
+from ingestd.ingest.transform import check_result, table_rows
+from ingestd.schema import Column, HiveType
+
+_WHOLE = Partitioning((), ())
+
+
+def _stored(kind: str, values: list[Any], result: str) -> list[Any]:
+    """Return the values of a column of type `kind`, if the result of the query has the type `result`."""
+    shape = Shape((Column("c", HiveType.parse(kind)),), (), None, Encoding())
+    found = Column("c", HiveType.parse(result))
+    check_result([found], shape, _WHOLE)
+    batch = pa.RecordBatch.from_arrays([pa.array(values, found.type.arrow)], names=["C"])
+    rows: list[Any] = table_rows(batch, shape, _WHOLE).column("c").to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "result"),
+    [
+        ("varchar(3)", "four", "string"),
+        ("char(3)", "four  ", "string"),
+        ("struct<a:varchar(3)>", {"a": "four"}, "struct<a:string>"),
+        ("array<char(3)>", ["abc ", "four "], "array<string>"),
+        ("map<varchar(3),int>", [("four", 1)], "map<string,int>"),
+        ("map<int,array<struct<a:varchar(3)>>>", [(1, [{"a": "four"}])], "map<int,array<struct<a:string>>>"),
+    ],
+)
+def test_text_when_it_is_longer_than_its_column_then_is_refused(kind: str, value: object, result: str) -> None:
+    with pytest.raises(RecordError, match=r"a text of 4 characters is longer than (varchar|char)\(3\)"):
+        _stored(kind, [None, value], result)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "result"),
+    [
+        ("varchar(3)", "äöü", "string"),
+        ("struct<a:varchar(3)>", {"a": None}, "struct<a:string>"),
+        (
+            "map<varchar(3),array<struct<a:char(3)>>>",
+            [("a", [{"a": "abc"}, None])],
+            "map<string,array<struct<a:string>>>",
+        ),
+        ("array<bigint>", [2**31 - 1, None], "array<int>"),
+        ("decimal(12,2)", 7, "int"),
+    ],
+)
+def test_value_when_it_fits_then_is_stored(kind: str, value: object, result: str) -> None:
+    assert _stored(kind, [None, value], result) == [None, value]
+
+
+def test_text_when_its_column_is_char_then_is_stored_without_padding() -> None:
+    assert _stored("char(3)", ["ab   ", "  ", None], "string") == ["ab", "", None]

@@ -1,0 +1,239 @@
+"""The protocol of the dump directory: numbers, acknowledgements, who skips when, and who may use it."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ingestd.errors import ConfigError, OwnershipLost, ReplicationError
+from ingestd.replication.directory import Dump, DumpDirectory, NonRecoverable, Side, Skipped
+from ingestd.replication.dump_files import DumpMetadata, DumpState, Owner, Phase
+from ingestd.replication.scope import Scope
+from ingestd.storage.contract import NotFound, Storage, child
+from ingestd.storage.local import LocalStorage
+from ingestd.storage.storages import Storages
+from tests.replication.conftest import Root
+
+SCOPE = Scope("Db1")
+
+
+def _never() -> int:
+    raise AssertionError("the event log is only read for a bootstrap")
+
+
+def _directory(root: Root) -> DumpDirectory:
+    return DumpDirectory(root.storages, root.uri, "Db1")
+
+
+def _begin(directory: DumpDirectory, scope: Scope = SCOPE, event: int | None = None) -> Dump:
+    dump = directory.begin_dump(scope, _never if event is None else lambda: event)
+    assert isinstance(dump, Dump)
+    return dump
+
+
+def _metadata(dump: Dump, to_event: int) -> DumpMetadata:
+    return DumpMetadata(dump.state.phase, dump.state.from_event, to_event, dump.state.scope)
+
+
+def _finish(directory: DumpDirectory, dump: Dump, to_event: int) -> None:
+    directory.finish_dump(dump, _metadata(dump, to_event))
+
+
+def _load(directory: DumpDirectory) -> Dump:
+    dump = directory.begin_load()
+    assert isinstance(dump, Dump)
+    directory.finish_load(dump)
+    return dump
+
+
+def test_cycle_when_dumps_and_loads_alternate_then_each_skips_until_the_other_has_finished(root: Root) -> None:
+    source, target = _directory(root), _directory(root)
+    assert source.uri == f"{root.uri}/{base64.b64encode(b'db1').decode()}"
+    assert target.begin_load() == Skipped("there is no dump yet")
+
+    first = _begin(source, event=7)
+    assert first.state == DumpState(1, Phase.BOOTSTRAP, SCOPE, 7)
+    assert target.begin_load() == Skipped("dump 1 is not finished yet")
+    _finish(source, first, 7)
+    assert isinstance(source.begin_dump(SCOPE, _never), Skipped)
+    assert target.metadata(first) == DumpMetadata(Phase.BOOTSTRAP, 7, 7, SCOPE)
+    assert _load(target).uri == first.uri
+    assert isinstance(target.begin_load(), Skipped)
+
+    second = _begin(source)
+    assert second.state == DumpState(2, Phase.INCREMENTAL, SCOPE, 7)
+    assert second.uri != first.uri
+    _finish(source, second, 12)
+    assert [dump.uri for dump in source.dumps()] == [second.uri]  # the first one has been removed
+    assert not root.storages.at(root.uri).exists(first.uri)
+    assert _load(target).uri == second.uri
+    assert _begin(source).state.from_event == 12
+
+
+def test_dump_when_killed_before_it_finished_then_it_is_continued_if_the_scope_is_the_same(root: Root) -> None:
+    source = _directory(root)
+    first = _begin(source, event=7)
+    assert _begin(source) == first  # with the event that was current when it began
+    other = Scope("db1", "a.*")
+    changed = _begin(source, other, event=9)
+    assert changed.state == DumpState(2, Phase.BOOTSTRAP, other, 9)
+    _finish(source, changed, 9)
+    assert [dump.uri for dump in source.dumps()] == [changed.uri]
+    _load(source)
+    back = _begin(source)
+    assert back.state == DumpState(3, Phase.INCREMENTAL, SCOPE, 9, previous_scope=other)
+    assert source.dumps()[-1].state == back.state
+
+
+def test_dump_when_killed_after_its_metadata_then_it_is_announced_unchanged(root: Root) -> None:
+    source = _directory(root)
+    dump = _begin(source, event=7)
+    storage = root.storages.at(root.uri)
+    storage.create(child(dump.uri, "_dumpmetadata"), _metadata(dump, 7).encode())
+    assert isinstance(source.begin_dump(SCOPE, _never), Skipped)
+    _finish(source, dump, 99)  # a second process, which has read more events
+    assert source.metadata(_load(source)).to_event == 7
+
+
+def test_dump_when_two_processes_begin_at_once_then_at_most_one_continues(root: Root) -> None:
+    source = _directory(root)
+
+    def begin_another() -> int:
+        _begin(_directory(root), event=5)
+        return 6
+
+    with pytest.raises(OwnershipLost, match="at the same time"):
+        source.begin_dump(SCOPE, begin_another)
+    assert [dump.state.from_event for dump in source.dumps()] == [5]
+
+
+def test_dump_when_removed_meanwhile_then_it_cannot_be_finished(root: Root) -> None:
+    source = _directory(root)
+    stale = _begin(source, event=5)
+    current = source.begin_bootstrap(SCOPE, lambda: 8)
+    _finish(source, current, 8)
+    with pytest.raises(OwnershipLost, match="removed"):
+        _finish(source, stale, 5)
+    assert [dump.uri for dump in source.dumps()] == [current.uri]
+    loadable = source.begin_load()
+    assert isinstance(loadable, Dump)
+    assert loadable.uri == current.uri
+
+
+class _Suspended(Storages):
+    """The storage of a process that is suspended when it has announced a dump; others act `meanwhile`."""
+
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self._meanwhile = meanwhile
+
+    def at(self, uri: str) -> Storage:
+        return _SuspendedStorage(self._meanwhile)
+
+
+class _SuspendedStorage(LocalStorage):
+    def __init__(self, meanwhile: Callable[[], None]) -> None:
+        super().__init__()
+        self._meanwhile = meanwhile
+
+    def create(self, uri: str, content: bytes) -> None:
+        super().create(uri, content)
+        if uri.endswith("/_finished_dump"):
+            self._meanwhile()
+
+
+def test_dump_when_suspended_after_it_was_announced_then_later_dumps_stay(local_root: Root) -> None:
+    others = _directory(local_root)
+
+    def meanwhile() -> None:
+        _load(others)
+        _finish(others, _begin(others), 9)
+        _load(others)
+        _begin(others)
+
+    slow = DumpDirectory(_Suspended(meanwhile), local_root.uri, "Db1")
+    _finish(slow, _begin(slow, event=7), 7)
+    assert [(one.state.number, one.is_loaded) for one in others.dumps()] == [(2, True), (3, False)]
+
+
+def test_failure_when_not_recoverable_then_both_sides_stop_until_resumed(root: Root) -> None:
+    directory = _directory(root)
+    dump = _begin(directory, event=5)
+    directory.fail(dump, "events expired")
+    directory.fail(dump, "the second reason")
+    stopped = f"{re.escape(dump.uri)}/_non_recoverable.*remove the file"
+    with pytest.raises(NonRecoverable, match=stopped):
+        directory.begin_dump(SCOPE, _never)
+    with pytest.raises(NonRecoverable, match=stopped):
+        directory.begin_load()
+    assert directory.resume() == ["events expired"]
+    assert directory.resume() == []
+    assert _begin(directory).uri == dump.uri
+
+
+def test_claim_when_a_second_policy_uses_the_directory_then_it_is_refused(root: Root) -> None:
+    directory = _directory(root)
+    hand, first = Owner("", "uuid", "db1"), Owner("p1", "uuid", "db1")
+    for owner in (hand, first, first, hand):
+        directory.claim(Side.SOURCE, owner)
+    for other in (replace(first, policy="p2"), replace(first, metastore="other"), replace(hand, metastore="other")):
+        with pytest.raises(ConfigError, match=r"the policy p1 of .* uses this dump directory, so .* cannot"):
+            directory.claim(Side.SOURCE, other)
+    directory.claim(Side.TARGET, Owner("p2", "target", "copy"))
+    directory.release(Side.SOURCE, replace(first, policy="p2"))
+    directory.release(Side.SOURCE, first)
+    directory.claim(Side.SOURCE, replace(first, policy="p2"))
+    assert directory.dumps() == []
+    other_database = DumpDirectory(root.storages, root.uri, "db2")
+    other_database.claim(Side.SOURCE, Owner("p3", "uuid", "db2"))
+    assert isinstance(other_database.begin_load(), Skipped)
+
+
+def test_directory_when_the_root_is_missing_then_it_is_not_created(local_root: Root, tmp_path: Path) -> None:
+    directory = DumpDirectory(local_root.storages, f"file:{tmp_path}/missing", "db1")
+    assert directory.dumps() == []
+    with pytest.raises(NotFound, match=r"hive\.repl\.rootdir"):
+        directory.begin_dump(SCOPE, lambda: 1)
+    assert not (tmp_path / "missing").exists()
+
+
+def test_dump_when_old_ones_are_kept_then_the_last_remain(local_root: Root) -> None:
+    directory = _directory(local_root)
+    for number in range(1, 5):
+        dump = _begin(directory, event=number)
+        directory.finish_dump(dump, _metadata(dump, number), keep=2)
+        _load(directory)
+    assert [dump.state.number for dump in directory.dumps()] == [2, 3, 4]
+
+
+def test_metadata_then_is_written_as_hive_does() -> None:
+    metadata = DumpMetadata(Phase.INCREMENTAL, 10, 20, Scope("db1", "a.*"), execution_id=3, is_scope_changed=True)
+    assert metadata.encode() == b"INCREMENTAL\t10\t20\t\\N\t3\t\\N\ttrue\ndb1\ta.*\t\\N\n"
+    assert DumpMetadata.decode(metadata.encode(), "f") == metadata
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"BOOTSTRAP\t1\n", b"\xff"])
+def test_file_when_its_content_is_not_valid_then_the_error_names_it(content: bytes) -> None:
+    for decode in (DumpMetadata.decode, DumpState.decode, Owner.decode):
+        with pytest.raises(ReplicationError, match=r"/dumps/_state: the content of the file is not valid"):
+            decode(content, "/dumps/_state")
+
+
+def test_scope_then_matches_whole_names_in_any_case() -> None:
+    scope = Scope("DB1", "orders.*|items", "orders_tmp.*")
+    assert scope.database == "db1"
+    assert [name for name in ("orders", "ITEMS", "items2", "orders_tmp1", "x") if scope.contains(name)] == [
+        "orders",
+        "ITEMS",
+    ]
+    assert str(scope) == "db1.'orders.*|items'.'orders_tmp.*'"
+    assert Scope("db1").contains("anything")
+    with pytest.raises(ConfigError, match="regular expression"):
+        Scope("db1", "a(")
+    with pytest.raises(ConfigError, match="needs one of included tables"):
+        Scope("db1", None, "a")

@@ -1,0 +1,171 @@
+"""A load of changes that was cut, interrupted, killed or stopped is completed by the next one."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from itertools import count
+
+import psutil
+import pytest
+
+from ingestd.errors import OwnershipLost
+from ingestd.hive.events import EventLog
+from ingestd.hive.leases import claims, release
+from ingestd.hive.replay import Replay
+from ingestd.hive.tables import TableName
+from ingestd.replication.bootstrap_dump import DumpStep
+from ingestd.replication.copy import CopyStopped
+from ingestd.replication.directory import Skipped
+from ingestd.replication.incremental_load import ReplayStep
+from tests.support.replica_changes import INSERT, assert_same, do_everything
+from tests.support.replica_following import Following, Interrupted, interrupt_after, write
+from tests.support.replica_kills import ProcessStep
+from tests.support.replica_rows import compact
+from tests.support.replica_tables import make_table
+from tests.support.stack import eventually
+
+# Steps after which a load is killed at the second time.
+_REPEATED = {ReplayStep.ALLOCATED, ReplayStep.COPIED, ReplayStep.COMMITTED, ReplayStep.DEFINED, ReplayStep.STORED}
+
+
+def test_cycles_when_they_are_cut_between_any_events_then_readers_see_the_same(following: Following) -> None:
+    do_everything(following)
+    newest = EventLog(following.replica.source.metastore).current_id()
+    while following.last_event() < newest:
+        before = following.last_event()
+        following.dump(events=3)
+        following.load()
+        assert before < following.last_event() <= before + 3
+    assert_same(following)
+    replay = Replay(following.replica.target.metastore, following.target, accepts_gaps=lambda _: False)
+    assert replay.open_transactions == frozenset()
+
+
+def test_load_when_interrupted_after_every_step_then_the_next_one_completes_it(following: Following) -> None:
+    do_everything(following)
+    following.dump()
+    for step in count(1):
+        try:
+            following.load(interrupt_after(step))
+        except Interrupted:
+            continue
+        break
+    assert_same(following)
+    replay = Replay(following.replica.target.metastore, following.target, accepts_gaps=lambda _: False)
+    assert replay.open_transactions == frozenset()
+
+
+def test_load_when_killed_after_each_step_then_the_next_one_completes_it(following: Following) -> None:
+    steps = [ProcessStep.FILES, *(one for one in ReplayStep if one is not ReplayStep.EXTERNAL), ProcessStep.FINISHED]
+    others = [(one, following.other_target()) for one in steps]
+    do_everything(following)
+    following.dump()
+    for step, other in others:
+        number = 2 if step in _REPEATED else 1
+        assert other.run_process("load", step, number) == -signal.SIGKILL, step
+        other.load_last()
+        assert_same(other)
+        replay = Replay(other.replica.target.metastore, other.target, accepts_gaps=lambda _: False)
+        assert replay.open_transactions == frozenset(), step
+    assert isinstance(following.directory.begin_load(), Skipped)
+
+
+def test_load_when_stopped_then_it_ends_between_two_events(following: Following) -> None:
+    do_everything(following)
+    following.dump()
+    stop = threading.Event()
+    with pytest.raises(CopyStopped):
+        following.load(lambda _: stop.set(), stop)
+    following.load()
+    assert_same(following)
+
+
+def test_dump_when_killed_after_each_step_then_the_next_one_continues_it(following: Following) -> None:
+    do_everything(following)
+    lost, plain = following.name("lost"), following.name("plain")
+    make_table(following.replica.source.metastore, lost)
+    write(following.replica.source, lost, INSERT)
+    compact(following.replica.source, lost, write_id=1, of_write_id=1)
+    before, states = following.last_event(), []
+    for step in (ProcessStep.BEGUN, *DumpStep):
+        assert following.run_process("dump", step) == -signal.SIGKILL, step
+        begun = following.directory.dumps()[-1]
+        states.append(begun.state)
+        assert isinstance(following.directory.begin_load(), Skipped), step
+        write(following.replica.source, plain, INSERT)
+    assert following.run_process("dump", ProcessStep.FINISHED) == -signal.SIGKILL
+    finished = following.directory.dumps()[-1].state
+    assert {*states, finished} == {states[0]}
+    assert finished.from_event == before
+    assert isinstance(following.directory.begin_dump(finished.scope, lambda: 0), Skipped)
+    assert following.load().bootstrapped == ("lost",)
+    assert_same(following)
+
+
+def test_load_when_another_one_runs_then_is_refused(following: Following) -> None:
+    do_everything(following)
+    following.dump()
+    reached, released = threading.Event(), threading.Event()
+
+    def hold(step: Enum) -> None:
+        if step is ReplayStep.COMMITTED and not reached.is_set():
+            reached.set()
+            assert released.wait(180)
+
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(following.load, hold)
+        assert reached.wait(180)
+        with pytest.raises(OwnershipLost, match="only one process at a time may load into the database"):
+            following.load()
+        released.set()
+        first.result()
+    assert_same(following)
+
+
+def test_load_when_suspended_while_another_process_loads_then_changes_nothing_afterwards(following: Following) -> None:
+    do_everything(following)
+    following.dump()
+    with following.process("load", ReplayStep.COMMITTED, 2, signal.SIGSTOP) as first:
+        eventually("its suspension", lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED)
+        before = following.last_event()
+        with following.process("load", ProcessStep.FINISHED) as second:  # takes the lease over after 20 s
+            assert second.wait(120) == -signal.SIGKILL
+        assert isinstance(following.directory.begin_load(), Skipped)
+        write(following.replica.source, following.name("plain"), INSERT)
+        following.cycle()
+        last = following.last_event()
+        assert before < last
+        first.send_signal(signal.SIGCONT)
+        assert first.wait(120) == 1
+    assert following.last_event() == last
+    assert_same(following)
+    replay = Replay(following.replica.target.metastore, following.target, accepts_gaps=lambda _: False)
+    assert replay.open_transactions == frozenset()
+
+
+def test_load_when_it_loses_its_lease_within_an_event_then_changes_nothing_more(following: Following) -> None:
+    make_table(following.replica.source.metastore, following.name("t"))
+    write(following.replica.source, following.name("t"), INSERT)
+    following.dump()
+    metastore, lease = following.replica.target.metastore, TableName(following.target, "ingestd_load")
+    seen: list[int] = []
+
+    def lose(step: Enum) -> None:
+        if step is ReplayStep.DEFINED:
+            (claim,) = claims(metastore, lease)
+            release(metastore, claim.lock_id)
+            eventually("the loss is noticed", lambda: not _heartbeats())
+            seen.append(following.last_event())
+
+    with pytest.raises(OwnershipLost, match="its heartbeats were interrupted"):
+        following.load(lose)
+    assert seen == [following.last_event()]
+    following.load()
+    assert_same(following)
+
+
+def _heartbeats() -> list[threading.Thread]:
+    return [one for one in threading.enumerate() if one.name == "ingestd-lease-heartbeat"]

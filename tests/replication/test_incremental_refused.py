@@ -1,0 +1,53 @@
+"""A load of changes stops before it makes a target that is not a state of the source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingestd.errors import BootstrapRequired
+from ingestd.hive.events import EventsExpired
+from ingestd.hive.objects import change_database
+from ingestd.hive.replay import TargetChanged
+from ingestd.hive.tables import TableName
+from ingestd.hive.transactions import begin_writing, commit
+from ingestd.replication.directory import Skipped
+from ingestd.replication.marks import INCOMPATIBLE, LAST_ID
+from tests.support.replica import Replica
+from tests.support.replica_changes import INSERT, visible_write_ids
+from tests.support.replica_following import Following, new_following, write
+from tests.support.replica_tables import make_table
+
+
+def test_target_when_another_client_has_written_then_nothing_is_replayed(following: Following) -> None:
+    side, target = following.replica.source, following.replica.target
+    for one in ("s", "t"):
+        make_table(side.metastore, following.name(one))
+    following.cycle()
+    before = following.last_event()
+    commit(target.metastore, begin_writing(target.metastore, TableName(following.target, "t"), "somebody")[0])
+    write(side, following.name("s"), INSERT)
+    write(side, following.name("t"), INSERT)
+    following.dump()
+    with pytest.raises(TargetChanged, match="another client"):
+        following.load()
+    assert following.last_event() == before
+    assert visible_write_ids(target, [TableName(following.target, "s")]) == [frozenset()]
+
+
+def test_target_when_it_cannot_follow_then_a_bootstrap_is_required(following: Following) -> None:
+    metastore = following.replica.target.metastore
+    following.dump()
+    last = following.last_event()
+    for properties in ({INCOMPATIBLE: "true"}, {INCOMPATIBLE: None, LAST_ID: None}, {LAST_ID: str(last - 1)}):
+        change_database(metastore, following.target, properties)
+        with pytest.raises(BootstrapRequired):
+            following.load()
+
+
+def test_source_when_its_log_lacks_events_then_a_bootstrap_is_required(replica: Replica, tmp_path: Path) -> None:
+    following = new_following(replica, tmp_path, ahead=1000)
+    with pytest.raises(EventsExpired, match=r"newest event is \d+, but event \d+ has already been read"):
+        following.dump()
+    assert isinstance(following.directory.begin_load(), Skipped)

@@ -1,0 +1,327 @@
+"""A table that cannot be followed by events is copied as a whole in a cycle, and the others are not delayed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from itertools import count
+from pathlib import Path
+
+from ingestd.hive.events import EventLog
+from ingestd.hive.objects import TableObject, drop_table, table_names
+from ingestd.hive.tables import TableName
+from ingestd.hive.transactions import abort, allocate, begin, commit
+from ingestd.replication.bootstrap_dump import DumpStep
+from ingestd.replication.incremental_load import ReplayStep
+from ingestd.replication.scope import Scope
+from ingestd.storage.contract import child
+from ingestd.storage.local import local_path
+from ingestd.storage.storages import Storages
+from tests.support.replica import Replica
+from tests.support.replica_changes import DELETE, INSERT, alter, assert_same, renamed, truncate, with_column
+from tests.support.replica_copying import new_copying
+from tests.support.replica_following import Following, Interrupted, interrupt_after, place_files, write
+from tests.support.replica_rows import Rows, compact, insert, insert_batch, read_rows, table_of
+from tests.support.replica_tables import ACID, EXTERNAL, INSERT_ONLY, make_table
+
+
+def _fill(following: Following, *tables: str) -> None:
+    side = following.replica.source
+    for table in tables:
+        make_table(side.metastore, following.name(table), partitioned=table == "parted")
+        if table == "parted":
+            insert(side, following.name(table), [(1, "a"), (2, "b:c")], [(3, "a")])
+        else:
+            write(side, following.name(table), INSERT)
+            write(side, following.name(table), INSERT, then=lambda txn: abort(side.metastore, txn.id))
+            write(side, following.name(table), INSERT, DELETE)
+
+
+def _target_tables(following: Following) -> list[str]:
+    return table_names(following.replica.target.metastore, following.target)
+
+
+def test_table_when_compacted_before_the_dump_then_the_cycle_copies_it(following: Following) -> None:
+    side = following.replica.source
+    _fill(following, "t", "other")
+    following.cycle()
+    write(side, following.name("t"), INSERT)
+    write(side, following.name("other"), INSERT)
+    compact(side, following.name("t"), write_id=4, of_write_id=4)
+    report = following.cycle()
+    assert (report.bootstrapped, report.lost) == (("t",), ())
+    assert_same(following)
+    write(side, following.name("t"), INSERT)
+    assert following.cycle().bootstrapped == ()
+    assert_same(following)
+
+
+def test_table_when_compacted_after_the_dump_then_it_keeps_its_state_and_the_next_cycle_copies_it(
+    following: Following,
+) -> None:
+    side = following.replica.source
+    _fill(following, "t", "other", "renamed")
+    following.cycle()
+    before = following.states()[1]["t"]
+    for table in ("t", "other", "renamed"):
+        write(side, following.name(table), INSERT)
+    alter(following, following.name("t"), with_column)
+    following.dump()
+    compact(side, following.name("t"), write_id=4, of_write_id=4)
+    assert following.run_process("load", ReplayStep.COPIED) == -signal.SIGKILL
+    report = following.load()
+    assert (report.bootstrapped, report.lost) == ((), ("t",))
+    source, target = following.states()
+    assert target["t"] == before
+    assert target["other"] == source["other"]
+    write(side, following.name("t"), INSERT)
+    alter(following, following.name("t"), renamed("u"))
+    write(side, following.name("u"), INSERT)
+    following.dump()
+    compact(side, following.name("u"), write_id=5, of_write_id=5)
+    assert following.load().lost == ("u",)
+    assert _target_tables(following) == ["other", "renamed"]
+    assert following.cycle().bootstrapped == ("u",)
+    assert_same(following)
+
+
+def test_table_when_written_in_batches_with_aborted_transactions_then_each_cycle_copies_it(
+    following: Following,
+) -> None:
+    source, target = following.replica.source, following.replica.target.metastore
+    name, copied = following.name("t"), TableName(following.target, "t")
+    make_table(source.metastore, name)
+    following.cycle()
+    kept: Rows = []
+    for turn, aborted in enumerate(((1,), (0, 2))):
+        rows = [[(10 * turn + number, "a")] for number in range(3)]
+        insert_batch(source, name, *rows, aborted=aborted)
+        kept += [row for number, some in enumerate(rows) for row in some if number not in aborted]
+        assert following.cycle().bootstrapped == ("t",)
+        assert read_rows(target, copied) == read_rows(source.metastore, name) == kept
+    insert(source, name, [(99, "z")])
+    assert following.cycle().bootstrapped == ()
+    assert read_rows(target, copied) == [*kept, (99, "z")]
+
+
+def test_tables_when_renamed_and_compacted_after_the_dump_then_the_next_cycle_copies_them(following: Following) -> None:
+    side = following.replica.source
+    _fill(following, "t", "other", "third")
+    following.cycle()
+    write(side, following.name("t"), INSERT)
+    for old, new in (("t", "u"), ("other", "t"), ("u", "other")):
+        alter(following, following.name(old), renamed(new))
+        write(side, following.name(new), INSERT)
+    write(side, following.name("third"), INSERT)
+    following.dump()
+    compact(side, following.name("other"), write_id=4, of_write_id=4)
+    assert following.load().lost == ("other", "t", "u")
+    source, target = following.states()
+    assert target["third"] == source["third"]
+    assert following.cycle().bootstrapped == ("other", "t")
+    assert_same(following)
+    write(side, following.name("t"), INSERT)
+    assert following.cycle().bootstrapped == ()
+    assert_same(following)
+
+
+def test_external_table_when_it_becomes_transactional_then_the_cycle_copies_it(following: Following) -> None:
+    side, name = following.replica.source, following.name("t")
+    place = side.external / following.database
+    make_table(side.metastore, name, parameters=EXTERNAL, location=f"file:{place}")
+    (place / "000000_0").write_text("1")
+    following.cycle()
+    (place / "000001_0").write_text("2")
+    alter(following, name, _transactional)
+    write(side, name, INSERT)
+    assert following.cycle().bootstrapped == ("t",)
+    assert_same(following)
+    write(side, name, INSERT)
+    assert following.cycle().bootstrapped == ()
+    assert_same(following)
+
+
+def _transactional(table: TableObject) -> None:
+    table.raw.tableType, table.raw.parameters = "MANAGED_TABLE", {**table.parameters, **ACID, "EXTERNAL": "FALSE"}
+
+
+def test_table_when_created_again_after_the_dump_then_it_keeps_its_state_and_the_next_cycle_copies_it(
+    following: Following,
+) -> None:
+    side, name = following.replica.source, following.name("t")
+    _fill(following, "t", "other")
+    following.cycle()
+    before = following.states()[1]
+    write(side, name, INSERT)
+    write(side, following.name("other"), INSERT)
+    _written_earlier(following)
+    following.dump()
+    drop_table(side.metastore, name, delete_data=True)
+    _fill(following, "t")
+    write(side, name, INSERT)  # the same path and length
+    assert following.load().lost == ("t",)
+    after = following.states()[1]
+    assert after["t"] == before["t"]
+    assert after["other"] != before["other"]
+    assert following.cycle().bootstrapped == ("t",)
+    assert_same(following)
+
+
+def test_bootstrap_when_a_table_is_created_again_after_the_dump_then_the_first_cycle_copies_it(
+    replica: Replica, tmp_path: Path
+) -> None:
+    copying = new_copying(replica, tmp_path)
+    following = Following(replica, copying.database, copying.target, tmp_path)
+    _fill(following, "t", "other")
+    _written_earlier(following)
+    copying.dump()
+    drop_table(replica.source.metastore, following.name("t"), delete_data=True)
+    _fill(following, "t")
+    copying.load()
+    assert _target_tables(following) == ["other"]
+    assert following.cycle().bootstrapped == ("t",)
+    assert_same(following)
+
+
+def _written_earlier(following: Following) -> None:
+    """Make all files of the source some seconds older, as if they had been written before those that follow."""
+    place = local_path(table_of(following.replica.source.metastore, following.name("t")).location).parent
+    for file in filter(Path.is_file, place.rglob("*")):
+        os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 10))
+
+
+def test_table_when_lost_and_then_dropped_then_target_drops_it(following: Following) -> None:
+    side = following.replica.source
+    _fill(following, "t")
+    following.cycle()
+    write(side, following.name("t"), INSERT)
+    following.dump()
+    compact(side, following.name("t"), write_id=4, of_write_id=4)
+    following.load()
+    drop_table(side.metastore, following.name("t"), delete_data=True)
+    following.cycle()
+    assert _target_tables(following) == []
+
+
+def test_dump_when_limited_then_it_is_complete_until_its_last_event(following: Following) -> None:
+    directory, log = following.directory, EventLog(following.replica.source.metastore)
+    _fill(following, "t")
+    (last,) = log.read(following.last_event() + 1, 1)
+    limited = following.dump(events=2)
+    metadata = directory.metadata(limited)
+    assert metadata.to_event == last.id
+    assert Storages().file_sizes(child(limited.uri, metadata.payload or ""))["_complete_until"]
+    assert directory.complete_until(limited, metadata) == last.seconds
+    following.load()
+    complete = following.dump()
+    assert directory.complete_until(complete, directory.metadata(complete)) == complete.state.began
+    following.load()
+    assert_same(following)
+
+
+def test_scope_when_changed_then_new_tables_are_copied_and_others_leave(following: Following) -> None:
+    side = following.replica.source
+    following.dump(Scope(following.database, "kept|entered|renamed_.*"))
+    following.load()
+    _fill(following, "kept", "left", "later", "parted")
+    _fill(following, "outside", "inside")
+    alter(following, following.name("outside"), renamed("renamed_in"))
+    following.cycle()
+    assert _target_tables(following) == ["kept", "renamed_in"]
+    for table in ("kept", "left", "renamed_in"):
+        write(side, following.name(table), INSERT)
+    alter(following, following.name("renamed_in"), renamed("renamed_within"))
+    following.dump(Scope(following.database, "kept|parted|inside|renamed_.*"))
+    report = following.load()
+    assert report.bootstrapped == ("inside", "parted")
+    assert _target_tables(following) == ["inside", "kept", "parted", "renamed_within"]
+    alter(following, following.name("renamed_within"), renamed("gone"))
+    alter(following, following.name("inside"), renamed("left_too"))
+    following.dump(Scope(following.database, "kept|left"))
+    assert following.load().bootstrapped == ("left",)
+    assert _target_tables(following) == ["kept", "left"]
+    source, target = following.states()
+    assert target == {table: source[table] for table in ("kept", "left")}
+
+
+def test_copy_when_the_source_changes_meanwhile_then_the_next_cycle_makes_it_equal(following: Following) -> None:
+    side, metastore = following.replica.source, following.replica.source.metastore
+    followed, copied, recreated, moved = (following.name(one) for one in ("followed", "copied", "recreated", "moved"))
+    following.dump(Scope(following.database, "followed"))
+    following.load()
+    _fill(following, "followed", "copied", "recreated", "moved")
+
+    def change(step: DumpStep) -> None:
+        both = begin(metastore, "tests/both")
+        if step is DumpStep.EVENTS:  # before the snapshot, and after the events of this dump
+            for name in (copied, followed):
+                place_files(side, name, both, allocate(metastore, both, name), (INSERT,))
+            commit(metastore, both)
+            write(side, followed, INSERT)
+            write(side, copied, INSERT)
+        elif step is DumpStep.SNAPSHOT:
+            for name in (followed, copied):
+                place_files(side, name, both, allocate(metastore, both, name), (INSERT,))
+            alter(following, copied, with_column)
+            drop_table(metastore, recreated, delete_data=True)
+            make_table(metastore, recreated, parameters=INSERT_ONLY)
+            write(side, recreated, INSERT)
+            alter(following, moved, renamed("away"))
+            write(side, following.name("away"), INSERT)
+            commit(metastore, both)
+            truncate(following, copied)
+            write(side, copied, INSERT)
+
+    following.dump(Scope(following.database), observe=change)
+    following.load()
+    following.cycle()
+    following.cycle()
+    assert_same(following)
+    write(side, copied, INSERT)
+    write(side, followed, INSERT)
+    assert following.cycle().bootstrapped == ()
+    assert_same(following)
+
+
+def test_copy_when_interrupted_after_every_step_then_the_next_load_completes_it(following: Following) -> None:
+    side = following.replica.source
+    following.dump(Scope(following.database, "t"))
+    following.load()
+    _fill(following, "t", "parted", "other")
+    following.cycle()
+    write(side, following.name("t"), INSERT)
+    write(side, following.name("other"), INSERT)
+    compact(side, following.name("t"), write_id=4, of_write_id=4)
+    following.dump(Scope(following.database))
+    for step in count(1):
+        try:
+            following.load(interrupt_after(step))
+        except Interrupted:
+            continue
+        break
+    assert step > 6
+    assert_same(following)
+    write(side, following.name("t"), INSERT)
+    following.cycle()
+    assert_same(following)
+
+
+def test_bootstrap_when_a_table_is_compacted_after_the_dump_then_the_first_cycle_copies_it(
+    replica: Replica, tmp_path: Path
+) -> None:
+    copying = new_copying(replica, tmp_path)
+    following = Following(replica, copying.database, copying.target, tmp_path)
+    _fill(following, "t", "other", "third")
+
+    def rename(step: DumpStep) -> None:
+        if step is DumpStep.SNAPSHOT:
+            alter(following, following.name("third"), renamed("fourth"))
+
+    copying.dump(observe=rename)
+    compact(replica.source, following.name("t"), write_id=3, of_write_id=3)
+    copying.load()
+    assert _target_tables(following) == ["other"]
+    write(replica.source, following.name("fourth"), INSERT)
+    assert following.cycle().bootstrapped == ("t",)
+    assert following.cycle().bootstrapped == ("fourth",)
+    assert_same(following)

@@ -1,0 +1,100 @@
+"""A metastore is killed and started again in the middle of a step, and the execution of the policy completes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from ingestd.errors import MetastoreUnavailable
+from ingestd.hive.replay import Replay
+from ingestd.replication.cycle import Progress, Step
+from ingestd.replication.runs import Status
+from ingestd.sandbox import Sandbox, SandboxOptions
+from ingestd.sandbox.release import with_events
+from ingestd.sandbox.state import Layout
+from tests.support.metastore import Home, Process, metastore
+from tests.support.replica import Replica, Side
+from tests.support.replica_policies import Pair, new_pair
+
+
+class _Restartable(Replica):
+    """Two clusters whose metastores are those of a test alone."""
+
+    def __init__(self, folder: Path, ends: ExitStack) -> None:
+        self.processes: dict[str, Process] = {}
+        self.source, self.target = (self._side(name, folder / name, ends) for name in ("source", "target"))
+
+    def _side(self, name: str, folder: Path, ends: ExitStack) -> Side:
+        self.processes[name] = ends.enter_context(metastore(Home(folder, release=with_events()), name, {}))
+        sandbox = Sandbox(SandboxOptions(folder))
+        return ends.enter_context(closing(Side(name, self.processes[name].uri, Layout(folder).warehouse, sandbox)))
+
+    def restart(self, name: str) -> None:
+        """Kill the metastore of a side, and start it again."""
+        self.processes[name].kill()
+        self.processes[name].start().wait()
+
+
+@pytest.fixture(scope="module")
+def clusters(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Restartable]:
+    with ExitStack() as ends:
+        yield _Restartable(tmp_path_factory.mktemp("restartable"), ends)
+
+
+@pytest.fixture
+def pair(clusters: _Restartable, tmp_path: Path) -> Pair:
+    made = new_pair(clusters, tmp_path)
+    made.insert([(1, "a")])
+    for _ in range(2):
+        made.dump()
+        made.load()
+    return made
+
+
+@pytest.mark.parametrize("name", ["source", "target"])
+def test_step_when_its_metastore_restarts_then_it_or_its_repetition_completes(
+    clusters: _Restartable, pair: Pair, name: str
+) -> None:
+    for number in range(2, 7):
+        pair.insert([(number, "b")])
+    if name == "target":
+        pair.dump()
+    is_done = False
+
+    def restart(progress: Progress) -> None:
+        nonlocal is_done
+        if not is_done and progress.counts.get("EVENTS", (0, 0))[0]:
+            is_done = True
+            clusters.restart(name)
+
+    run = pair.dump if name == "source" else pair.load
+    try:
+        run(Step(on_progress=restart))
+    except MetastoreUnavailable:
+        run()
+    assert is_done
+    if name == "source":
+        pair.load()
+    assert pair.rows() == [(1, "a"), *((number, "b") for number in range(2, 7))]
+    replay = Replay(clusters.target.metastore, pair.target, accepts_gaps=lambda _: False)
+    assert replay.open_transactions == frozenset()
+
+
+def test_policies_when_both_metastores_restart_then_the_copy_follows(clusters: _Restartable, pair: Pair) -> None:
+    pair.create()
+    pair.insert([(2, "b")])
+    with pair.worker(clusters.source), pair.worker(clusters.target):
+        pair.policies(clusters.source).execute("dump")
+        clusters.restart("source")
+        assert pair.ended(clusters.source).status in {Status.SUCCESS, Status.FAILED}
+        pair.policies(clusters.source).execute("dump")
+        pair.ended(clusters.source, 2)
+        pair.policies(clusters.target).execute("load")
+        clusters.restart("target")
+        pair.ended(clusters.target)
+        pair.policies(clusters.target).execute("load")
+        pair.ended(clusters.target, 2)
+    assert pair.rows() == [(1, "a"), (2, "b")]

@@ -1,0 +1,281 @@
+"""Directories of external tables: where they are copied to, and how a copy follows its source."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ingestd.errors import ConfigError, OwnershipLost, ReplicationError, StorageUnavailable
+from ingestd.replication import external
+from ingestd.replication.copy import Copier, CopyOptions, CopyStopped
+from ingestd.replication.external import ExternalDirectory, check_base, overlap, target_location
+from ingestd.replication.manifest import Manifest, ManifestIncomplete, ManifestWriter
+from ingestd.replication.mirror import Mirror, MirrorResult, Mirrors, copied_versions
+from ingestd.storage.contract import Storage, child
+from ingestd.storage.local import LocalStorage
+from ingestd.storage.storages import Storages
+from ingestd.storage.stream import BytesStream
+from tests.replication.conftest import Root
+from tests.support.daemon import shared_engine
+
+
+def _update(storages: Storages, *pairs: Mirror) -> MirrorResult:
+    return Mirrors(storages, Copier(storages)).update(pairs)
+
+
+def _put(root: Root, path: str, content: bytes) -> None:
+    root.storages.at(root.uri).replace(child(root.uri, path), BytesStream(content), ".put")
+
+
+def _tree(root: Root, directory: str) -> dict[str, bytes]:
+    """Return the visible files below a directory."""
+    storage, found = root.storages.at(directory), dict[str, bytes]()
+    for entry in storage.entries(directory):
+        inner = child(directory, entry.name)
+        if entry.is_directory:
+            found |= {f"{entry.name}/{path}": content for path, content in _tree(root, inner).items()}
+        elif not entry.name.startswith("."):
+            found[entry.name] = storage.read(inner)
+    return found
+
+
+def test_mirror_when_files_are_added_changed_and_removed_then_the_target_follows(root: Root) -> None:
+    pair = Mirror(child(root.uri, "source"), child(root.uri, "base/target"))
+    for path in ("a", "p=1/b", "p=1/c", "p=2/q=3/d", "_SUCCESS", ".hive-staging/x", "_temporary/0/y"):
+        _put(root, f"source/{path}", b"first")
+    first = _update(root.storages, pair)
+    visible = {"a": b"first", "p=1/b": b"first", "p=1/c": b"first", "p=2/q=3/d": b"first"}
+    assert (first.copied, first.copied_bytes, first.removed) == (4, 20, 0)
+    assert _tree(root, pair.target) == visible
+
+    idle = _update(root.storages, pair)
+    assert (idle.copied, idle.removed) == (0, 0)
+
+    _put(root, "source/a", b"other")  # of the same length
+    _put(root, "source/p=1/b", b"longer content")
+    _put(root, "source/new/e", b"")
+    root.storages.at(root.uri).remove_file(child(pair.source, "p=1/c"))
+    root.storages.at(root.uri).remove(child(pair.source, "p=2"))
+    second = _update(root.storages, pair)
+    assert (second.copied, second.removed) == (3, 2)
+    assert _tree(root, pair.target) == {"a": b"other", "p=1/b": b"longer content", "new/e": b""}
+    assert not root.storages.at(root.uri).exists(child(pair.target, "p=2"))
+
+    below = copied_versions(root.storages, Mirror(child(pair.source, "p=1"), child(pair.target, "p=1")))
+    assert {path: one.length for path, one in below.items()} == {"b": 14}
+    assert copied_versions(root.storages, pair).keys() == {"a", "p=1/b", "new/e"}
+    assert copied_versions(root.storages, Mirror(child(root.uri, "other"), pair.target)) == {}
+
+
+@pytest.fixture
+def pair(local_root: Root) -> Mirror:
+    return Mirror(child(local_root.uri, "source"), child(local_root.uri, "target"))
+
+
+def test_mirror_when_the_source_is_missing_then_the_target_is_created_and_nothing_is_removed(
+    local_root: Root, pair: Mirror
+) -> None:
+    assert _update(local_root.storages, pair).missing == (pair,)
+    assert local_root.storages.at(pair.target).exists(pair.target)
+    _put(local_root, "target/file", b"kept")
+    assert _update(local_root.storages, pair).missing == (pair,)
+    assert _tree(local_root, pair.target) == {"file": b"kept"}
+
+
+def test_mirror_when_a_file_becomes_a_directory_or_the_reverse_then_the_target_follows(
+    local_root: Root, pair: Mirror
+) -> None:
+    for path in ("a", "b/c"):
+        _put(local_root, f"source/{path}", b"content")
+    local_root.storages.at(pair.source).make_directories(child(pair.source, "empty/d"))
+    _update(local_root.storages, pair)
+    assert local_root.storages.at(pair.target).exists(child(pair.target, "empty/d"))
+    storage = local_root.storages.at(pair.source)
+    storage.remove_file(child(pair.source, "a"))
+    storage.remove(child(pair.source, "b"))
+    storage.remove(child(pair.source, "empty"))
+    _put(local_root, "source/a/x", b"x")
+    _put(local_root, "source/b", b"b")
+    _update(local_root.storages, pair)
+    assert _tree(local_root, pair.target) == {"a/x": b"x", "b": b"b"}
+    assert not storage.exists(child(pair.target, "empty"))
+
+
+def test_mirror_when_the_target_was_not_written_by_it_then_it_is_copied_although_it_looks_equal(
+    local_root: Root, pair: Mirror
+) -> None:
+    _put(local_root, "source/file", b"source")
+    _put(local_root, "target/file", b"target")
+    assert _update(local_root.storages, pair).copied == 1
+    assert _tree(local_root, pair.target) == {"file": b"source"}
+    other = Mirror(child(local_root.uri, "other"), pair.target)
+    _put(local_root, "other/file", b"OTHERS")
+    assert _update(local_root.storages, other).copied == 1
+    assert _tree(local_root, pair.target) == {"file": b"OTHERS"}
+
+
+def test_mirror_when_stopped_then_nothing_is_removed_and_the_next_update_copies_only_the_rest(
+    local_root: Root, pair: Mirror
+) -> None:
+    contents = {f"{number}": os.urandom(100_000) for number in range(40)}
+    for path, content in contents.items():
+        _put(local_root, f"source/{path}", content)
+    _put(local_root, "target/gone", b"gone")
+    stop = threading.Event()
+    slow = Copier(local_root.storages, options=CopyOptions(bytes_per_second=1_000_000))
+    with pytest.raises(CopyStopped):
+        Mirrors(local_root.storages, slow).update([pair], stop=stop, on_progress=lambda _: stop.set())
+    present = _tree(local_root, pair.target)
+    assert present["gone"] == b"gone"
+    assert 1 < len(present) < 41
+    rest = _update(local_root.storages, pair)
+    assert (rest.copied, rest.removed) == (41 - len(present), 1)
+    assert _tree(local_root, pair.target) == contents
+
+
+class _Vanishing(Storages):
+    """Storages in which a file disappears when it is opened."""
+
+    def at(self, uri: str) -> Storage:
+        return _VanishingStorage()
+
+
+class _VanishingStorage(LocalStorage):
+    def stream(self, file: str):  # type: ignore[no-untyped-def]  # raises for one file
+        if file.endswith("/vanishes"):
+            self.remove_file(file)
+        return super().stream(file)
+
+
+def test_mirror_when_a_file_vanishes_while_it_is_copied_then_reported_and_removed_by_the_next_update(
+    local_root: Root, pair: Mirror
+) -> None:
+    for name in ("stays", "vanishes"):
+        _put(local_root, f"source/{name}", b"content")
+        _put(local_root, f"target/{name}", b"old")
+    found = _update(_Vanishing(), pair)
+    assert [one.file.name for one in found.lost] == ["vanishes"]
+    assert _tree(local_root, pair.target) == {"stays": b"content", "vanishes": b"old"}
+    assert _update(local_root.storages, pair).removed == 1
+
+
+def test_mirror_when_the_copy_fails_then_nothing_is_removed(local_root: Root, pair: Mirror, tmp_path: Path) -> None:
+    _put(local_root, "source/dir/file", b"content")
+    _put(local_root, "target/gone", b"gone")
+    (tmp_path / "dumps/target/dir").symlink_to("/proc/ingestd-no-such")
+    copier = Copier(local_root.storages, options=CopyOptions(attempts=1))
+    with pytest.raises(StorageUnavailable):
+        Mirrors(local_root.storages, copier).update([pair])
+    assert (tmp_path / "dumps/target/gone").exists()
+
+
+def test_mirror_when_the_lease_is_lost_then_nothing_is_removed(local_root: Root, pair: Mirror, tmp_path: Path) -> None:
+    for path in ("a", "gone", "dir/gone"):
+        _put(local_root, f"source/{path}", b"content")
+    _update(local_root.storages, pair)
+    (tmp_path / "dumps/source/gone").unlink()
+    shutil.rmtree(tmp_path / "dumps/source/dir")
+
+    def lost() -> None:
+        raise OwnershipLost("another process loads into the database", where="lease")
+
+    with pytest.raises(OwnershipLost):
+        Mirrors(local_root.storages, Copier(local_root.storages).guarded(lost)).update([pair])
+    assert set(_tree(local_root, pair.target)) == {"a", "gone", "dir/gone"}
+    assert _update(local_root.storages, pair).removed == 2
+
+
+def test_mirror_when_the_tree_is_large_then_spark_lists_it(processes: None, local_root: Root, pair: Mirror) -> None:
+    source = Path(pair.source.removeprefix("file:"))
+    for number in range(2100):
+        (source / f"p={number}").mkdir(parents=True)
+    for number in range(0, 2100, 100):
+        (source / f"p={number}" / "file").write_bytes(b"content")
+    with closing(Mirrors(local_root.storages, Copier(local_root.storages), shared_engine())) as mirrors:
+        assert mirrors.update([pair]).copied == 21
+        assert mirrors.update([pair]).copied == 0
+    assert len(_tree(local_root, pair.target)) == 21
+    assert len(local_root.storages.at(pair.target).entries(pair.target)) == 2101
+
+
+TABLE = "hdfs://source:8020/ext/t"
+
+
+def test_directories_when_partitions_are_elsewhere_then_each_has_an_entry_that_can_be_read_again() -> None:
+    inside, outside = f"{TABLE}/p=1", "hdfs://source:8020/ext/t2/p=a,b%2F"
+    found = external.directories("t", TABLE, {"p=1": inside, "p=a,b%2F/q=ü": outside, "p=3": f"{TABLE}/"})
+    assert found == [ExternalDirectory("t", "", TABLE), ExternalDirectory("t", "p=a,b%2F/q=ü", outside)]
+    content = external.encoded(found)
+    assert content.startswith(b"t,aGRmczovL3NvdXJjZTo4MDIwL2V4dC90\n")
+    assert external.decoded(content, "hdfs://x/_external_tables_info") == found
+    assert external.decoded(b"", "x") == []
+    for line in (b"t\n", b"t,%%%\n", b"\xff\n", b",aGRmcw==\n", b"t,p=1,\n"):
+        with pytest.raises(ReplicationError, match="x, line 1"):
+            external.decoded(line, "x")
+
+
+@pytest.mark.parametrize("lines", [0, 1, 3])
+def test_directories_when_lines_are_missing_or_added_then_the_manifest_is_incomplete(
+    tmp_path: Path, lines: int
+) -> None:
+    writer = ManifestWriter(LocalStorage(), str(tmp_path))
+    found = [ExternalDirectory("t", "", TABLE), ExternalDirectory("u", "", f"{TABLE}2")]
+    external.store_directories(writer, found)
+    writer.finish()
+    manifest = Manifest(LocalStorage(), str(tmp_path))
+    assert external.read_directories(manifest) == found
+    file = tmp_path / "_external_tables_info"
+    file.write_text("".join([*file.read_text().splitlines(keepends=True), "v,aGRmcw==\n"][:lines]))
+    with pytest.raises(ManifestIncomplete, match=f"_external_tables_info has {lines} lines instead of 2"):
+        external.read_directories(manifest)
+
+
+@pytest.mark.parametrize(
+    ("location", "base", "expected"),
+    [
+        ("hdfs://source/ext_loc/t", "hdfs://target/ext_base1", "hdfs://target/ext_base1/ext_loc/t"),
+        ("s3a://bucket/ext/t/", "hdfs://target/", "hdfs://target/ext/t"),
+        ("file:/ext/t", "file:///base", "file:///base/ext/t"),
+        ("hdfs://source/", "s3a://bucket/base/", "s3a://bucket/base/"),
+    ],
+)
+def test_location_when_mapped_then_the_base_directory_and_the_path_of_the_source(
+    location: str, base: str, expected: str
+) -> None:
+    check_base(base)
+    assert target_location(location, base) == expected
+
+
+@pytest.mark.parametrize("base", ["", "/base", "hdfs:/base", "base", "s3a:base"])
+def test_base_directory_when_not_fully_qualified_then_refused(base: str) -> None:
+    with pytest.raises(ConfigError, match="fully qualified"):
+        check_base(base)
+
+
+def test_base_directories_when_one_contains_the_other_then_overlap() -> None:
+    for place in ("hdfs://n/base/", "hdfs://n/base/inner", "hdfs://n/"):
+        assert overlap("hdfs://n/base", place)
+    assert overlap("s3://b/base", "s3a://b/base")
+    for place in ("hdfs://n/base1", "hdfs://other/base"):
+        assert not overlap("hdfs://n/base", place)
+
+
+def test_mirrors_when_directories_contain_each_other_then_copied_once_and_collisions_are_refused() -> None:
+    found = [ExternalDirectory("t", "p=1", f"{TABLE}/p=1"), ExternalDirectory("u", "", TABLE)]
+    expected = [Mirror(TABLE, "hdfs://target/base/ext/t")]
+    assert external.mirrors(found, "hdfs://target/base") == expected
+    collision = [*found, ExternalDirectory("v", "", "s3a://bucket/ext/t/v")]
+    with pytest.raises(ConfigError, match="would both be copied"):
+        external.mirrors(collision, "hdfs://target/base")
+
+
+@pytest.mark.parametrize("base", ["file:///", "file:///ext/t/replica"])
+def test_mirrors_when_a_directory_would_be_copied_into_itself_then_are_refused(base: str) -> None:
+    """Otherwise each cycle would copy the copies of the last one."""
+    with pytest.raises(ConfigError, match="which is the same directory"):
+        external.mirrors([ExternalDirectory("t", "", "file:/ext/t")], base)

@@ -1,0 +1,88 @@
+"""The files of committed writes are found where they are now, in the archive, or reported as vanished."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ingestd.hive.events import Write, WrittenFile
+from ingestd.hive.tables import TableName
+from ingestd.replication.written_files import CommittedWrite, Move, WrittenFiles
+from ingestd.storage.storages import Storages
+
+Found = list[tuple[str, str, str, int]]
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return tmp_path / "t"
+
+
+def _write(path: Path, content: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return f"file:{path}"
+
+
+def _found(moves: list[Move], *files: WrittenFile, event: int = 5) -> Found:
+    """Return directory, name, path and length of the files of one write."""
+    write = Write(TableName("db", "t"), "", 3, files, "", "")
+    found = WrittenFiles(Storages(), moves, [CommittedWrite(event, write)])
+    records = list(found.records())
+    assert [" has vanished" in one for one in found.unusable().values()] == [True] * any(
+        one.length < 0 for one in records
+    )
+    return [(one.directory, one.name, one.source.removeprefix("file:"), one.length) for one in records]
+
+
+def test_files_when_in_place_then_have_their_lengths_and_side_files(table: Path) -> None:
+    uri = _write(table / "delta_3_3_0000/bucket_00000", "rows")
+    _write(table / "delta_3_3_0000/bucket_00000_flush_length", "12345678")
+    version = _write(table / "delta_3_3_0000/_orc_acid_version", "2")
+    files = [WrittenFile(one, "", "", "delta_3_3_0000") for one in (uri, version)]
+    path = f"{table}/delta_3_3_0000/bucket_00000"
+    assert _found([], *files) == [
+        ("delta_3_3_0000", "bucket_00000", path, 4),
+        ("delta_3_3_0000", "bucket_00000_flush_length", f"{path}_flush_length", 8),
+    ]
+
+
+def test_files_when_in_directories_of_a_union_then_keep_them_apart(table: Path) -> None:
+    parts = ["delta_3_3_0000/HIVE_UNION_SUBDIR_1", "delta_3_3_0000/HIVE_UNION_SUBDIR_2"]
+    files = [WrittenFile(_write(table / one / "000000_0", one[-1]), "", "", "delta_3_3_0000") for one in parts]
+    assert [directory for directory, *_ in _found([], *files)] == parts
+
+
+def test_file_when_of_a_compaction_then_its_directory_has_no_transaction(table: Path) -> None:
+    uri = _write(table / "base_3_v12/bucket_00000", "rows")
+    assert _found([], WrittenFile(uri, "", "", "base_3_v12"))[0][0] == "base_3"
+
+
+def test_file_when_its_table_was_renamed_since_then_is_found_under_the_new_name(table: Path) -> None:
+    _write(table.with_name("u") / "delta_3_3_0000/bucket_00000", "rows")
+    file = WrittenFile(f"file:{table}/delta_3_3_0000/bucket_00000", "", "", "delta_3_3_0000")
+    there = str(table.with_name("u") / "delta_3_3_0000/bucket_00000")
+    move = Move(6, f"file:{table}", f"file:{table.with_name('u')}")
+    assert _found([move], file) == [("delta_3_3_0000", "bucket_00000", there, 4)]
+    assert _found([move], file, event=7)[0][3] == -1
+
+
+def test_file_when_its_table_was_dropped_since_then_is_left_out(table: Path) -> None:
+    file = WrittenFile(f"file:{table}/delta_3_3_0000/bucket_00000", "", "", "delta_3_3_0000")
+    assert _found([Move(6, f"file:{table}", None)], file) == []
+
+
+def test_file_when_removed_then_is_found_in_the_archive_of_the_change_manager(table: Path, tmp_path: Path) -> None:
+    uri = f"file:{table}/delta_3_3_0000/bucket_00000"
+    file = WrittenFile(uri, "c0ffee", f"file:{tmp_path}/cm", "delta_3_3_0000")
+    assert _found([], file)[0][3] == -1
+    _write(tmp_path / "cm/bucket_00000_c0ffee", "rows")
+    assert _found([], file)[0][3] == 4
+
+
+def test_file_when_of_a_transaction_batch_then_is_unusable(table: Path) -> None:
+    uri = _write(table / "delta_3_5/bucket_00000", "rows")
+    write = Write(TableName("db", "t"), "", 3, (WrittenFile(uri, "", "", "delta_3_5"),), "", "")
+    found = WrittenFiles(Storages(), [], [CommittedWrite(5, write)])
+    assert found.unusable() == {"t": f"transactions share the file {uri}"}

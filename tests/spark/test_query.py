@@ -1,0 +1,297 @@
+"""Queries of Spark SQL between two functions of a task: what is refused, and what the functions receive."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pyarrow as pa
+import pytest
+from pyspark import TaskContext
+
+from ingestd.clock import now
+from ingestd.errors import ConfigError
+from ingestd.formats.row_batches import arrow_of
+from ingestd.schema import Column, HiveType
+from ingestd.spark.engine import Engine, JobGroup
+from ingestd.spark.errors import JobFailed, QueryFailed
+from ingestd.spark.queries import require_version
+from ingestd.spark.query import Batches, Query
+from ingestd.spark.session import Session
+from tests.support.daemon import shared_engine
+from tests.support.stack import eventually
+
+COLUMNS = tuple(
+    Column(name, HiveType.parse(kind))
+    for name, kind in {
+        "id": "bigint",
+        "name": "string",
+        "price": "decimal(10,2)",
+        "at": "timestamp",
+        "tags": "array<string>",
+        "place": "struct<city:string,zip:int>",
+        "rates": "map<string,double>",
+    }.items()
+)
+REFUSED = {
+    "select count(*) c from records": "an aggregation is not allowed",
+    "select distinct name from records": "DISTINCT is not allowed",
+    "select a.id from records a join records b on a.id = b.id": "a join is not allowed",
+    "select id from records order by id": "ORDER BY is not allowed",
+    "select id from records limit 1": "LIMIT is not allowed",
+    "select row_number() over (order by id) n from records": "a window function is not allowed",
+    "select id from records where id in (select id from records)": "a subquery is not allowed",
+    "select (select max(id) from records) m from records": "a subquery is not allowed",
+    "select id from records union all select id from records": "UNION is not allowed",
+    "select rand() r from records": "rand() AS r is not allowed",
+    "select id from records where uuid() > 'a'": "(uuid() > 'a') is not allowed",
+    "select current_timestamp() t from records": "current_timestamp and similar functions are not allowed",
+    "select cast('now' as timestamp) t from records": "CAST('now' AS TIMESTAMP) is not allowed",
+    "select to_date(' Today') d from records": "to_date(' Today') is not allowed",
+    "select id from records where at < 'tomorrow UTC'": "CAST('tomorrow UTC' AS TIMESTAMP) is not allowed",
+    "select date_add(DATE 'yesterday', 1) d from records": "DATE 'yesterday' is not allowed",
+    "select monotonically_increasing_id() i from records": "monotonically_increasing_id() AS i is not allowed",
+    "select 1 a": "OneRowRelation is not allowed",
+    "select id from range(3)": "must read records",
+    "select id from other": "[TABLE_OR_VIEW_NOT_FOUND]",
+    "select nothing from records": "[UNRESOLVED_COLUMN",
+    "select id frm records": "[PARSE_SYNTAX_ERROR]",
+    "drop view records": "[PARSE_SYNTAX_ERROR]",
+    "create table t using orc as select * from records": "[PARSE_SYNTAX_ERROR]",
+    "select /*+ repartition(3) */ id from records": "is not allowed",
+    "select id from records where 1 = 0": "the predicate is never true",
+    "select id, 1 / 0 n from records": "[DIVIDE_BY_ZERO]",
+    "select id, cast('x' as int) n from records": "[CAST_INVALID_INPUT]",
+    "select interval 1 day d from records": "the result has the type interval day",
+    "select named_struct('Zip', 1) place from records": "use CAST(place AS struct<zip:int>)",
+}
+
+
+@pytest.fixture(scope="module")
+def engine(processes: None) -> Engine:
+    return shared_engine()
+
+
+def _rows(count: int, item: int, report: Callable[[str], None]) -> Batches:
+    for start in range(0, count, 5):
+        numbers = range(start, start + 5)
+        rows = [(i, f"n{i}", None, i * 1000 + 999, ["a", None], (f"c{item}", i), [("x", 0.5)]) for i in numbers]
+        columns = zip(COLUMNS, zip(*rows, strict=True), strict=True)
+        arrays = [pa.array(list(values), arrow_of(column.type, "ns")) for column, values in columns]
+        yield pa.RecordBatch.from_arrays(arrays, names=[column.name for column in COLUMNS])
+    report(f"read {item}")
+
+
+def _list(_item: object, batches: Batches) -> list[dict[str, object]]:
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("select", REFUSED)
+def test_query_when_it_is_not_row_by_row_then_it_is_refused(engine: Engine, select: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        engine.examine(Query(COLUMNS, select=select))
+    assert REFUSED[select] in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "where", ["id in (select id from records)", "rand() > 0.5", "1 = 0", "id = 1) or (1 = 1", "name"]
+)
+def test_predicate_when_it_is_not_allowed_then_it_is_refused(engine: Engine, where: str) -> None:
+    with pytest.raises(ConfigError):
+        engine.examine(Query(COLUMNS, where=where))
+
+
+def test_query_when_spark_is_too_old_then_it_is_refused() -> None:
+    require_version("4.0.1")
+    with pytest.raises(ConfigError, match=r"need Spark 4, but this is Spark 3\.5\.9"):
+        require_version("3.5.9")
+
+
+def test_query_when_examined_then_the_columns_of_the_result_are_known(engine: Engine) -> None:
+    computed = "id, t.Tag AS TAG, price * 2 AS double_price, place, rates"
+    select = f"SELECT {computed} FROM records LATERAL VIEW explode(tags) t AS Tag; "
+    assert [f"{c.name} {c.type}" for c in engine.examine(Query(COLUMNS, select=select))] == [
+        "id bigint",
+        "tag string",
+        "double_price decimal(12,2)",
+        "place struct<city:string,zip:int>",
+        "rates map<string,double>",
+    ]
+
+
+def test_query_when_run_then_each_task_reads_evaluates_and_writes_its_rows(engine: Engine) -> None:
+    query = Query(COLUMNS, "id % 2 = 0 -- even", "select id, place.city, at, tags, rates from records")
+    done = engine.query(JobGroup("query"), query, partial(_rows, 10), _list, [7, 8])
+    assert [report for report, _ in done] == ["read 7", "read 8"]
+    for item, (_, rows) in zip([7, 8], done, strict=True):
+        assert [row["id"] for row in rows] == [0, 2, 4, 6, 8]
+        assert {row["city"] for row in rows} == {f"c{item}"}
+        assert [str(row["at"]) for row in rows][:2] == ["1970-01-01 00:00:00+00:00", "1970-01-01 00:00:00.000002+00:00"]
+        assert rows[0]["tags"] == ["a", None]
+        assert rows[0]["rates"] == [("x", 0.5)]
+
+
+def _moments(moments: list[int], report: Callable[[None], None]) -> Batches:
+    yield pa.RecordBatch.from_pydict({"at": pa.array(moments, pa.timestamp("ns"))})
+    report(None)
+
+
+def test_query_when_timestamps_have_nanoseconds_then_they_are_cut_off(engine: Engine) -> None:
+    query = Query((Column("at", HiveType.parse("timestamp")),), select="select unix_micros(at) n from records")
+    moments = [-1, -1000, -1001, 999, 1001, -(2**63) + 1, 2**63 - 1]
+    [(_, rows)] = engine.query(JobGroup("query"), query, _moments, _list, [moments])
+    assert [row["n"] for row in rows] == [moment // 1000 for moment in moments]
+
+
+def test_query_when_an_expression_fails_then_the_error_has_sparks_message(engine: Engine) -> None:
+    query = Query(COLUMNS, select="select cast(name as int) n from records")
+    with pytest.raises(QueryFailed, match=r"\[CAST_INVALID_INPUT\] The value 'n0' .* cannot be cast to \"INT\""):
+        engine.query(JobGroup("query"), query, partial(_rows, 5), _list, [1])
+
+
+def _fail_after_rows(item: int, report: Callable[[str], None]) -> Batches:
+    yield from _rows(10, item, lambda _: None)
+    raise ValueError("lost")
+
+
+def test_query_when_a_function_fails_then_the_error_names_its_exception(engine: Engine) -> None:
+    with pytest.raises(JobFailed, match="ValueError: lost"):
+        engine.query(JobGroup("query"), Query(COLUMNS), _fail_after_rows, _list, [1])
+
+
+def _first(item: int, batches: Batches) -> str:
+    return str(next(batches).num_rows)
+
+
+@pytest.mark.parametrize(
+    ("select", "text"),
+    [
+        ("select date_format(at, 'YYYY-MM-dd') d from records", "Fail to recognize 'YYYY-MM-dd' pattern"),
+        ("select if(id > 3, raise_error('too large'), id) n from records", "[USER_RAISED_EXCEPTION] too large"),
+        ("select id / (id - 3) n from records", "[DIVIDE_BY_ZERO]"),
+    ],
+)
+def test_query_when_it_fails_for_a_row_then_the_error_is_one_line_for_users(
+    engine: Engine, select: str, text: str
+) -> None:
+    with pytest.raises(QueryFailed) as error:
+        engine.query(JobGroup("query"), Query(COLUMNS, select=select), partial(_rows, 5), _list, [1])
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_query_when_the_writer_ends_early_then_its_result_is_returned(engine: Engine) -> None:
+    [(_, written)] = engine.query(JobGroup("query"), Query(COLUMNS), partial(_rows, 12_000), _first, [1])
+    assert written == "10000"
+
+
+def _large(item: int, report: Callable[[int], None]) -> Batches:
+    text = "x" * (1 << 20)
+    for _ in range(20):
+        yield pa.RecordBatch.from_pydict({"text": pa.array([text] * 10)})
+    report(item)
+
+
+def _largest(item: int, batches: Batches) -> int:
+    return max(int(batch.nbytes) for batch in batches)
+
+
+def test_query_when_rows_are_large_then_batches_have_few_rows(engine: Engine) -> None:
+    columns = (Column("text", HiveType.parse("string")),)
+    [(_, largest)] = engine.query(JobGroup("query"), Query(columns), _large, _largest, [1])
+    assert largest < 16 << 20
+
+
+def _wait_for_end(started: str, _report: Callable[[None], None]) -> Batches:
+    yield pa.RecordBatch.from_pydict({"text": ["x"]})
+    Path(started).touch()
+    eventually("the end of the test", Path(started).with_name("end").exists)
+
+
+def test_query_when_it_is_cancelled_then_the_job_fails(engine: Engine, tmp_path: Path) -> None:
+    group, started = JobGroup("query"), tmp_path / "started"
+    query = Query((Column("text", HiveType.parse("string")),))
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(engine.query, group, query, _wait_for_end, _list, [str(started)])
+        try:
+            eventually("the task running", started.exists)
+            engine.cancel(group)
+            with pytest.raises(JobFailed, match="cancelled"):
+                running.result(60)
+        finally:
+            (tmp_path / "end").touch()
+
+
+def _end_at_first(count: int, item: int, report: Callable[[str], None]) -> Batches:
+    yield from _rows(count, item, lambda _: None)
+    report(f"read {item}")
+    if item == 2 and _attempt() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _write_at_second(item: int, batches: Batches) -> tuple[int, int]:
+    rows = sum(batch.num_rows for batch in batches)
+    if item == 3 and _attempt() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rows, _attempt()
+
+
+def _attempt() -> int:
+    context = TaskContext.get()
+    assert context is not None
+    return context.attemptNumber()
+
+
+def run_with_retries() -> None:
+    """Run a query whose tasks are killed once, with a session that retries them, and print the results."""
+    engine = Engine(Session("local[2,3]", {}))
+    try:
+        done = engine.query(JobGroup("query"), Query(COLUMNS), partial(_end_at_first, 10), _write_at_second, [1, 2, 3])
+        sys.stdout.write(f"{json.dumps(done)}\n")
+    finally:
+        engine.stop()
+
+
+def test_task_when_it_is_retried_then_its_result_and_its_report_are_those_of_the_last_attempt() -> None:
+    code = "from tests.spark.test_query import run_with_retries; run_with_retries()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert json.loads(done.stdout.splitlines()[-1]) == [["read 1", [10, 0]], ["read 2", [10, 1]], ["read 3", [10, 1]]]
+
+
+def _report_process(_item: int, report: Callable[[int], None]) -> Batches:
+    report(os.getpid())
+    return iter(())
+
+
+def _process(_item: int, batches: Batches) -> int:
+    assert list(batches) == []
+    return os.getpid()
+
+
+def test_query_when_run_again_then_its_tasks_use_the_same_processes(engine: Engine) -> None:
+    def run() -> tuple[int, int]:
+        [(reader, writer)] = engine.query(JobGroup("query"), Query(COLUMNS), _report_process, _process, [1])
+        assert reader is not None
+        return reader, writer
+
+    run()
+    before = now()
+    assert all(psutil.Process(pid).create_time() < before for pid in run())
+
+
+def _nothing(item: int, report: Callable[[str], None]) -> Batches:
+    report("nothing")
+    return iter(())
+
+
+def test_query_when_an_item_has_no_rows_then_it_is_reported(engine: Engine) -> None:
+    assert engine.query(JobGroup("query"), Query(COLUMNS, "id > 0"), _nothing, _list, [1, 2]) == [("nothing", [])] * 2

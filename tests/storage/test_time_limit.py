@@ -1,0 +1,43 @@
+"""A time limit for calls that cannot be cancelled."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from ingestd.storage.time_limit import TimeLimit
+from tests.support.stack import eventually
+
+
+def test_run_when_the_call_ends_then_its_result_or_exception() -> None:
+    limit = TimeLimit(1)
+    assert [limit.run(lambda: "result", 30.0) for _ in range(3)] == ["result"] * 3
+
+    def fail() -> None:
+        raise ValueError("wrong")
+
+    with pytest.raises(ValueError, match="wrong"):
+        limit.run(fail, 30.0)
+
+
+def test_run_when_calls_are_overdue_then_times_out_and_refuses_further_calls_until_one_has_ended() -> None:
+    limit = TimeLimit(2)
+    gate = threading.Event()
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            limit.run(gate.wait, 0.01)
+    with pytest.raises(TimeoutError):
+        limit.run(lambda: "refused", 30.0)
+    threads = threading.active_count()
+    gate.set()
+
+    def runs() -> bool:
+        try:
+            return limit.run(lambda: True, 30.0)
+        except TimeoutError:
+            return False
+
+    eventually("an overdue call to end", runs)
+    assert all(limit.run(lambda: True, 30.0) for _ in range(20))
+    assert threading.active_count() <= threads

@@ -1,1 +1,0 @@
-"""A metastore that writes notification events, and the list of its jars."""

@@ -1,0 +1,45 @@
+"""Reads and writes whole records: key, value, headers and timestamp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
+
+from ingestd.kafka.record import Record
+from tests.support.stack import Stack
+
+
+def read_all(stack: Stack, topic: str) -> list[Message]:
+    """Return all records of a topic with one partition, in their order."""
+    consumer = Consumer({"bootstrap.servers": stack.addresses.kafka, "group.id": topic, "enable.auto.commit": False})
+    try:
+        partition = TopicPartition(topic, 0, OFFSET_BEGINNING)
+        _, end = consumer.get_watermark_offsets(partition, timeout=60)
+        consumer.assign([partition])
+        found: list[Message] = []
+        while len(found) < end:
+            found += [message for message in consumer.consume(end - len(found), 1.0) if message.error() is None]
+        return found
+    finally:
+        consumer.close()
+
+
+def produce_all(stack: Stack, topic: str, records: Sequence[Record]) -> None:
+    """Write records with their keys, headers and timestamps to partition 0 of a topic."""
+    producer = Producer({"bootstrap.servers": stack.addresses.kafka})
+    for one in records:
+        producer.produce(
+            topic,
+            one.value,
+            one.key,
+            partition=0,
+            headers=list(one.headers),
+            timestamp=one.timestamp_ms or 0,
+            on_delivery=_on_delivery,
+        )
+    assert producer.flush(60) == 0
+
+
+def _on_delivery(error: KafkaError | None, _message: Message) -> None:
+    assert error is None, error

@@ -1,0 +1,155 @@
+"""A schema registry for tests: the part of the REST API of Confluent's registry that producers and ingestd use."""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+with warnings.catch_warnings(record=True):  # a library that the client imports warns of its next release
+    from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
+    from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+_MISSING_SCHEMA = {"error_code": 40403, "message": "Schema not found"}
+
+
+@dataclass
+class RegistryServer:
+    """The content of a registry and the requests for it. If `status` is set, it is the answer to every request.
+
+    The versions of the subjects in `deleted` are returned only to requests with the parameter `deleted`. The next
+    `lagging` requests are answered as by a replica that does not know any schema yet.
+    """
+
+    url: str = ""
+    status: int | None = None
+    login: str | None = None
+    gets: list[str] = field(default_factory=list)
+    deleted: set[str] = field(default_factory=set)
+    lagging: int = 0
+    _schemas: list[dict[str, Any]] = field(default_factory=list)
+    _versions: dict[str, list[int]] = field(default_factory=dict)
+
+    def register(self, subject: str, schema: dict[str, Any]) -> int:
+        """Store a schema and return its id."""
+        if schema not in self._schemas:
+            self._schemas.append(schema)
+        identifier = self._schemas.index(schema) + 1
+        versions = self._versions.setdefault(subject, [])
+        if identifier not in versions:
+            versions.append(identifier)
+        return identifier
+
+    def find(self, path: list[str], *, with_deleted: bool) -> dict[str, Any] | None:
+        """Return the schema at `/schemas/ids/ID` or `/subjects/SUBJECT/versions/VERSION`; None for other paths.
+
+        VERSION may be `latest`.
+        """
+        identifier, more = 0, {}
+        if self.lagging:
+            self.lagging -= 1
+            return None
+        if path[:2] == ["schemas", "ids"]:
+            identifier = int(path[2])
+        elif path[0] == "subjects" and (with_deleted or path[1] not in self.deleted):
+            versions = self._versions.get(path[1], [])
+            version = len(versions) if path[3] == "latest" else int(path[3])
+            identifier = versions[version - 1] if versions else 0
+            more = {"id": identifier, "subject": path[1], "version": version}
+        return {**self._schemas[identifier - 1], **more} if 0 < identifier <= len(self._schemas) else None
+
+    def serializer(self, schema: str, **references: str) -> AvroSerializer:
+        """Return Confluent's serializer, which registers the schema. It refers to the first versions of subjects.
+
+        `references` are the names of the schemas by their subjects.
+        """
+        referred = [SchemaReference(name, subject, 1) for subject, name in references.items()]
+        return AvroSerializer(self.client(), Schema(schema, "AVRO", referred))
+
+    def client(self) -> SchemaRegistryClient:
+        """Return Confluent's client of this registry."""
+        options: dict[str, Any] = {"url": self.url}
+        if self.login:
+            options["basic.auth.user.info"] = self.login
+        return SchemaRegistryClient(options)
+
+
+def serialize(serializer: Any, topic: str, value: Any) -> bytes:
+    """Return the value of a record as a producer with the serializer sends it."""
+    encoded: bytes = serializer(value, SerializationContext(topic, MessageField.VALUE))
+    return encoded
+
+
+class _Server(ThreadingHTTPServer):
+    """Serves the content."""
+
+    def __init__(self, content: RegistryServer) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.content = content
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+
+    def do_GET(self) -> None:
+        self.server.content.gets.append(self.path)
+        if self._is_allowed():
+            found = self.server.content.find(self._parts(), with_deleted="deleted=true" in urlsplit(self.path).query)
+            self._answer(404 if found is None else 200, _MISSING_SCHEMA if found is None else found)
+
+    def do_POST(self) -> None:
+        schema = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self._is_allowed():
+            self._answer(200, {"id": self.server.content.register(self._parts()[1], schema), **schema})
+
+    def _parts(self) -> list[str]:
+        return [unquote(part) for part in urlsplit(self.path).path.split("/")[1:]]
+
+    def _is_allowed(self) -> bool:
+        content = self.server.content
+        wanted = content.login and f"Basic {base64.b64encode(content.login.encode()).decode()}"
+        if content.status is not None:
+            self._answer(content.status, {})
+        elif wanted and self.headers["Authorization"] != wanted:
+            self._answer(401, {"error_code": 401, "message": "Unauthorized"})
+        else:
+            return True
+        return False
+
+    def _answer(self, status: int, body: dict[str, Any]) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base class
+        pass
+
+
+@contextmanager
+def registry_server(login: str | None = None, tls: ssl.SSLContext | None = None) -> Iterator[RegistryServer]:
+    """Run a registry on the loopback interface; `login` is the required `user:password`."""
+    content = RegistryServer(login=login)
+    server = _Server(content)
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    content.url = f"http{'s' if tls else ''}://localhost:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield content
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,117 @@
+"""Two Hive clusters for tests of replication, a source and a target, each with a metastore 4.2.0 that logs events.
+
+A test requests the fixture `replica`:
+
+    def test_dump_when_…(replica: Replica) -> None:
+        database = replica.name("sales")
+        replica.source.metastore.call("create_database", ttypes.Database(name=database))
+        make_table(replica.source.metastore, TableName(database, "t"))
+        replica.source.sql(f"INSERT INTO {database}.t VALUES (1, 'a')")
+
+The metastores start with the first test that requests them, and a HiveServer2 with its first statement. They run until
+the end of the session, and all tests of a process share them. A test therefore uses databases with names of its own
+(`Replica.name`), and reads events after the current id of the log.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ingestd.errors import SandboxError
+from ingestd.hive.client import Metastore
+from ingestd.sandbox import (
+    HIVESERVER2,
+    METASTORE,
+    TARGET_HIVESERVER2,
+    TARGET_METASTORE,
+    Sandbox,
+    SandboxOptions,
+)
+from ingestd.sandbox.hiveserver2 import Session
+from ingestd.storage.local import local_path
+from tests.support.stack import is_accident
+
+
+class Side:
+    """One cluster. `warehouse` is the directory of its managed tables, and `external` that of its external tables."""
+
+    def __init__(self, name: str, uri: str, warehouse: Path, sandbox: Sandbox) -> None:
+        self.name = name
+        self.uri = uri
+        self.metastore = Metastore(uri)
+        self.warehouse = warehouse
+        self.external = warehouse.with_name("external")
+        self._sandbox = sandbox
+        self._session: Session | None = None
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        """Run a statement in HiveServer2 and return all rows. All calls use one session."""
+        return self.query(statement)[1]
+
+    def query(self, statement: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """Run a statement in HiveServer2 as `sql` does, and return the names of the columns and all rows."""
+        if self._session is None:
+            self._session = Session(self._start_hiveserver2())
+        while True:
+            try:
+                return self._session.query(statement)
+            except SandboxError as error:  # noqa: PERF203 - the loop is there to repeat the statement
+                if not is_accident(str(error), self.metastore):
+                    raise
+
+    def _start_hiveserver2(self) -> str:
+        if self._hiveserver2() is None:
+            self._sandbox.start_service(HIVESERVER2 if self.name == "source" else TARGET_HIVESERVER2)
+        address = self._hiveserver2()
+        assert address
+        return address
+
+    def _hiveserver2(self) -> str | None:
+        addresses = self._sandbox.addresses()
+        return addresses.hiveserver2 if self.name == "source" else addresses.target_hiveserver2
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.metastore.close()
+        if self._session:
+            self._session.close()
+
+
+class Replica:
+    """The two clusters. They share no database and no directory."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        found = sandbox.addresses()
+        assert found.target_metastore
+        assert found.target_warehouse
+        self.source = Side("source", found.metastore, local_path(found.warehouse), sandbox)
+        self.target = Side("target", found.target_metastore, local_path(found.target_warehouse), sandbox)
+
+    def name(self, prefix: str) -> str:
+        """Return a database name that is used on neither cluster."""
+        return f"{prefix}_{uuid.uuid4().hex[:8]}"
+
+
+@contextmanager
+def replica_clusters(folder: Path) -> Iterator[Replica]:
+    """Run both clusters in `folder` and stop them at the end of the `with` block. There is no Kafka.
+
+    INGESTD_TEST_REPLICA names the state folder of a sandbox with a replica, which is then used, and not stopped.
+    """
+    kept = os.environ.get("INGESTD_TEST_REPLICA")
+    sandbox = Sandbox(SandboxOptions(Path(kept) if kept else folder, replica=True, metastore_heap_mb=256))
+    try:
+        if not kept:
+            sandbox.start_service(METASTORE, TARGET_METASTORE)
+        made = Replica(sandbox)
+        yield made
+        made.source.close()
+        made.target.close()
+    finally:
+        if not kept:
+            sandbox.down()

@@ -1,0 +1,47 @@
+"""A process that dumps or loads, and kills or suspends itself after a step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class ProcessStep(Enum):
+    """Steps beside those that an observer is informed of."""
+
+    BEGUN = "begun"
+    """The state of the dump is stored, and nothing else."""
+    FILES = "files"
+    """Some files have been copied."""
+    FINISHED = "finished"
+    """The dump, or the load, is marked as complete."""
+
+
+@dataclass
+class Ending:
+    """Sends `signal` to this process at the step `step` when it has been completed `count` times."""
+
+    step: str
+    count: int
+    signal: int
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Ending:
+        """Read the ending from the arguments of a process."""
+        return cls(given["step"], given["count"], given["signal"])
+
+    def observe(self, step: Enum) -> None:
+        """Note that a step is complete."""
+        self.count -= step.value == self.step
+        if self.count == 0:
+            self.count = -1
+            os.kill(os.getpid(), self.signal)
+
+    def on_files(self, done: int, _all: int) -> None:
+        """Note how many files have been copied."""
+        if self.step == ProcessStep.FILES.value and done >= self.count > 0:
+            self.count = 1
+            self.observe(ProcessStep.FILES)

@@ -1,0 +1,162 @@
+"""A source database, its copy, and the policies that keep the copy up to date, for tests of policies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ingestd.hive.client import Metastore
+from ingestd.hive.objects import find_table
+from ingestd.hive.schedules import Schedules
+from ingestd.hive.tables import TableName
+from ingestd.replication import cycle
+from ingestd.replication.cluster import Cluster
+from ingestd.replication.cycle import Result, Step
+from ingestd.replication.options import ReplicationOptions
+from ingestd.replication.policies import Policies
+from ingestd.replication.policy_status import PolicyStatus, State, read_runs, read_status
+from ingestd.replication.runs import Run, Status
+from ingestd.replication.schedule import Cron, Schedule
+from ingestd.replication.scope import Scope
+from ingestd.replication.statements import CreatePolicy, ReplDump, ReplLoad
+from ingestd.replication.worker import PolicyWorker
+from ingestd.spark.engine import Engine
+from ingestd.storage.storages import Storages
+from tests.support.replica import Replica, Side
+from tests.support.replica_rows import Rows, insert, read_rows
+from tests.support.replica_tables import make_database, make_table
+from tests.support.stack import eventually
+
+# Policies that run only when they are executed.
+NEVER = Cron("0 0 0 1 1 ? *")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A source database with an empty table `t`, a target database, and the root of dumps.
+
+    The policies `dump` and `load` have a namespace and a control database of their own.
+    """
+
+    replica: Replica
+    root: Path
+    database: str
+    target: str
+    namespace: str
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def table(self) -> TableName:
+        return TableName(self.database, "t")
+
+    def cluster(self, side: Side) -> Cluster:
+        return Cluster(side.metastore, Storages())
+
+    @property
+    def root_uri(self) -> str:
+        return f"file:{self.root}"
+
+    @property
+    def dump_statement(self) -> ReplDump:
+        return ReplDump(Scope(self.database), {"hive.repl.rootdir": self.root_uri})
+
+    @property
+    def load_statement(self) -> ReplLoad:
+        base = {"hive.repl.replica.external.table.base.dir": f"file:{self.replica.target.external}"}
+        return ReplLoad(self.database, self.target, {"hive.repl.rootdir": self.root_uri, **base})
+
+    def dump(self, step: Step | None = None) -> Result:
+        """Run a dump in this thread."""
+        return cycle.dump(self.cluster(self.replica.source), self.dump_statement, step or Step(), self.stop)
+
+    def load(self, step: Step | None = None) -> Result:
+        """Run a load in this thread."""
+        target = self.cluster(self.replica.target)
+        return cycle.load(target, self.load_statement, {}, None, step or Step(), self.stop)
+
+    def insert(self, rows: Rows) -> None:
+        insert(self.replica.source, self.table, rows)
+
+    def rows(self) -> Rows:
+        """Return the rows of the copy; none if it has no table yet."""
+        name = TableName(self.target, "t")
+        found = find_table(self.replica.target.metastore, name)
+        return [] if found is None else read_rows(self.replica.target.metastore, name)
+
+    def schedules(self, side: Side) -> Schedules:
+        return Schedules(side.metastore, self.namespace, "tests")
+
+    def policies(self, side: Side) -> Policies:
+        return Policies(side.metastore, self.schedules(side), self.namespace)
+
+    def create(self, schedule: Schedule = NEVER) -> None:
+        """Create both policies."""
+        self.policies(self.replica.source).create(CreatePolicy("dump", schedule, self.dump_statement))
+        self.policies(self.replica.target).create(CreatePolicy("load", schedule, self.load_statement))
+
+    def status(self, side: Side) -> PolicyStatus:
+        """Return the status of the policy of one side."""
+        policy = self.policies(side).get("dump" if side.name == "source" else "load")
+        return read_status(self.cluster(side), policy, self.schedules(side), 20.0)
+
+    def ended(self, side: Side, executions: int = 1) -> Run:
+        """Wait until so many executions of a side have ended, and return the last one."""
+
+        def last() -> Run | None:
+            runs = self.status(side).runs
+            is_complete = len(runs) >= executions and runs[0].status is not Status.IN_PROGRESS
+            return runs[0] if is_complete else None
+
+        found: Run = eventually(f"{executions} executions on the {side.name}", last)
+        return found
+
+    def finished(self, side: Side, policy: str) -> Run:
+        """Wait until an execution of a policy has ended, and return it."""
+        schedules = self.schedules(side)
+        (run,) = eventually("the execution", lambda: [one for one in read_runs(schedules, policy) if one.ended])
+        return run  # type: ignore[no-any-return]
+
+    def running(self, side: Side) -> None:
+        """Wait until the policy of a side runs."""
+        eventually("the execution", lambda: self.status(side).state is State.RUNNING)
+
+    @contextmanager
+    def worker(
+        self, side: Side, options: ReplicationOptions | None = None, engine: Engine | None = None
+    ) -> Iterator[PolicyWorker]:
+        """Run the policies of one side during the `with` block."""
+        given = options or ReplicationOptions(self.namespace, poll=0.2)
+        made = PolicyWorker(self.cluster(side), engine, given, self.namespace)
+        made.start()
+        try:
+            yield made
+        finally:
+            made.stop()
+            eventually("the end of the executions", lambda: not made.is_running)
+
+
+class Defective(Metastore):
+    """A metastore client of which one method has a defect."""
+
+    def __init__(self, uri: str, method: str) -> None:
+        super().__init__(uri)
+        self._defective = method
+
+    def call(self, method: str, *arguments: object) -> Any:
+        if method == self._defective:
+            raise KeyError(method)
+        return super().call(method, *arguments)
+
+
+def new_pair(replica: Replica, folder: Path) -> Pair:
+    """Create a source database with a table."""
+    root = folder / "dumps"
+    root.mkdir()
+    made = Pair(replica, root, replica.name("here"), replica.name("there"), replica.name("policies"))
+    make_database(replica.source.metastore, made.database)
+    make_table(replica.source.metastore, made.table)
+    return made

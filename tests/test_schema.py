@@ -1,0 +1,81 @@
+"""Which types can store every value of another type."""
+
+from __future__ import annotations
+
+import pytest
+
+from ingestd.schema import HiveType
+
+
+@pytest.mark.parametrize(
+    ("wide", "narrow"),
+    [
+        ("bigint", "int"),
+        ("smallint", "tinyint"),
+        ("double", "float"),
+        ("double", "int"),
+        ("float", "smallint"),
+        ("decimal(19,0)", "bigint"),
+        ("decimal(12,3)", "decimal(10,2)"),
+        ("string", "decimal(10,2)"),
+        ("string", "boolean"),
+        ("string", "timestamp"),
+        ("varchar(20)", "varchar(10)"),
+        ("varchar(20)", "char(20)"),
+        ("array<bigint>", "array<int>"),
+        ("map<string,double>", "map<string,float>"),
+        ("struct<b:string,a:bigint,c:date>", "struct<a:int,b:varchar(3)>"),
+    ],
+)
+def test_type_when_wider_then_holds_every_value_but_not_the_reverse(wide: str, narrow: str) -> None:
+    one, other = HiveType.parse(wide), HiveType.parse(narrow)
+    assert one.holds(other)
+    assert one.holds(one)
+    assert not other.holds(one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("double", "bigint"),
+        ("float", "int"),
+        ("decimal(10,2)", "int"),
+        ("decimal(10,4)", "decimal(10,2)"),
+        ("bigint", "decimal(5,0)"),
+        ("string", "binary"),
+        ("binary", "string"),
+        ("timestamp", "date"),
+        ("char(10)", "varchar(5)"),
+        ("string", "array<string>"),
+        ("array<string>", "map<string,string>"),
+        ("struct<a:int>", "struct<b:int>"),
+    ],
+)
+def test_types_when_a_value_may_be_lost_then_neither_is_wider_in_that_direction(one: str, other: str) -> None:
+    assert not HiveType.parse(one).holds(HiveType.parse(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "extended", "widened"),
+    [
+        ("int", "bigint", "int", "bigint"),
+        ("bigint", "int", "bigint", "bigint"),
+        ("int", "string", "int", "int"),
+        ("varchar(5)", "string", "varchar(5)", "string"),
+        ("int", "struct<a:int>", "int", "int"),
+        (
+            "array<struct<a:int,b:string>>",
+            "array<struct<c:date,a:bigint>>",
+            "array<struct<a:int,b:string,c:date>>",
+            "array<struct<a:bigint,b:string,c:date>>",
+        ),
+        ("map<string,float>", "map<string,double>", "map<string,float>", "map<string,double>"),
+    ],
+)
+def test_type_when_evolved_then_keeps_its_fields_in_their_order(
+    one: str, other: str, extended: str, widened: str
+) -> None:
+    mine, theirs = HiveType.parse(one), HiveType.parse(other)
+    assert str(mine.extended(theirs)) == extended
+    assert str(mine.widened(theirs)) == widened
+    assert mine.widened(theirs).holds(mine)
