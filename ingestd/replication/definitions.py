@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ingestd.errors import ReplicationError
+from ingestd.errors import InvalidTable, ReplicationError
 from ingestd.hive.attachments import (
     ColumnStatistics,
     Constraint,
@@ -333,11 +333,17 @@ class Definitions:
     # --- statistics, constraints and functions
 
     def _store_statistics(self, table: str, message: _Message) -> None:
-        if (found := self.table(table)) is not None:
-            statistics = ColumnStatistics.parse(message["colStatsJson"], write_id_of(message))
+        if (found := self.table(table)) is None:
+            return
+        statistics = ColumnStatistics.parse(message["colStatsJson"], write_id_of(message))
+        try:
             store_statistics(self._metastore, found.name, statistics)
-            if self._outcome is not Outcome.COMMITTED:
-                self.distrust_statistics(table, statistics.raw.statsDesc.partName or WHOLE_TABLE)
+        except InvalidTable:
+            if not self._accepts_missing:
+                raise self._missing(f"{table}, a partition") from None
+            return
+        if self._outcome is not Outcome.COMMITTED:
+            self.distrust_statistics(table, statistics.raw.statsDesc.partName or WHOLE_TABLE)
 
     def distrust_statistics(self, table: str, partition: str) -> None:
         """Let readers of a table, or of a partition if it is not WHOLE_TABLE, read rows in place of statistics."""

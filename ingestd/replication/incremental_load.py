@@ -128,6 +128,7 @@ class _Load:
         self._options = options
         self._manifest = manifest = Manifest(storage, child(dump.uri, metadata.payload or ""))
         self._last = self._event = int(marks[LAST_ID])
+        self._unstored = 0  # the last event that was replayed, if the database does not have it as its last one
         self._settled = int(marks.get(SETTLED, 0))
         self._is_first = marks.get(PENDING) == "true"
         self._replay = Replay(target.metastore, options.database, accepts_gaps=self._is_unsettled)
@@ -263,18 +264,33 @@ class _Load:
                 raise self._changed(write.table, write.write_id)
         if txn_id in self._replay.open_transactions:
             self._replay.commit(txn_id, self._on_target(writes, self._written_files.take(record.event)), record.event)
+            self._unstored = 0
             self._options.observe(ReplayStep.COMMITTED)
 
     def _define(self, record: EventRecord) -> None:
+        """Replay a change of a definition.
+
+        One after which earlier events cannot be replayed any more, such as DROP PARTITION, is applied when these are
+        stored, and stored at once.
+        """
+        if not is_repeatable(record):
+            self._store()
         replayed = self._runs.replayed(record)
         if replayed is not None:
             # Another record in its place is one whose transaction commits.
             outcome = self._plan.outcomes.of_change(record) if replayed is record else Outcome.COMMITTED
             self._definitions.apply(replayed, outcome)
+        self._unstored = record.event
         self._options.observe(ReplayStep.DEFINED)
         if not is_repeatable(record):
             self._replay.forget()
-            self._replay.set_last_id(record.event)
+            self._store()
+
+    def _store(self) -> None:
+        """Store the last event, if that has not been done."""
+        if self._unstored:
+            self._replay.set_last_id(self._unstored)
+            self._unstored = 0
             self._options.observe(ReplayStep.STORED)
 
     def _on_target(self, writes: Sequence[WriteRecord], files: Sequence[WrittenFileRecord]) -> list[Write]:
@@ -315,6 +331,7 @@ class _Load:
     def copy_tables(self, copier: Copier, stop: threading.Event) -> None:
         """Replace the tables that the dump contains as a whole, and drop those that the source does not have."""
         for record in self._manifest.read(BootstrapRecord):
+            self._store()
             options, marks = self._options, {SETTLED: str(record.settled)}
             tables = TableLoad(
                 *(self._target, options.database, options.external_base, self._dump.uri, self._manifest),

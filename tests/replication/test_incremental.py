@@ -11,7 +11,6 @@ from pathlib import Path
 from hive_metastore import ttypes
 
 from ingestd.hive.attachments import (
-    ColumnStatistics,
     Constraint,
     ConstraintKind,
     FunctionObject,
@@ -27,6 +26,7 @@ from ingestd.hive.events import EventLog
 from ingestd.hive.objects import (
     TableKind,
     change_database,
+    drop_partitions,
     drop_table,
     find_partitions,
     table_names,
@@ -48,6 +48,7 @@ from tests.support.replica_changes import (
     INSERT,
     alter,
     assert_same,
+    column_statistics,
     do_everything,
     truncate,
     visible_write_ids,
@@ -107,6 +108,35 @@ def test_bootstrap_when_the_source_changes_meanwhile_then_the_first_cycle_makes_
     write(side, first, INSERT)
     following.cycle()
     assert_same(following)
+
+
+def test_bootstrap_when_partitions_go_meanwhile_then_the_first_cycle_makes_it_equal(
+    replica: Replica, tmp_path: Path
+) -> None:
+    copying = new_copying(replica, tmp_path)
+    following = Following(replica, copying.database, copying.target, tmp_path)
+    side, name = replica.source, following.name("t")
+    make_table(side.metastore, name, partitioned=True, parameters=EXTERNAL, location=f"file:{side.external}/gone")
+    for value in ("dropped", "renamed", "kept"):
+        side.metastore.call("append_partition", name.database, name.table, [value])
+
+    def change(step: DumpStep) -> None:
+        """Change partitions after the snapshot, and remove some of them before the objects are read."""
+        if step is not DumpStep.SNAPSHOT:
+            return
+        for value in ("dropped", "renamed", "kept"):
+            store_statistics(side.metastore, name, column_statistics(f"day={value}"))
+        drop_partitions(side.metastore, name, ["day=dropped"], delete_data=False)
+        (partition,) = find_partitions(side.metastore, name, ["day=renamed"])
+        partition.raw.values = ["new"]
+        rename_partition(side.metastore, name, ["renamed"], partition.raw)
+
+    copying.dump(observe=change)
+    copying.load()
+    following.cycle()
+    assert_same(following)
+    for partition in ("day=kept", "day=new"):
+        assert _columns_with_statistics(replica.target, TableName(following.target, "t"), partition) == ["id"]
 
 
 def test_reader_when_transactions_write_two_tables_then_it_never_sees_one_without_the_other(
@@ -309,7 +339,7 @@ def test_statistics_when_deleted_on_the_source_then_on_the_target_as_well(follow
         make_table(side.metastore, name, partitioned=bool(partition), parameters=EXTERNAL, location=location)
         if partition:
             side.metastore.call("append_partition", following.database, table, ["a"])
-        store_statistics(side.metastore, name, _statistics(partition))
+        store_statistics(side.metastore, name, column_statistics(partition))
     following.cycle()
     for table, partition in places.items():
         assert _columns_with_statistics(target, TableName(following.target, table), partition) == ["id"]
@@ -318,14 +348,6 @@ def test_statistics_when_deleted_on_the_source_then_on_the_target_as_well(follow
     following.cycle()
     for table, partition in places.items():
         assert _columns_with_statistics(target, TableName(following.target, table), partition) == []
-
-
-def _statistics(partition: str) -> ColumnStatistics:
-    """Return statistics of the column `id`."""
-    values = ttypes.ColumnStatisticsData(longStats=ttypes.LongColumnStatsData(numNulls=0, numDVs=1))
-    column = ttypes.ColumnStatisticsObj(colName="id", colType="bigint", statsData=values)
-    place = ttypes.ColumnStatisticsDesc(isTblLevel=not partition, partName=partition or None)
-    return ColumnStatistics(ttypes.ColumnStatistics(statsDesc=place, statsObj=[column]), write_id=0)
 
 
 def _columns_with_statistics(side: Side, name: TableName, partition: str) -> list[str]:

@@ -12,19 +12,22 @@ import psutil
 import pytest
 
 from ingestd.errors import OwnershipLost
+from ingestd.hive.attachments import store_statistics
 from ingestd.hive.events import EventLog
 from ingestd.hive.leases import claims, release
+from ingestd.hive.objects import TableObject, alter_partitions, drop_partitions, drop_table, find_partitions
+from ingestd.hive.partitions import rename_partition
 from ingestd.hive.replay import Replay
-from ingestd.hive.tables import TableName
+from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.replication.bootstrap_dump import DumpStep
 from ingestd.replication.copy import CopyStopped
 from ingestd.replication.directory import Skipped
 from ingestd.replication.incremental_load import ReplayStep
-from tests.support.replica_changes import INSERT, assert_same, do_everything
+from tests.support.replica_changes import INSERT, alter, assert_same, column_statistics, do_everything, renamed
 from tests.support.replica_following import Following, Interrupted, interrupt_after, write
 from tests.support.replica_kills import ProcessStep
 from tests.support.replica_rows import compact
-from tests.support.replica_tables import make_table
+from tests.support.replica_tables import EXTERNAL, make_table
 from tests.support.stack import eventually
 
 # Steps after which a load is killed at the second time.
@@ -56,6 +59,44 @@ def test_load_when_interrupted_after_every_step_then_the_next_one_completes_it(f
     assert_same(following)
     replay = Replay(following.replica.target.metastore, following.target, accepts_gaps=lambda _: False)
     assert replay.open_transactions == frozenset()
+
+
+def test_load_when_interrupted_after_an_object_is_gone_then_earlier_changes_of_it_are_not_replayed(
+    following: Following,
+) -> None:
+    metastore = following.replica.source.metastore
+    names = parted, dropped, renamed_from = [following.name(one) for one in ("parted", "dropped", "old")]
+    for name in names:
+        location = f"file:{following.replica.source.external}/{following.database}/{name.table}"
+        make_table(metastore, name, partitioned=name == parted, parameters=EXTERNAL, location=location)
+    for value in ("a", "b", "c"):
+        metastore.call("append_partition", parted.database, parted.table, [value])
+    following.cycle()
+
+    def comment(table: TableObject) -> None:
+        table.raw.parameters = {**table.parameters, "comment": "changed"}
+
+    for partition in ("day=a", "day=b"):
+        store_statistics(metastore, parted, column_statistics(partition))
+        (described,) = find_partitions(metastore, parted, [partition])
+        described.raw.parameters = {**described.parameters, "comment": "changed"}
+        alter_partitions(metastore, parted, [described])
+    drop_partitions(metastore, parted, ["day=a"], delete_data=False)
+    described.raw.values = ["d"]
+    rename_partition(metastore, parted, ["b"], described.raw)
+    for name in (dropped, renamed_from):
+        store_statistics(metastore, name, column_statistics(WHOLE_TABLE))
+        alter(following, name, comment)
+    drop_table(metastore, dropped, delete_data=False)
+    alter(following, renamed_from, renamed("new"))
+    following.dump()
+    for step in count(1):
+        try:
+            following.load(interrupt_after(step))
+        except Interrupted:
+            continue
+        break
+    assert_same(following)
 
 
 def test_load_when_killed_after_each_step_then_the_next_one_completes_it(following: Following) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from hive_metastore import ttypes
 
+from ingestd.hive.attachments import ColumnStatistics
 from ingestd.hive.objects import (
     TableObject,
     alter_table,
@@ -57,6 +58,14 @@ def renamed(to: str) -> Callable[[TableObject], None]:
 def with_column(table: TableObject) -> None:
     """Add a column."""
     table.raw.sd.cols.append(ttypes.FieldSchema(name=f"c{len(table.raw.sd.cols)}", type="int"))
+
+
+def column_statistics(partition: str) -> ColumnStatistics:
+    """Return statistics of the column `id` of an external table, or of its partition if that is not empty."""
+    values = ttypes.ColumnStatisticsData(longStats=ttypes.LongColumnStatsData(numNulls=0, numDVs=1))
+    column = ttypes.ColumnStatisticsObj(colName="id", colType="bigint", statsData=values)
+    place = ttypes.ColumnStatisticsDesc(isTblLevel=not partition, partName=partition or None)
+    return ColumnStatistics(ttypes.ColumnStatistics(statsDesc=place, statsObj=[column]), write_id=0)
 
 
 def do_everything(following: Following) -> None:
