@@ -6,7 +6,8 @@ except TRUNCATE.
 
 An object that does not exist on the target is an error, unless `accepts_missing` is set: until the first cycle after a
 bootstrap is complete, events may concern objects that were dropped or renamed while they were copied. A table that was
-renamed meanwhile may have been copied under neither name; then it is lost.
+renamed meanwhile may have been copied under neither name, and rows that were written to a partition before its rename
+may be in neither partition of the copy; then the table is lost.
 
 A change under the write id of a transaction that aborts is no TRUNCATE, and makes no statistics exact (`Outcomes`). If
 the transaction has not ended in this cycle, its statistics are not exact until the next change.
@@ -222,6 +223,9 @@ class Definitions:
             if self.table(name) is None:  # not renamed in an earlier replay
                 self._lose(name, f"it was renamed from {table}, of which the target has no copy")
             return
+        if name != table and self._accepts_missing and find_table(self._metastore, self._name(name)) is not None:
+            self._lose(name, f"it was renamed from {table} meanwhile")
+            return
         found = self.table(table)
         if found is None:
             return
@@ -283,10 +287,12 @@ class Definitions:
         if found is None:
             return
         if before.values != after.values:
-            existing = self._existing(found, [before.values]).get(before.values)
-            if existing:
-                location = existing.location
-                renamed = after.copied(found.name, location, _with_marks(after.parameters, existing.parameters))
+            existing = self._existing(found, [before.values, after.values])
+            old = existing.get(before.values)
+            if self._accepts_missing and (old is None or after.values in existing):
+                self._lose(table, f"the partition {found.partition_name(before.values)} was renamed meanwhile")
+            elif old is not None:
+                renamed = after.copied(found.name, old.location, _with_marks(after.parameters, old.parameters))
                 rename_partition(self._metastore, found.name, before.values, renamed.raw)
             return
         self._change_partitions(found, [after], message)

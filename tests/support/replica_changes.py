@@ -32,7 +32,12 @@ INSERT, DELETE, OVERWRITE = "delta_{w}_{w}_0000", "delete_delta_{w}_{w}_0000", "
 def assert_same(following: Following) -> None:
     """Assert that readers of both sides see the same."""
     source, target = following.states()
-    assert target == source
+    different = {
+        table: (source.get(table), target.get(table))
+        for table in source.keys() | target.keys()
+        if source.get(table) != target.get(table)
+    }
+    assert not different, different
 
 
 def truncate(following: Following, name: TableName, *partitions: str) -> None:
