@@ -11,10 +11,14 @@ from tests.support.stack import eventually
 
 
 class _Count:
-    """Work that asks to run `times` times. `most` is the largest number of instances that ran concurrently."""
+    """Work that asks to run several times. `most` is the largest number of instances that ran concurrently.
 
-    def __init__(self) -> None:
+    The first instances wait until `size` of them run.
+    """
+
+    def __init__(self, size: int) -> None:
         self.lock = threading.Lock()
+        self.size, self.are_enough = size, threading.Event()
         self.running = self.most = 0
         self.done: list[int] = []
         self.left: dict[int, int] = {}
@@ -23,6 +27,9 @@ class _Count:
         with self.lock:
             self.running += 1
             self.most = max(self.most, self.running)
+            if self.running == self.size:
+                self.are_enough.set()
+        assert self.are_enough.wait(180)
         threading.Event().wait(0.002)
         with self.lock:
             self.running -= 1
@@ -32,18 +39,24 @@ class _Count:
 
 
 def test_agenda_when_work_is_planned_by_many_then_few_threads_do_all_of_it_and_end() -> None:
-    agenda, count = Agenda(3), _Count()
+    agenda, count = Agenda(3), _Count(3)
+    before = set(threading.enumerate())
     count.left = dict.fromkeys(range(20), 3)
     for number in range(20):
         agenda.plan(partial(count.work, number), monotonic())
     eventually("all work", lambda: len(count.done) == 60)
-    assert 1 < count.most <= 3
-    eventually("the threads to end", lambda: not [t for t in threading.enumerate() if t.name == "agenda"])
+    assert count.most == 3
+
+    def threads() -> list[threading.Thread]:
+        return [one for one in threading.enumerate() if one.name == "agenda" and one not in before]
+
+    eventually("the threads to end", lambda: not threads())
 
 
 def test_agenda_when_work_is_planned_again_then_runs_in_order_of_time_and_never_twice_at_once() -> None:
-    agenda, begun, go_on = Agenda(2), threading.Event(), threading.Event()
+    agenda, begun, go_on, planned = Agenda(2), threading.Event(), threading.Event(), threading.Event()
     order: list[str] = []
+    ran_at: list[float] = []
 
     def slow() -> None:
         begun.set()
@@ -51,13 +64,24 @@ def test_agenda_when_work_is_planned_again_then_runs_in_order_of_time_and_never_
         assert go_on.wait(180)
         order.append("end")
 
+    def block() -> None:
+        assert planned.wait(180)
+
+    def late() -> None:
+        order.append("late")
+        ran_at.append(monotonic())
+
     agenda.plan(slow, monotonic())
     assert begun.wait(180)
+    agenda.plan(block, monotonic() - 1.0)  # the other thread is busy until all work is planned
     agenda.plan(slow, monotonic())
-    agenda.plan(partial(order.append, "late"), monotonic() + 1.0)
+    due = monotonic() + 0.5
+    agenda.plan(late, due)
     agenda.plan(partial(order.append, "soon"), monotonic())
-    eventually("the other work", lambda: "late" in order)
+    planned.set()
+    eventually("the other work", lambda: ran_at)
     assert order == ["begin", "soon", "late"]
+    assert ran_at[0] >= due
     go_on.set()
     eventually("the repeated work", lambda: len(order) == 6)
     assert order[3:] == ["end", "begin", "end"]
