@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
+
 import pytest
 
 from ingestd.clock import now
@@ -63,8 +66,15 @@ def test_progress_when_no_worker_starts_anything_then_it_is_a_stall_until_one_do
     # The worker is busy with another table.
     others += [Compaction(4, OTHER, "", "major", "working", "", 0.0, 0.0, 0.0, "")]
     eventually("time to pass", lambda: progress.stalls(waiting, 0.05))
-    progress.observe(Queue([*waiting, *others]))
-    assert not progress.stalls(waiting, 0.05)
+    number = count(5)
+
+    def ends_the_stall() -> bool:
+        """Let the worker begin another compaction. On a busy machine, the patience may be over at once."""
+        others[-1] = replace(others[-1], id=next(number))
+        progress.observe(Queue([*waiting, *others]))
+        return not progress.stalls(waiting, 0.05)
+
+    eventually("the work of the worker to end the stall", ends_the_stall)
     # It stays busy for long.
     [stall] = eventually("time to pass", lambda: progress.stalls(waiting, 0.05))
     assert (stall.service, stall.running) == ("worker", 1)
