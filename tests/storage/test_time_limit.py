@@ -8,6 +8,7 @@ import pytest
 
 from ingestd.storage.time_limit import TimeLimit
 from tests.support.stack import eventually
+from tests.support.threads import limited_threads
 
 
 def test_run_when_the_call_ends_then_its_result_or_exception() -> None:
@@ -29,7 +30,8 @@ def test_run_when_calls_are_overdue_then_times_out_and_refuses_further_calls_unt
             limit.run(gate.wait, 0.01)
     with pytest.raises(TimeoutError):
         limit.run(lambda: "refused", 30.0)
-    threads = threading.active_count()
+    threads = limited_threads()
+    assert len(threads) >= 2
     gate.set()
 
     def runs() -> bool:
@@ -40,4 +42,4 @@ def test_run_when_calls_are_overdue_then_times_out_and_refuses_further_calls_unt
 
     eventually("an overdue call to end", runs)
     assert all(limit.run(lambda: True, 30.0) for _ in range(20))
-    assert threading.active_count() <= threads
+    assert limited_threads() <= threads
