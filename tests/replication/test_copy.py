@@ -377,7 +377,7 @@ def test_copy_when_the_bandwidth_is_limited_then_it_takes_as_long(tmp_path: Path
     files = _local(tmp_path, {str(number): os.urandom(500_000) for number in range(4)})
     start = time.monotonic()
     Copier(Storages(), options=CopyOptions(bytes_per_second=2_000_000)).copy(files)
-    assert 0.7 < time.monotonic() - start < 60
+    assert time.monotonic() - start > 0.7
 
 
 def test_tasks_when_packed_then_bounded_and_even() -> None:
