@@ -51,9 +51,11 @@ class Notes:
     broken: list[Compaction] = field(default_factory=list)
     stalls: list[Stall] = field(default_factory=list)
     delays: list[Exception] = field(default_factory=list)
+    cycles: int = 0
 
     def counted(self, status: CompactionStatus) -> None:
-        """Do nothing: the tests read the status from the watch."""
+        """Count the cycle: the tests read the status from the watch."""
+        self.cycles += 1
 
     def requirements(self, faults: Sequence[str]) -> None:
         self.faults.append(faults)
