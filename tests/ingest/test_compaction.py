@@ -59,15 +59,21 @@ class _Traffic:
         eventually("all compactions to end", lambda: not self._compacting(), 240)
 
     def check(self) -> None:
-        """Check that every stored row count becomes that of a scan, and that Hive returns it by default."""
+        """Check that every stored row count becomes that of a scan, and that Hive returns it by default.
+
+        An ANALYZE of a late compaction may write an older count back until ingestd has repaired it.
+        """
         for table, partitions in self.tables.items():
             scans = self._scan(table)
+            assert sum(scans.values()) == self.sent
             for partition in partitions:
                 where, scan = f"WHERE dt = '{partition[3:]}'" if partition else "", scans[partition]
                 kept = partial(number, self.stack, partition, table)
                 eventually(f"numRows {scan} of {table} {partition}", partial(_equals, kept, scan))
-                assert self._ask(f"count(*) + 0 * {next(_unique)}", table, where) == scan, f"{table} {partition}"
-            assert self._ask("count(*)", table) == self.sent
+                count_all = partial(self._ask, f"count(*) + 0 * {next(_unique)}", table, where)
+                eventually(f"count(*) {scan} of {table} {partition}", partial(_equals, count_all, scan))
+            count_all = partial(self._ask, "count(*)", table)
+            eventually(f"count(*) {self.sent} of {table}", partial(_equals, count_all, self.sent))
 
     def _scan(self, table: str) -> dict[str, int]:
         """Return the rows of each partition, or of the whole table as the partition ""."""

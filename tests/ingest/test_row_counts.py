@@ -28,6 +28,7 @@ class _Tables:
         self.stack = stack
         # The partition of each table, or "" for the table itself.
         self.partitions = {f"{stack.name}_{'p' if partition else 'u'}": partition for partition in ("", "dt=a")}
+        self._asked = 0
         stack.topic(1)
         for name, partition in self.partitions.items():
             stack.table("id bigint", "dt string" if partition else "", f"default.{name}")
@@ -54,11 +55,16 @@ class _Tables:
     def numbers(self) -> list[int]:
         return [number(self.stack, partition, name) for name, partition in self.partitions.items()]
 
+    def uncached_counts(self) -> list[int]:
+        """Return `count(*)` of each table. HiveServer2 caches answers by the text of the query."""
+        self._asked += 1
+        asked = f"SELECT count(*) AS n{self._asked}"
+        return [int(self.stack.sql(f"{asked} FROM {name}")[0][0]) for name in self.partitions]
+
     def revert(self, parameters: dict[str, dict[str, str]]) -> None:
         """Write back these older parameters."""
         for name, partition in self.partitions.items():
             write_parameters(self.stack, parameters[name], partition, name)
-            assert number(self.stack, partition, name) == int(parameters[name]["numRows"])
 
 
 @pytest.fixture
@@ -103,12 +109,14 @@ def test_analyze_when_it_writes_old_parameters_back_then_repaired_without_anothe
     assert daemon.wait() == 0
 
     tables.revert(old)
+    assert tables.numbers() == [10, 10]
     daemon = stack.start(tables.config)
     eventually("the repair after a restart", lambda: tables.numbers() == [30, 30])
     daemon.terminate()
     assert daemon.wait() == 0
 
     tables.revert(old)
+    assert tables.numbers() == [10, 10]
     waits = [
         request_compaction(stack, f"default.{name}", "major", "dt='a'" if partition else "")
         for name, partition in tables.partitions.items()
@@ -120,8 +128,9 @@ def test_analyze_when_it_writes_old_parameters_back_then_repaired_without_anothe
         "COLUMN_STATS_ACCURATE to be set",
         lambda: all("COLUMN_STATS_ACCURATE" in found for found in tables.parameters().values()),
     )
-    # No daemon has repaired the counts yet, and HiveServer2 caches these answers.
-    assert [stack.count("", name) for name in tables.partitions] == [10, 10]
+    # No daemon has repaired the counts yet. Hive uses them when the transactions of the compactions have ended.
+    eventually("the old counts to be used", lambda: tables.uncached_counts() == [10, 10])
+    assert [stack.count("", name) for name in tables.partitions] == [10, 10]  # HiveServer2 caches these answers
     stack.drain(tables.config)
     assert tables.numbers() == [30, 30]
     for name in tables.partitions:
@@ -212,8 +221,8 @@ def test_counting_lease_when_held_by_an_idle_client_then_commits_continue_and_co
         assert [stack.count("", name) for name in tables.partitions] == [turn * 10 + 10] * 2
     for name in tables.partitions:
         commits = [event for event in daemon.events("committed") if event["mapping"] == name[-40:] and event["rows"]]
-        _, *others = [event["ms"]["counted"] for event in commits]
-        assert min(others) < 5_000  # only the first commit waits for 5 s; the others may be slow on a busy machine
+        first, *others = [event["ms"]["counted"] for event in commits]
+        assert min(others) < first  # only the first commit waits for 5 s; another one may be slow on a busy machine
     assert {event["mapping"] for event in daemon.events("row_counts_delayed")} == {n[-40:] for n in tables.partitions}
     leases.set()
     eventually("the counts", lambda: tables.numbers() == [30, 30])
