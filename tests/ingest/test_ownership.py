@@ -119,7 +119,7 @@ def test_mappings_when_many_then_share_heartbeats_and_each_lease_ends_alone(stac
             Ownership(metastore, options, Monitor(options), liveness, on_lost=lost.append) for options in mappings
         ]
         assert all(_acquires(owner) for owner in owners)
-        beats, reads = between.calls["heartbeat"], between.calls["show_locks"]
+        began, beats, reads = monotonic(), between.calls["heartbeat"], between.calls["show_locks"]
         taken, *others = owners
         (claim,) = leases.claims(stack.metastore, mappings[0].owner_lease)
         leases.release(stack.metastore, claim.lock_id)
@@ -130,7 +130,8 @@ def test_mappings_when_many_then_share_heartbeats_and_each_lease_ends_alone(stac
         eventually("the daemon to acquire its own lease again", lambda: leases.claims(stack.metastore, daemon))
         assert all(owner.held and owner.confirm() for owner in others)
         assert not taken.confirm()
-        assert between.calls["heartbeat"] - beats < 2 * len(owners)
+        # One for each owner, one every 2 s for the daemon, and the others rarely; not one every 2 s for each owner.
+        assert between.calls["heartbeat"] - beats < 2 * len(owners) + (monotonic() - began)
         assert between.calls["show_locks"] - reads < len(owners)
         for owner in owners:
             owner.release()
@@ -160,7 +161,7 @@ def test_standby_when_its_answers_are_late_then_the_living_owner_keeps_the_mappi
     options = MappingOptions(stack.name[-40:], (stack.name,), TableName("default", stack.name))
     stop, lost = threading.Event(), list[Exception]()
     with proxy(stack.addresses.metastore) as between, closing(Metastore(between.uri)) as metastore:
-        living, late = Liveness(stack.metastore, "ingestd"), Liveness(metastore, "ingestd", patience_seconds=3.0)
+        living, late = Liveness(stack.metastore, "ingestd"), Liveness(metastore, "ingestd", patience_seconds=8.0)
         owner, standby = (
             Ownership(client, options, Monitor(options), liveness, on_lost=lost.append)
             for client, liveness in ((stack.metastore, living), (metastore, late))
@@ -183,7 +184,7 @@ def test_standby_when_its_answers_are_late_then_the_living_owner_keeps_the_mappi
         def beat() -> tuple[int, int]:
             return leases.claims(stack.metastore, daemon)[0].beat
 
-        for _ in range(3):  # longer than the patience of the standby
+        for _ in range(6):  # longer than the patience of the standby
             before = beat()
             eventually("a heartbeat of the owner", lambda before=before: beat() != before)  # type: ignore[misc]
         calls = between.calls["show_locks"]
@@ -200,7 +201,7 @@ def test_standby_when_its_answers_are_late_then_the_living_owner_keeps_the_mappi
 
 
 @pytest.mark.parametrize("has_entered", [False, True])
-def test_mappings_when_the_metastore_hangs_then_each_waits_for_one_time_limit(stack: Stack, has_entered: bool) -> None:
+def test_mappings_when_the_metastore_hangs_then_they_share_a_request(stack: Stack, has_entered: bool) -> None:
     options = MappingOptions(stack.name[-40:], (stack.name,), TableName("default", stack.name))
     with (
         proxy(stack.addresses.metastore) as between,
@@ -210,18 +211,20 @@ def test_mappings_when_the_metastore_hangs_then_each_waits_for_one_time_limit(st
         if has_entered:
             liveness.enter()
 
-        def acquire() -> float:
+        def acquire() -> None:
             mine = Ownership(metastore, options, Monitor(options), liveness, on_lost=lambda _error: None)
-            began = monotonic()
             with pytest.raises(MetastoreUnavailable):
                 _acquires(mine)
-            return monotonic() - began
 
         between.flowing.clear()
+        before = between.calls.copy()
         with ThreadPoolExecutor(32) as mappings:
-            waits = [wait.result() for wait in [mappings.submit(acquire) for _ in range(32)]]
-        # One request is sent twice, and a mapping that comes late may wait for the second one, too.
-        assert max(waits) < 30
+            for done in [mappings.submit(acquire) for _ in range(32)]:
+                done.result()
+        # One request is sent twice, and the mappings that come late share another one.
+        sent = between.calls - before
+        del sent["heartbeat"]  # of the daemon
+        assert 1 <= sent.total() < 32
         between.flowing.set()
         liveness.close()
 
@@ -248,6 +251,7 @@ def test_frozen_owner_when_resumed_after_a_takeover_then_no_row_is_duplicated(st
     # Freeze the daemon between stage and lock, including its heartbeats, as in a long pause of the machine.
     os.kill(frozen.process.pid, signal.SIGSTOP)
     (staged,) = _staged(stack)
+    owned = len(frozen.events("owner"))
     rival = stack.start(config)
     eventually("the rival to take over", lambda: rival.events("owner"))
     assert not staged.exists()
@@ -257,7 +261,7 @@ def test_frozen_owner_when_resumed_after_a_takeover_then_no_row_is_duplicated(st
     eventually("the frozen daemon to become standby", lambda: frozen.events("standby"))
     stack.produce(_rows(100, 200))
     eventually("all rows", lambda: stack.ids() == list(range(200)))
-    assert len(rival.events("owner")) == 1
+    assert len(frozen.events("owner")) == owned
     for daemon in (rival, frozen):
         daemon.terminate()
     assert rival.wait() == 0
