@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +72,11 @@ def _has_task(frozen: psutil.Process) -> bool:
 
 
 def _committed(daemon: Daemon, mapping: str, rows: int) -> None:
-    def done() -> bool:
-        return bool(rows <= sum(e["rows"] for e in daemon.events("committed") if e["mapping"] == mapping))
+    eventually(f"{rows} committed rows", lambda: rows <= _rows(daemon, mapping))
 
-    eventually(f"{rows} committed rows", done)
+
+def _rows(daemon: Daemon, mapping: str) -> int:
+    return sum(int(e["rows"]) for e in daemon.events("committed") if e["mapping"] == mapping)
 
 
 def _holders(stack: Stack, mapping: str) -> list[str]:
@@ -110,7 +111,7 @@ def test_jvm_when_killed_then_leases_are_released_and_exit_is_70(stack: Stack) -
     assert _holders(stack, idle["name"]) == []
     assert not _has_open(stack, idle["name"])
     _assert_nothing_left(stack, family)
-    assert [e["mapping"] for e in daemon.events("owner")] == [idle["name"]]
+    assert {e["mapping"] for e in daemon.events("owner")} == {idle["name"]}
     assert "signal 9" in daemon.events("engine_lost")[0]["error"]
     assert "Traceback" not in daemon.text()
 
@@ -121,7 +122,7 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends
     watched, alone = _mapping(stack, "w"), _mapping(stack, "a")
     frozen, ended = (
         _start(stack, stack.config(mapping, spark={"master": "local[2]", "answer_timeout": limit}))
-        for mapping, limit in ((watched, "10s"), (alone, "10m"))
+        for mapping, limit in ((watched, "20s"), (alone, "10m"))
     )
     for daemon, mapping in ((frozen, watched), (ended, alone)):
         stack.produce(_ids(0, 10), mapping["topics"][0])
@@ -143,7 +144,7 @@ def test_jvm_when_frozen_then_another_daemon_takes_over_or_a_second_sigterm_ends
     # The first daemon ends by itself.
     eventually("the other daemon to take over", lambda: other.events("owner"))
     assert frozen.wait() == 70, frozen.text()[-3000:]
-    assert "has not answered for 10 s" in frozen.events("engine_lost")[0]["error"]
+    assert "has not answered for 20 s" in frozen.events("engine_lost")[0]["error"]
     assert "Traceback" not in frozen.text()
     _assert_nothing_left(stack, families)
     _committed(other, watched["name"], 10)
@@ -255,7 +256,7 @@ def test_worker_when_killed_then_its_stage_is_repeated_and_when_killed_each_time
     stack.produce(_ids(0, 10), stops["topics"][0])
     config = stack.config(stops, lasts)
     daemon = _start(stack, config)
-    eventually("both mappings to be owned", lambda: len(daemon.events("owner")) == 2)
+    eventually("both mappings to be owned", lambda: len({e["mapping"] for e in daemon.events("owner")}) == 2)
     _committed(daemon, stops["name"], 10)
     workers = _freeze_workers(daemon)
     stack.produce(_ids(10, 20), stops["topics"][0])
@@ -263,13 +264,20 @@ def test_worker_when_killed_then_its_stage_is_repeated_and_when_killed_each_time
     for worker in workers:
         worker.kill()
     _committed(daemon, stops["name"], 20)
-    assert [e["reason"] for e in daemon.events("waiting")] == ["WorkerLost"]
+    assert "WorkerLost" in [e["reason"] for e in daemon.events("waiting")]
+    assert not daemon.events("failed")
     workers = _freeze_workers(daemon)
     stack.produce(_ids(20, 30), stops["topics"][0])
+    sent = 30
 
     def has_stopped() -> bool:
+        nonlocal sent
         for worker in _workers(daemon):
-            os.kill(worker.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+        if _rows(daemon, stops["name"]) == sent:  # on a busy machine, a worker may end its task before it is killed
+            stack.produce(_ids(sent, sent + 10), stops["topics"][0])
+            sent += 10
         return bool(daemon.events("failed"))
 
     eventually("the mapping to stop", has_stopped)
@@ -280,7 +288,7 @@ def test_worker_when_killed_then_its_stage_is_repeated_and_when_killed_each_time
     assert not _has_open(stack, stops["name"])
     _assert_stops_without_jvm(stack, daemon, lasts)
     stack.drain(config)
-    assert stack.ids(stops["topics"][0]) == list(range(30))
+    assert stack.ids(stops["topics"][0]) == list(range(sent))
     assert stack.ids(lasts["topics"][0]) == list(range(20))
 
 
@@ -314,8 +322,7 @@ def test_stage_when_it_never_ends_then_is_cancelled_and_another_daemon_takes_ove
     eventually("the other daemon to take over", lambda: other.events("owner"))
     _committed(other, stack.name[-40:], 10)
     # The daemon releases the lease first, and logs the reason after a pause in which another daemon can take over.
-    waits = eventually("the reason to be logged", lambda: daemon.events("waiting")[before:])
-    assert [e["reason"] for e in waits] == ["JobTimeout"]
+    eventually("the reason", lambda: "JobTimeout" in [e["reason"] for e in daemon.events("waiting")[before:]])
     # SIGINT has the same effect as SIGTERM, because Spark's own handler is not used.
     jvm = _jvm(daemon)
     os.kill(daemon.process.pid, signal.SIGINT)
