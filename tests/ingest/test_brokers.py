@@ -179,8 +179,8 @@ def test_leader_election_when_it_is_unclean_then_follows_on_offset_loss_and_no_i
     [failed] = eventually("the mapping to stop", lambda: daemon.events("failed"))
     assert (failed["mapping"], failed["reason"]) == (names["stop"], "OffsetsLost")
     assert "the partition was truncated at 10, before the committed position 20" in failed["error"]
-    [lost] = eventually("the loss to be skipped", lambda: daemon.events("offsets_lost"))
-    assert lost["mapping"] == names["latest"]
+    lost = eventually("the loss to be skipped", lambda: daemon.events("offsets_lost"))
+    assert {one["mapping"] for one in lost} == {names["latest"]}
     cluster.start_service(BROKERS[0])
     stack.produce({"id": n} for n in range(20, 30))
     wait_for_rows(daemon, names["latest"], 30)
@@ -238,7 +238,7 @@ def test_leader_election_when_unclean_before_planned_records_are_read_then_only_
     daemon.terminate()
     assert daemon.wait() == 0
     assert stack.ids() == [*range(20), *range(100, 115)]
-    assert [event["reason"] for event in daemon.events("waiting")] == ["RangeLost"]
+    assert "RangeLost" in [event["reason"] for event in daemon.events("waiting")]
     cluster.start_service(BROKERS[0])
 
 

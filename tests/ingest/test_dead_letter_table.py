@@ -191,7 +191,7 @@ def test_table_of_dead_letters_when_renamed_while_the_daemon_runs_then_a_new_one
     eventually("the first letter", lambda: daemon.events("dead_letters"))
     stack.sql(f"ALTER TABLE {letters} RENAME TO {old}")
     stack.produce([b"{", {"id": 2}])
-    eventually("the second letter", lambda: len(daemon.events("dead_letters")) == 2)
+    eventually("the second letter", lambda: len(daemon.events("dead_letters")) >= 2)
     assert (_letters(stack, old), _letters(stack, letters)) == ([(stack.name, 0, 1)], [(stack.name, 0, 2)])
     assert stack.ids() == [1, 2]
 

