@@ -93,12 +93,12 @@ def case(stack: Stack) -> Iterator[Case]:
         plain, by_day = (load_acid_table(metastore, name) for name in names)
         writes = _staged(metastore, txn, plain, range(10)), _staged(metastore, txn, by_day, range(10, 15))
         locks = [transactions.WriteLock(plain.name), transactions.WriteLock(by_day.name, dynamic=True)]
-        wait = transactions.Wait(Deadline.after(30), threading.Event())
+        wait = transactions.Wait(Deadline.after(180), threading.Event())
         assert transactions.lock_against_overwrites(metastore, txn, locks, wait=wait)
         yield Case(metastore, between, txn, *writes)
         transactions.abort(stack.metastore, txn.id)
         for one in writes:
-            one.counts.close(Deadline.after(10), threading.Event())
+            one.counts.close(Deadline.after(60), threading.Event())
 
 
 def _visible(case: Case) -> list[list[int]]:

@@ -326,7 +326,7 @@ def test_mapping_when_no_master_answers_then_the_daemon_exits_and_names_the_mast
     stack.table("id bigint")
     stack.produce([{"id": 1}])
     daemon = stack.start_process(stack.config(spark={"master": "spark://127.0.0.1:1"}))
-    assert daemon.wait(120) == 69  # Spark tries to register for a minute
+    assert daemon.wait() == 69  # Spark tries to register for a minute
     [lost] = daemon.events("engine_lost")
     assert "spark.master spark://127.0.0.1:1" in lost["error"]
     assert "no Spark master has accepted this application" in lost["error"]
