@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.clock import Deadline
 from ingestd.errors import StorageUnavailable
 from ingestd.storage.contract import NoSpace, NotFound, PermissionDenied, StagedDelta
 from ingestd.storage.options import S3Options, StorageOptions
@@ -159,25 +158,21 @@ def test_s3_when_a_copy_in_parts_is_completed_after_the_recovery_of_another_owne
         assert not server.uploads()
 
 
-def test_s3_when_the_server_is_frozen_or_dead_then_calls_fail_in_bounded_time(processes: None) -> None:
+def test_s3_when_the_server_is_frozen_or_dead_then_calls_fail(processes: None) -> None:
     with moto() as server:
         storage = S3Storage(BUCKET, server.options_at(server.endpoint))
         assert not storage.exists(TABLE)
         server.suspend()
-        limit = Deadline.after(60)
         with pytest.raises(StorageUnavailable, match="does not answer"):
             storage.exists(TABLE)
-        assert not limit.passed
         server.resume()
         _publish(storage, _stage(storage, 10))
         server.process.kill()
         server.process.wait()
-        limit = Deadline.after(60)
         for call in (storage.location(TABLE).check, lambda: _stage(storage, 10), lambda: storage.leftovers(TABLE)):
             with pytest.raises(StorageUnavailable, match=r"does not answer|failed"):
                 call()
         storage.discard(TABLE)
-        assert not limit.passed
 
 
 @pytest.mark.parametrize(
