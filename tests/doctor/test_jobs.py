@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from ingestd.clock import monotonic
 from ingestd.doctor.finding import Check, Verdict, ok
 from ingestd.doctor.jobs import Job, job, run, skip
 from ingestd.errors import InvalidTopic
@@ -53,7 +52,7 @@ def test_jobs_when_some_hang_fail_or_are_defective_then_all_are_reported_in_orde
         skip(Check("skipped", _good), "x", "the service is down"),
         job(Check("good", _good), "x", "x"),
     ]
-    found = list(run(jobs, 0.5))
+    found = list(run(jobs, 5.0))  # the others need much less time, even on a busy machine
     assert [(one.check, one.verdict.status, one.verdict.exit_code) for one in found] == [
         ("hanging", "fault", 69),
         ("refused", "ok", 0),
@@ -69,11 +68,14 @@ def test_jobs_when_some_hang_fail_or_are_defective_then_all_are_reported_in_orde
 
 
 def test_jobs_when_many_hang_then_the_others_are_skipped_after_a_few_time_limits(released: threading.Event) -> None:
-    began, threads = monotonic(), threading.active_count()
+    before = _hanging_threads()
     found = list(run((_hanging(released) for _ in range(1_000)), 0.3))
-    assert monotonic() - began < 60
     assert len(found) == 1_000
     statuses = [one.verdict.status for one in found]
-    assert statuses.count("fault") < 40
+    assert statuses.count("fault") < 40  # several of them hang at the same time
     assert set(statuses[40:]) == {"skipped"}
-    assert threading.active_count() - threads < 60
+    assert len(_hanging_threads() - before) == statuses.count("fault")
+
+
+def _hanging_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "doctor hanging"}
