@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -146,7 +147,7 @@ class Client:
         [listening] = eventually("the HTTP server", lambda: daemon.events("http_listening"))
         return cls(Address("127.0.0.1", int(listening["url"].rstrip("/").rpartition(":")[2])))
 
-    def open(self, seconds: float = 30.0) -> http.client.HTTPConnection:
+    def open(self, seconds: float = 180.0) -> http.client.HTTPConnection:
         """Return a connection that is opened by its first request."""
         if self.ca_file is None:
             return http.client.HTTPConnection(self.address.host, self.address.port, timeout=seconds)
@@ -181,3 +182,8 @@ def serving(
     server = HttpServer(listen, HttpOptions(**settings))
     with server.serving(fleet, lambda: (b"ingestd_up 1\n", "text/plain; version=0.0.4"), history):
         yield Client(Address("127.0.0.1", server.address.port))
+
+
+def server_threads(others: set[threading.Thread]) -> list[threading.Thread]:
+    """Return the threads of servers, without those in `others`."""
+    return [thread for thread in threading.enumerate() if thread.name == "http" and thread not in others]
