@@ -295,5 +295,5 @@ def test_stderr_when_its_reader_is_stuck_then_drops_output_and_otherwise_writes_
     command = [sys.executable, "-c", _WRITES]
     with subprocess.Popen([*command, "0.1"], stderr=subprocess.PIPE) as stuck:
         assert stuck.wait(180) == 0  # the pipe is full after 64 KiB
-    result = subprocess.run([*command, "5"], capture_output=True, text=True, check=True).stderr
+    result = subprocess.run([*command, "60"], capture_output=True, text=True, check=True).stderr
     assert result.split() == [letter * 100_000 for letter in "abcd"]
