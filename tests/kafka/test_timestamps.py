@@ -10,7 +10,6 @@ import pytest
 from confluent_kafka import Producer
 
 from ingestd.clock import now
-from ingestd.errors import IngestdError
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.record import NO_TIMESTAMP
@@ -46,7 +45,7 @@ def _produce_in_transactions(stack: Stack, partition: int, *, aborted: float, co
         producer.commit_transaction(60)
 
 
-def _read(reader: RecordTimestamps, stack: Stack, *offsets: int, seconds: float = 30) -> dict[int, float | None]:
+def _read(reader: RecordTimestamps, stack: Stack, *offsets: int, seconds: float = 180) -> dict[int, float | None]:
     """Return by partition the timestamp of the first record; None if it is known that there is no record."""
     wanted = {TopicPartition(stack.name, partition): offset for partition, offset in enumerate(offsets)}
     found = reader.read(wanted, seconds=seconds, stop=threading.Event())
@@ -71,7 +70,7 @@ def test_timestamps_when_a_partition_has_no_record_then_it_counts_as_young(
 ) -> None:
     stack.topic(partitions=1)
     before = now()
-    [found] = reader.read({TopicPartition(stack.name, 0): 0}, seconds=30, stop=threading.Event())
+    [found] = reader.read({TopicPartition(stack.name, 0): 0}, seconds=180, stop=threading.Event())
     assert before <= found.timestamp <= now()
 
 
@@ -107,9 +106,6 @@ def test_offset_at_a_time_when_records_arrive_meanwhile_then_none_of_them_is_ski
     stack.topic(partitions=40)
     broker = Broker({"bootstrap.servers": stack.addresses.kafka})
     partitions = [TopicPartition(stack.name, number) for number in range(40)]
-    eventually(
-        "the leaders", lambda: not any(isinstance(end, IngestdError) for end in broker.find_ends(partitions).values())
-    )
 
     def produce() -> None:
         for partition in partitions:

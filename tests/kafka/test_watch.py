@@ -52,15 +52,10 @@ def _watch(stack: Stack) -> tuple[Watch, _CountingBroker]:
     return Watch(broker), broker
 
 
-def _wait_for_topic(broker: Broker, name: str) -> None:
-    """Wait until the broker knows a topic that was just created."""
-    eventually("the topic", lambda: not isinstance(broker.describe([name])[name], IngestdError))
-
-
 def test_watch_when_many_subscribe_then_few_requests_serve_all_and_news_are_reported(stack: Stack) -> None:
     topic = stack.topic(2)
     watch, broker = _watch(stack)
-    _wait_for_topic(broker, topic)
+    others = set(threading.enumerate())
     news = [threading.Event() for _ in range(100)]
     subscriptions = [watch.subscribe([topic], 0.2, one.set) for one in news]
     assert {tuple(one.read().ends.values()) for one in subscriptions} == {(0, 0)}
@@ -73,7 +68,11 @@ def test_watch_when_many_subscribe_then_few_requests_serve_all_and_news_are_repo
     assert broker.requests - before <= 2 + 20 * (monotonic() - began)
     for subscription in subscriptions:
         subscription.close()
-    eventually("the thread to end", lambda: not [t for t in threading.enumerate() if t.name == "kafka-watch"])
+    eventually("the thread to end", lambda: not _watching(others))
+
+
+def _watching(others: set[threading.Thread]) -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "kafka-watch" and thread not in others]
 
 
 def test_watch_when_a_leader_hangs_then_other_partitions_are_polled_and_nothing_fails_at_once(stack: Stack) -> None:
@@ -81,7 +80,6 @@ def test_watch_when_a_leader_hangs_then_other_partitions_are_polled_and_nothing_
     watch, silent = Watch(broker), f"{stack.name}_silent"
     for name in (stack.name, silent):
         stack.topic(1, name)
-        _wait_for_topic(broker, name)
     good, hanging = watch.subscribe([stack.name], 0.05), watch.subscribe([silent], 0.05)
     assert set(hanging.read().ends.values()) == {0}
     broker.silent = silent
@@ -98,9 +96,8 @@ def test_watch_when_a_leader_hangs_then_other_partitions_are_polled_and_nothing_
 
 
 def test_watch_when_one_topic_is_missing_then_only_its_subscription_fails(stack: Stack) -> None:
-    watch, broker = _watch(stack)
+    watch, _ = _watch(stack)
     topic = stack.topic(1)
-    _wait_for_topic(broker, topic)
     good, bad = watch.subscribe([topic], 0.2), watch.subscribe([f"{topic}_missing"], 0.2)
     with pytest.raises(InvalidTopic, match="does not exist"):
         bad.read()
@@ -112,9 +109,8 @@ def test_watch_when_one_topic_is_missing_then_only_its_subscription_fails(stack:
 
 
 def test_subscription_when_it_asks_for_a_time_then_the_next_request_is_made_then(stack: Stack) -> None:
-    watch, broker = _watch(stack)
+    watch, _ = _watch(stack)
     topic = stack.topic(1)
-    _wait_for_topic(broker, topic)
     subscription = watch.subscribe([topic], 600)
     first = subscription.read().at
     subscription.ask_in(0.2)

@@ -22,7 +22,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ingestd.errors import SandboxError
 from ingestd.hive.client import Metastore
 from ingestd.sandbox import (
     HIVESERVER2,
@@ -34,7 +33,7 @@ from ingestd.sandbox import (
 )
 from ingestd.sandbox.hiveserver2 import Session
 from ingestd.storage.local import local_path
-from tests.support.stack import is_accident
+from tests.support.stack import repeated
 
 
 class Side:
@@ -57,12 +56,8 @@ class Side:
         """Run a statement in HiveServer2 as `sql` does, and return the names of the columns and all rows."""
         if self._session is None:
             self._session = Session(self._start_hiveserver2())
-        while True:
-            try:
-                return self._session.query(statement)
-            except SandboxError as error:  # noqa: PERF203 - the loop is there to repeat the statement
-                if not is_accident(str(error), self.metastore):
-                    raise
+        session = self._session
+        return repeated(lambda: session.query(statement), self.metastore)
 
     def _start_hiveserver2(self) -> str:
         if self._hiveserver2() is None:

@@ -7,12 +7,13 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from hive_metastore import ttypes
 
 from ingestd.clock import Deadline, pause
@@ -24,8 +25,11 @@ from tests.support.daemon import SPARK_MASTER, Daemon, DaemonProcess, DaemonThre
 from tests.support.observation import observed, summary
 
 Row = tuple[Any, ...]
+T = TypeVar("T")
 # States of a compaction whose result readers use. The cleaner removes what it has replaced in the first one.
 COMPACTED = ("ready for cleaning", "succeeded")
+# How often a statement is repeated that HiveServer2 has failed by accident.
+_MOST_REPETITIONS = 5
 # Hive's errors if a directory of rows disappears while it lists a table. The group is the name of the table.
 _LOST_DIRECTORY = re.compile(
     r"(?:ORC split generation failed|cannot access).*?/(\w+)(?:/[^/=]+=[^/]*)*/(?:base|delta|delete_delta)_\d",
@@ -54,7 +58,41 @@ def eventually(what: str, check: Callable[[], Any], seconds: float = 180.0) -> A
         pause(0.1)
 
 
-def is_accident(message: str, metastore: Metastore) -> bool:
+def wait_for_topic(admin: AdminClient, name: str, partitions: int) -> None:
+    """Wait until every broker knows the partitions of a topic that was just created, and their leaders answer."""
+    eventually(f"the brokers to know the topic {name}", lambda: _is_ready(admin, name, partitions))
+
+
+def _is_ready(admin: AdminClient, name: str, partitions: int) -> bool:
+    found = admin.list_topics(name, timeout=60)
+    # A client gets its first metadata from the only broker that it knows.
+    others = [] if len(found.brokers) == 1 else [f"{one.host}:{one.port}" for one in found.brokers.values()]
+    answers = [AdminClient({"bootstrap.servers": one, "log_level": 2}).list_topics(name, timeout=60) for one in others]
+    for known in (answer.topics[name].partitions for answer in (found, *answers)):
+        if len(known) < partitions or any(one.leader < 0 for one in known.values()):
+            return False
+    # A broker knows that it is a leader shortly before it can answer as such.
+    latest = {TopicPartition(name, partition): OffsetSpec.latest() for partition in range(partitions)}
+    try:
+        for end in admin.list_offsets(latest).values():
+            end.result(60)
+    except KafkaException:
+        return False
+    return True
+
+
+def repeated(run: Callable[[], T], metastore: Metastore) -> T:
+    """Return the result of a statement, which `run` runs again if HiveServer2 failed it by accident."""
+    for _ in range(_MOST_REPETITIONS):
+        try:
+            return run()
+        except SandboxError as error:  # noqa: PERF203 - the loop is there to repeat the statement
+            if not _is_accident(str(error), metastore):
+                raise
+    return run()
+
+
+def _is_accident(message: str, metastore: Metastore) -> bool:
     """Return whether HiveServer2 failed a statement, before it had an effect, because of concurrent changes.
 
     It lists a table's directory with `ls`, which fails if a staging file disappears meanwhile. It also lists the
@@ -100,11 +138,15 @@ class Stack:
     # --- Kafka
 
     def topic(self, partitions: int = 4, name: str | None = None, **settings: str) -> str:
-        """Create a topic with as many replicas as the brokers have by default, and return its name."""
+        """Create a topic with as many replicas as the brokers have by default, and return its name.
+
+        All brokers know it then, and clients can use it at once.
+        """
         name = name or self.name
         created = self.admin.create_topics([NewTopic(name, partitions, config=settings)])
         for answer in created.values():
             answer.result(60)
+        wait_for_topic(self.admin, name, partitions)
         return name
 
     def produce(self, records: Iterable[Any], topic: str | None = None, partition: int | None = None) -> int:
@@ -140,14 +182,9 @@ class Stack:
     def sql(self, statement: str) -> list[Row]:
         """Run a statement in HiveServer2 with its default settings and return all rows.
 
-        A thread uses one session until a statement fails.
+        A thread uses one session until a statement fails. One that fails by accident is repeated a few times.
         """
-        while True:
-            try:
-                return self._sql(statement)
-            except SandboxError as error:  # noqa: PERF203 - the loop is there to repeat the statement
-                if not is_accident(str(error), self.metastore):
-                    raise
+        return repeated(lambda: self._sql(statement), self.metastore)
 
     def _sql(self, statement: str) -> list[Row]:
         assert self.addresses.hiveserver2
@@ -236,13 +273,20 @@ class Stack:
         return daemon
 
     def close(self) -> None:
-        """Stop the daemons, close the connection to the metastore, and leave the sessions to the next test."""
-        for daemon in self._daemons:
-            daemon.kill()
+        """Stop the daemons, close the connection to the metastore, and leave the sessions to the next test.
+
+        All of this happens even if a daemon cannot be stopped, which then fails the test.
+        """
+        with ExitStack() as closing:
+            closing.callback(self.metastore.close)
+            closing.callback(self._leave_sessions)
+            for daemon in reversed(self._daemons):  # the last callback runs first
+                closing.callback(daemon.kill)
+
+    def _leave_sessions(self) -> None:
         others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
         for thread, session in self._sessions.items():
             if thread in others:  # it may be running a statement
                 session.close()
             else:
                 _idle_sessions.setdefault(self.addresses.hiveserver2 or "", []).append(session)
-        self.metastore.close()
