@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AclBinding, AclBindingFilter, AdminClient, NewTopic
 
 from ingestd import java
 from ingestd.sandbox import KAFKA, SandboxOptions, jars, ports, probe
@@ -22,7 +22,7 @@ from ingestd.sandbox.options import no_progress
 from ingestd.sandbox.services import Plan
 from ingestd.sandbox.state import Layout, locked
 from tests.support.metastore import free_port
-from tests.support.stack import eventually
+from tests.support.stack import eventually, wait_for_topic
 
 _LOGIN = """
 listener.security.protocol.map=LOGIN:SASL_PLAINTEXT,PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
@@ -108,13 +108,30 @@ class KafkaBroker:
         return set(self.admin.list_topics(timeout=60).topics)
 
     def create(self, name: str, partitions: int = 1) -> None:
-        """Create a topic. Waits while a deleted topic of that name still exists."""
+        """Create a topic that clients can use at once. Waits while a deleted topic of that name still exists."""
         eventually(f"topic {name} to be created", lambda: self._try_create(name, partitions))
+        wait_for_topic(self.admin, name, partitions)
 
     def delete(self, name: str) -> None:
         """Delete a topic and wait until it no longer exists."""
         self.admin.delete_topics([name])[name].result(60)
         eventually(f"topic {name} to be deleted", lambda: name not in self.topics())
+
+    def add_rules(self, *bindings: AclBinding) -> None:
+        """Add access rules, and wait until the broker applies them."""
+        for answer in self.admin.create_acls(list(bindings)).values():
+            answer.result(60)
+        for one in bindings:
+            rule = AclBindingFilter(
+                one.restype,
+                one.name,
+                one.resource_pattern_type,
+                one.principal,
+                one.host,
+                one.operation,
+                one.permission_type,
+            )
+            eventually(f"{one} to apply", lambda rule=rule: self.admin.describe_acls(rule).result(60))  # type: ignore[misc]
 
     def truncate_log(self, name: str) -> None:
         """Remove all records of partition 0 from the disk of the stopped broker.

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from confluent_kafka import Producer
 
 _ALTER_CLIENT_QUOTAS = 49
-_SECONDS = 30.0
+_SECONDS = 180.0
 
 
 @contextmanager

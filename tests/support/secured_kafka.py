@@ -7,10 +7,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
     AclPermissionType,
+    AdminClient,
     ResourcePatternType,
     ResourceType,
     ScramCredentialInfo,
@@ -23,6 +25,7 @@ from confluent_kafka.admin import (
 from tests.support import certificates
 from tests.support.kafka import KafkaBroker
 from tests.support.metastore import free_port
+from tests.support.stack import eventually
 
 _LISTENERS = ("SCRAM", "BRIEF", "MTLS", "EXPIRED")
 _SCRAM = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096)
@@ -72,8 +75,9 @@ class SecuredKafka(KafkaBroker):
         super().__init__(folder / "broker", properties, listeners)
 
     def set_password(self, user: str, password: str) -> None:
-        """Create a SCRAM user, or change its password."""
+        """Create a SCRAM user, or change its password, and wait until it can log in."""
         self._alter(UserScramCredentialUpsertion(user, _SCRAM, password.encode()))
+        eventually(f"the login of {user}", lambda: self._accepts(user, password))
 
     def remove_user(self, user: str) -> None:
         """Remove a SCRAM user."""
@@ -82,6 +86,13 @@ class SecuredKafka(KafkaBroker):
     def _alter(self, alteration: UserScramCredentialAlteration) -> None:
         for answer in self.admin.alter_user_scram_credentials([alteration]).values():
             answer.result(60)
+
+    def _accepts(self, user: str, password: str) -> bool:
+        try:
+            AdminClient(self.login(user, password, log_level=2)).list_topics(timeout=5)
+        except KafkaException:
+            return False
+        return True
 
     def allow(self, user: str, resource: str, name: str, *operations: str) -> None:
         """Let a user carry out operations on a `TOPIC` or `GROUP`."""
@@ -97,8 +108,7 @@ class SecuredKafka(KafkaBroker):
         binding = AclBinding(
             ResourceType[resource], name, literal, f"User:{user}", everywhere, AclOperation[operation], kind
         )
-        for answer in self.admin.create_acls([binding]).values():
-            answer.result(60)
+        self.add_rules(binding)
 
     def login(self, user: str, password: str, **properties: Any) -> dict[str, Any]:
         """Return the properties of a client that logs in with SCRAM."""
