@@ -7,10 +7,11 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import pytest
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
@@ -18,6 +19,7 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from ingestd.clock import Deadline, pause
 
+T = TypeVar("T")
 _ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1440,1000")
 # Returns each text whose contrast is less than 4.5 (WCAG AA), with the contrast.
 _LOW_CONTRAST = """
@@ -81,13 +83,21 @@ class Browser:
         """Return the visible text of the first element, or an empty text."""
         return next(iter(self.texts(selector)), "")
 
-    def wait(self, what: str, check: Callable[[], Any], seconds: float = 15.0) -> Any:
+    def wait(self, what: str, check: Callable[[], Any], seconds: float = 180.0) -> Any:
         """Call `check` until its result is true, and return it. Fails after `seconds` with the text of the page."""
         limit = Deadline.after(seconds)
         while not (answer := check()):
             assert not limit.passed, f"timed out waiting for {what}; the page shows:\n{self.text('body')}"
             pause(0.05)
         return answer
+
+    def read(self, look: Callable[[], T]) -> T:
+        """Return the result of `look`, which is called again if the page replaces an element meanwhile."""
+        while True:
+            try:
+                return look()
+            except StaleElementReferenceException:  # noqa: PERF203 - the loop is there to look again
+                continue
 
     def press(self, *keys: str) -> None:
         """Press keys one after another, wherever the focus is."""
