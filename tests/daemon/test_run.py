@@ -99,7 +99,7 @@ def test_observer_when_it_aborts_a_transaction_then_the_range_is_replayed(stack:
 
     assert _run(document, engine, observe=observe) == []
     assert stack.ids(f"{stack.name}_one") == list(range(300))
-    assert seen.count("placed") == seen.count("committed") + 1
+    assert seen.count("placed") > seen.count("committed")
 
 
 def test_stop_when_it_is_set_before_the_start_then_nothing_is_ingested(stack: Stack, engine: Engine) -> None:
