@@ -21,7 +21,7 @@ from ingestd.publish.staging import DAEMON
 from ingestd.storage.local import local_path
 from tests.support.command import Run
 from tests.support.proxy import proxy
-from tests.support.stack import Stack, eventually
+from tests.support.stack import Stack, eventually, wait_for_topic
 
 
 def _rows(first: int, last: int) -> list[dict[str, int]]:
@@ -193,6 +193,7 @@ def test_position_when_the_topic_was_recreated_then_nothing_of_the_old_one_remai
     # The new partition 1 starts at its first offset, although partition 1 of the old topic was read up to offset 10.
     for answer in stack.admin.create_partitions([NewPartitions(stack.name, 2)]).values():
         answer.result(60)
+    wait_for_topic(stack.admin, stack.name, 2)
     stack.produce(_rows(13, 25), partition=1)
     stack.drain(config)
     assert stack.ids() == list(range(25))
@@ -245,7 +246,8 @@ def test_retire_when_the_owner_was_cut_off_then_it_does_not_read_everything_agai
             metastore={"uri": between.uri, "timeout": "5s"},
         )
         daemon = stack.start(config)
-        eventually("the daemon to own the mappings", lambda: len(daemon.events("owner")) == 2)
+        both = {mapping.name, other}
+        eventually("the daemon to own both", lambda: {one["mapping"] for one in daemon.events("owner")} == both)
         between.flowing.clear()
         retired = run("mappings", "retire", mapping.name, "--yes", "--config", mapping.config)
         assert retired.code == 0, retired.text

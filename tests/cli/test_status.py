@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +18,9 @@ from ingestd.daemon import log
 from ingestd.hive.control import find_control_table
 from ingestd.hive.tables import TableName
 from tests.support.command import Run
+from tests.support.flow import wait_for_rows
 from tests.support.http import StaticFleet, serving
+from tests.support.metastore import free_port
 from tests.support.stack import Stack, eventually
 
 
@@ -153,12 +155,6 @@ def test_status_when_a_daemon_answers_then_it_is_used_only_if_it_has_the_configu
         assert named.json["daemon"]["control_database"] == scope.control_database
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _shown_on_a_terminal(command: list[str]) -> bytes:
     """Run a command on a terminal, end it with Ctrl-C after its first table, and return what it has written."""
     terminal, inner = pty.openpty()
@@ -181,11 +177,18 @@ def test_status_when_a_daemon_answers_then_shows_what_it_reports(run: Run, stack
     stack.table("id bigint")
     token = tmp_path / "token"
     token.write_text("0123456789abcdef", encoding="ascii")
-    config = stack.config(http={"listen": f"127.0.0.1:{_free_port()}", "token_file": str(token)})
+    config = stack.config(http={"listen": f"127.0.0.1:{free_port()}", "token_file": str(token)})
     stack.produce(_rows(0, 7))
     daemon = stack.start(config)
-    eventually("the commit", lambda: stack.count() == 7)
-    document = run("status", "--output", "json", "--config", config).json
+    wait_for_rows(daemon, stack.name[-40:], 7)
+
+    def reported() -> Any:
+        shown = run("status", "--output", "json", "--config", config).json
+        [mapping] = shown["mappings"]
+        has_commit = mapping["lag_offsets"] == 0 and mapping.get("totals", {}).get("rows")
+        return shown if has_commit else None
+
+    document = eventually("the commit to be reported", reported)
     assert (document["source"], document["version"], document["daemon"]["pid"]) == ("daemon", 1, os.getpid())
     [mapping] = document["mappings"]
     assert (mapping["state"], mapping["totals"]["rows"], mapping["lag_offsets"]) == ("running", 7, 0)
