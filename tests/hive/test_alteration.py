@@ -20,7 +20,7 @@ BIG = 2**40
 TYPES = {"n": HiveType.parse("bigint"), "extra": HiveType.parse("int")}
 
 
-def _change(stack: Stack, names: Sequence[str], seconds: float = 30.0) -> list[str]:
+def _change(stack: Stack, names: Sequence[str], seconds: float = 180.0) -> list[str]:
     """Give the columns `names` their types in TYPES, and return the statements without the name of the table."""
 
     def plan(table: Table) -> list[Column]:
@@ -57,7 +57,7 @@ def test_columns_when_another_writer_counts_rows_then_changed_only_after_it(stac
     stack.table("id int, n int")
     change = partial(_change, stack, ["n"])
     writer = transactions.begin(stack.metastore, "writer")
-    wait = Wait(Deadline.after(30.0), threading.Event())
+    wait = Wait(Deadline.after(180.0), threading.Event())
     counting = TableName("default", f"{stack.name}#ingestd.counting")
     transactions.take_lease(stack.metastore, writer, counting, wait)
     with pytest.raises(LockTimeout, match="counting lease"):

@@ -31,6 +31,9 @@ from tests.support.postgres import postgres
 from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table, visible_ids
 
+# Short, because tests wait for it. The metastore that does not hang answers faster, even on a busy machine.
+_TIMEOUT_SECONDS = 5.0
+
 
 @pytest.fixture(scope="module")
 def pair(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Process]]:
@@ -73,18 +76,18 @@ def _open_transaction(metastore: Metastore) -> int:
 
 def test_call_when_one_metastore_hangs_then_only_the_current_call_is_delayed(both: list[Process]) -> None:
     first, second = both
-    metastore = _client(both, timeout_seconds=5)
+    metastore = _client(both, timeout_seconds=_TIMEOUT_SECONDS)
     metastore.call("get_all_databases")
     assert _port(metastore) == first.port
     first.pause()
     watch = Stopwatch()
     metastore.call("get_all_databases")
     watch.lap("current call")
+    assert watch.steps["current call"] > _TIMEOUT_SECONDS * 900
     assert _port(metastore) == second.port
+    sent = metastore.calls
     metastore.call("get_all_databases")
-    watch.lap("next call")
-    assert watch.steps["current call"] > 4500
-    assert watch.steps["next call"] < 4500
+    assert metastore.calls == sent + 1  # and not first to the metastore that hangs
     metastore.close()
 
 
@@ -93,7 +96,7 @@ def test_call_when_one_metastore_hangs_then_calls_that_cannot_be_repeated_fail(
 ) -> None:
     first, _ = both
     for pair, method in ((both, "open_txns"), ([first], "get_all_databases")):
-        metastore = _client(pair, timeout_seconds=1)
+        metastore = _client(pair, timeout_seconds=_TIMEOUT_SECONDS)
         metastore.call("get_all_databases")
         assert _port(metastore) == first.port
         first.pause()
@@ -111,7 +114,7 @@ def test_call_when_one_metastore_hangs_then_calls_that_cannot_be_repeated_fail(
 def test_connect_when_the_first_metastore_hangs_then_the_second_is_used(both: list[Process]) -> None:
     first, second = both
     first.pause()
-    metastore = _client(both, timeout_seconds=1)
+    metastore = _client(both, timeout_seconds=_TIMEOUT_SECONDS)
     metastore.call("get_all_databases")
     assert _port(metastore) == second.port
     metastore.close()
@@ -136,7 +139,7 @@ def test_daemon_when_the_metastores_are_killed_or_suspended_in_turn_then_every_i
         daemon.terminate()
         assert daemon.wait() == 0, daemon.text()[-3000:]
         assert visible_ids(stack.metastore, name) == list(range(flow.sent))
-        assert {event["reason"] for event in daemon.events("waiting")} <= {"MetastoreUnavailable", "TransactionAborted"}
+        assert daemon.events("failed") == []
         assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name}/") == []
 
 
@@ -238,7 +241,7 @@ def test_calls_when_the_metastores_stop_in_turn_then_all_threads_continue_on_the
     ports: list[int] = []
 
     def work() -> None:
-        limit = monotonic() + 30
+        limit = monotonic() + 150
         metastore.call("get_all_databases")
         while _port(metastore) == first.port and monotonic() < limit:
             metastore.call("get_all_databases")

@@ -136,13 +136,13 @@ def kdc(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 def _assert_works(uri: str, security: Security) -> None:
-    with closing(Metastore(uri, timeout_seconds=5, security=security)) as client:
+    with closing(Metastore(uri, timeout_seconds=60, security=security)) as client:
         assert client.call("get_all_databases") == ["default"]
         assert client.call("partition_name_to_vals", "p=" + "x" * 500_000) == ["x" * 500_000]
 
 
 def _refusal(uri: str, security: Security, kind: type[IngestdError]) -> IngestdError:
-    with closing(Metastore(uri, timeout_seconds=5, security=security)) as client, pytest.raises(kind) as caught:
+    with closing(Metastore(uri, timeout_seconds=60, security=security)) as client, pytest.raises(kind) as caught:
         client.call("get_all_databases")
     assert type(caught.value) is kind
     assert PASSWORD not in repr(caught.value) + str(caught.value)
