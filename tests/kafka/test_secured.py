@@ -57,6 +57,11 @@ class _Case:
     hint: str
     topic: str = "open"
 
+    def is_named(self, told: Event) -> bool:
+        """Return whether an event reports this rejection."""
+        says_all = self.what in told["error"] and self.hint in told["error"]
+        return says_all and told["reason"] == self.error.__name__
+
 
 def _cases(kafka: SecuredKafka) -> list[_Case]:
     broker, ca = "broker ", "ssl.ca.location"
@@ -122,11 +127,13 @@ def test_rejected_connections_then_each_is_named_by_the_check_and_by_the_daemon_
         eventually("the record", lambda mapping=mapping: _told(daemon, mapping, "committed"))  # type: ignore[misc]
     for case, mapping in zip(cases, mappings, strict=True):
         event = "waiting" if case.error.is_retriable else "failed"
-        [told, *_] = eventually(f"{case.name} to be named", lambda m=mapping, e=event: _told(daemon, m, e))  # type: ignore[misc]
-        assert case.what in told["error"], (case.name, told)
-        assert case.hint in told["error"], (case.name, told)
-        assert told["reason"] == case.error.__name__
-    assert daemon.supervisor.monitors[mappings[0]["name"]].snapshot().state == "failed"
+        # Other problems may precede it, such as an answer that came too late.
+        eventually(
+            f"{case.name} to be named",
+            lambda case=case, m=mapping, e=event: any(case.is_named(one) for one in _told(daemon, m, e)),  # type: ignore[misc]
+        )
+    monitor = daemon.supervisor.monitors[mappings[0]["name"]]
+    eventually("the state of the first", lambda: monitor.snapshot().state == "failed")
     daemon.terminate()
     daemon.wait()
     assert "canary" not in daemon.text() + "".join(str(found) for found in findings)
@@ -209,7 +216,8 @@ def test_group_when_the_permission_is_missing_then_it_is_named_and_the_mapping_w
     assert finding.error is not None
     assert finding.error.what == "permission denied: READ on the consumer group"
     daemon = stack.drain(config)
-    assert "permission denied: READ on the consumer group" in daemon.events("mirror_failed")[0]["error"]
+    denied = "permission denied: READ on the consumer group"
+    assert any(denied in event["error"] for event in daemon.events("mirror_failed"))
     assert visible_ids(stack.metastore, TableName.parse(mapping["table"])) == [1]
 
 

@@ -299,7 +299,7 @@ def test_commit_when_its_answer_is_lost_then_resolved_and_rows_are_stored_once(
         connection.commit_transaction()
         assert connection.current_transaction_state is TxnState.COMMITTED
         assert between.calls["commit_txn"] == 1
-        assert caplog.text.count("the next check is in") == 1
+        assert "the next check is in" in caplog.text
         with connection.transaction():
             connection.write(rows(10))
 
