@@ -45,9 +45,9 @@ class Cli:
         )
 
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run the command and return its result. Fails after two minutes."""
+        """Run the command and return its result. Fails after five minutes."""
         with self.start(*arguments, **env) as started:
-            out, err = started.communicate(timeout=120)
+            out, err = started.communicate(timeout=300)
         return subprocess.CompletedProcess(started.args, started.returncode, out, err)
 
     def processes(self) -> list[psutil.Process]:

@@ -54,7 +54,7 @@ def boxes(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     clis = [Cli(tmp_path_factory.mktemp("box") / "state") for _ in range(2)]
     try:
         started = [clis[0].start("up", "--hiveserver2", "--output", "json"), clis[1].start("up", "--output", "json")]
-        answers = [up.communicate(timeout=120) for up in started]
+        answers = [up.communicate(timeout=300) for up in started]
         assert [up.returncode for up in started] == [0, 0], answers
         first, second = (Box(cli, json.loads(answer[0])) for cli, answer in zip(clis, answers, strict=True))
         yield first, second
@@ -105,11 +105,8 @@ def _break_and_restart(box: Sandbox) -> None:
     box.pause_service(KAFKA)
     box.resume_service(KAFKA)
     box.pause_service(METASTORE)
-    assert {state.name: state.word for state in box.status()} == {
-        KAFKA: "running",
-        METASTORE: "silent",
-        HIVESERVER2: "stopped",
-    }
+    words = {KAFKA: "running", METASTORE: "silent", HIVESERVER2: "stopped"}
+    eventually("Kafka to answer again", lambda: {state.name: state.word for state in box.status()} == words)
     box.stop_service(METASTORE, kill=True)
     assert box.status()[1].word == "stopped"
     box.start_service(METASTORE)
@@ -155,7 +152,7 @@ def test_up_when_it_is_killed_then_leaves_no_process(cli: Cli, number: signal.Si
 
 def test_down_when_a_pid_was_reused_then_does_not_end_that_process(cli: Cli) -> None:
     cli.state_dir.mkdir()
-    with subprocess.Popen(["sleep", "60"]) as other:
+    with subprocess.Popen(["sleep", "600"]) as other:
         save(cli.state_dir, State(ports={"kafka": 1}, children={"kafka": Child(other.pid, "-Dingestd.sandbox=x")}))
         assert cli.run("down").stdout == "nothing was running\n"
         assert other.poll() is None
