@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ingestd import errors
 from ingestd.cli.main import cli
@@ -19,7 +20,10 @@ from ingestd.storage.options import StorageOptions
 from tests.support import certificates
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted(ROOT.joinpath("docs").glob("*.md"))]
+README = ROOT / "README.md"
+CONFIGURATION = ROOT / "docs" / "configuration.md"
+COMMANDS = ROOT / "docs" / "commands.md"
+PAGES = [README, *sorted(ROOT.joinpath("docs").glob("*.md"))]
 GUIDES = [ROOT / "docs" / "architecture.md", ROOT / "docs" / "contributing.md"]
 _REST = "metastore: {uri: 'thrift://m:9083'}\nmappings: [{name: a, topics: [a], table: default.a}]\n"
 KEYS = sorted(set(keys(Document)))
@@ -30,6 +34,11 @@ each_guide = pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
+
+
+def _examples(page: Path) -> list[str]:
+    """Return the YAML examples of a page."""
+    return re.findall(r"^```yaml\n(.+?)^```", _text(page), re.MULTILINE | re.DOTALL)
 
 
 def _anchors(page: Path) -> set[str]:
@@ -82,29 +91,65 @@ def test_layers_in_architecture_then_are_those_of_the_import_contract() -> None:
     assert drawn == layers
 
 
-def test_readme_then_names_every_configuration_key() -> None:
+def test_readme_then_is_short() -> None:
+    assert len(_text(README).splitlines()) <= 120
+
+
+def test_readme_then_its_configuration_loads(tmp_path: Path) -> None:
+    [example] = _examples(README)
+    assert len(example.splitlines()) == 6
+    file = tmp_path / "ingestd.yaml"
+    file.write_text(example, encoding="utf-8")
+    [mapping] = load([file]).mappings
+    assert (mapping.name, str(mapping.table)) == ("clicks", "web.clicks")
+
+
+def test_configuration_page_then_names_every_key() -> None:
     assert len(KEYS) > 30
-    readme = _text(PAGES[0])
-    assert not [path for path, name in KEYS if not re.search(rf"[`.{{ ]{name}[`:.,}} ]", readme)]
+    named = set(re.findall(r"`([\w.]+)`", _text(CONFIGURATION).replace("[]", "")))
+    sections = set(re.findall(r"^## (\w+)$", _text(CONFIGURATION), re.MULTILINE))
+    # The keys of a mapping are named without `mappings`, and those of its sections stand for those of `defaults`.
+    own = [path.removeprefix("mappings.") for path, _ in KEYS if not path.startswith("defaults.")]
+    assert not [path for path in own if path not in named | sections and not _has_parts(path, named)]
 
 
-def test_readme_then_names_every_command() -> None:
-    readme = _text(PAGES[0])
-    assert not [command for command, _ in commands(cli, "ingestd") if command not in readme]
+def _has_parts(path: str, named: set[str]) -> bool:
+    """Return whether `path` is a section, of which the page names all keys."""
+    return any(name.startswith(f"{path}.") for name in named)
 
 
-def test_readme_then_names_every_exit_code() -> None:
-    readme = _text(PAGES[0])
+def test_configuration_examples_then_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certificates.make(tmp_path)
+    for name in ("http.crt", "http.key", "ingestd.keytab", "metastore", "registry", "s3", "http-token"):
+        (tmp_path / name).write_text("a password of 24 letters", encoding="utf-8")
+    (tmp_path / "core-site.xml").write_text("<configuration/>", encoding="utf-8")
+    monkeypatch.setenv("S3_ACCESS_KEY", "a key")
+    examples = _examples(CONFIGURATION)
+    assert len(examples) > 15
+    rest = yaml.safe_load(_REST) | {"kafka": {"bootstrap.servers": "b:9092"}, "registry": {"url": "http://r:8081"}}
+    for number, example in enumerate(examples):
+        text = re.sub("/etc/ingestd|/run/secrets|/etc/hadoop/conf", str(tmp_path), example)
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(yaml.safe_dump(rest | yaml.safe_load(text)), encoding="utf-8")
+        load([file])
+
+
+def test_commands_page_then_names_every_command() -> None:
+    page = _text(COMMANDS)
+    assert not [command for command, _ in commands(cli, "ingestd") if command not in page]
+
+
+def test_commands_page_then_lists_every_exit_code() -> None:
+    section = _text(COMMANDS).partition("## Exit codes")[2].partition("\n## ")[0]
     codes = {c.exit_code for c in vars(errors).values() if isinstance(c, type) and issubclass(c, IngestdError)}
-    assert not [code for code in sorted(codes | {0, 2, 70}) if not re.search(rf"\b{code}\b", readme)]
+    assert codes | {0, 2, 70} <= {int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE)}
 
 
 def test_kafka_examples_then_load_if_their_files_exist(tmp_path: Path) -> None:
     certificates.make(tmp_path)
     certificates.issue(tmp_path, "client", "client")
     (tmp_path / "kafka").write_text("a password", encoding="utf-8")
-    page = _text(ROOT / "docs" / "kafka.md")
-    examples = re.findall(r"^```yaml\n(.+?)^```", page, re.MULTILINE | re.DOTALL)
+    examples = _examples(ROOT / "docs" / "kafka.md")
     assert len(examples) == 2
     for number, example in enumerate(examples):
         file = tmp_path / f"{number}.yaml"
@@ -116,7 +161,7 @@ def test_kafka_examples_then_load_if_their_files_exist(tmp_path: Path) -> None:
 def test_storage_examples_then_load(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("S3_ACCESS_KEY", "S3_SECRET_KEY"):
         monkeypatch.setenv(name, "a key")
-    [example] = re.findall(r"^```yaml\n(.+?)^```", _text(ROOT / "docs" / page), re.MULTILINE | re.DOTALL)
+    [example] = _examples(ROOT / "docs" / page)
     (tmp_path / "core-site.xml").write_text("<configuration/>", encoding="utf-8")
     example = example.replace("/etc/hadoop/conf", str(tmp_path))
     file = tmp_path / "a.yaml"
@@ -125,7 +170,7 @@ def test_storage_examples_then_load(page: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_spark_examples_then_load(tmp_path: Path) -> None:
-    examples = re.findall(r"^```yaml\n(.+?)^```", _text(ROOT / "docs" / "spark.md"), re.MULTILINE | re.DOTALL)
+    examples = _examples(ROOT / "docs" / "spark.md")
     assert len(examples) == 4
     for number, example in enumerate(examples):
         file = tmp_path / f"{number}.yaml"

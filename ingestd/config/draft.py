@@ -39,7 +39,10 @@ class Draft:
 
     def text(self) -> str:
         """Return the YAML document."""
-        lines = ["# The first configuration, written by `ingestd init`. README.md lists all keys.", "metastore:"]
+        lines = [
+            "# The first configuration, written by `ingestd init`. docs/configuration.md lists all keys.",
+            "metastore:",
+        ]
         lines += _nested(_section(self.settings, "metastore"), "  ")
         lines += ["", "kafka:  # librdkafka properties"]
         lines += [f"  {_text(key)}: {_text(value)}" for key, value in _section(self.settings, "kafka").items()]

@@ -98,7 +98,7 @@ def exit_code(findings: Sequence[Finding]) -> int:
 
 
 def as_document(findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return all findings as one JSON document with a stable schema (docs/operations.md)."""
+    """Return all findings as one JSON document with a stable schema (docs/commands.md)."""
     counts = dict.fromkeys(("ok", "warning", "fault", "skipped"), 0)
     for one in findings:
         counts[one.verdict.status] += 1

@@ -30,8 +30,8 @@ def _checks() -> set[str]:
 
 
 def test_checks_then_are_those_of_the_documentation() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    section = text.partition("### `ingestd doctor`")[2].partition("\n### ")[0]
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    section = text.partition("## `ingestd doctor`")[2].partition("\n## ")[0]
     documented = re.findall(r"^\| `([a-z_.]+)` \|", section, re.MULTILINE)
     assert len(documented) == len(set(documented))
     assert set(documented) == _checks() | {"configuration"}
