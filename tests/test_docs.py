@@ -95,6 +95,12 @@ def test_readme_then_is_short() -> None:
     assert len(_text(README).splitlines()) <= 120
 
 
+def test_readme_then_its_images_exist_and_are_small() -> None:
+    images = re.findall(r'(?:src|srcset)="(.+?)"', _text(README))
+    assert len(images) == 2
+    assert all((ROOT / image).stat().st_size <= 200_000 for image in images)
+
+
 def test_readme_then_its_configuration_loads(tmp_path: Path) -> None:
     [example] = _examples(README)
     assert len(example.splitlines()) == 6
