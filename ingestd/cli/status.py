@@ -26,7 +26,7 @@ from ingestd.replication.policy_status import read_statuses
 
 _COLUMNS = (
     *(Column("mapping"), Column("table"), Column("state"), number("lag"), Column("behind"), Column("last commit")),
-    *(Column("owner"), Column("problem")),
+    Column("owner"),
 )
 _COLOURS = {"running": "green", "owned": "green", "waiting": "yellow", "paused": "yellow", "failed": "red"}
 # Without heartbeats for this long, the owner has probably ended. Clocks may differ by a few seconds.
@@ -106,7 +106,10 @@ def _current(source: Source) -> Group | Text:
 
 
 def _view(document: dict[str, Any]) -> Group:
-    """Return what a terminal shows of the document: mappings with a problem first, because a screen has few rows."""
+    """Return what a terminal shows of the document: mappings with a problem first, because a screen has few rows.
+
+    The problems are below the table, where a long one does not widen it.
+    """
     mappings = sorted(document["mappings"], key=lambda mapping: not mapping["problem"])
     if document["source"] == "daemon":
         daemon = document["daemon"]
@@ -118,7 +121,8 @@ def _view(document: dict[str, Any]) -> Group:
     counts += [f"{len(policies)} polic{'y' if len(policies) == 1 else 'ies'}"] if policies else []
     tables = [_table(mappings)] if mappings or not policies else []
     tables += [table(POLICY_COLUMNS, map(policy_row, policies))] if policies else []
-    return Group(Text(f"{title}: {', '.join(counts)}", "dim"), *tables)
+    problems = [_problem(mapping) for mapping in mappings if mapping["problem"]]
+    return Group(Text(f"{title}: {', '.join(counts)}", "dim"), *tables, *problems)
 
 
 def _table(mappings: list[dict[str, Any]]) -> Table:
@@ -129,7 +133,7 @@ def _table(mappings: list[dict[str, Any]]) -> Table:
 
 
 def _row(mapping: dict[str, Any]) -> list[object]:
-    commit, problem = mapping["last_commit"], mapping["problem"]
+    commit = mapping["last_commit"]
     return [
         mapping["name"],
         mapping["table"],
@@ -138,8 +142,15 @@ def _row(mapping: dict[str, Any]) -> list[object]:
         _duration(mapping["lag_seconds"]),
         f"{_duration(max(0.0, now() - commit['committed_unix']))} ago" if commit else None,
         mapping["owner"].rpartition("/")[2],
-        f"{problem['error']} → {problem['hint']}" if problem and problem["hint"] else problem and problem["error"],
     ]
+
+
+def _problem(mapping: dict[str, Any]) -> Text:
+    """Return the problem of a mapping: where it is, what it is, and how to fix it."""
+    problem = mapping["problem"]
+    place = f"{problem['where']}: " if problem["where"] else ""
+    hint = f"\n  → {problem['hint']}" if problem["hint"] else ""
+    return Text(f"{mapping['name']}: {place}{problem['error']}{hint}", _COLOURS.get(mapping["state"], ""))
 
 
 def _duration(seconds: float | None) -> str | None:

@@ -111,7 +111,10 @@ def test_status_when_no_service_answers_then_shows_the_problem_and_exit_code_is_
     [mapping] = result.json["mappings"]
     assert mapping["state"] == "unknown"
     assert mapping["problem"]["reason"] == "MetastoreUnavailable"
-    assert "check that the metastore is running" in run("status", "--config", config).out
+    problem = mapping["problem"]
+    shown = run("status", "--config", config).out
+    assert f"orders: {problem['where']}: {problem['error']}\n  → {problem['hint']}\n" in shown
+    assert "check that the metastore is running" in shown
 
 
 def test_status_when_the_daemon_of_a_url_does_not_answer_then_exit_code_is_69(run: Run) -> None:
