@@ -17,8 +17,9 @@ _Run = subprocess.CompletedProcess[str]
 
 
 def _pass(folder: Path, option: str, *options: str) -> _Run:
+    """Run pytest in `folder` as `.ci/run` does, with the list of failed tests in the folder beside it."""
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "passes", option, "failed.json", *options],
+        [sys.executable, "-m", "pytest", "-p", "passes", f"{option}={_failed(folder)}", *options],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(_PASSES)},
         capture_output=True,
@@ -27,11 +28,16 @@ def _pass(folder: Path, option: str, *options: str) -> _Run:
     )
 
 
+def _failed(folder: Path) -> Path:
+    return folder.parent / f"{folder.name}-failed" / "failed.json"
+
+
 def _both(folder: Path, module: str) -> tuple[_Run, _Run | None]:
-    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    (folder / "pytest.ini").write_text("[pytest]\naddopts = --strict-markers\nmarkers = soak\n", encoding="utf-8")
+    _failed(folder).parent.mkdir()
     (folder / "test_module.py").write_text(module, encoding="utf-8")
     first = _pass(folder, "--first-pass", "-n1")
-    return first, _pass(folder, "--second-pass", "-n0") if (folder / "failed.json").exists() else None
+    return first, _pass(folder, "--second-pass", "-n0") if _failed(folder).exists() else None
 
 
 _ONCE = """
@@ -70,7 +76,8 @@ def test_second_pass_when_a_test_fails_once_then_it_is_flaky_and_the_pass_is_gre
 
 
 def test_second_pass_when_a_test_always_fails_then_it_is_red(tmp_path: Path) -> None:
-    _, second = _both(tmp_path, "def test_wrong(): assert False\ndef test_right(): ...\n")
+    module = "import pytest\n@pytest.mark.soak\ndef test_wrong(): assert False\ndef test_right(): ...\n"
+    _, second = _both(tmp_path, module)
     assert second is not None
     assert second.returncode == 1
     assert "FLAKY" not in second.stdout
@@ -107,14 +114,16 @@ def test_first_pass_when_a_repetition_could_hide_an_error_then_there_is_none(
 
 def test_first_pass_when_it_is_interrupted_then_there_is_no_second(tmp_path: Path) -> None:
     module = "import pytest\ndef test_wrong(): assert False\ndef test_interrupted(): raise KeyboardInterrupt\n"
+    _failed(tmp_path).parent.mkdir()
     (tmp_path / "test_module.py").write_text(module, encoding="utf-8")
     assert _pass(tmp_path, "--first-pass", "-n0").returncode == pytest.ExitCode.INTERRUPTED
-    assert not (tmp_path / "failed.json").exists()
+    assert not _failed(tmp_path).exists()
 
 
 def test_second_pass_when_a_test_is_gone_then_it_is_red(tmp_path: Path) -> None:
     (tmp_path / "test_module.py").write_text("def test_right(): ...\n", encoding="utf-8")
-    (tmp_path / "failed.json").write_text(json.dumps({"test_module.py::test_gone": ""}), encoding="utf-8")
+    _failed(tmp_path).parent.mkdir()
+    _failed(tmp_path).write_text(json.dumps({"test_module.py::test_gone": ""}), encoding="utf-8")
     second = _pass(tmp_path, "--second-pass", "-n0")
     assert second.returncode == pytest.ExitCode.USAGE_ERROR
     assert "test_module.py::test_gone" in second.stderr
