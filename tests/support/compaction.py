@@ -70,10 +70,12 @@ def _readers(stack: Stack, table: str) -> set[int]:
 
 
 def _done(stack: Stack, table: str) -> list[str]:
-    """Return the states of the compactions that were requested by a statement and have a result."""
+    """Return the states of the compactions that were requested by a statement and have ended.
+
+    One is refused if another one, which Hive itself has begun, has left nothing to compact.
+    """
     answer = stack.metastore.call("show_compact", ttypes.ShowCompactRequest())
     name = table.rpartition(".")[2]
-    # Hive itself may compact the table, too.
     states = [one.state for one in answer.compacts if one.tablename == name and _MANUAL in (one.initiatorId or "")]
-    assert not {"failed", "refused"} & set(states), states
-    return [state for state in states if state in COMPACTED]
+    assert "failed" not in states, states
+    return [state for state in states if state in (*COMPACTED, "refused")]
