@@ -17,12 +17,11 @@ from ingestd.clock import pause
 from ingestd.errors import InvalidTable, MetastoreUnavailable
 from ingestd.hive.client import CAPABILITIES, Metastore, MetastoreRefusal
 from ingestd.hive.held_lease import HeldLease
-from ingestd.hive.tables import ORC_INPUT, Table, TableName, as_acid_table, read_table
+from ingestd.hive.tables import ORC_INPUT, ORC_OUTPUT, Table, TableName, as_acid_table, read_table
 from ingestd.retry import Backoff
 from ingestd.schema import Column
 
 _ATTEMPTS = 6  # 1.5 s in all
-_ORC_OUTPUT = "org.apache.hadoop.hive.ql.io.orc.OrcOutputFormat"
 _ORC_SERDE = "org.apache.hadoop.hive.ql.io.orc.OrcSerde"
 _ACID = {"transactional": "true", "transactional_properties": "default", "bucketing_version": "2"}
 # As HiveServer2 describes a new table, so that Hive answers `count(*)` from numRows, which each commit increases.
@@ -73,7 +72,7 @@ class NewTable:
         storage = ttypes.StorageDescriptor(
             cols=_fields(self.columns),
             inputFormat=ORC_INPUT,
-            outputFormat=_ORC_OUTPUT,
+            outputFormat=ORC_OUTPUT,
             compressed=False,
             numBuckets=-1,
             serdeInfo=ttypes.SerDeInfo(serializationLib=_ORC_SERDE, parameters={"serialization.format": "1"}),

@@ -1,8 +1,9 @@
 """The properties of a table that a writer needs, read from the metastore and checked.
 
 Invariant: a `Table` from `load_acid_table` is a managed transactional ORC table, full ACID or insert-only, with
-primitive partition columns.
-Source of the rules: TransactionalValidationListener, AcidUtils.isFullAcidTable.
+primitive partition columns, and one that Hive's INSERT writes in the same way.
+Source of the rules: TransactionalValidationListener, AcidUtils.isFullAcidTable, SemanticAnalyzer, ErrorMsg,
+MetastoreDefaultTransformer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from ingestd.schema import Column, HiveType
 # The name of an unpartitioned table among partition names.
 WHOLE_TABLE = ""
 ORC_INPUT = "org.apache.hadoop.hive.ql.io.orc.OrcInputFormat"
+ORC_OUTPUT = "org.apache.hadoop.hive.ql.io.orc.OrcOutputFormat"
 
+# Hive's answers to INSERT (ErrorMsg.DML_AGAINST_VIEW, INSERT_INTO_IMMUTABLE_TABLE).
+_NO_VIEW = "a view cannot be used as target table for LOAD or INSERT"
+_NO_IMMUTABLE = "inserting into a non-empty immutable table is not allowed"
+# Values of Table.accessType for clients that declare too few capabilities: ACCESSTYPE_NONE, ACCESSTYPE_READONLY.
+_NOT_WRITABLE = (1, 2)
 _CREATE_ACID = "create it as a managed table, STORED AS ORC TBLPROPERTIES('transactional'='true')"
 
 
@@ -188,14 +195,46 @@ def _columns(fields: Any, name: TableName) -> tuple[Column, ...]:
 
 
 def _require_acid_orc(raw: Any, parameters: Mapping[str, str], name: TableName) -> None:
-    acid = parameters.get("transactional", "").lower() == "true"
+    handler = _storage_handler(parameters)
+    is_acid = parameters.get("transactional", "").lower() == "true"
+    is_external = raw.tableType == "EXTERNAL_TABLE" or parameters.get("EXTERNAL", "").lower() == "true"
+    is_immutable = parameters.get("immutable", "").lower() == "true"
+    capabilities = ", ".join(raw.requiredWriteCapabilities or ()) or "unknown"
     faults = [
-        (raw.tableType == "VIRTUAL_VIEW", "is a view", "use a table"),
-        (not acid, "is not a transactional table", _CREATE_ACID),
+        (raw.tableType == "VIRTUAL_VIEW", f"is a view: {_NO_VIEW}", "use a table"),
+        (
+            raw.tableType == "MATERIALIZED_VIEW",
+            f"is a materialized view: {_NO_VIEW}",
+            "use a table; ALTER MATERIALIZED VIEW … REBUILD fills a materialized view",
+        ),
+        (bool(handler), f"is a non-native table ({handler})", "use a table STORED AS ORC, without STORED BY"),
+        (not is_acid, "is not a transactional table", _CREATE_ACID),
+        (is_external, "cannot be declared transactional because it's an external table", _CREATE_ACID),
         (raw.sd.inputFormat != ORC_INPUT, f"has the input format {raw.sd.inputFormat}", "create it STORED AS ORC"),
+        (raw.sd.outputFormat != ORC_OUTPUT, f"has the output format {raw.sd.outputFormat}", "create it STORED AS ORC"),
         (bool(raw.sd.sortCols), "is SORTED BY columns, so Hive relies on the order of its rows", "recreate it without"),
+        (
+            bool(raw.sd.storedAsSubDirectories),
+            "is STORED AS DIRECTORIES, so Hive writes skewed values into directories of their own",
+            "run ALTER TABLE … NOT STORED AS DIRECTORIES",
+        ),
         ("repl.target.for" in parameters, "is a replica", "write to the source table of the replication"),
+        (is_immutable, f"is immutable: {_NO_IMMUTABLE}", "run ALTER TABLE … SET TBLPROPERTIES ('immutable'='false')"),
+        (
+            raw.accessType in _NOT_WRITABLE,
+            f"can be written only by clients with other capabilities ({capabilities})",
+            "remove the property OBJCAPABILITIES of the table, or use another table",
+        ),
     ]
     for violated, what, hint in faults:
         if violated:
             raise InvalidTable(f"the table {what}", where=f"table {name}", hint=hint)
+
+
+def _storage_handler(parameters: Mapping[str, str]) -> str:
+    """Return the storage handler that writes the table instead of Hive, '' for a native table.
+
+    Engines without Hive's libraries create Iceberg tables that have no handler (HiveTableOperations).
+    """
+    is_iceberg = parameters.get("table_type", "").upper() == "ICEBERG"
+    return parameters.get("storage_handler", "") or ("Iceberg" if is_iceberg else "")
