@@ -18,7 +18,7 @@ from ingestd.errors import TableChanged
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.parameters import DDL_TIME, WriterView, write_table_back
-from ingestd.hive.tables import Table, TableName, load_acid_table
+from ingestd.hive.tables import Table, TableName, load_acid_table, require_writable_database
 from ingestd.hive.transaction_leases import PATIENCE_SECONDS, counting_lease
 from ingestd.hive.transactions import LockTimeout, Transaction, Wait
 from ingestd.hive.write_ids import read_snapshot
@@ -62,6 +62,7 @@ def _change(metastore: Metastore, txn: Transaction, name: TableName, plan: Plan)
         if not statements:
             return []
         if view is None:
+            require_writable_database(metastore, name)
             snapshot = read_snapshot(metastore, name)
             view = WriterView(transactions.allocate(metastore, txn, name), snapshot)
         if _write(metastore, table, columns, view):

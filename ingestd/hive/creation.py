@@ -17,7 +17,15 @@ from ingestd.clock import pause
 from ingestd.errors import InvalidTable, MetastoreUnavailable
 from ingestd.hive.client import CAPABILITIES, Metastore, MetastoreRefusal
 from ingestd.hive.held_lease import HeldLease
-from ingestd.hive.tables import ORC_INPUT, ORC_OUTPUT, Table, TableName, as_acid_table, read_table
+from ingestd.hive.tables import (
+    ORC_INPUT,
+    ORC_OUTPUT,
+    Table,
+    TableName,
+    as_acid_table,
+    read_table,
+    require_writable_database,
+)
 from ingestd.retry import Backoff
 from ingestd.schema import Column
 
@@ -97,14 +105,11 @@ def create_table(metastore: Metastore, table: NewTable, lease: TableName) -> boo
     """Create a table unless it exists, and return whether this call created it.
 
     `lease` is a name that all processes use for this table. Raises OwnershipLost while another process creates it,
-    InvalidTable if the database does not exist or the columns are not valid, MetastoreRefusal, or MetastoreUnavailable.
+    InvalidTable if the database does not exist or must not be written, or if the columns are not valid,
+    MetastoreRefusal, or MetastoreUnavailable.
     """
     table.checked()
-    database = table.name.database
-    if not exists(lambda: metastore.call("get_database", database)):
-        raise InvalidTable(
-            "the database does not exist", where=f"table {table.name}", hint=f"run CREATE DATABASE {database}"
-        )
+    require_writable_database(metastore, table.name)
     with HeldLease(metastore, lease, f"create the table {table.name}"):
         if exists(lambda: read_table(metastore, table.name)):
             return False

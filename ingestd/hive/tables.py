@@ -1,9 +1,11 @@
 """The properties of a table that a writer needs, read from the metastore and checked.
 
 Invariant: a `Table` from `load_acid_table` is a managed transactional ORC table, full ACID or insert-only, with
-primitive partition columns, and one that Hive's INSERT writes in the same way.
+primitive partition columns, and one that Hive's INSERT writes in the same way. Hive also refuses to write to some
+databases (`require_writable_database`): a caller checks this before it allocates a write id, because replication would
+assign the same one.
 Source of the rules: TransactionalValidationListener, AcidUtils.isFullAcidTable, SemanticAnalyzer, ErrorMsg,
-MetastoreDefaultTransformer.
+MetastoreDefaultTransformer, MetaStoreUtils.isTargetOfReplication, EnforceReadOnlyDatabaseHook.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ WHOLE_TABLE = ""
 ORC_INPUT = "org.apache.hadoop.hive.ql.io.orc.OrcInputFormat"
 ORC_OUTPUT = "org.apache.hadoop.hive.ql.io.orc.OrcOutputFormat"
 
+# Properties of a database. The first names replication policies; it is empty after a failover.
+_TARGET_FOR, _READ_ONLY = "repl.target.for", "readonly"
 # Hive's answers to INSERT (ErrorMsg.DML_AGAINST_VIEW, INSERT_INTO_IMMUTABLE_TABLE).
 _NO_VIEW = "a view cannot be used as target table for LOAD or INSERT"
 _NO_IMMUTABLE = "inserting into a non-empty immutable table is not allowed"
@@ -133,6 +137,32 @@ def load_acid_table(metastore: Metastore, name: TableName) -> Table:
     return as_acid_table(raw, not_null_columns(metastore, raw))
 
 
+def require_writable_database(metastore: Metastore, name: TableName) -> None:
+    """Raise InvalidTable if tables of the database of `name` must not be written, or if there is no such database.
+
+    Makes one call. The properties of a database may change at any time, without a trace in its tables.
+    """
+    database, where = name.database, f"table {name}"
+    try:
+        found = metastore.call("get_database", database).parameters or {}
+    except InvalidTable as error:
+        hint = f"run CREATE DATABASE {database}"
+        raise InvalidTable("the database does not exist", where=where, hint=hint) from error
+    if found.get(_TARGET_FOR):
+        raise InvalidTable(
+            f"database {database} is a target of replication ({_TARGET_FOR})",
+            where=where,
+            hint="write to the source database. After a failover, run"
+            f" ALTER DATABASE {database} SET DBPROPERTIES ('{_TARGET_FOR}'='', '{_READ_ONLY}'='false')",
+        )
+    if found.get(_READ_ONLY, "").lower() == "true":
+        raise InvalidTable(
+            f"database {database} is read-only",
+            where=where,
+            hint=f"run ALTER DATABASE {database} SET DBPROPERTIES ('{_READ_ONLY}'='false') to make it writable",
+        )
+
+
 def require_full_acid(table: Table) -> None:
     """Raise InvalidTable for an insert-only table."""
     if table.is_insert_only:
@@ -218,7 +248,6 @@ def _require_acid_orc(raw: Any, parameters: Mapping[str, str], name: TableName) 
             "is STORED AS DIRECTORIES, so Hive writes skewed values into directories of their own",
             "run ALTER TABLE … NOT STORED AS DIRECTORIES",
         ),
-        ("repl.target.for" in parameters, "is a replica", "write to the source table of the replication"),
         (is_immutable, f"is immutable: {_NO_IMMUTABLE}", "run ALTER TABLE … SET TBLPROPERTIES ('immutable'='false')"),
         (
             raw.accessType in _NOT_WRITABLE,

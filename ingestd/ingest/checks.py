@@ -16,7 +16,7 @@ from ingestd.formats.registry import Registry
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import partition_names, read_partitions
-from ingestd.hive.tables import Table, TableName, load_acid_table
+from ingestd.hive.tables import Table, TableName, load_acid_table, require_writable_database
 from ingestd.ingest.letter_table import load_letter_table
 from ingestd.ingest.new_table import find_target
 from ingestd.ingest.options import MappingOptions
@@ -213,12 +213,13 @@ def usable_letters(metastore: Metastore, name: TableName) -> str:
 
     A table that is missing passes, because the mapping creates it, but its database must exist.
     """
+    found = "full ACID ORC, with the columns of dead letters"
     try:
         load_letter_table(metastore, name)
     except TableMissing:
-        metastore.call("get_database", name.database)
-        return "does not exist; the mapping creates it"
-    return "full ACID ORC, with the columns of dead letters"
+        found = "does not exist; the mapping creates it"
+    require_writable_database(metastore, name)
+    return found
 
 
 def counted(count: int, noun: str) -> str:

@@ -14,11 +14,11 @@ from ingestd.formats.registry import Registry
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import find_control_table, read_state
 from ingestd.hive.creation import NewTable, create_table
-from ingestd.hive.tables import Table, TableName
+from ingestd.hive.tables import Table, TableName, require_writable_database
 from ingestd.ingest import events
 from ingestd.ingest.letter_table import create_letter_table, definition, load_letter_table
 from ingestd.ingest.options import MappingOptions
-from ingestd.ingest.target import check_target, load_target
+from ingestd.ingest.target import check_target, load_letters, load_target
 from ingestd.schema import Column, HiveType
 
 
@@ -43,17 +43,17 @@ def ensure_target(metastore: Metastore, options: MappingOptions) -> Table:
 def ensure_letters(metastore: Metastore, options: MappingOptions) -> Table | None:
     """Read and check the table of the mapping's dead letters, after creating it if it is missing; None if it has none.
 
-    Raises the errors of `load_letter_table` and `create_letter_table`.
+    Raises the errors of `load_letters` and `create_letter_table`.
     """
-    name = options.dead_letter and options.dead_letter.table
-    if not name:
-        return None
     try:
-        return load_letter_table(metastore, name)
+        return load_letters(metastore, options)
     except TableMissing:
+        assert options.dead_letter is not None
+        assert options.dead_letter.table is not None
+        name = options.dead_letter.table
         if create_letter_table(metastore, name, _lease(options, name)):
             events.table_created(options.name, str(name), definition(name))
-    return load_letter_table(metastore, name)
+    return load_letters(metastore, options)
 
 
 def find_target(metastore: Metastore, options: MappingOptions) -> tuple[Table, str]:
@@ -66,6 +66,7 @@ def find_target(metastore: Metastore, options: MappingOptions) -> tuple[Table, s
     except TableMissing:
         if options.create_table is None or _has_committed(metastore, options):
             raise
+    require_writable_database(metastore, options.table)
     new = plan_table(options)
     table = new.checked()
     check_target(table, options)

@@ -11,7 +11,7 @@ from contextlib import suppress
 from ingestd.errors import ConfigError, InvalidTable
 from ingestd.formats.registry import Registry
 from ingestd.hive.client import Metastore
-from ingestd.hive.tables import Table, TableName, load_acid_table
+from ingestd.hive.tables import Table, TableName, load_acid_table, require_writable_database
 from ingestd.ingest.decoding import RowDecoder
 from ingestd.ingest.letter_table import load_letter_table
 from ingestd.ingest.options import MappingOptions
@@ -22,8 +22,12 @@ from ingestd.spark.query import Query
 
 
 def load_target(metastore: Metastore, options: MappingOptions) -> Table:
-    """Read and check the mapping's table. Raises InvalidTable for the first property that a mapping cannot handle."""
+    """Read and check the mapping's table. Raises InvalidTable for the first property that a mapping cannot handle.
+
+    Each transaction calls this before it opens, because a database can become a target of replication at any time.
+    """
     table = load_acid_table(metastore, options.table)
+    require_writable_database(metastore, options.table)
     check_target(table, options)
     return table
 
@@ -58,9 +62,18 @@ def check_target(table: Table, options: MappingOptions) -> None:
 
 
 def load_letters(metastore: Metastore, options: MappingOptions) -> Table | None:
-    """Read and check the table of the mapping's dead letters; None if it has none. Raises as `load_letter_table`."""
+    """Read and check the table of the mapping's dead letters; None if it has none.
+
+    Raises as `load_letter_table`, and InvalidTable if the table must not be written. `load_target` has checked the
+    database that most mappings use for both tables.
+    """
     name = options.dead_letter and options.dead_letter.table
-    return load_letter_table(metastore, name) if name else None
+    if not name:
+        return None
+    table = load_letter_table(metastore, name)
+    if name.database != options.table.database:
+        require_writable_database(metastore, name)
+    return table
 
 
 def decoding_of(table: Table, options: MappingOptions) -> Decoding:

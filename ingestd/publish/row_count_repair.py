@@ -27,7 +27,7 @@ from ingestd.hive import leases, transactions
 from ingestd.hive.client import PARTITIONS_PER_CALL
 from ingestd.hive.parameters import Parameters, WriterView, change_parameters, read_parameters
 from ingestd.hive.partitions import partition_names
-from ingestd.hive.tables import WHOLE_TABLE, Table, TableName, load_acid_table
+from ingestd.hive.tables import WHOLE_TABLE, Table, TableName, load_acid_table, require_writable_database
 from ingestd.hive.transaction_leases import counting_lease
 from ingestd.hive.transactions import LockTimeout, Transaction, Wait
 from ingestd.hive.write_ids import is_committed, read_snapshot
@@ -233,7 +233,7 @@ class RowCountRepair:
         try:
             self._check_due(due)
             self._survey_if_due()
-        except InvalidTable:  # the table is missing, or is no longer an ACID table
+        except InvalidTable:  # the table is missing, is no longer an ACID table, or must not be written
             with self._changed:
                 self._state.watched.clear()
                 self._state.survey_due = None
@@ -308,8 +308,9 @@ class RowCountRepair:
 
         Rows are counted from the footers of the ORC files. Commits of other writers wait meanwhile, so the recount ends
         after 2 s, but not before it has counted one partition. Raises LockTimeout if the table or the lease stays
-        locked for too long.
+        locked for too long, and InvalidTable if the table must not be written.
         """
+        require_writable_database(self._metastore, table.name)
         txn = transactions.begin(self._metastore, f"ingestd/counting/{self._writer}")
         lease = counting_lease(table.name)
         try:

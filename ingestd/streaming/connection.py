@@ -98,14 +98,15 @@ class HiveStreamingConnection:
         Changes to the table since the last transaction, such as new columns or a new location, take effect.
 
         Raises ConnectionError or TransactionError, TableChanged when records that fitted the table no longer fit it,
-        and InvalidTransactionState when a transaction is open.
+        InvalidTable when the database has become read-only or a target of replication, and InvalidTransactionState when
+        a transaction is open.
         """
         self._check()
         if self.current_transaction_state is TxnState.OPEN:
             raise InvalidTransactionState("a transaction is already open", hint="commit or abort it first")
         for _ in range(_BEGIN_ATTEMPTS):
-            with streaming_errors():
-                self._lifecycle.next_batch()
+            with streaming_errors(IN_TRANSACTION if self._lifecycle.has_unused else ()):
+                self._lifecycle.prepare()
             with streaming_errors(IN_TRANSACTION):
                 if self._lifecycle.begin(self._write_path.refresh_table):
                     break
@@ -118,10 +119,11 @@ class HiveStreamingConnection:
         """Open the next batch of transactions now, unless the current one has unused transactions.
 
         This is optional, because `begin_transaction` does it when needed. Raises ConnectionError or
-        TransactionError, and InvalidTransactionState when the last transaction of the current batch is open.
+        TransactionError, InvalidTable as `begin_transaction`, and InvalidTransactionState when the last transaction of
+        the current batch is open.
         """
         self._check()
-        self._lifecycle.next_batch()
+        self._lifecycle.prepare()
 
     def write(self, data: Any) -> None:
         """Write rows in the open transaction.

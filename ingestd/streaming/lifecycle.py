@@ -59,15 +59,30 @@ class Lifecycle:
         """Id of the open transaction; None if no transaction is open, or if it is joined."""
         return self.batch.current.id if isinstance(self.batch, TransactionBatch) and self.batch.current else None
 
+    @property
+    def has_unused(self) -> bool:
+        """Whether the batch has transactions that have not begun."""
+        return bool(self.batch and self.batch.remaining)
+
     def open_batch(self) -> AnyBatch:
         """Return the batch with the open transaction. Raises InvalidTransactionState when none is open."""
         if self.batch is None or self.batch.state is not TxnState.OPEN:
             raise InvalidTransactionState("no transaction is open", hint="call begin_transaction first")
         return self.batch
 
+    def prepare(self) -> None:
+        """Check that the database may still be written, then open the next batch if the last one is used up.
+
+        Raises InvalidTable before a write id is allocated. The unused transactions of the batch are then aborted.
+        """
+        if self.state is not TxnState.OPEN:
+            with self.guard():
+                self._session.require_writable()
+        self.next_batch()
+
     def next_batch(self) -> AnyBatch:
         """Return the batch of the next transaction. If the last batch is used up, open a new one."""
-        if self.batch is None or not self.batch.remaining:
+        if self.batch is None or not self.has_unused:
             if self.state is TxnState.OPEN:
                 raise InvalidTransactionState(
                     "the last transaction of the batch is open", hint="commit or abort it first"

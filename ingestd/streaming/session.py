@@ -1,7 +1,8 @@
 """The state that all transactions of a connection share, such as the metastore client and the table.
 
 Invariant: the session's table can be written as the options require. This is checked when the session is opened, and
-again under the lock of each transaction (`refresh_table`): from then until the commit no ALTER TABLE can succeed.
+again under the lock of each transaction (`refresh_table`): from then until the commit no ALTER TABLE can succeed. The
+database is checked before each transaction (`require_writable`), because a write id in a replica would be wrong.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from ingestd.hive.constraints import not_null_columns
 from ingestd.hive.health import transaction_timeout
 from ingestd.hive.partitions import PartitionInfo, describe_odd, odd_partitions
 from ingestd.hive.security import Security
-from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table, require_full_acid
+from ingestd.hive.tables import (
+    Table,
+    TableName,
+    as_acid_table,
+    load_acid_table,
+    require_full_acid,
+    require_writable_database,
+)
 from ingestd.publish import deltas, staging
 from ingestd.publish.row_counts import RowCounts
 from ingestd.publish.warehouse import Warehouse
@@ -92,6 +100,10 @@ class Session:
     def record_columns(self) -> tuple[Column, ...]:
         """The columns of a record: those of the table, followed by the partition columns if partitioning is dynamic."""
         return self.table.columns + (self.table.partition_columns if self.is_dynamic else ())
+
+    def require_writable(self) -> None:
+        """Raise InvalidTable if Hive refuses to write to the database now, for example because it became a replica."""
+        require_writable_database(self.metastore, self.table.name)
 
     def create_partition(self, values: PartitionValues) -> PartitionInfo:
         """Create a partition if it does not exist, and return it.
@@ -225,6 +237,7 @@ def _load(warehouse: Warehouse, options: ConnectionOptions) -> Table:
     else:
         table = load_acid_table(metastore, options.name)
     require_full_acid(table)
+    require_writable_database(metastore, table.name)
     check_storage(table, warehouse.storages, options)
     return table
 

@@ -18,7 +18,7 @@ from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import read_partitions
 from ingestd.hive.security import Security
-from ingestd.hive.tables import Table, TableName, load_acid_table, require_full_acid
+from ingestd.hive.tables import Table, TableName, load_acid_table, require_full_acid, require_writable_database
 from ingestd.publish import deltas
 from ingestd.publish.warehouse import Warehouse
 from ingestd.schema import Column, HiveType
@@ -137,6 +137,7 @@ class HiveEndPoint:
             try:
                 table = load_acid_table(metastore, TableName(self.database.lower(), self.table.lower()))
                 require_full_acid(table)
+                require_writable_database(metastore, table.name)
                 warehouse = Warehouse(metastore, Storages(settings.storage_options(storage)))
                 self._require_partition(warehouse, table, create=create_partitions)
             finally:
@@ -206,6 +207,8 @@ class StreamingConnection:
             connection.fetch_batch()
         except StreamingException as error:
             connection.close()
+            if isinstance(error, InvalidTable):
+                raise
             raise TransactionBatchUnAvailable(error.what, where=error.where, hint=error.hint) from error
         self._batches = [one for one in self._batches if not one.is_closed()]
         connection.hand_over()

@@ -179,6 +179,10 @@ class _Online:
         )
         stack.sql(f"CREATE EXTERNAL TABLE {name}_external (id int) STORED AS ORC")
         stack.sql(f"CREATE VIEW {name}_view AS SELECT id FROM {name}")
+        stack.sql(f"CREATE MATERIALIZED VIEW {name}_materialized DISABLE REWRITE {acid} AS SELECT id FROM {name}")
+        for database, properties in (("replica", "'repl.target.for'='p1'"), ("readonly", "'readonly'='true'")):
+            stack.sql(f"CREATE DATABASE {name}_{database} WITH DBPROPERTIES ({properties})")
+            stack.table("id int", name=f"{name}_{database}.t")
 
     def mapping(self, case: str, **more: Any) -> dict[str, Any]:
         table = f"default.{self.stack.name}_{case}" if case != "fine" else f"default.{self.stack.name}"
@@ -192,7 +196,16 @@ class _Online:
             self.mapping("nowhere"),
             *(
                 self.mapping(case)
-                for case in ("bucketed", "bytes", "union", "insert_only", "sorted", "external", "view")
+                for case in ("bucketed", "bytes", "union", "insert_only", "sorted", "external", "view", "materialized")
+            ),
+            self.mapping("replica", table=f"{self.stack.name}_replica.t"),
+            self.mapping("readonly", table=f"{self.stack.name}_readonly.t"),
+            self.mapping("new", table=f"{self.stack.name}_readonly.new", create_table={"columns": {"id": "int"}}),
+            self.mapping(
+                "letters",
+                table=f"default.{self.stack.name}",
+                on_error="dead_letter",
+                dead_letter={"table": f"{self.stack.name}_replica.dead"},
             ),
             self.mapping("wrong", table=f"default.{self.stack.name}_parts", partition={"day": "x"}),
         ]
@@ -230,7 +243,12 @@ def test_check_online_then_confirms_each_item_or_says_how_to_fix_it(run: Run, on
         ("mapping insert_only, table", "has the input format", "create it STORED AS ORC"),
         ("mapping sorted, table", "is SORTED BY columns", "recreate it without"),
         ("mapping external, table", "is not a transactional table", "transactional"),
-        ("mapping view, table", "is a view", "use a table"),
+        ("mapping view, table", "is a view: a view cannot be used as target table", "use a table"),
+        ("mapping materialized, table", "is a materialized view: a view cannot be used as target table", "use a table"),
+        ("mapping replica, table", f"database {name}_replica is a target of replication", "write to the source"),
+        ("mapping readonly, table", f"database {name}_readonly is read-only", "SET DBPROPERTIES ('readonly'='false')"),
+        ("mapping new, table", f"database {name}_readonly is read-only", "SET DBPROPERTIES ('readonly'='false')"),
+        ("mapping letters, dead letters in table", f"database {name}_replica is a target of", "write to the source"),
         ("mapping wrong, table", "`partition` names day", "name each partition column at most once"),
     ):
         assert line(start).startswith("✗ ")

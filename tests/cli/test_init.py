@@ -67,6 +67,25 @@ def test_init_when_the_table_exists_then_the_file_passes_check_and_says_what_fit
     assert (refused.code, "binary cannot be a bucket column" in refused.err) == (65, True)
 
 
+@pytest.mark.parametrize(
+    ("properties", "sentence"),
+    [("'repl.target.for'='p1'", "is a target of replication (repl.target.for)"), ("'readonly'='true'", "is read-only")],
+)
+def test_init_when_hive_refuses_to_write_the_table_then_says_why_and_writes_no_file(
+    run: Run, stack: Stack, tmp_path: Path, properties: str, sentence: str
+) -> None:
+    database = f"{stack.name}_db"
+    stack.topic(1)
+    stack.produce(RECORDS)
+    stack.sql(f"CREATE DATABASE {database} WITH DBPROPERTIES ({properties})")
+    stack.table("id int", name=f"{database}.t")
+    file = tmp_path / "first.yaml"
+    result = _init(run, stack, "--topic", stack.name, "--table", f"{database}.t", "--output-file", file)
+    assert result.code == 65
+    assert f"table {database}.t: database {database} {sentence}" in result.err
+    assert not file.exists()
+
+
 def test_init_when_the_table_is_missing_then_the_proposed_statement_creates_one_that_fits(
     run: Run, stack: Stack, tmp_path: Path
 ) -> None:

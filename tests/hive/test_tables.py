@@ -93,6 +93,7 @@ def test_table_when_hive_does_not_write_it_as_we_do_then_refused_with_a_hint(
         _parameter("immutable", "false"),
         _parameter("transactional", "TRUE"),
         _parameter("transactional_properties", "insert_only"),
+        _parameter("repl.target.for", "p1"),  # Hive knows this property of databases only
     ],
 )
 def test_table_when_hive_writes_it_as_we_do_then_accepted(change: Change) -> None:

@@ -86,6 +86,7 @@ def test_address_when_unavailable_while_partitions_are_created_then_rows_are_sto
 
 
 SURVIVED = [
+    "get_database",
     "get_table_req",
     "get_config_value",
     "allocate_table_write_ids",

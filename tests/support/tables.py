@@ -9,6 +9,7 @@ from hive_metastore import ttypes
 from pyarrow import orc
 
 from ingestd.acid.visibility import visible_directories
+from ingestd.hive import transactions
 from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.hive.partitions import read_partitions
 from ingestd.hive.tables import TableName, load_acid_table
@@ -74,3 +75,10 @@ def _ids(file: Path, valid: list[bool]) -> list[int]:
 
 def _column(name: str, kind: str) -> ttypes.FieldSchema:
     return ttypes.FieldSchema(name=name, type=kind, comment="")
+
+
+def next_write_id(metastore: Metastore, name: TableName) -> int:
+    """Allocate the next write id of a table in a transaction that aborts at once, and return it."""
+    txn, write_id = transactions.begin_writing(metastore, name, "tests")
+    transactions.abort(metastore, txn.id)
+    return write_id

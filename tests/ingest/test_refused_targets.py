@@ -1,0 +1,126 @@
+"""Targets that Hive refuses to write: a mapping stops, with Hive's sentence, before it allocates a write id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ingestd.hive.creation import exists
+from ingestd.hive.tables import TableName, read_table
+from ingestd.ingest.letter_table import definition
+from tests.support.daemon import Daemon
+from tests.support.stack import Stack, eventually
+from tests.support.tables import next_write_id
+
+VIEW = "a view cannot be used as target table for LOAD or INSERT"
+
+
+def _mapping(stack: Stack, case: str, table: str, **more: Any) -> dict[str, Any]:
+    return {"name": f"{stack.name}_{case}"[-40:], "table": table} | more
+
+
+def _with_letters(table: str) -> dict[str, Any]:
+    return {"on_error": "dead_letter", "dead_letter": {"table": table}}
+
+
+def _errors(daemon: Daemon) -> dict[str, str]:
+    """Return the errors of the mappings that have stopped because of their tables, by the last part of their names."""
+    return {
+        event["mapping"].rpartition("_")[2]: event["error"]
+        for event in daemon.events("failed")
+        if event["reason"] == "InvalidTable"
+    }
+
+
+def _committed(daemon: Daemon, case: str) -> int:
+    return sum(one["rows"] for one in daemon.events("committed") if one["mapping"].endswith(f"_{case}"))
+
+
+def test_targets_when_hive_refuses_them_at_the_start_then_their_mappings_stop_without_a_write_id(stack: Stack) -> None:
+    name = stack.name
+    stack.topic(1)
+    stack.produce([{"id": 1}])
+    for case, properties in (
+        ("replica", "'repl.target.for'='p1'"),
+        ("fixed", "'readonly'='TRUE'"),
+        ("former", "'repl.target.for'='', 'readonly'='false'"),  # after a failover
+    ):
+        stack.sql(f"CREATE DATABASE {name}_{case} WITH DBPROPERTIES ({properties})")
+        stack.table("id int", name=f"{name}_{case}.t")
+    stack.table("id int")
+    stack.table("id int", name=f"default.{name}_immutable", immutable="true")
+    stack.sql(f"CREATE VIEW {name}_view AS SELECT id FROM {name}")
+    stack.sql(
+        f"CREATE MATERIALIZED VIEW {name}_materialized DISABLE REWRITE STORED AS ORC"
+        f" TBLPROPERTIES ('transactional'='true') AS SELECT id FROM {name}"
+    )
+    stack.sql(definition(TableName(f"{name}_replica", "dead")))
+    targets = [TableName.parse(f"{name}_{one}.t") for one in ("replica", "fixed")]
+    targets += [TableName("default", f"{name}_{one}") for one in ("immutable", "materialized")]
+    targets += [TableName(f"{name}_replica", "dead"), TableName("default", name)]
+    before = {target: next_write_id(stack.metastore, target) for target in targets}
+
+    config = stack.config(
+        _mapping(stack, "replica", f"{name}_replica.t"),
+        _mapping(stack, "fixed", f"{name}_fixed.t"),
+        _mapping(stack, "immutable", f"default.{name}_immutable"),
+        _mapping(stack, "view", f"default.{name}_view"),
+        _mapping(stack, "materialized", f"default.{name}_materialized"),
+        _mapping(stack, "new", f"{name}_fixed.new", create_table={"columns": {"id": "int"}}),
+        _mapping(stack, "letters", f"default.{name}", **_with_letters(f"{name}_replica.dead")),
+        _mapping(stack, "first", f"default.{name}", **_with_letters(f"{name}_fixed.dead")),
+        _mapping(stack, "former", f"{name}_former.t"),
+    )
+    errors = _errors(stack.drain(config, expect=65))
+
+    assert set(errors) == {"replica", "fixed", "immutable", "view", "materialized", "new", "letters", "first"}
+    for case in ("replica", "letters"):
+        assert f"database {name}_replica is a target of replication (repl.target.for)" in errors[case]
+        assert "write to the source database" in errors[case]
+    for case in ("fixed", "new", "first"):
+        assert f"database {name}_fixed is read-only" in errors[case]
+    assert f"ALTER DATABASE {name}_fixed SET DBPROPERTIES ('readonly'='false')" in errors["fixed"]
+    assert "inserting into a non-empty immutable table is not allowed" in errors["immutable"]
+    assert f"the table is a view: {VIEW}" in errors["view"]
+    assert f"the table is a materialized view: {VIEW}" in errors["materialized"]
+
+    assert {target: next_write_id(stack.metastore, target) for target in targets} == {
+        target: write_id + 1 for target, write_id in before.items()
+    }
+    assert stack.ids(f"{name}_former.t") == [1]
+    for table in (f"{name}_replica.t", f"{name}_fixed.t", f"{name}_immutable", f"{name}_materialized", name):
+        assert stack.ids(table) == []
+    for table in ("new", "dead"):
+        assert not exists(lambda table=table: read_table(stack.metastore, TableName(f"{name}_fixed", table)))  # type: ignore[misc]
+
+
+def test_database_when_it_becomes_a_replica_while_the_daemon_runs_then_only_its_mapping_stops(stack: Stack) -> None:
+    database = f"{stack.name}_db"
+    target = TableName(database, "t")
+    stack.topic(1)
+    stack.sql(f"CREATE DATABASE {database}")
+    stack.table("id int", name=f"{database}.t")
+    stack.table("id int")
+    config = stack.config(
+        _mapping(stack, "inside", f"{database}.t"),
+        _mapping(stack, "outside", f"default.{stack.name}"),
+    )
+    daemon = stack.start(config)
+    stack.produce([{"id": 1}])
+    for case in ("inside", "outside"):
+        eventually(f"the first row of {case}", lambda case=case: _committed(daemon, case) == 1)  # type: ignore[misc]
+
+    stack.sql(f"ALTER DATABASE {database} SET DBPROPERTIES ('repl.target.for'='p1')")
+    before = next_write_id(stack.metastore, target)
+    stack.produce([{"id": 2}])
+    eventually("the mapping to stop", lambda: _errors(daemon))
+    eventually("the second row of the other mapping", lambda: _committed(daemon, "outside") == 2)
+    assert list(_errors(daemon)) == ["inside"]
+    assert f"database {database} is a target of replication (repl.target.for)" in _errors(daemon)["inside"]
+    assert next_write_id(stack.metastore, target) == before + 1
+    assert stack.ids(f"{database}.t") == [1]
+    daemon.kill()
+
+    stack.sql(f"ALTER DATABASE {database} SET DBPROPERTIES ('repl.target.for'='')")
+    stack.drain(config)
+    assert stack.ids(f"{database}.t") == [1, 2]
+    assert stack.ids() == [1, 2]
