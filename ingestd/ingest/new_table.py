@@ -45,12 +45,12 @@ def ensure_letters(metastore: Metastore, options: MappingOptions) -> Table | Non
 
     Raises the errors of `load_letters` and `create_letter_table`.
     """
+    name = options.dead_letter and options.dead_letter.table
+    if not name:
+        return None
     try:
         return load_letters(metastore, options)
     except TableMissing:
-        assert options.dead_letter is not None
-        assert options.dead_letter.table is not None
-        name = options.dead_letter.table
         if create_letter_table(metastore, name, _lease(options, name)):
             events.table_created(options.name, str(name), definition(name))
     return load_letters(metastore, options)

@@ -31,7 +31,7 @@ from ingestd.clock import Deadline
 from ingestd.errors import CommitOutcomeUnknown, ConfigError, TableChanged
 from ingestd.formats.registry import Registry
 from ingestd.hive import transactions
-from ingestd.hive.tables import Table, TableName, load_acid_table
+from ingestd.hive.tables import Table, TableName, load_acid_table, require_writable_database
 from ingestd.hive.transactions import Transaction, Wait, WriteLock
 from ingestd.hive.write_ids import is_committed
 from ingestd.ingest.commit import LOCK_SECONDS, Target
@@ -149,8 +149,9 @@ def _letter_table(options: MappingOptions) -> TableName:
 def _load_tables(
     warehouse: Warehouse, options: MappingOptions, letters: TableName, engine: Callable[[], Engine]
 ) -> tuple[Table, Table]:
-    """Read and check the table of the mapping, with its SQL, and that of its dead letters."""
+    """Read and check the table of the mapping, with its SQL, and that of its dead letters, which is written too."""
     table = load_target(warehouse.metastore, options)
+    require_writable_database(warehouse.metastore, letters)
     if options.where or options.transform:
         check_query(table, options, engine().examine)
     return table, load_letter_table(warehouse.metastore, letters)
