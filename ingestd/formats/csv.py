@@ -34,6 +34,7 @@ from ingestd.formats.lazysimple.columns import FieldConverter
 from ingestd.formats.lazysimple.values import FieldSyntax
 from ingestd.formats.record_decoder import RecordDecoder, RejectReasons, TombstonesKey
 from ingestd.formats.row_batches import Row
+from ingestd.formats.unmatched import UnmatchedKey, one_field
 from ingestd.keys import Doc
 from ingestd.schema import Column
 
@@ -51,6 +52,7 @@ class CsvOptions:
     null_text: Annotated[str, Doc("A field with this text and without quotes is NULL.")] = ""
     surplus: SurplusKey = "drop"
     bad_values: BadValuesKey = "reject"
+    unmatched: UnmatchedKey = "reject"
 
     def __post_init__(self) -> None:
         """Check that the delimiter has no other meaning."""
@@ -81,7 +83,8 @@ class CsvDecoder(RecordDecoder):
         self._converter = FieldConverter(
             columns, FieldSyntax(b"", bad_values=options.bad_values), positions(options.fields, columns)
         )
-        self._width = len(options.fields)
+        self._names, self._width = options.fields, len(options.fields)
+        self._rejects_one = options.unmatched == "reject" and self._width > 1
         self._separator = options.delimiter
         self._null_text, self._null = options.null_text, options.null_text.encode()
         self._rejects_surplus = options.surplus == "reject"
@@ -133,7 +136,9 @@ class CsvDecoder(RecordDecoder):
         if not len(values) or text.startswith(BYTE_ORDER_MARK):
             return None
         width = len(self._parts(values[0]))
-        if (self._rejects_surplus and width > self._width) or (width > 1 and not all(values)):
+        if (self._rejects_surplus and width > self._width) or (self._rejects_one and width == 1):
+            return None
+        if width > 1 and not all(values):
             return None  # Arrow reads an empty record as one empty field per column
         try:
             read = read_fields(
@@ -168,6 +173,8 @@ class CsvDecoder(RecordDecoder):
         parts = self._parts(value)
         if self._rejects_surplus and len(parts) > self._width:
             raise RejectError("", f"the number of fields is {len(parts)}, but the number of columns is {self._width}")
+        if self._rejects_one and len(parts) == 1 and _LINE_END.sub(b"", value):
+            raise RejectError("", one_field(self._separator, self._names))
         return [*parts[: self._width], *[None] * (self._width - len(parts))]
 
     def _parts(self, value: bytes) -> list[bytes | None]:

@@ -25,6 +25,7 @@ A record consists of the table's columns, followed by its partition columns. Quo
 An empty field is NULL, and never a reject, in all columns except string, varchar, char, binary and complex ones.
 A timestamp with digits below the microsecond is a reject if the record has a timestamp outside the years 1678 to 2261,
 because the timestamps of a batch share one unit. Hive stores both.
+With `unmatched="reject"` a text that is not empty and has no delimiter is a reject, if there are several fields.
 With `bad_values="reject"` an invalid field ("all else", "out of range", "too large") makes the record a reject; Hive
 has no such option. The elements of complex columns follow the rules of their types in the table above. Deeper levels
 are delimited by \x04, \x05 … \x08. Map entries whose key is NULL are dropped, as in Hive; with `bad_values="reject"` an
@@ -54,6 +55,7 @@ from ingestd.formats.lazysimple.columns import FieldConverter
 from ingestd.formats.lazysimple.values import FieldSyntax, check_choice, split
 from ingestd.formats.record_decoder import RecordDecoder, RejectReasons, Tombstones, TombstonesKey
 from ingestd.formats.row_batches import Row
+from ingestd.formats.unmatched import Unmatched, UnmatchedKey, one_field
 from ingestd.keys import Doc
 from ingestd.schema import Column, HiveType
 
@@ -155,6 +157,7 @@ class DelimitedOptions:
     ] = None
     bad_values: BadValuesKey = "reject"
     surplus: SurplusKey = "drop"
+    unmatched: UnmatchedKey = "reject"
 
     def __post_init__(self) -> None:
         """Validate the combination of delimiters."""
@@ -175,7 +178,9 @@ class DelimitedOptions:
 
     def decoder(self, columns: Sequence[Column]) -> DelimitedDecoder:
         """Return a decoder of records into these columns. Raises ConfigError as `DelimitedDecoder` does."""
-        return DelimitedDecoder(columns, self.format, fields=self.fields, tombstones=self.tombstones)
+        return DelimitedDecoder(
+            columns, self.format, fields=self.fields, unmatched=self.unmatched, tombstones=self.tombstones
+        )
 
 
 def _check_unambiguous(columns: Sequence[Column], syntax: FieldSyntax) -> None:
@@ -200,8 +205,9 @@ class DelimitedDecoder(RecordDecoder):
     """Decodes delimited records into the given columns.
 
     `fields` contains the column of each field, by default the columns in their order (see `positions`). Columns without
-    a field are NULL. Raises ConfigError for types that are nested too deeply, for delimiters that are ambiguous for
-    these columns, and for fields of other columns.
+    a field are NULL. With `unmatched="reject"`, a text without the delimiter is a reject if there are several fields.
+    Raises ConfigError for types that are nested too deeply, for delimiters that are ambiguous for these columns, for
+    fields of other columns, and for another value of `unmatched`.
     """
 
     def __init__(
@@ -210,19 +216,22 @@ class DelimitedDecoder(RecordDecoder):
         format: DelimitedFormat,  # noqa: A002 – the name in the API
         *,
         fields: Sequence[str] | None = None,
+        unmatched: Unmatched = "null",
         tombstones: Tombstones = "stop",
     ) -> None:
         super().__init__(columns, tombstones=tombstones)
+        check_choice("unmatched", unmatched, ("null", "reject"))
         syntax = format.syntax()
         names = [column.name for column in columns] if fields is None else fields
         _check_unambiguous([column for column in columns if column.name in names], syntax)
-        self._width = len(names)
+        self._names, self._width = names, len(names)
         self._converter = FieldConverter(columns, syntax, positions(names, columns))
         self._separator, self._escape, self._null = syntax.separators[0], syntax.escape, syntax.null
         self._null_text = format.null_text
         self._nulls = [None] * self._width
         self._rejects_missing, self._rejects_surplus = format.bad_counts == "reject", format.bad_counts != "fit"
         self._rejects_values = format.bad_values == "reject"
+        self._rejects_one = unmatched == "reject" and self._width > 1
         self._special = b"\r" if self._escape is None else b"\r" + bytes((self._escape,))
         self._find_special = re.compile(b"[\n" + re.escape(self._special) + b"]|\\A" + BYTE_ORDER_MARK).search
 
@@ -239,6 +248,8 @@ class DelimitedDecoder(RecordDecoder):
     def check(self, value: bytes) -> Reject | None:
         """See `RecordDecoder`."""
         lenient = not self._rejects_surplus and not self._rejects_values
+        if self._rejects_one and (self._separator not in value or self._escape is not None):
+            lenient = False
         if lenient and value.isascii() and not _BELOW_MICROS(value):
             return None  # only invalid UTF-8 or digits below the microsecond can make the record a reject
         return super().check(value)
@@ -285,9 +296,10 @@ class DelimitedDecoder(RecordDecoder):
         if self._separator in b"\0\n\r" or (self._escape is not None and self._escape in text):
             return None
         width = text.count(self._separator, 0, text.index(b"\n")) + 1
-        has_empty = text.startswith(b"\n") or b"\n\n" in text
-        if not self._accepts(width) or (width > 1 and has_empty):
-            return None  # Arrow reads an empty line as one empty field per column
+        # Arrow reads an empty line as one empty field per column.
+        has_empty = width > 1 and (text.startswith(b"\n") or b"\n\n" in text)
+        if not self._accepts(width) or (width == 1 and self._rejects_one) or has_empty:
+            return None
         try:
             read = read_fields(
                 text,
@@ -320,12 +332,14 @@ class DelimitedDecoder(RecordDecoder):
         return [self._without_null_text(column) for column in columns], rejects
 
     def _split(self, value: bytes) -> Sequence[bytes | None]:
-        """Return one field per column, None if it is missing. Raises RejectError if `bad_counts` rejects the record."""
+        """Return one field per column, None if it is missing. Raises RejectError for the number of fields."""
         fields = split(value, self._separator, self._escape)
         if len(fields) == self._width:
             return fields
         if not self._accepts(len(fields)):
             raise RejectError("", f"the number of fields is {len(fields)}, but the number of columns is {self._width}")
+        if self._rejects_one and len(fields) == 1 and value:
+            raise RejectError("", one_field(self._separator, self._names))
         return [*fields[: self._width], *self._nulls[len(fields) :]]
 
     def _accepts(self, width: int) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 from ingestd.errors import ConfigError
 from ingestd.formats.lazysimple.values import BadValues
+from ingestd.formats.unmatched import reject_or_null
 from ingestd.keys import NOT_EMPTY, Check, Doc, Reads
 from ingestd.schema import Column
 
@@ -41,14 +42,6 @@ def _lower_and_distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return lower
 
 
-def _bad_values(value: object) -> BadValues:
-    if value is None or value == "null":  # YAML reads an unquoted null as no value
-        return "null"
-    if value == "reject":
-        return "reject"
-    raise ValueError("must be reject or null")
-
-
 CHARACTER = Check(_character, {})
 FieldsKey = Annotated[
     tuple[str, ...],
@@ -58,7 +51,7 @@ FieldsKey = Annotated[
 ]
 BadValuesKey = Annotated[
     BadValues,
-    Reads(_bad_values, {"enum": ["reject", "null", None]}),
+    Reads(reject_or_null, {"enum": ["reject", "null", None]}),
     Doc("Whether a field that is not valid for its column's type makes the record a reject, or is NULL as in Hive."),
 ]
 SurplusKey = Annotated[

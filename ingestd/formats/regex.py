@@ -33,6 +33,7 @@ from ingestd.formats.lazysimple.columns import FieldConverter
 from ingestd.formats.lazysimple.values import FieldSyntax, check_choice
 from ingestd.formats.record_decoder import RecordDecoder, RejectReasons, Tombstones, TombstonesKey
 from ingestd.formats.row_batches import Row
+from ingestd.formats.unmatched import Unmatched, UnmatchedKey
 from ingestd.keys import Check, Doc
 from ingestd.schema import Column
 
@@ -51,8 +52,8 @@ def _python_pattern(text: str) -> str:
 class RegexOptions:
     """A record is text whose parts are found by a regular expression. `fields` has one entry for each group.
 
-    A record that the pattern does not match as a whole is a reject, as is one with an invalid value, unless
-    `bad_values` is "null". Raises ConfigError if `fields` does not have one entry for each group.
+    A record that the pattern does not match as a whole is a reject, unless `unmatched` is "null", as is one with an
+    invalid value, unless `bad_values` is "null". Raises ConfigError if `fields` does not have one entry for each group.
     """
 
     type: Annotated[Literal["regex"], Doc("Each record is text that matches a regular expression.")] = "regex"
@@ -62,6 +63,7 @@ class RegexOptions:
     ]
     fields: FieldsKey
     bad_values: BadValuesKey = "reject"
+    unmatched: UnmatchedKey = "reject"
 
     def __post_init__(self) -> None:
         """Compare the numbers of groups and fields."""
@@ -76,7 +78,12 @@ class RegexOptions:
     def decoder(self, columns: Sequence[Column]) -> RegexDecoder:
         """Return a decoder of records into these columns. Raises ConfigError as `RegexDecoder` does."""
         return RegexDecoder(
-            columns, self.pattern, fields=self.fields, bad_values=self.bad_values, tombstones=self.tombstones
+            columns,
+            self.pattern,
+            fields=self.fields,
+            bad_values=self.bad_values,
+            unmatched=self.unmatched,
+            tombstones=self.tombstones,
         )
 
 
@@ -100,7 +107,7 @@ class RegexDecoder(RecordDecoder):
         fields: Sequence[str] | None = None,
         ignore_case: bool = False,
         bad_values: Literal["null", "reject"] = "null",
-        unmatched: Literal["null", "reject"] = "reject",
+        unmatched: Unmatched = "reject",
         tombstones: Tombstones = "stop",
     ) -> None:
         super().__init__(columns, tombstones=tombstones)

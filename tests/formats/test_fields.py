@@ -44,7 +44,7 @@ def test_decode_when_fields_are_named_then_columns_without_a_field_are_null(
 def test_decode_when_a_record_has_surplus_fields_then_they_are_dropped_or_the_record_is_a_reject() -> None:
     dropping = DelimitedOptions(fields=("id",), field_delimiter=",")
     assert rows(dropping.decoder(COLUMNS[:1]).decode([b"1", b"2,x", b"3,,"])) == [{"id": 1}, {"id": 2}, {"id": 3}]
-    rejecting = DelimitedOptions(fields=("id", "note"), field_delimiter=",", surplus="reject")
+    rejecting = DelimitedOptions(fields=("id", "note"), field_delimiter=",", surplus="reject", unmatched="null")
     decoded = rejecting.decoder(COLUMNS[:2]).decode([b"1", b"2,x", b"3,,"])
     assert rows(decoded) == [{"id": 1, "note": None}, {"id": 2, "note": "x"}]
     assert [(reject.row, reject.reason) for reject in decoded.rejects] == [

@@ -67,7 +67,13 @@ class PlacedGenerator(Generator):
                 paths[column.name] = (random.choice(names), *inner) if random.random() < 0.95 else ()
         self._formats = tuple(random.sample([*STAMPS][:-1], random.randint(1, 3)))
         operations = random.choice([INSERTS, ("c", "r", "u", "d"), ("c", "r", "d")])
-        return Layout(paths, random.choice(["none", "connect", "debezium"]), self._formats, operations=operations)
+        return Layout(
+            paths,
+            random.choice(["none", "connect", "debezium"]),
+            self._formats,
+            operations=operations,
+            rejects_unmatched=random.random() < 0.5,
+        )
 
     def placed(self, layout: Layout, columns: Sequence[Column]) -> bytes:
         random = self._random

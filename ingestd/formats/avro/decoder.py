@@ -5,6 +5,7 @@ Invariant: the result depends on each record alone, never on how records are bat
 | Column | Accepts the Avro types | Rejects |
 |---|---|---|
 | the record | a record, or a union of records | data after it, over 200 levels of recursion |
+| its fields | at least one is a column, or there are none | with `unmatched="reject"`, all other records |
 | a column | the field of its name or alias, ignoring case; no such field, or null: NULL | |
 | tinyint … bigint | int and long, with any logical type | out of range |
 | float, double | int, long, float, double: the nearest value | overflow |
@@ -38,12 +39,13 @@ from ingestd.errors import InvalidTable
 from ingestd.formats.avro.columns import needed_columns, without_fields
 from ingestd.formats.avro.cursor import Cursor
 from ingestd.formats.avro.framing import Framing, groups
-from ingestd.formats.avro.readers import reader
+from ingestd.formats.avro.readers import field_of, reader
 from ingestd.formats.avro.resolution import resolve
 from ingestd.formats.avro.schema import AvroType
 from ingestd.formats.columnar_decoder import ColumnarDecoder, ReadRows
 from ingestd.formats.record_decoder import Tombstones
 from ingestd.formats.registry import InvalidSchema
+from ingestd.formats.unmatched import Unmatched, no_column
 from ingestd.formats.values import Ints, Records
 from ingestd.schema import Column
 
@@ -66,12 +68,17 @@ class AvroDecoder(ColumnarDecoder[int]):
         framing: Framing,
         *,
         target: AvroType | None = None,
+        unmatched: Unmatched = "null",
         tombstones: Tombstones = "stop",
     ) -> None:
-        """`target` is the reader schema, as which all records are read; None for the schemas of the records."""
+        """`target` is the reader schema, as which all records are read; None for the schemas of the records.
+
+        With `unmatched="reject"`, the records of a schema none of whose fields is a column are rejects.
+        """
         super().__init__(columns, tombstones=tombstones)
         self._target = target
         self._schemas = schemas
+        self._rejects_unmatched = unmatched == "reject"
         self._framing: Framing = framing
         self._records: dict[int, AvroType] = {}
 
@@ -95,6 +102,8 @@ class AvroDecoder(ColumnarDecoder[int]):
         written = self._schemas.find(identifier)
         found = reader(resolve(written, self._target) if self._target else written, self.row)
         self._records[identifier] = self._target or written
+        if self._rejects_unmatched:
+            self._require_match(self._target or written)
 
         def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
             cursor = Cursor.of_records(records, starts, indexes)
@@ -103,6 +112,14 @@ class AvroDecoder(ColumnarDecoder[int]):
             return array
 
         return read
+
+    def _require_match(self, record: AvroType) -> None:
+        """Raise InvalidSchema if the schema has fields, none of which is a column."""
+        branches = record.children if record.kind == "union" else (record,)
+        fields = [field for branch in branches for field in branch.fields]
+        names = [column.name for column in self.columns]
+        if fields and all(field_of(fields, name) is None for name in names):
+            raise InvalidSchema(no_column((field.name for field in fields), names))
 
 
 def _require_end(cursor: Cursor) -> None:

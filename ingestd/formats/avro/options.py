@@ -17,6 +17,7 @@ from ingestd.formats.avro.framing import ONLY_SCHEMA, Framing
 from ingestd.formats.avro.schema import AvroType, read_schema
 from ingestd.formats.record_decoder import TombstonesKey
 from ingestd.formats.registry import InvalidSchema, Registry
+from ingestd.formats.unmatched import UnmatchedKey
 from ingestd.keys import Check, Doc, UnshownValueError
 from ingestd.schema import Column
 
@@ -62,6 +63,7 @@ class AvroOptions:
         Check(_reader_schema, {}),
         Doc("The schema as which all records are read, as JSON text: its aliases and defaults apply."),
     ] = None
+    unmatched: UnmatchedKey = "reject"
 
     def __post_init__(self) -> None:
         """Raise ConfigError unless the number of schemas fits the framing."""
@@ -89,7 +91,12 @@ class AvroOptions:
         """Return a decoder of records into these columns. Raises ConfigError if it needs a registry and has none."""
         target = self.reader_schema and _read_target(self.reader_schema)
         return AvroDecoder(
-            columns, self._schemas(registry), self.framing, target=target or None, tombstones=self.tombstones
+            columns,
+            self._schemas(registry),
+            self.framing,
+            target=target or None,
+            unmatched=self.unmatched,
+            tombstones=self.tombstones,
         )
 
     def columns(self, registry: Registry | None, topics: Sequence[str]) -> tuple[Column, ...]:

@@ -44,8 +44,9 @@ class ArrowReader:
     from pyarrow's errors.
     """
 
-    def __init__(self, columns: Sequence[Column]) -> None:
+    def __init__(self, columns: Sequence[Column], *, rejects_unmatched: bool = False) -> None:
         self._columns = tuple(columns)
+        self._rejects_unmatched = rejects_unmatched
         self._has_complex = any(column.type.is_complex for column in columns)
         self._types: list[PrimitiveType] = [] if self._has_complex else [primitive(column.type) for column in columns]
         self._spelling = [column.name for column in columns]
@@ -73,6 +74,8 @@ class ArrowReader:
                 undecided[lines] = True
         table, text = self._read(text, undecided, limit, values)
         batch = self._convert(table, text, undecided)
+        if self._rejects_unmatched and self._other_fields != _REJECT:  # else each field of the batch is a column
+            undecided[self._maybe_unmatched(batch, values)] = True
         if np.count_nonzero(undecided) > limit:
             raise NotColumnar
         return batch, undecided
@@ -115,6 +118,21 @@ class ArrowReader:
         """Return the type that is requested from pyarrow."""
         as_text = self._types[index].read_as_text or self._quoted[index]
         return pa.string() if as_text else self._columns[index].type.arrow
+
+    def _maybe_unmatched(self, batch: pa.RecordBatch, values: Sequence[bytes]) -> npt.NDArray[np.intp]:
+        """Return the rows of NULLs, except those whose records certainly have a field of a column, or no fields."""
+        if any(not array.null_count for array in batch.columns):
+            return np.array([], np.intp)
+        are_null = np.logical_and.reduce([array.is_null().to_numpy(zero_copy_only=False) for array in batch.columns])
+        rows = np.flatnonzero(are_null)
+        if not len(rows):
+            return rows
+        texts = pa.array([values[row] for row in rows.tolist()], pa.binary())
+        # What looks like a name and is not inside an inner object is one, because quotes in strings are escaped.
+        has_name = pc.match_substring_regex(texts, self._any_name)
+        is_flat = pc.equal(pc.count_substring(texts, b"{"), 1)
+        unmatched: npt.NDArray[np.intp] = rows[~pc.and_(has_name, is_flat).to_numpy(zero_copy_only=False)]
+        return unmatched
 
     def _convert(self, table: pa.Table, text: bytes, undecided: Mask) -> pa.RecordBatch:
         """Convert what pyarrow has read, and add the rows with values that are not converted to `undecided`."""
@@ -208,6 +226,7 @@ class ArrowReader:
         """
         names = [name.encode() for name in self._spelling]
         ours = b"|".join(map(re.escape, names))
+        self._any_name = rb"^\s*\{\s*\}\s*$|" + rb'[^\\]"(?:' + ours + rb')"\s*:'
         letters = re.escape(bytes({name[0] for name in (*map(bytes.lower, names), *map(bytes.upper, names))}))
         self._other_case = re.compile(b'"(?=[' + letters + b"])(?!(?:" + ours + b')")(?i:' + ours + rb')"[ \t\r]*:')
 

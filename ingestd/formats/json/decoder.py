@@ -5,6 +5,7 @@ Invariant: the result depends on each record alone, never on how records are bat
 | Column | Accepts | Rejects | Hive 4 JsonSerDe |
 |---|---|---|---|
 | the record | one JSON object | text after it, invalid UTF-8, over 200 levels | ignores text after it |
+| its fields | at least one is a column, or there are none | fields, none of which is a column | a row of NULLs |
 | a field | name (case-insensitive), the last wins; missing or null: NULL; unknown: ignored | | same |
 | tinyint … bigint | whole numbers in range: 5, 5.0, 1e3, "5" | fraction, out of range, all else | wraps, truncates, 0 |
 | float, double | a number, its text (nearest value), "NaN", "Infinity", "-Infinity" | overflow | text is 0 |
@@ -28,6 +29,7 @@ does not fit, the record is a reject whose reason contains the path to the eleme
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -47,16 +49,17 @@ class JsonDecoder(RecordDecoder):
     """Decodes JSON objects into the given columns, in that order; see `RecordDecoder` for `tombstones`.
 
     `layout` changes where the columns are in a record (`layout`, `envelope`), the notations of timestamps
-    (`timestamp_formats`), or the rules for all values (`lenient`).
+    (`timestamp_formats`), the rules for all values (`lenient`), or those for records none of whose fields is a column
+    (`rejects_unmatched`).
     """
 
     def __init__(self, columns: Sequence[Column], layout: Layout = PLAIN, *, tombstones: Tombstones = "stop") -> None:
         super().__init__(columns, tombstones=tombstones)
-        self._is_plain = layout == PLAIN
-        self._arrow = ArrowReader(columns)
+        self._is_plain = replace(layout, rejects_unmatched=False) == PLAIN
+        self._arrow = ArrowReader(columns, rejects_unmatched=layout.rejects_unmatched)
         self._tape = TapeReader(columns, layout)
         self._records = RecordReader(columns, layout)
-        self._precheck = Precheck(columns)
+        self._precheck = Precheck(columns, rejects_unmatched=layout.rejects_unmatched)
         self._timestamps = TimestampUnits(columns)
         self._has_timestamps = any(has_timestamp(column.type) for column in columns)
 

@@ -12,7 +12,7 @@ the configuration accepts other operations.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from ingestd.formats.decoder import RejectError
@@ -20,7 +20,7 @@ from ingestd.formats.json.types import shown
 
 Envelope = Literal["none", "connect", "debezium"]
 
-PAYLOAD, OPERATION, AFTER, BEFORE = "payload", "op", "after", "before"
+SCHEMA, PAYLOAD, OPERATION, AFTER, BEFORE = "schema", "payload", "op", "after", "before"
 INSERTS = ("c", "r")  # created, read in a snapshot
 UPDATE, DELETE = "u", "d"
 _OPERATIONS = {UPDATE: "an update", DELETE: "a delete", "t": "a truncation", "m": "a message of the source database"}
@@ -60,6 +60,28 @@ def _row_of(event: dict[str, object], operations: Collection[str]) -> str:
     if not isinstance(members.get(row), dict):
         raise RejectError("", f"the field {row} of {meaning} is {_kind(members.get(row))}, not an object")
     return row
+
+
+def envelope_in(record: Mapping[str, object]) -> str:
+    """Return what the envelope of a record seems to be, and the option that unwraps it, for a reason; '' if none.
+
+    `record` is an object none of whose fields is a column.
+    """
+    members = {name.lower(): item for name, item in record.items()}
+    if _is_event(members):
+        fields = ", ".join(name for name in (BEFORE, AFTER, OPERATION) if name in members)
+        return f"it is a change event of Debezium ({fields}); set format.envelope: debezium"
+    if not {SCHEMA, PAYLOAD} <= members.keys():
+        return ""
+    where = f"in the envelope of Kafka Connect ({SCHEMA}, {PAYLOAD})"
+    payload = members[PAYLOAD]
+    if isinstance(payload, dict) and _is_event(set(map(str.lower, payload))):
+        return f"it is a change event of Debezium {where}; set format.envelope: debezium"
+    return f"it is {where}; set format.envelope: connect"
+
+
+def _is_event(names: Collection[str]) -> bool:
+    return OPERATION in names and (BEFORE in names or AFTER in names)
 
 
 def _kind(value: object) -> str:

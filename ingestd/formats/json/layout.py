@@ -66,7 +66,8 @@ class Layout:
     """How records contain the values of columns: their paths by column name, an envelope, the formats of timestamps.
 
     `lenient` records are read by the rules of Hive's JsonSerDe (`lenient`). `operations` are the operations of Debezium
-    that have a row.
+    that have a row. `rejects_unmatched` says whether a record with fields, none of which is a column, is a reject
+    (`formats.unmatched`).
     """
 
     paths: Mapping[str, Path] = field(default_factory=dict)
@@ -74,6 +75,7 @@ class Layout:
     timestamp_formats: tuple[str, ...] = DEFAULT_FORMATS
     lenient: bool = False
     operations: tuple[str, ...] = INSERTS
+    rejects_unmatched: bool = False
 
     @property
     def is_flat(self) -> bool:
@@ -87,8 +89,40 @@ class Layout:
         paths = [(index, name, self.paths.get(name, (*row, name))) for index, name in enumerate(names)]
         return _place("$", 0, paths)
 
+    def matching(self, columns: Sequence[Column]) -> tuple[int, ...]:
+        """Return the indexes of the columns that each unmatched record lacks; none if no record is unmatched.
+
+        Other records can lack them as well (`unmatched_fields`). A column at a path of a change event is not one of
+        them, because it can have a value whatever the row in the event is.
+        """
+        if not self.rejects_unmatched:
+            return ()
+        is_event = self.envelope == "debezium"
+        return tuple(i for i, column in enumerate(columns) if not (is_event and column.name in self.paths))
+
+    def unmatched_fields(
+        self, place: Place, event: Mapping[str, object], row_of_event: str
+    ) -> Mapping[str, object] | None:
+        """Return the row of an event if none of its fields is a column, or the beginning of the path of one; else None.
+
+        `place` is that of the event. Also returns None if the row has no fields, or if a column stores all of it.
+        """
+        if self.envelope == "debezium":
+            if place.columns:
+                return None
+            place = place.members[row_of_event]
+            event = _last(event)[row_of_event]  # type: ignore[assignment]  # `event_of` has checked that it is an object
+        if place.columns or not event or not place.members.keys().isdisjoint(map(str.lower, event)):
+            return None
+        return event
+
 
 PLAIN = Layout()
+
+
+def _last(members: Mapping[str, object]) -> dict[str, object]:
+    """Return the members of an object by their names in lower case. Of several with one name, the last wins."""
+    return {name.lower(): item for name, item in members.items()}
 
 
 def _place(text: str, depth: int, paths: Sequence[_Target]) -> Place:
@@ -119,7 +153,7 @@ def find(place: Place, value: object) -> Iterator[tuple[int, object]]:
     if place.members:
         if not isinstance(value, dict):
             raise RejectError(place.column, f"{shown(value)} at {place.path} is not an object")
-        last = {name.lower(): item for name, item in value.items()}
+        last = _last(value)
         for name, inner in place.members.items():
             yield from find(inner, last.get(name))
     if place.elements:

@@ -16,6 +16,7 @@ from ingestd.formats.json.layout import Layout, parse_path
 from ingestd.formats.json.several import SeveralDecoder
 from ingestd.formats.json.timestamp_formats import DEFAULT_FORMATS, parse_format
 from ingestd.formats.record_decoder import TombstonesKey
+from ingestd.formats.unmatched import UnmatchedKey
 from ingestd.keys import NOT_EMPTY, Check, Doc
 from ingestd.schema import Column
 
@@ -75,6 +76,7 @@ class JsonOptions:
     lenient: Annotated[
         bool, Doc("Whether values are converted as Hive's JsonSerDe converts them, which changes many and rejects few.")
     ] = False
+    unmatched: UnmatchedKey = "reject"
 
     def __post_init__(self) -> None:
         """Raise ConfigError for `updates` and `deletes` without the envelope that has them."""
@@ -108,7 +110,9 @@ class JsonOptions:
             )
         changes = ((UPDATE, self.updates), (DELETE, self.deletes))
         operations = (*INSERTS, *(name for name, value in changes if value == "row"))
-        layout = Layout(paths, self.envelope, self.timestamp_formats, self.lenient, operations)
+        layout = Layout(
+            paths, self.envelope, self.timestamp_formats, self.lenient, operations, self.unmatched == "reject"
+        )
         if self.records == "object":
             return JsonDecoder(columns, layout, tombstones=self.tombstones)
         return SeveralDecoder(columns, self.records, layout, tombstones=self.tombstones)

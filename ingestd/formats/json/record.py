@@ -7,17 +7,18 @@ rejects.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
 
 from ingestd.formats.decoder import RejectError
-from ingestd.formats.json.envelope import AFTER, BEFORE, event_of
+from ingestd.formats.json.envelope import AFTER, BEFORE, envelope_in, event_of
 from ingestd.formats.json.layout import PLAIN, Layout, find
 from ingestd.formats.json.nested import FieldIndexes, converter, primitive
 from ingestd.formats.json.types import InvalidValue, Number
 from ingestd.formats.row_batches import Row, Value
+from ingestd.formats.unmatched import no_column
 from ingestd.schema import Column
 
 MAX_DEPTH = 200
@@ -34,6 +35,7 @@ class RecordReader:
         self._places = {row: layout.tree(columns, row) for row in (AFTER, BEFORE)}
         formats, lenient = layout.timestamp_formats, layout.lenient
         self._converters = tuple(converter(column.type, formats, lenient=lenient) for column in columns)
+        self._rejects_unmatched = bool(layout.matching(columns))
         self._indexes = {column.name: index for index, column in enumerate(columns)}
         self._lenient_indexes = FieldIndexes([column.name for column in columns], by_position=True)
         self._known_names: dict[str, int | None] = {}
@@ -70,19 +72,27 @@ class RecordReader:
             raise RejectError("", "record is not a JSON object")
         if not self._layout.is_flat:
             return self._found(record)
+        is_matched = False
         try:
             for name, field in record.items():
                 index = self._lenient_indexes.of(name)
                 if index is not None:
+                    is_matched = True
                     fields[index] = field
         except InvalidValue as error:
             raise RejectError("", str(error)) from None
+        if not is_matched:
+            self._reject_unmatched(record)
         return fields
 
     def _found(self, record: dict[str, object]) -> list[object]:
         """Return the JSON value of each column by its place, None if there is none."""
         fields: list[object] = [None] * len(self._columns)
         event, row = event_of(record, self._layout.envelope, self._layout.operations)
+        if self._rejects_unmatched:
+            unmatched = self._layout.unmatched_fields(self._places[row], event, row)
+            if unmatched is not None:
+                self._reject_unmatched(unmatched)
         for index, field in find(self._places[row], event):
             fields[index] = field
         return fields
@@ -99,7 +109,19 @@ class RecordReader:
                 return self._last_fields(value)
             seen.add(index)
             fields[index] = field
+        if not seen:
+            self._reject_unmatched(record)
         return fields
+
+    def _reject_unmatched(self, record: Mapping[str, object]) -> None:
+        """Raise RejectError for a record none of whose fields is a column, if such a record is a reject."""
+        if not self._rejects_unmatched or not record:
+            return
+        envelope = envelope_in(record)
+        if envelope:
+            raise RejectError("", f"no field of the record is a column: {envelope}")
+        what = "record" if self._layout.envelope == "none" else f"row in the {self._layout.envelope} envelope"
+        raise RejectError("", no_column(record, [column.name for column in self._columns], what))
 
     def _last_fields(self, value: bytes) -> list[object]:
         fields: list[object] = [None] * len(self._columns)
@@ -127,7 +149,8 @@ class Precheck:
     It accepts no record of a table with complex columns: a check of their values would be as slow as decoding them.
     """
 
-    def __init__(self, columns: Sequence[Column]) -> None:
+    def __init__(self, columns: Sequence[Column], *, rejects_unmatched: bool = False) -> None:
+        self._rejects_unmatched = rejects_unmatched
         self._has_complex = any(column.type.is_complex for column in columns)
         self._is_plain = {
             column.name: primitive(column.type).is_plain for column in columns if not column.type.is_complex
@@ -145,13 +168,15 @@ class Precheck:
         if type(record) is not dict:
             return False
         is_plain = self._is_plain
+        is_matched = not record or not self._rejects_unmatched
         for name, field in record.items():
             if name in is_plain:
                 if field is not None and not is_plain[name](field):
                     return False
+                is_matched = True
             elif name.lower() in is_plain:
                 return False
-        return True
+        return is_matched
 
 
 def nested_too_deep(value: bytes) -> bool:

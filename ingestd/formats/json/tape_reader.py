@@ -48,6 +48,7 @@ class TapeReader:
         self._layout = layout
         self._place = layout.tree(columns)
         self._deleted = layout.tree(columns, BEFORE)
+        self._matching = layout.matching(columns)
 
     def read(self, values: Sequence[bytes], unit: str) -> tuple[pa.RecordBatch, Mask, RejectReasons]:
         """Decode the values into a batch whose timestamps have the given unit, ns or us.
@@ -72,6 +73,7 @@ class TapeReader:
             found = columns.find_in_parts((self._place, self._deleted), events, depth, deletes)
         else:
             found = dict(columns.find(self._place, events, depth))
+        columns.leave_unmatched([found[index][0] for index in self._matching])
         arrays = [columns.column(column, *found[index]) for index, column in enumerate(self._columns)]
         columns.batch = batch_of(self._columns, arrays)
         return columns
@@ -150,6 +152,15 @@ class _Columns:
             index: (np.where(is_second, parts[1][index][0], values).astype(np.int32), inner)
             for index, (values, inner) in parts[0].items()
         }
+
+    def leave_unmatched(self, found: Sequence[Ints]) -> None:
+        """Leave the records undecided in which all of these tokens, one array per column, are _MISSING."""
+        unmatched: Mask = np.full(len(self._rows), bool(found))
+        for tokens in found:
+            unmatched &= tokens == _MISSING
+            if not unmatched.any():
+                return
+        self.undecided |= unmatched
 
     def column(self, column: Column, tokens: Ints, depth: int) -> pa.Array:
         """Return a column of one value per record, from what `find` yields."""

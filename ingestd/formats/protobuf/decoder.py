@@ -4,6 +4,7 @@ Invariant: the result depends on each record alone, never on how records are bat
 
 | Column | Accepts the Protobuf types | Rejects |
 |---|---|---|
+| its fields | at least one is a column, or there are none | with `unmatched="reject"`, all other messages |
 | a column | the field of its name, ignoring case; no such field: NULL | |
 | tinyint … bigint | all integers, enum: the number | out of range |
 | float, double | all integers, float, double: the nearest value | overflow |
@@ -47,6 +48,8 @@ from ingestd.formats.protobuf.readers import StructReader
 from ingestd.formats.protobuf.scan import Messages, Place
 from ingestd.formats.protobuf.schema import ProtoType
 from ingestd.formats.record_decoder import Tombstones
+from ingestd.formats.registry import InvalidSchema
+from ingestd.formats.unmatched import Unmatched, no_column
 from ingestd.formats.values import Ints, Records
 from ingestd.schema import Column
 
@@ -63,9 +66,17 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
     """Decodes Protobuf messages into the given columns, in that order; see `RecordDecoder` for `tombstones`."""
 
     def __init__(
-        self, columns: Sequence[Column], types: Types, framing: Framing, *, tombstones: Tombstones = "stop"
+        self,
+        columns: Sequence[Column],
+        types: Types,
+        framing: Framing,
+        *,
+        unmatched: Unmatched = "null",
+        tombstones: Tombstones = "stop",
     ) -> None:
+        """With `unmatched="reject"`, the messages of a type none of whose fields is a column are rejects."""
         super().__init__(columns, tombstones=tombstones)
+        self._rejects_unmatched = unmatched == "reject"
         self._types = types
         self._framing: Framing = framing
 
@@ -75,7 +86,10 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
 
     def find_reader(self, key: Key) -> ReadRows:
         """See `ColumnarDecoder`."""
-        found = StructReader(self._types.find(key), self.row)
+        kind = self._types.find(key)
+        found = StructReader(kind, self.row)
+        if self._rejects_unmatched and kind.fields and not found.has_fields:
+            raise InvalidSchema(no_column((field.name for field in kind.fields), self.row.names))
 
         def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
             place = Place.of_records(records, indexes)

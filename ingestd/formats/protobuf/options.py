@@ -15,6 +15,7 @@ from ingestd.formats.protobuf.framing import Framing, Key
 from ingestd.formats.protobuf.schema import ProtoType, SchemaFile, is_descriptor, read_set
 from ingestd.formats.record_decoder import TombstonesKey
 from ingestd.formats.registry import InvalidSchema, RegisteredSchema, Registry
+from ingestd.formats.unmatched import UnmatchedKey
 from ingestd.keys import Doc
 from ingestd.schema import Column
 
@@ -32,6 +33,7 @@ class ProtobufOptions:
         str | None, Doc("The descriptors of records without a header, which protoc writes, as Base64 text.")
     ] = None
     message: Annotated[str | None, Doc("The full name of the type of records without a header.")] = None
+    unmatched: UnmatchedKey = "reject"
 
     def __post_init__(self) -> None:
         """Raise ConfigError unless the message is described if, and only if, records do not name their type."""
@@ -66,7 +68,9 @@ class ProtobufOptions:
 
     def decoder(self, columns: Sequence[Column], registry: Registry | None = None) -> ProtobufDecoder:
         """Return a decoder of records into these columns. Raises ConfigError if it needs a registry and has none."""
-        return ProtobufDecoder(columns, self._types(registry), self.framing, tombstones=self.tombstones)
+        return ProtobufDecoder(
+            columns, self._types(registry), self.framing, unmatched=self.unmatched, tombstones=self.tombstones
+        )
 
     def latest(self, registry: Registry, topic: str) -> SchemaFile:
         """Return the latest types that the registry has for the values of a topic.

@@ -172,6 +172,11 @@ class StructReader(MessageReader):
         self._wanted = {field.number for field in found if field}
         self._wanted |= {field.number for members in self._oneofs for field in members}
 
+    @property
+    def has_fields(self) -> bool:
+        """Whether a field of the messages is one of the struct."""
+        return bool(self._wanted)
+
     def read(self, messages: Messages) -> pa.StructArray:
         """See `MessageReader`."""
         place = messages.place

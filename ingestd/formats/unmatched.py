@@ -1,0 +1,61 @@
+"""Records none of whose fields is a column of the table, which would be rows of NULLs.
+
+Invariant: only records that have fields are unmatched. A record without fields, such as `{}` or an empty text, says
+that all of its columns are missing, and is a row of NULLs.
+
+A field that is null counts like any other: its name shows that the record belongs to the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Annotated, Literal
+
+from ingestd.keys import Doc, Reads
+
+Unmatched = Literal["null", "reject"]
+
+_MAX_FIELDS, _MAX_COLUMNS, _MAX_LETTERS = 5, 10, 40  # of reasons
+
+
+def reject_or_null(value: object) -> Unmatched:
+    """Read the value of a key that is `reject` or `null`. Raises ValueError."""
+    if value is None or value == "null":  # YAML reads an unquoted null as no value
+        return "null"
+    if value == "reject":
+        return "reject"
+    raise ValueError("must be reject or null")
+
+
+UnmatchedKey = Annotated[
+    Unmatched,
+    Reads(reject_or_null, {"enum": ["reject", "null", None]}),
+    Doc("Whether a record with fields, none of which is a column of the table, is a reject, or a row of NULLs."),
+]
+
+
+def no_column(fields: Iterable[str], columns: Sequence[str], what: str = "record") -> str:
+    """Return the reason of a reject whose fields have these names; the decoded columns have those of `columns`."""
+    return (
+        f"no field of the {what} is a column (fields: {_listed(fields, _MAX_FIELDS)};"
+        f" columns: {_listed(columns, _MAX_COLUMNS)})"
+    )
+
+
+def one_field(delimiter: int, fields: Sequence[str]) -> str:
+    """Return the reason of a text without this delimiter; `fields` are the names of its fields."""
+    return (
+        f"record has only one field, because it has no field_delimiter {chr(delimiter)!r}"
+        f" (columns: {_listed(filter(None, fields), _MAX_COLUMNS)})"
+    )
+
+
+def _listed(names: Iterable[str], limit: int) -> str:
+    shown = [_shown(name) for name in islice(names, limit + 1)]
+    return ", ".join(shown) if len(shown) <= limit else ", ".join([*shown[:limit], "..."])
+
+
+def _shown(name: str) -> str:
+    text = name if name.isascii() and name.isidentifier() else repr(name)
+    return text if len(text) <= _MAX_LETTERS else text[: _MAX_LETTERS - 3] + "..."
