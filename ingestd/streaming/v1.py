@@ -15,6 +15,8 @@ import pyarrow as pa
 
 from ingestd.formats.decoder import Decoder, DecodeResult, Reject
 from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
+from ingestd.formats.lazysimple.values import check_choice
+from ingestd.formats.unmatched import Unmatched
 from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import read_partitions
 from ingestd.hive.security import Security
@@ -315,8 +317,9 @@ class DelimitedInputWriter(RecordWriter):
         escape: str | None = None,
         bad_values: Literal["null", "reject"] = "null",
         bad_counts: Literal["fit", "reject"] = "fit",
+        unmatched: Unmatched = "reject",
     ) -> None:
-        """The other options are those of `DelimitedFormat`. Raises StreamingException for an invalid option."""
+        """The other options are those of `StrictDelimitedInputWriter`. Raises StreamingException for invalid ones."""
         super().__init__()
         _check_names("field_names", field_names)
         self._fields = tuple(field_names)
@@ -324,11 +327,13 @@ class DelimitedInputWriter(RecordWriter):
             self._format = DelimitedFormat(
                 delimiter, collection_delimiter, map_key_delimiter, null_text, escape, bad_values, bad_counts
             )
+            check_choice("unmatched", unmatched, ("null", "reject"))
+        self._unmatched = unmatched
 
     def decoder(self, columns: Sequence[Column]) -> Decoder:
         """Return a decoder for these columns. Raises InvalidColumn for a field name that is not a column."""
         with streaming_errors():
-            return _Reordered(self._fields, columns, self._format)
+            return _Reordered(self._fields, columns, self._format, self._unmatched)
 
 
 def get_field_reordering(field_names: Sequence[str | None], columns: Sequence[str]) -> list[int]:
@@ -363,13 +368,19 @@ def _check_names(name: str, given: object) -> None:
 class _Reordered:
     """Decodes fields in the order of the record, then reorders them to match the table's columns."""
 
-    def __init__(self, fields: Sequence[str | None], columns: Sequence[Column], layout: DelimitedFormat) -> None:
+    def __init__(
+        self,
+        fields: Sequence[str | None],
+        columns: Sequence[Column],
+        layout: DelimitedFormat,
+        unmatched: Unmatched,
+    ) -> None:
         mapping = get_field_reordering(fields, [column.name for column in columns])
         dropped = HiveType.parse("string")
         read = [columns[place] if place >= 0 else Column(f"dropped {n}", dropped) for n, place in enumerate(mapping)]
         self._columns = tuple(columns)
         self._places = {place: n for n, place in enumerate(mapping) if place >= 0}
-        self._decoder = DelimitedDecoder(read, layout)
+        self._decoder = DelimitedDecoder(read, layout, unmatched=unmatched)
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """Decode a batch of records (see `Decoder`)."""

@@ -13,7 +13,10 @@ from typing import ClassVar, Literal
 from ingestd.formats.decoder import Decoder, Reject
 from ingestd.formats.delimited import DelimitedDecoder, DelimitedFormat
 from ingestd.formats.json.decoder import JsonDecoder
+from ingestd.formats.json.layout import Layout
+from ingestd.formats.lazysimple.values import check_choice
 from ingestd.formats.regex import RegexDecoder
+from ingestd.formats.unmatched import Unmatched
 from ingestd.schema import Column
 from ingestd.streaming.arguments import check_flag, check_text
 from ingestd.streaming.errors import StreamingException, streaming_errors
@@ -69,7 +72,9 @@ class StrictDelimitedInputWriter(RecordWriter):
     """Decodes delimited text as Hive's LazySimpleSerDe does (see the table in docs/streaming.md).
 
     As in Hive, malformed values and missing fields become NULL by default, and extra fields are dropped. With
-    `bad_values="reject"` and `bad_counts="reject"` such records raise SerializationError instead.
+    `bad_values="reject"` and `bad_counts="reject"` such records raise SerializationError instead. A text that is not
+    empty and does not contain the delimiter raises it if there are several columns; `unmatched="null"` restores Hive's
+    behavior.
     """
 
     def __init__(  # noqa: PLR0913 - the options of a format, by name only
@@ -83,28 +88,42 @@ class StrictDelimitedInputWriter(RecordWriter):
         escape: str | None = None,
         bad_values: Literal["null", "reject"] = "null",
         bad_counts: Literal["fit", "reject"] = "fit",
+        unmatched: Unmatched = "reject",
     ) -> None:
-        """The options are those of `DelimitedFormat`. Raises StreamingException for an invalid option."""
+        """The other options are those of `DelimitedFormat`. Raises StreamingException for an invalid option."""
         super().__init__(line_delimiter_pattern=line_delimiter_pattern)
         with streaming_errors():
             self.format = DelimitedFormat(
                 field_delimiter, collection_delimiter, map_key_delimiter, null_text, escape, bad_values, bad_counts
             )
+            check_choice("unmatched", unmatched, ("null", "reject"))
+        self._unmatched = unmatched
 
     def decoder(self, columns: Sequence[Column]) -> Decoder:
         """Return a decoder of delimited text. Raises StreamingException for unsupported columns."""
         with streaming_errors():
-            return DelimitedDecoder(columns, self.format)
+            return DelimitedDecoder(columns, self.format, unmatched=self._unmatched)
 
 
 class StrictJsonWriter(RecordWriter):
-    """Decodes one JSON object per record (`ingestd.formats.json`). No value is wrapped, truncated or replaced by 0."""
+    """Decodes one JSON object per record (`ingestd.formats.json`). No value is wrapped, truncated or replaced by 0.
+
+    An object with fields, none of which is a column, raises SerializationError; with `unmatched="null"` it is a row of
+    NULLs, as in Hive.
+    """
 
     reads_by_position = False
 
+    def __init__(self, *, line_delimiter_pattern: str | None = None, unmatched: Unmatched = "reject") -> None:
+        """Raises StreamingException for an invalid option."""
+        super().__init__(line_delimiter_pattern=line_delimiter_pattern)
+        with streaming_errors():
+            check_choice("unmatched", unmatched, ("null", "reject"))
+        self._layout = Layout(rejects_unmatched=unmatched == "reject")
+
     def decoder(self, columns: Sequence[Column]) -> Decoder:
         """Return a decoder of JSON objects."""
-        return JsonDecoder(columns)
+        return JsonDecoder(columns, self._layout)
 
 
 class StrictRegexWriter(RecordWriter):
@@ -117,7 +136,7 @@ class StrictRegexWriter(RecordWriter):
         line_delimiter_pattern: str | None = None,
         ignore_case: bool = False,
         bad_values: Literal["null", "reject"] = "null",
-        unmatched: Literal["null", "reject"] = "reject",
+        unmatched: Unmatched = "reject",
     ) -> None:
         """The options are those of `RegexDecoder`. Raises StreamingException for an invalid option."""
         super().__init__(line_delimiter_pattern=line_delimiter_pattern)

@@ -234,7 +234,7 @@ class Unread:
 
 
 def test_records_when_of_any_bytes_type_then_accepted_and_other_types_rejected(stack: Stack) -> None:
-    stack.table("id int, note string")
+    stack.table("id int")
     released = memoryview(b"9")
     released.release()
 
