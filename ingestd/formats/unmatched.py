@@ -8,6 +8,7 @@ A field that is null counts like any other: its name shows that the record belon
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Annotated, Literal
@@ -16,6 +17,7 @@ from ingestd.keys import Doc, Reads
 
 Unmatched = Literal["null", "reject"]
 
+_PLAIN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 _MAX_FIELDS, _MAX_COLUMNS, _MAX_LETTERS = 5, 10, 40  # of reasons
 
 
@@ -57,5 +59,5 @@ def _listed(names: Iterable[str], limit: int) -> str:
 
 
 def _shown(name: str) -> str:
-    text = name if name.isascii() and name.isidentifier() else repr(name)
+    text = name if _PLAIN.fullmatch(name) else repr(name)
     return text if len(text) <= _MAX_LETTERS else text[: _MAX_LETTERS - 3] + "..."

@@ -116,6 +116,37 @@ def test_decode_when_the_row_in_an_envelope_has_no_field_of_a_column_then_it_is_
     assert decoded.rejects[0].reason.startswith("no field of the row in the connect envelope is a column (fields: ")
 
 
+@pytest.mark.parametrize("others", [[], [b'{"data":{"id":1}}'] * 400], ids=["alone", "mixed"])
+def test_decode_when_columns_have_paths_then_the_fields_of_objects_on_these_paths_count(others: list[bytes]) -> None:
+    options = JsonOptions(fields={"id": "$.data.id", "name": "$.data.user.name", "tag": "$.tags[1]"})
+    columns = columns_of(id="int", name="string", tag="string")
+    rejected = {
+        b'{"data":{"x":1}}': "data.x",
+        b'{"data":{"user":{"y z":1}},"z":2}': "'data.user.y z', z",
+        b'{"data":{"id":1},"Data":{"x":1}}': "Data.x",  # the last spelling of a name wins
+        b'{"tag":"a"}': "tag",
+    }
+    rows = [
+        b"{}", b'{"data":{}}', b'{"data":null}', b'{"data":{"ID":null}}', b'{"x":1,"data":{"user":{}}}',
+        b'{"Data":{"x":1},"data":{"id":null}}', b'{"data":{"x":1},"tags":[]}',
+    ]  # fmt: skip
+    decoder = options.decoder(columns)
+    decoded = decoder.decode([*rejected, *rows, *others])
+    assert decoded.rows == len(rows) + len(others)
+    assert reasons(decoded) == [
+        (row, "", f"no field of the record is a column (fields: {fields}; columns: id, name, tag)")
+        for row, fields in enumerate(rejected.values())
+    ]
+    assert [decoder.check(value) is None for value in (*rejected, *rows)] == [False] * 4 + [True] * 7
+
+
+def test_decode_when_the_row_of_a_change_event_has_no_field_of_a_column_then_the_reason_names_its_fields() -> None:
+    event = b'{"op":"c","before":{"id":1},"after":{"op":1,"before":2}}'
+    decoded = JsonOptions(envelope="debezium").decoder(COLUMNS).decode([event])
+    reason = "no field of the row in the debezium envelope is a column (fields: op, before; columns: id, name)"
+    assert reasons(decoded) == [(0, "", reason)]
+
+
 def test_decode_when_a_change_event_has_columns_at_paths_then_only_the_fields_of_its_row_count() -> None:
     options = JsonOptions(envelope="debezium", deletes="row", fields={"op": "$.op", "name": "$.source.name"})
     columns = columns_of(id="int", name="string", op="string")

@@ -100,21 +100,18 @@ class Layout:
         is_event = self.envelope == "debezium"
         return tuple(i for i, column in enumerate(columns) if not (is_event and column.name in self.paths))
 
-    def unmatched_fields(
-        self, place: Place, event: Mapping[str, object], row_of_event: str
-    ) -> Mapping[str, object] | None:
-        """Return the row of an event if none of its fields is a column, or the beginning of the path of one; else None.
+    def unmatched_fields(self, place: Place, event: Mapping[str, object], row_of_event: str) -> list[str]:
+        """Return the fields of the row of an event without a column, if it has fields and none for any column; else [].
 
-        `place` is that of the event. Also returns None if the row has no fields, or if a column stores all of it.
+        `place` is that of the event. A field inside of an object on the way to a column has a name such as `user.id`.
+        Null, an empty object and an array on the way to a column count as fields for it.
         """
         if self.envelope == "debezium":
             if place.columns:
-                return None
+                return []
             place = place.members[row_of_event]
             event = _last(event)[row_of_event]  # type: ignore[assignment]  # `event_of` has checked that it is an object
-        if place.columns or not event or not place.members.keys().isdisjoint(map(str.lower, event)):
-            return None
-        return event
+        return _unmatched(place, event, "") or []
 
 
 PLAIN = Layout()
@@ -123,6 +120,21 @@ PLAIN = Layout()
 def _last(members: Mapping[str, object]) -> dict[str, object]:
     """Return the members of an object by their names in lower case. Of several with one name, the last wins."""
     return {name.lower(): item for name, item in members.items()}
+
+
+def _unmatched(place: Place, value: object, prefix: str) -> list[str] | None:
+    """Return the names of the fields at or inside of a place if none of them is for a column, else None."""
+    if place.columns or place.elements or not isinstance(value, dict) or not value:
+        return None
+    found: list[str] = []
+    last = {name.lower(): (name, item) for name, item in value.items()}
+    for key, (name, item) in last.items():
+        inner = place.members.get(key)
+        fields = [prefix + name] if inner is None else _unmatched(inner, item, f"{prefix}{name}.")
+        if fields is None:
+            return None
+        found += fields
+    return found
 
 
 def _place(text: str, depth: int, paths: Sequence[_Target]) -> Place:

@@ -7,7 +7,7 @@ rejects.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NoReturn
 
 import numpy as np
@@ -82,7 +82,7 @@ class RecordReader:
         except InvalidValue as error:
             raise RejectError("", str(error)) from None
         if not is_matched:
-            self._reject_unmatched(record)
+            self._reject_unmatched(record, record)
         return fields
 
     def _found(self, record: dict[str, object]) -> list[object]:
@@ -91,8 +91,8 @@ class RecordReader:
         event, row = event_of(record, self._layout.envelope, self._layout.operations)
         if self._rejects_unmatched:
             unmatched = self._layout.unmatched_fields(self._places[row], event, row)
-            if unmatched is not None:
-                self._reject_unmatched(unmatched)
+            if unmatched:
+                self._reject_unmatched(event, unmatched)
         for index, field in find(self._places[row], event):
             fields[index] = field
         return fields
@@ -110,18 +110,19 @@ class RecordReader:
             seen.add(index)
             fields[index] = field
         if not seen:
-            self._reject_unmatched(record)
+            self._reject_unmatched(record, record)
         return fields
 
-    def _reject_unmatched(self, record: Mapping[str, object]) -> None:
-        """Raise RejectError for a record none of whose fields is a column, if such a record is a reject."""
-        if not self._rejects_unmatched or not record:
+    def _reject_unmatched(self, record: Mapping[str, object], fields: Collection[str]) -> None:
+        """Raise RejectError for a record or row with these fields, none of which is a column, if that is a reject."""
+        if not self._rejects_unmatched or not fields:
             return
-        envelope = envelope_in(record)
+        unwrapped = self._layout.envelope
+        envelope = "" if unwrapped == "debezium" else envelope_in(record)
         if envelope:
             raise RejectError("", f"no field of the record is a column: {envelope}")
-        what = "record" if self._layout.envelope == "none" else f"row in the {self._layout.envelope} envelope"
-        raise RejectError("", no_column(record, [column.name for column in self._columns], what))
+        what = "record" if unwrapped == "none" else f"row in the {unwrapped} envelope"
+        raise RejectError("", no_column(fields, [column.name for column in self._columns], what))
 
     def _last_fields(self, value: bytes) -> list[object]:
         fields: list[object] = [None] * len(self._columns)
