@@ -22,7 +22,7 @@ from ingestd.daemon import log
 from ingestd.errors import ConfigError, ConfigFaults, TableMissing
 from ingestd.hive.client import Metastore
 from ingestd.hive.creation import NewTable
-from ingestd.hive.tables import TableName, list_tables
+from ingestd.hive.tables import TableName, list_tables, require_writable_database
 from ingestd.ingest.options import ControlOptions
 from ingestd.ingest.sample import match, proposed_shape, read_sample
 from ingestd.ingest.target import load_target
@@ -148,11 +148,15 @@ def _choice(what: str, names: Sequence[str], order: Callable[[Sequence[str]], Se
 
 
 def _compared(plain: Draft, document: Document, metastore: Metastore) -> Draft:
-    """Return the draft with the result of comparing a sample of the topic with the columns of the table."""
+    """Return the draft with the result of comparing a sample of the topic with the columns of the table.
+
+    Raises InvalidTable for a table that the mapping cannot write or, if it is missing, that Hive would not create.
+    """
     sample = read_sample(document.mappings[0].kafka, plain.topic)
     try:
         table = load_target(metastore, document.mappings[0])
     except TableMissing:
+        require_writable_database(metastore, plain.table)
         shape = proposed_shape(sample)
         if shape.columns:
             return replace(plain, match=match(sample, shape), statement=NewTable(plain.table, shape.columns).statement)

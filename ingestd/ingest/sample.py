@@ -16,7 +16,7 @@ from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.encoding import Encoding
 from ingestd.acid.routing import Shape
 from ingestd.formats.decoder import ConstraintDecoder
-from ingestd.formats.json.decoder import JsonDecoder
+from ingestd.formats.json.options import JsonOptions
 from ingestd.ingest.excerpt import ANSWER_SECONDS, read_excerpt
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import OffsetRange
@@ -64,7 +64,7 @@ def match(sample: Sequence[bytes | None], shape: Shape) -> Match:
     fields = {field for record in _objects(sample) for field in record}
     names = {column.name for column in columns}
     lower = {field.lower() for field in fields}
-    rejects = ConstraintDecoder(JsonDecoder(columns), partial(unfit_rows, shape=shape)).decode(sample).rejects
+    rejects = ConstraintDecoder(JsonOptions().decoder(columns), partial(unfit_rows, shape=shape)).decode(sample).rejects
     reason = f"{rejects[0].column or 'the record'}: {rejects[0].reason}" if rejects else ""
     return Match(
         records=len(sample),
@@ -107,6 +107,6 @@ def _type(values: Sequence[object]) -> HiveType:
     for kind in kinds if known else ():
         column = Column("value", HiveType.parse(kind))
         records = [json.dumps({"value": value}).encode() for value in known]
-        if not JsonDecoder([column]).decode(records).rejects:
+        if not JsonOptions().decoder([column]).decode(records).rejects:
             return column.type
     return _STRING

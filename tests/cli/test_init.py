@@ -80,10 +80,12 @@ def test_init_when_hive_refuses_to_write_the_table_then_says_why_and_writes_no_f
     stack.sql(f"CREATE DATABASE {database} WITH DBPROPERTIES ({properties})")
     stack.table("id int", name=f"{database}.t")
     file = tmp_path / "first.yaml"
-    result = _init(run, stack, "--topic", stack.name, "--table", f"{database}.t", "--output-file", file)
-    assert result.code == 65
-    assert f"table {database}.t: database {database} {sentence}" in result.err
-    assert not file.exists()
+    for table in ("t", "missing"):
+        result = _init(run, stack, "--topic", stack.name, "--table", f"{database}.{table}", "--output-file", file)
+        assert result.code == 65
+        assert f"table {database}.{table}: database {database} {sentence}" in result.err
+        assert "CREATE TABLE" not in result.err
+        assert not file.exists()
 
 
 def test_init_when_the_table_is_missing_then_the_proposed_statement_creates_one_that_fits(
@@ -191,3 +193,10 @@ def test_match_when_the_sample_has_records_that_stop_a_mapping_then_counts_misfi
     shape = replace(proposed_shape(_records({"a": 1})), not_null=frozenset({"a"}))
     found = match([b"[1]", b"{", b'{"a": "x"}', b'{"a": 1}', None, b'{"b": 1}'], shape)
     assert (found.records, found.misfits, found.stored) == (6, 5, ("a",))
+
+
+def test_match_when_the_sample_is_in_an_envelope_then_the_reason_names_the_option_that_unwraps_it() -> None:
+    shape = proposed_shape(_records({"a": 1}))
+    found = match(_records({"before": None, "after": {"a": 1}, "op": "c"}), shape)
+    assert (found.misfits, found.stored, found.ignored) == (1, (), ("after", "before", "op"))
+    assert "set format.envelope: debezium" in found.reason
