@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from bench import protobuf
 from bench.records import SHAPES, Shape, is_reject, misfit
-from ingestd.formats.json.decoder import JsonDecoder
+from ingestd.formats.json.options import JsonOptions
 from ingestd.schema import Column
 
 _JSON = tuple(shape for shape in SHAPES if shape.format == "json" and not shape.has_rejects)
@@ -47,7 +47,7 @@ def _measure(shape: Shape, runs: int) -> str:
 
 
 def _microseconds(columns: Sequence[Column], values: Sequence[bytes], runs: int) -> float:
-    decoder = JsonDecoder(columns)
+    decoder = JsonOptions().decoder(columns)
     decoder.decode(values)  # it learns how the fields are spelled
     best = float("inf")
     for _ in range(runs):

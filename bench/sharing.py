@@ -21,7 +21,7 @@ from bench.records import SHAPES, Shape
 from ingestd.acid import routing
 from ingestd.acid.encoding import Encoding
 from ingestd.acid.writer_pool import StagingFiles, WriterPool
-from ingestd.formats.json.decoder import JsonDecoder
+from ingestd.formats.json.options import JsonOptions
 from ingestd.kafka.producer import create_topic, produce
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import Batch, read
@@ -55,7 +55,7 @@ def _measure(shape: Shape, servers: str, folder: Path, count: int, runs: int) ->
     produce(servers, shape.name, map(shape.record, range(count)), lambda _more: None)
     record = HiveType.parse(f"struct<{_fields(shape.columns)}>")
     columns = tuple(Column(name, kind) for name, kind in zip(record.names, record.children, strict=True))
-    decoder = JsonDecoder(columns)
+    decoder = JsonOptions().decoder(columns)
 
     def batches() -> Iterable[Batch]:
         return read({"bootstrap.servers": servers}, [OffsetRange(shape.name, 0, 0, count)])
