@@ -45,6 +45,25 @@ def no_column(fields: Iterable[str], columns: Sequence[str], what: str = "record
     )
 
 
+def no_column_of_schema(fields: Sequence[str], columns: Sequence[str]) -> str:
+    """Return the reason of a reject whose fields, by its schema, have these names. No option unwraps its envelope."""
+    event = change_event(fields)
+    if not event:
+        return no_column(fields, columns)
+    return (
+        f"no field of the record is a column: it is {event}; unwrap it in Kafka Connect, with Debezium's transform"
+        " ExtractNewRecordState"
+    )
+
+
+def change_event(fields: Iterable[str]) -> str:
+    """Return what a record with these fields is if it seems to be a change event of Debezium, for a reason; else ''."""
+    found = {name.lower() for name in fields}
+    if "op" not in found or found.isdisjoint(("before", "after")):
+        return ""
+    return f"a change event of Debezium ({', '.join(name for name in ('before', 'after', 'op') if name in found)})"
+
+
 def one_field(delimiter: int, fields: Sequence[str]) -> str:
     """Return the reason of a text without this delimiter; `fields` are the names of its fields."""
     return (

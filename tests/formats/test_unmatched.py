@@ -294,6 +294,39 @@ def test_decode_when_no_field_of_an_avro_schema_is_a_column_then_its_records_are
     assert replace(options, schemas=(empty,)).decoder(COLUMNS).decode([encode(empty, {})]).rows == 1
 
 
+def test_decode_when_an_avro_union_has_records_without_a_column_then_only_these_are_rejects() -> None:
+    kinds = [json.loads(schema_of({field: "int"})) | {"name": name} for name, field in (("A", "id"), ("B", "x"))]
+    schema = json.dumps(kinds)
+    options = AvroOptions(framing="none", schemas=(schema,))
+    values = [encode(schema, one) for one in (("A", {"id": 1}), ("B", {"x": 1}))]
+    decoded = options.decoder(COLUMNS).decode(values)
+    assert reasons(decoded) == [(1, "", UNKNOWN)]
+    assert rows_of(decoded) == [{"id": 1, "name": None}]
+    assert replace(options, unmatched="null").decoder(COLUMNS).decode(values).rows == 2
+
+
+def test_decode_when_only_defaults_of_the_avro_reader_schema_are_columns_then_the_records_are_rejects() -> None:
+    schema = schema_of({"x": "int"})
+    target = json.loads(schema_of({"id": "int"}))
+    target["fields"][0]["default"] = 7
+    options = AvroOptions(framing="none", schemas=(schema,), reader_schema=json.dumps(target))
+    value = encode(schema, {"x": 1})
+    assert reasons(options.decoder(COLUMNS).decode([value])) == [(0, "", UNKNOWN)]
+    stored = replace(options, unmatched="null").decoder(COLUMNS).decode([value])
+    assert rows_of(stored) == [{"id": 7, "name": None}]
+    target["fields"][0]["aliases"] = ["x"]
+    known = replace(options, reader_schema=json.dumps(target)).decoder(COLUMNS).decode([value])
+    assert rows_of(known) == [{"id": 1, "name": None}]
+
+
+def test_decode_when_the_schema_is_that_of_a_change_event_then_the_reason_says_how_to_unwrap_it() -> None:
+    schema = schema_of({"before": ["null", "int"], "after": ["null", "int"], "op": "string"})
+    value = encode(schema, {"before": None, "after": 1, "op": "c"})
+    [(_, _, reason)] = reasons(AvroOptions(framing="none", schemas=(schema,)).decoder(COLUMNS).decode([value]))
+    assert reason.startswith("no field of the record is a column: it is a change event of Debezium (before, after, op)")
+    assert "ExtractNewRecordState" in reason
+
+
 def test_decode_when_no_field_of_a_protobuf_type_is_a_column_then_its_messages_are_rejects() -> None:
     file = file_of(message("Row", [Field("x", 1, "int32"), Field("y", 2, "string")]))
     options = ProtobufOptions(framing="none", descriptor_set=set_of(file), message="shop.Row")

@@ -46,7 +46,7 @@ def schema_of(fields: Mapping[str, Any]) -> str:
     return json.dumps(rename({"type": "record", "fields": [{"name": k, "type": v} for k, v in fields.items()]}, "row"))
 
 
-def encode(schema: str, value: Mapping[str, Any]) -> bytes:
+def encode(schema: str, value: Any) -> bytes:
     out = io.BytesIO()
     fastavro.schemaless_writer(out, _parsed(schema), value)
     return out.getvalue()

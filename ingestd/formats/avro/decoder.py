@@ -31,6 +31,7 @@ content, such as nulls, is a reject.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import pyarrow as pa
@@ -45,7 +46,7 @@ from ingestd.formats.avro.schema import AvroType
 from ingestd.formats.columnar_decoder import ColumnarDecoder, ReadRows
 from ingestd.formats.record_decoder import Tombstones
 from ingestd.formats.registry import InvalidSchema
-from ingestd.formats.unmatched import Unmatched, no_column
+from ingestd.formats.unmatched import Unmatched, no_column_of_schema
 from ingestd.formats.values import Ints, Records
 from ingestd.schema import Column
 
@@ -73,7 +74,8 @@ class AvroDecoder(ColumnarDecoder[int]):
     ) -> None:
         """`target` is the reader schema, as which all records are read; None for the schemas of the records.
 
-        With `unmatched="reject"`, the records of a schema none of whose fields is a column are rejects.
+        With `unmatched="reject"`, the records of a schema, or of a record type in a union, none of whose fields is a
+        column are rejects.
         """
         super().__init__(columns, tombstones=tombstones)
         self._target = target
@@ -100,10 +102,9 @@ class AvroDecoder(ColumnarDecoder[int]):
     def find_reader(self, identifier: int) -> ReadRows:
         """See `ColumnarDecoder`."""
         written = self._schemas.find(identifier)
-        found = reader(resolve(written, self._target) if self._target else written, self.row)
+        record = resolve(written, self._target) if self._target else written
+        found = reader(self._matched(record) if self._rejects_unmatched else record, self.row)
         self._records[identifier] = self._target or written
-        if self._rejects_unmatched:
-            self._require_match(self._target or written)
 
         def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
             cursor = Cursor.of_records(records, starts, indexes)
@@ -113,13 +114,18 @@ class AvroDecoder(ColumnarDecoder[int]):
 
         return read
 
-    def _require_match(self, record: AvroType) -> None:
-        """Raise InvalidSchema if the schema has fields, none of which is a column."""
-        branches = record.children if record.kind == "union" else (record,)
-        fields = [field for branch in branches for field in branch.fields]
+    def _matched(self, record: AvroType) -> AvroType:
+        """Return the type of records with a fault if they have fields, none of which is a column.
+
+        Defaults of the reader schema do not count, because they are not data of the records.
+        """
+        if record.kind == "union":
+            return replace(record, children=tuple(map(self._matched, record.children)))
+        read = [field for place, field in enumerate(record.fields) if place not in record.ignored]
         names = [column.name for column in self.columns]
-        if fields and all(field_of(fields, name) is None for name in names):
-            raise InvalidSchema(no_column((field.name for field in fields), names))
+        if record.fault or not record.fields or any(field_of(read, name) is not None for name in names):
+            return record
+        return replace(record, fault=no_column_of_schema([field.name for field in record.fields], names))
 
 
 def _require_end(cursor: Cursor) -> None:

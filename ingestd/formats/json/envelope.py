@@ -17,6 +17,7 @@ from typing import Literal
 
 from ingestd.formats.decoder import RejectError
 from ingestd.formats.json.types import shown
+from ingestd.formats.unmatched import change_event
 
 Envelope = Literal["none", "connect", "debezium"]
 
@@ -67,21 +68,17 @@ def envelope_in(record: Mapping[str, object]) -> str:
 
     `record` is an object none of whose fields is a column.
     """
+    event = change_event(record)
+    if event:
+        return f"it is {event}; set format.envelope: debezium"
     members = {name.lower(): item for name, item in record.items()}
-    if _is_event(members):
-        fields = ", ".join(name for name in (BEFORE, AFTER, OPERATION) if name in members)
-        return f"it is a change event of Debezium ({fields}); set format.envelope: debezium"
     if not {SCHEMA, PAYLOAD} <= members.keys():
         return ""
     where = f"in the envelope of Kafka Connect ({SCHEMA}, {PAYLOAD})"
     payload = members[PAYLOAD]
-    if isinstance(payload, dict) and _is_event(set(map(str.lower, payload))):
+    if isinstance(payload, dict) and change_event(payload):
         return f"it is a change event of Debezium {where}; set format.envelope: debezium"
     return f"it is {where}; set format.envelope: connect"
-
-
-def _is_event(names: Collection[str]) -> bool:
-    return OPERATION in names and (BEFORE in names or AFTER in names)
 
 
 def _kind(value: object) -> str:

@@ -49,7 +49,7 @@ from ingestd.formats.protobuf.scan import Messages, Place
 from ingestd.formats.protobuf.schema import ProtoType
 from ingestd.formats.record_decoder import Tombstones
 from ingestd.formats.registry import InvalidSchema
-from ingestd.formats.unmatched import Unmatched, no_column
+from ingestd.formats.unmatched import Unmatched, no_column_of_schema
 from ingestd.formats.values import Ints, Records
 from ingestd.schema import Column
 
@@ -89,7 +89,7 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
         kind = self._types.find(key)
         found = StructReader(kind, self.row)
         if self._rejects_unmatched and kind.fields and not found.has_fields:
-            raise InvalidSchema(no_column((field.name for field in kind.fields), self.row.names))
+            raise InvalidSchema(no_column_of_schema([field.name for field in kind.fields], self.row.names))
 
         def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
             place = Place.of_records(records, indexes)
