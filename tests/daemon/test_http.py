@@ -17,6 +17,7 @@ import pytest
 from ingestd.clock import now
 from ingestd.config.http import HttpOptions, TlsFiles
 from ingestd.daemon.http.connections import MAX_CONNECTIONS
+from ingestd.daemon.http.history import SPANS, History
 from ingestd.daemon.http.live import MAX_STREAMS
 from ingestd.daemon.http.server import AddressInUse, HttpServer, open_server
 from ingestd.errors import ConfigError, MetastoreUnavailable, RecordError
@@ -146,6 +147,25 @@ def test_mapping_when_asked_alone_then_answers_its_documents(client: Client, fle
     assert len(history["records_per_second"]) == len(history["latency_seconds"]) == 1
 
 
+def test_history_when_it_is_long_then_bounded_and_six_hours_have_one_value_per_minute() -> None:
+    fleet, history = StaticFleet(), History()
+    fleet.run("orders", rows=0, lag=7)
+    for number in range(2500):
+        if number == 2498:  # in the last minute
+            commit(fleet.monitors["orders"], "orders", 60, end=1000, txn=8)
+        history.add(fleet.monitors, 10)
+    lengths = {}
+    for span in SPANS:
+        found = history.read("orders", span)
+        values = found["records_per_second"], found["lag_offsets"], found["lag_seconds"], found["latency_seconds"]
+        lengths[span] = found["step_seconds"], {len(one) for one in values}
+    assert lengths == {"15m": (10, {90}), "1h": (10, {360}), "6h": (60, {360})}
+    found = history.read("orders", "6h")
+    assert found["records_per_second"][-2:] == [0, 1]
+    assert found["lag_offsets"][-2:] == [7, 940]
+    assert [len(history.read("none", span)["lag_offsets"]) for span in SPANS] == [0, 0, 0]
+
+
 def test_metrics_then_serves_the_document_of_the_daemon(client: Client) -> None:
     answer = client.get("/metrics")
     assert (answer.text, answer.headers["content-type"]) == ("ingestd_up 1\n", "text/plain; version=0.0.4")
@@ -157,6 +177,7 @@ def test_metrics_then_serves_the_document_of_the_daemon(client: Client) -> None:
         ("GET", "/nothing", 404, "docs/monitor.md"),
         ("GET", "/mappings/none", 404, "GET /status"),
         ("GET", "/mappings/none/commits", 404, "GET /status"),
+        ("GET", "/mappings/orders/history?span=1d", 400, "15m, 1h, 6h"),
         ("POST", "/status", 405, "allowed: GET, HEAD"),
         ("GET", "/mappings/orders/pause", 405, "allowed: POST"),
     ],

@@ -28,7 +28,7 @@ from ingestd.daemon.http import health, status
 from ingestd.daemon.http.access import Access, Refused
 from ingestd.daemon.http.changes import Changes, status_of, unknown_mapping
 from ingestd.daemon.http.fleet import Fleet
-from ingestd.daemon.http.history import History
+from ingestd.daemon.http.history import SPANS, History
 from ingestd.daemon.http.live import STREAM_SECONDS, Live
 from ingestd.errors import ConfigFaults, IngestdError
 from ingestd.ingest import events
@@ -117,8 +117,10 @@ class _Endpoints:
         return _json(200, status.commits(self._snapshot(request)))
 
     async def history(self, request: Request) -> Response:
-        name = self._snapshot(request).name
-        return _json(200, {"version": status.VERSION, "name": name, **self._history.read(name)})
+        name, span = self._snapshot(request).name, request.query_params.get("span", "1h")
+        if span not in SPANS:
+            raise Refused(400, "no chart has this span", where="parameter span", hint=f"use {', '.join(SPANS)}")
+        return _json(200, {"version": status.VERSION, "name": name, **self._history.read(name, span)})
 
     async def events(self, _request: Request) -> Response:
         return _EventStream(self._live.open(), media_type="text/event-stream")

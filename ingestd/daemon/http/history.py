@@ -1,21 +1,24 @@
-"""The last hour of every mapping, for charts: rate, lag and latency, one value per ten seconds.
+"""The last six hours of every mapping, for charts: rate, lag and latency, one point per ten seconds.
 
-Invariant: memory is bounded. A mapping needs 360 points of 32 bytes; mappings that no longer exist are dropped.
-All methods run in the thread of the server, except that `records_per_second` may run in any.
+Invariant: memory is bounded. A mapping needs 2,160 points of 16 bytes; mappings that no longer exist are dropped.
+Values have seven exact digits. All methods run in the thread of the server, but `records_per_second` may run in any.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from math import nan
+from math import isnan, nan
+from typing import Any
 
 from ingestd.clock import monotonic, now
 from ingestd.ingest.monitor import Monitor, Snapshot
 
 STEP_SECONDS = 10
-POINTS = 360
+# By the span of a chart: the number of points that are read for it, and how many of them one value combines.
+SPANS = {"15m": (90, 1), "1h": (360, 1), "6h": (2160, 6)}
+_MAX_POINTS = max(points for points, _ in SPANS.values())
 # The rate that the overview shows is an average, because most mappings commit less than once per point.
 _RATE_POINTS = 6
 
@@ -26,10 +29,10 @@ class _Series:
 
     records: int
     commits: int
-    rate: array[float] = field(default_factory=lambda: array("d"))
-    lag: array[float] = field(default_factory=lambda: array("d"))
-    lag_seconds: array[float] = field(default_factory=lambda: array("d"))
-    latency: array[float] = field(default_factory=lambda: array("d"))
+    rate: array[float] = field(default_factory=lambda: array("f"))
+    lag: array[float] = field(default_factory=lambda: array("f"))
+    lag_seconds: array[float] = field(default_factory=lambda: array("f"))
+    latency: array[float] = field(default_factory=lambda: array("f"))
 
     def add(self, seen: Snapshot, seconds: float) -> None:
         totals = seen.totals
@@ -44,7 +47,7 @@ class _Series:
         self.records, self.commits = totals.records, totals.commits
         for points, value in values:
             points.append(value)
-            del points[:-POINTS]
+            del points[:-_MAX_POINTS]
 
 
 def _latency(seen: Snapshot, commits: int) -> float:
@@ -86,18 +89,32 @@ class History:
         recent = series.rate[-_RATE_POINTS:] if series else ()
         return sum(recent) / len(recent) if recent else 0.0
 
-    def read(self, name: str) -> dict[str, object]:
-        """Return the points of a mapping as JSON values, oldest first; None for values that are not known."""
+    def read(self, name: str, span: str) -> dict[str, Any]:
+        """Return the points of a mapping in a span of SPANS as JSON values, oldest first; None if a value is not known.
+
+        A value that combines several points is their mean for the rate, and otherwise the greatest of them.
+        """
         series = self._series.get(name) or _Series(0, 0)
+        points, size = SPANS[span]
         return {
-            "step_seconds": STEP_SECONDS,
+            "step_seconds": STEP_SECONDS * size,
             "last_unix": round(self._last_unix, 3),
-            "records_per_second": _values(series.rate),
-            "lag_offsets": _values(series.lag),
-            "lag_seconds": _values(series.lag_seconds),
-            "latency_seconds": _values(series.latency),
+            "records_per_second": _values([sum(part) / len(part) for part in _parts(series.rate[-points:], size)]),
+            "lag_offsets": _values(map(_greatest, _parts(series.lag[-points:], size))),
+            "lag_seconds": _values(map(_greatest, _parts(series.lag_seconds[-points:], size))),
+            "latency_seconds": _values(map(_greatest, _parts(series.latency[-points:], size))),
         }
 
 
-def _values(points: array[float]) -> list[float | None]:
-    return [None if value != value else round(value, 3) for value in points]  # noqa: PLR0124 - nan differs from itself
+def _parts(points: array[float], size: int) -> Iterator[array[float]]:
+    """Yield parts of `size` points. The first one may be shorter, so that the last one is complete."""
+    for end in range((len(points) - 1) % size + 1, len(points) + 1, size):
+        yield points[max(0, end - size) : end]
+
+
+def _greatest(points: array[float]) -> float:
+    return max((value for value in points if not isnan(value)), default=nan)
+
+
+def _values(points: Iterable[float]) -> list[float | None]:
+    return [None if isnan(value) else round(value, 3) for value in points]

@@ -1,19 +1,21 @@
-// Charts as inline SVG: a line over the last hour, and stacked bars for the steps of a commit.
+// Charts as inline SVG: a line over the last minutes or hours, and stacked bars for the steps of a commit.
 
 import { h, s, setText } from "./dom.js";
-import { milliseconds, time } from "./format.js";
+import { duration, milliseconds, time } from "./format.js";
 
-const HOUR = 3600;
 const HEIGHT = 150;
 const MARGIN = { left: 52, right: 10, top: 10, bottom: 22 };
 // Values that are further apart than this are not connected by a line.
 const BRIDGE_SECONDS = 120;
+// Lengths of the axis of time in seconds, each with the number of its sections.
+const LENGTHS = [[60, 4], [120, 4], [180, 3], [300, 5], [600, 5], [900, 3], [1800, 3], [3600, 4], [7200, 4], [10800, 3], [21600, 6]];
+const LABEL_WIDTH = 76;
 
 /** Ends of an axis in seconds, whose halves are whole minutes or hours. */
 export const DURATIONS = [60, 120, 240, 600, 1200, 3600, 7200, 14400, 43200, 86400, 172800, 604800];
 
 /**
- * A line chart of the last hour. `format` writes a value; `sparse` connects values across short gaps; with `lasting`, a
+ * A line chart whose axis of time is as long as the values need. `format` writes a value; `sparse` connects values across short gaps; with `lasting`, a
  * value is current until the next one. `tops` lists the ends of the axis from the least of them on.
  */
 export class LineChart {
@@ -24,6 +26,7 @@ export class LineChart {
     this.format = format;
     this.sparse = sparse;
     this.values = [];
+    [[this.length, this.sections]] = LENGTHS;
     this.cursor = null;
     this.readout = h("p", { class: "readout" });
     this.svg = s("svg", {
@@ -42,6 +45,7 @@ export class LineChart {
 
   /** Show values, oldest first; null where a value is not known. The last one belongs to the time `last`. */
   show(values, last, step) {
+    [this.length, this.sections] = LENGTHS.find(([length]) => length >= (values.length - 1) * step) ?? LENGTHS.at(-1);
     Object.assign(this, { values, last, step });
     this.#draw();
   }
@@ -52,7 +56,7 @@ export class LineChart {
 
   #x(index) {
     const age = (this.values.length - 1 - index) * this.step;
-    return MARGIN.left + (this.#width - MARGIN.left - MARGIN.right) * (1 - age / HOUR);
+    return MARGIN.left + (this.#width - MARGIN.left - MARGIN.right) * (1 - age / this.length);
   }
 
   #y(value) {
@@ -79,7 +83,7 @@ export class LineChart {
     const text = known.length
       ? `now ${current === null ? "unknown" : this.format(current)}, least ${this.format(Math.min(...known))}, greatest ${this.format(Math.max(...known))}. Arrow keys read single values.`
       : "no values yet";
-    this.svg.setAttribute("aria-label", `${this.title}, last hour: ${text}`);
+    this.svg.setAttribute("aria-label", `${this.title}, last ${duration(this.length)}: ${text}`);
   }
 
   #grid() {
@@ -91,11 +95,12 @@ export class LineChart {
         s("text", { class: "tick", x: MARGIN.left - 8, y: y + 4, "text-anchor": "end" }, this.format(this.top * part)),
       ];
     });
-    const ages = this.#width < 460 ? [60, 30, 0] : [60, 45, 30, 15, 0];
-    const columns = ages.map((age) => {
-      const x = MARGIN.left + (right - MARGIN.left) * (1 - age / 60);
-      const anchor = age === 0 ? "end" : age === 60 ? "start" : "middle";
-      return s("text", { class: "tick", x, y: HEIGHT - 5, "text-anchor": anchor }, age ? `−${age} min` : "now");
+    const section = (right - MARGIN.left) / this.sections;
+    const every = divisors(this.sections).find((count) => count * section >= LABEL_WIDTH) ?? this.sections;
+    const columns = Array.from({ length: this.sections / every + 1 }, (_, index) => {
+      const age = this.length - (index * every * this.length) / this.sections;
+      const anchor = age === 0 ? "end" : index === 0 ? "start" : "middle";
+      return s("text", { class: "tick", x: MARGIN.left + index * every * section, y: HEIGHT - 5, "text-anchor": anchor }, age ? `−${duration(age)}` : "now");
     });
     return [...rows, ...columns];
   }
@@ -132,7 +137,7 @@ export class LineChart {
   #point(event) {
     const x = event.clientX - this.svg.getBoundingClientRect().left;
     const share = (x - MARGIN.left) / (this.#width - MARGIN.left - MARGIN.right);
-    this.#select(Math.round(this.values.length - 1 - ((1 - share) * HOUR) / this.step));
+    this.#select(Math.round(this.values.length - 1 - ((1 - share) * this.length) / this.step));
   }
 
   #key(event) {
@@ -167,6 +172,11 @@ export class LineChart {
     this.dot.setAttribute("cx", this.#x(index));
     this.dot.setAttribute("cy", this.#y(value ?? 0));
   }
+}
+
+/** Return the divisors of a small number, the least first. */
+function divisors(number) {
+  return Array.from({ length: number }, (_, index) => index + 1).filter((count) => number % count === 0);
 }
 
 /** Return the least end of an axis that is not below `value`: one of `tops`, or 1, 2, 5, 10, 20, ...; 1 for 0. */

@@ -1,4 +1,4 @@
-// The page of one mapping: state, charts of the last hour, the last commits, and the partitions of Kafka and Hive.
+// The page of one mapping: state, charts of the last hours, the last commits, and the partitions of Kafka and Hive.
 
 import { DURATIONS, LineChart, stepBar, stepLegend } from "./charts.js";
 import { h, named, setAttribute, setText } from "./dom.js";
@@ -10,6 +10,10 @@ const HISTORY_MS = 10000;
 const DETAILS_MS = 2000;
 const FEW_COMMITS = 15;
 const SOME_PARTITIONS = 100;
+// What the charts can show at most, by the name that the server knows.
+const SPANS = { "15m": "15 min", "1h": "1 h", "6h": "6 h" };
+// The choice of a user survives a visit to another page.
+const choices = { span: "1h" };
 
 export class MappingPage {
   constructor(live, name) {
@@ -105,11 +109,28 @@ export class MappingPage {
       this.problem,
       this.#figures(),
       (this.pace = h("p", { class: "pace card", hidden: true })),
-      h("section", { class: "charts", "aria-label": "The last hour" }, ...this.charts.map((chart) => chart.node)),
+      this.#spans(),
+      h("section", { class: "charts", "aria-label": "Charts" }, ...this.charts.map((chart) => chart.node)),
       section("Last commits", this.commits),
       h("div", { class: "two" }, section("Kafka partitions", this.kafka), section("Recently written Hive partitions", this.hive)),
     );
     return h("div", {}, this.missing, this.content);
+  }
+
+  #spans() {
+    const choose = (span) => {
+      choices.span = span;
+      this.#showSpan();
+      this.#loadHistory();
+    };
+    const chip = ([span, text]) => h("button", { type: "button", class: "chip", "data-span": span, onclick: () => choose(span) }, text);
+    this.spans = h("div", { class: "chips spans", role: "group", "aria-label": "Time that the charts show" }, ...Object.entries(SPANS).map(chip));
+    this.#showSpan();
+    return this.spans;
+  }
+
+  #showSpan() {
+    for (const chip of this.spans.children) setAttribute(chip, "aria-pressed", String(chip.dataset.span === choices.span));
   }
 
   #figures() {
@@ -142,8 +163,9 @@ export class MappingPage {
     clearTimeout(this.historyTimer);
     try {
       if (!this.live.mappings.has(this.name)) throw new Error("no mapping has this name");
-      const found = await load(`${this.path}/history`);
-      if (this.isClosed) return;
+      const { span } = choices;
+      const found = await load(`${this.path}/history?span=${span}`);
+      if (this.isClosed || span !== choices.span) return;
       const series = [found.records_per_second, found.lag_offsets, found.lag_seconds, found.latency_seconds];
       this.charts.forEach((chart, index) => chart.show(series[index], found.last_unix, found.step_seconds));
     } catch {
