@@ -66,9 +66,9 @@ class Claims:
         """
         return self._read(seconds).get(lease, [])
 
-    def lock_ids(self) -> set[int]:
-        """Return the lock ids of all claims as they are now. Raises MetastoreUnavailable."""
-        return {claim.lock_id for found in self._read(0.0).values() for claim in found}
+    def all(self) -> list[Claim]:
+        """Return all claims as they are now, those of daemons included. Raises MetastoreUnavailable."""
+        return [claim for found in self._read(0.0).values() for claim in found]
 
     def silence(self, claim: Claim) -> float:
         """Return the seconds for which the claim and its daemon have certainly been silent; 0 for an unknown claim."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 import random
 import threading
 import uuid
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,7 +23,8 @@ from ingestd.clock import Deadline, monotonic, pause
 from ingestd.errors import MetastoreUnavailable, Unavailable
 from ingestd.hive import health, leases
 from ingestd.hive.client import Metastore
-from ingestd.hive.identity import process_identity
+from ingestd.hive.identity import has_ended_here, process_identity
+from ingestd.hive.leases import Claim
 from ingestd.ingest.claims import Claims, daemon_lease
 
 _BEAT_SECONDS = 2.0
@@ -63,11 +65,14 @@ class Liveness:
         self.patience_seconds = patience_seconds
         self.claims = Claims(metastore, database, patience_seconds)
         self._metastore = metastore
+        self._database = database
         self._agent = f"ingestd/{database}/{self.identity}"
         self._lease = daemon_lease(database, self.identity)
         self._lock_id: int | None = None
         self._kept: dict[int, _Kept] = {}
         self._unreleased: set[int] = set()
+        # By lock id: the last heartbeat of each lease of a daemon without claims, as the last check found it.
+        self._unused: dict[int, tuple[int, int]] = {}
         self._transactions: set[int] = set()
         self._acquiring = threading.Lock()
         # When the last attempt to acquire the daemon's lease failed, and its error.
@@ -201,11 +206,30 @@ class Liveness:
                 self._verify_due = Deadline.after(_VERIFY_SECONDS)
 
     def _verify(self) -> None:
-        """Find out which owner leases have ended."""
+        """Find out which owner leases have ended, and release the leases that killed daemons have left."""
         kept = self._snapshot()
         if kept:
-            existing = self.claims.lock_ids()
+            found = self.claims.all()
+            existing = {claim.lock_id for claim in found}
             self._lose({lock_id: one for lock_id, one in kept.items() if lock_id not in existing})
+            self._release_unused(found)
+
+    def _release_unused(self, found: Sequence[Claim]) -> None:
+        """Release the leases of daemons that have ended, once no claim of theirs is left.
+
+        Otherwise, SHOW LOCKS would list them until `hive.txn.timeout`. A daemon that is alive after all acquires its
+        lease again with its next heartbeat, and without claims it has lost nothing meanwhile.
+        """
+        users = Counter(daemon_lease(self._database, claim.agent) for claim in found)
+        unused = [
+            claim
+            for claim in found
+            if claim.lease == daemon_lease(self._database, claim.agent) != self._lease and users[claim.lease] == 1
+        ]
+        for claim in unused:
+            if has_ended_here(claim.agent) or self._unused.get(claim.lock_id) == claim.beat:
+                leases.release(self._metastore, claim.lock_id)
+        self._unused = {claim.lock_id: claim.beat for claim in unused}
 
     def _snapshot(self) -> dict[int, _Kept]:
         with self._guard:

@@ -42,6 +42,10 @@ def test_second_daemon_when_the_first_runs_then_is_standby_and_takes_over_when_i
     second = stack.start(config)
     eventually("the second daemon to become standby", lambda: second.events("standby"))
     assert second.events("standby")[0]["owner"] == _claims(stack)[0].agent
+    killed = daemon_lease("ingestd", _claims(stack)[0].agent)
+    # Simulate a daemon that died on another machine.
+    elsewhere = daemon_lease("ingestd", f"-{stack.name[-12:]}")
+    assert leases.try_acquire(stack.metastore, elsewhere, f"ingestd/ingestd/elsewhere:1:1-{stack.name[-12:]}")
     # Simulate a standby that died after requesting the lock and before releasing it.
     _leave_waiting(stack)
     stack.produce(_rows(0, 100))
@@ -53,6 +57,9 @@ def test_second_daemon_when_the_first_runs_then_is_standby_and_takes_over_when_i
     stack.produce(_rows(100, 200))
     eventually("the second daemon to take over", lambda: second.events("owner"))
     eventually("all rows", lambda: stack.ids() == list(range(200)))
+    for dead in (killed, elsewhere):
+        eventually("its lease to be released", lambda dead=dead: not leases.claims(stack.metastore, dead))  # type: ignore[misc]
+    assert leases.claims(stack.metastore, daemon_lease("ingestd", _claims(stack)[0].agent))
     second.terminate()
     assert second.wait() == 0
 
