@@ -11,7 +11,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import fields
-from typing import Any
+from typing import Any, get_args
 
 from ingestd import __version__
 from ingestd.clock import now
@@ -21,7 +21,7 @@ from ingestd.config.document import Scope
 from ingestd.daemon.http.fleet import Fleet
 from ingestd.daemon.http.history import History
 from ingestd.daemon.http.policies import policy_entry
-from ingestd.ingest.monitor import CommitRecord, Problem, Snapshot, Totals
+from ingestd.ingest.monitor import CommitRecord, Problem, Snapshot, State, Totals
 
 VERSION = 1
 Json = dict[str, Any]
@@ -48,7 +48,7 @@ def status(fleet: Fleet, history: History) -> Json:
     return {
         "version": VERSION,
         "daemon": daemon_status(fleet.scope),
-        "states": dict(Counter(snapshot.state for snapshot in seen)),
+        "states": dict.fromkeys(get_args(State), 0) | Counter(snapshot.state for snapshot in seen),
         "lag_offsets": sum(snapshot.lag or 0 for snapshot in seen),
         "records_per_second": round(sum(rates.values()), 1),
         "totals": _sum(snapshot.totals for snapshot in seen),
