@@ -197,7 +197,7 @@ class _Demo:
 
     def _point_onward(self, addresses: Addresses) -> None:
         self._say("Next steps")
-        self._console.print("  ingestd run --help      run the daemon (docs/configuration.md describes its file)")
+        self._console.print("  ingestd run --help      run the daemon (its file: docs/configuration.md)")
         self._console.print("  ingestd check --help    validate a configuration before you run it")
         self._console.print("  ingestd sandbox --help  start this Kafka and Hive for your own experiments")
         self._console.print(f"  [dim]This run used Kafka at {addresses.kafka} and {addresses.metastore}.[/]")

@@ -146,11 +146,10 @@ def _row(mapping: dict[str, Any]) -> list[object]:
 
 
 def _problem(mapping: dict[str, Any]) -> Text:
-    """Return the problem of a mapping: where it is, what it is, and how to fix it."""
+    """Return the problem of a mapping, as any other error is shown."""
     problem = mapping["problem"]
-    place = f"{problem['where']}: " if problem["where"] else ""
-    hint = f"\n  → {problem['hint']}" if problem["hint"] else ""
-    return Text(f"{mapping['name']}: {place}{problem['error']}{hint}", _COLOURS.get(mapping["state"], ""))
+    error = IngestdError(problem["error"], where=problem["where"], hint=problem["hint"])
+    return Text(f"{mapping['name']}: {error}", _COLOURS.get(mapping["state"], ""))
 
 
 def _duration(seconds: float | None) -> str | None:

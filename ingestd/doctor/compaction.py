@@ -49,7 +49,7 @@ def _cleaner(service: Service) -> Iterator[Verdict]:
 
 
 def _worker(service: Service) -> Iterator[Verdict]:
-    """Workers run in the metastore or in HiveServer2. The metastore does not know those of HiveServer2."""
+    """Examine the workers of the metastore. It does not know those of HiveServer2, but what they have done."""
     in_hiveserver2 = "hs2" in map(str.lower, service.setting("hive.metastore.runworker.in"))
     threads = max((int(n) for n in service.setting("metastore.compactor.worker.threads") if n.isdigit()), default=0)
     now = health.read_clock(service.metastore).database_time
@@ -57,7 +57,7 @@ def _worker(service: Service) -> Iterator[Verdict]:
     queued = [one for one in found if one.state == "initiated"]
     oldest = min(queued, key=lambda one: one.enqueued, default=None)
     if in_hiveserver2:
-        text = "workers run in HiveServer2 (hive.metastore.runworker.in=hs2)"
+        text = "workers must run in HiveServer2 (hive.metastore.runworker.in=hs2); " + _last_begun(found, now)
         fix = "set hive.compactor.worker.threads to 1 or more in hive-site.xml of HiveServer2, and check that it runs"
     else:
         text = f"metastore.compactor.worker.threads is {threads} in the metastore"
@@ -70,6 +70,12 @@ def _worker(service: Service) -> Iterator[Verdict]:
     else:
         yield ok(f"{text}; {_number(queued)} queued")
     yield from _slow_workers(service, found, now)
+
+
+def _last_begun(found: Sequence[Compaction], now: float) -> str:
+    """Return when a worker last began a compaction: only this shows that one runs in HiveServer2."""
+    started = max((one.started for one in found), default=0.0)
+    return f"one last began a compaction {_hours(now - started)} ago" if started else "none is known to have run"
 
 
 def _slow_workers(service: Service, found: Sequence[Compaction], now: float) -> Iterator[Verdict]:

@@ -113,7 +113,7 @@ def test_status_when_no_service_answers_then_shows_the_problem_and_exit_code_is_
     assert mapping["problem"]["reason"] == "MetastoreUnavailable"
     problem = mapping["problem"]
     shown = run("status", "--config", config).out
-    assert f"orders: {problem['where']}: {problem['error']}\n  → {problem['hint']}\n" in shown
+    assert f"orders: {problem['where']}: {problem['error']} → {problem['hint']}\n" in shown
     assert "check that the metastore is running" in shown
 
 
