@@ -57,6 +57,22 @@ def test_error_then_is_in_the_tree_of_its_module() -> None:
     assert not missing
 
 
+# A scheme, or a text that begins with one. The sandbox runs servers of each kind, and the demo looks for a library.
+SCHEME = re.compile(r"(hdfs|viewfs|s3[an]?)(:.*)?|file:.*", re.DOTALL)
+KNOW_SCHEMES = ("ingestd/storage/", "ingestd/sandbox/", "ingestd/cli/demo.py")
+
+
+def test_schemes_of_locations_then_only_storage_knows_them() -> None:
+    """Every other module names a location as the metastore does; import-linter checks who imports implementations."""
+    others = [path for path in OURS if not _name(path).startswith(KNOW_SCHEMES)]
+    assert not [
+        f"{_name(path)}:{node.lineno}: {node.value}"
+        for path in others
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and SCHEME.fullmatch(node.value)
+    ]
+
+
 # The parts of the standard library that a test may replace, because they represent the environment.
 PATCHABLE = {"sys", "os", "sys.modules", "importlib.util"}
 PATCHING = {f"monkeypatch.{method}" for method in ("setattr", "delattr", "setitem", "delitem")}

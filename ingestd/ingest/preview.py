@@ -37,7 +37,7 @@ from ingestd.kafka.reader import Batch
 from ingestd.schema import Column
 from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.query import Query
-from ingestd.storage.local import LocalStorage
+from ingestd.storage.storages import Storages
 
 Values = tuple[str | None, ...]
 """The values of a row as HiveServer2 returns them, without partition columns; None is NULL."""
@@ -300,7 +300,7 @@ def _first(batches: Sequence[pa.RecordBatch], rows: int) -> list[pa.RecordBatch]
 def _file_size(shape: Shape, batches: Sequence[pa.RecordBatch]) -> int:
     """Return the size of a file with these rows in bytes, after writing it to a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="ingestd-preview-") as directory:
-        outbox = LocalStorage().outbox(directory, "sample")
+        outbox = Storages().at(directory).outbox(directory, "sample")
         files = StagingFiles(outbox, shape.columns, write_id=1, encoding=shape.encoding)
         pool = WriterPool(files)
         for batch in batches:

@@ -165,10 +165,5 @@ def mirrors(found: Iterable[ExternalDirectory], base: str | None) -> list[Mirror
 
 def _contains(directory: str, uri: str) -> bool:
     """Return whether `uri` is a directory or is below it."""
-    return _parts(uri)[: len(_parts(directory))] == _parts(directory)
-
-
-def _parts(uri: str) -> tuple[str, ...]:
-    scheme, authority, path = split(uri)
-    family = "s3" if scheme in {"s3", "s3a", "s3n"} else scheme
-    return (family, authority, *filter(None, path.split("/")))
+    above = split(directory).levels
+    return split(uri).levels[: len(above)] == above

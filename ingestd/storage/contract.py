@@ -333,6 +333,10 @@ class Storage(Protocol):
         ...
 
 
+S3_SCHEMES = ("s3", "s3a", "s3n")
+"""The schemes that name the same bucket."""
+
+
 class Uri(NamedTuple):
     """The parts of a URI; none of them is percent-encoded. `authority` is a cluster or a bucket, '' if it has none."""
 
@@ -344,6 +348,12 @@ class Uri(NamedTuple):
     def root(self) -> str:
         """The URI without its path, such as `hdfs://nameservice`."""
         return f"{self.scheme}://{self.authority}"
+
+    @property
+    def levels(self) -> tuple[str, ...]:
+        """The storage and the names on the path, which are equal for all URIs of a directory, with s3 as with s3a."""
+        family = S3_SCHEMES[0] if self.scheme in S3_SCHEMES else self.scheme
+        return (family, self.authority, *filter(None, self.path.split("/")))
 
 
 def split(uri: str) -> Uri:

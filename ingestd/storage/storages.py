@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from ingestd.errors import ConfigError, InvalidTable
-from ingestd.storage.contract import Entry, Listing, Location, NotFound, StagedDelta, Storage, child, split
+from ingestd.storage.contract import S3_SCHEMES, Entry, Listing, Location, NotFound, StagedDelta, Storage, child, split
 from ingestd.storage.hadoop import with_properties
 from ingestd.storage.local import LocalStorage
 from ingestd.storage.options import StorageOptions
@@ -142,5 +142,5 @@ _SCHEMES: dict[str, Callable[[str, StorageOptions], Storage]] = {
     "file": _local,
     "hdfs": _hdfs,
     "viewfs": partial(_hdfs, scheme="viewfs"),
-    **dict.fromkeys(("s3", "s3a", "s3n"), _s3),
+    **dict.fromkeys(S3_SCHEMES, _s3),
 }

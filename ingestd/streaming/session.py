@@ -35,7 +35,7 @@ from ingestd.publish import deltas, staging
 from ingestd.publish.row_counts import RowCounts
 from ingestd.publish.warehouse import Warehouse
 from ingestd.schema import Column
-from ingestd.storage.contract import Location
+from ingestd.storage.contract import Location, split
 from ingestd.storage.storages import Storages
 from ingestd.streaming.arguments import PartitionValues, in_order
 from ingestd.streaming.configuration import Configuration
@@ -260,10 +260,9 @@ def check_storage(table: Table, storages: Storages, options: ConnectionOptions) 
     cannot be written there.
     """
     if options.transaction_batch_size > 1 and not storages.at(table.location).capabilities.append:
-        scheme = table.location.partition(":")[0].lower()
         raise InvalidConnection(
             f"transaction_batch_size {options.transaction_batch_size} requires files that can be read while they are"
-            f" being written, which {scheme}: does not support",
+            f" being written, which {split(table.location).scheme}: does not support",
             where=f"table {table.name}",
             hint="use transaction_batch_size=1",
         )

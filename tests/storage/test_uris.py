@@ -28,6 +28,19 @@ def test_uri_then_has_parts_that_are_not_decoded(uri: str, parts: tuple[str, str
     assert split(uri) == parts
 
 
+@pytest.mark.parametrize(
+    ("uri", "other", "are_equal"),
+    [
+        ("s3://b/t/", "s3a://b//t", True),
+        ("s3n://b/t", "s3a://c/t", False),
+        ("s3a://b/t", "hdfs://b/t", False),
+        ("/t", "file:///t", True),
+    ],
+)
+def test_levels_of_a_uri_then_are_equal_for_the_same_directory(uri: str, other: str, are_equal: bool) -> None:
+    assert (split(uri).levels == split(other).levels) == are_equal
+
+
 def test_local_table_when_its_path_contains_a_colon_then_files_are_staged_and_published(tmp_path: Path) -> None:
     (tmp_path / "a:b").mkdir()
     storages = Storages()
