@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from ingestd.storage.s3 import S3Storage
 from tests.support import certificates
 from tests.support.s3 import BUCKET, Server, moto, versitygw
 from tests.support.s3_proxy import Answer, S3Proxy, s3_proxy
+from tests.support.s3_role import role_server
 
 TABLE = f"s3a://{BUCKET}/wh/t"
 
@@ -309,3 +311,62 @@ def test_s3_when_the_environment_provides_a_web_identity_then_its_role_is_assume
     storage.write(f"{TABLE}/f", b"1")
     assert storage.read(f"{TABLE}/f") == b"1"
     assert (proxy.requests["POST"], proxy.requests["PUT"], proxy.requests["GET"]) == (1, 1, 1)
+
+
+_KEYS = {"access_key": "key", "secret_key": "secret", "session_token": "token"}
+
+
+@pytest.mark.parametrize(
+    ("s3", "hadoop", "environment", "login"),
+    [
+        (_KEYS, {}, {}, ("key", "token")),
+        ({"anonymous": True}, {}, {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}, (None, None)),
+        ({}, {"access.key": "hadoop", "secret.key": "s"}, {}, ("hadoop", None)),
+        ({}, {"access.key": "h", "secret.key": "s", "session.token": "temporary"}, {}, ("h", "temporary")),
+        (
+            {},
+            {},
+            {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_SESSION_TOKEN": "c"},
+            ("a", "c"),
+        ),
+    ],
+    ids=["configuration", "anonymous", "hadoop", "hadoop-temporary", "environment"],
+)
+def test_s3_when_credentials_come_from_a_source_then_requests_are_signed_with_them(
+    proxy: S3Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    s3: dict[str, Any],
+    hadoop: dict[str, str],
+    environment: dict[str, str],
+    login: tuple[str | None, str | None],
+) -> None:
+    _without_login(monkeypatch)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    properties = {f"fs.s3a.{name}": value for name, value in hadoop.items()}
+    options = S3Options(endpoint=proxy.endpoint, region="us-east-1", **s3)
+    storage = S3Storage(BUCKET, StorageOptions(timeout=8.0, s3=options, properties=properties))
+    storage.write(f"{TABLE}/f", b"1")
+    assert proxy.logins == {"PUT": login}
+
+
+def test_s3_when_a_container_has_a_role_then_its_keys_are_renewed_before_they_expire(
+    proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_login(monkeypatch)
+    with role_server() as role:
+        monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", role.url)
+        options = S3Options(endpoint=proxy.endpoint, region="us-east-1")
+        storage = S3Storage(BUCKET, StorageOptions(timeout=8.0, s3=options))
+        logins = []
+        for _ in range(3):
+            storage.write(f"{TABLE}/f", b"1")
+            logins.append(proxy.logins["PUT"])
+        assert len(set(logins)) == 3
+        assert set(logins) <= set(role.given)
+
+
+def _without_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide what the environment of the tests may contain."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "HADOOP_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -27,13 +28,15 @@ class Answer(NamedTuple):
 class S3Proxy:
     """Forwards requests. `requests` counts them by operation, such as PUT, COPY, GET, LIST, UPLOADS or DELETE.
 
-    `encryptions` contains the encryption that the last request of an operation asked for.
+    `encryptions` contains the encryption that the last request of an operation asked for, and `logins` its access key
+    and its session token, or None if it had none.
     """
 
     def __init__(self, port: int) -> None:
         self.backend = port
         self.requests: Counter[str] = Counter()
         self.encryptions: dict[str, str] = {}
+        self.logins: dict[str, tuple[str | None, str | None]] = {}
         self._guard = threading.Lock()
         self._answers: dict[str, tuple[int, Answer]] = {}
         self._lost: Counter[str] = Counter()
@@ -143,6 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
         operation = self._operation()
         if encryption := self.headers.get("x-amz-server-side-encryption"):
             self.owner.encryptions[operation] = encryption
+        signed = re.search(r"Credential=([^/]+)/", self.headers.get("Authorization", ""))
+        self.owner.logins[operation] = signed[1] if signed else None, self.headers.get("x-amz-security-token")
         own, is_lost = self.owner.take(operation)
         if own:
             self._answer(own.status, {"Content-Type": own.type, "Location": own.location}, own.content)
