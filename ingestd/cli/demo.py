@@ -29,6 +29,7 @@ from ingestd.errors import IngestdError
 from ingestd.kafka.producer import create_topic, produce
 from ingestd.sandbox import HDFS, LOCAL, STORAGES, Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.hiveserver2 import client, query
+from ingestd.sandbox.options import S3
 from ingestd.storage.options import StorageOptions
 from ingestd.storage.storages import Storages
 
@@ -36,6 +37,8 @@ _TOPIC = "orders"
 _TABLE = "shop.orders"
 _PARTITIONS = 16
 _DAYS = 3
+# Where the table is, and what the first start downloads.
+_PLACES = {LOCAL: ("on the local disk", 270), HDFS: ("in a real HDFS", 280), S3: ("on an S3 server", 570)}
 _CREATE = (
     f"CREATE TABLE {_TABLE} (id bigint, ordered_at timestamp, customer string, amount decimal(10,2), express boolean, "
     "note string) PARTITIONED BY (dt date) STORED AS ORC TBLPROPERTIES ('transactional'='true')"
@@ -95,7 +98,7 @@ def demo(records: int, storage: str, replication: bool, keep: bool) -> None:
             if replication:
                 ReplicationDemo(console, box, state_dir).run()
             else:
-                _Demo(console, box, state_dir).run(records)
+                _Demo(console, box, state_dir, storage).run(records)
         kept = keep
     finally:
         if kept:
@@ -110,13 +113,18 @@ def demo(records: int, storage: str, replication: bool, keep: bool) -> None:
 class _Demo:
     """Runs the steps of the demo and prints a heading before each step."""
 
-    def __init__(self, console: Console, box: Sandbox, directory: Path) -> None:
+    def __init__(self, console: Console, box: Sandbox, directory: Path, storage: str) -> None:
         self._console = console
+        self._storage = storage
         self._box = box
         self._config = directory / "demo.yaml"
 
     def run(self, records: int) -> None:
-        self._say("Starting Kafka, a Hive Metastore and HiveServer2 on this machine (downloads 270 MiB the first time)")
+        place, megabytes = _PLACES[self._storage]
+        self._say(
+            f"Starting Kafka, a Hive Metastore and HiveServer2 on this machine, with tables {place}"
+            f" (downloads {megabytes} MiB the first time)"
+        )
         with progress_display() as progress:
             addresses = self._box.up(progress)
         self._prepare(addresses)
