@@ -26,7 +26,8 @@
     └ SandboxError                            exit 69
 
 `retry.call` repeats a call after a retriable error; a mapping then continues from the offsets that Hive has stored. Any
-other error ends the mapping, and the other mappings continue.
+other error ends the mapping, and the other mappings continue. After a refusal, that is an answer that says no, the call
+is repeated a few times only (`is_refusal`).
 
 Each package translates the exceptions of its foreign library once. Packages add classes of their own, such as
 `JobFailed` in spark/; tests/test_retry.py lists every class with its exit code.
@@ -48,6 +49,8 @@ class IngestdError(Exception):
 
     is_retriable: ClassVar[bool] = False
     """Whether a retry may succeed without human intervention."""
+    is_refusal: bool = False
+    """Whether a service has answered no, such as for lack of permission. Then a call is repeated a few times only."""
     exit_code: ClassVar[int] = 1
     txn: int | None = None
 

@@ -1,6 +1,7 @@
 """Retries: exponential backoff, jittered and capped, after errors whose class is retriable.
 
-Invariant: an error that is not retriable is re-raised immediately and unchanged.
+Invariant: an error that is not retriable is re-raised immediately and unchanged. While a service does not answer, the
+retries do not end. After refusals, that is answers that say no, they end when `Patience` does.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 import tenacity
-from tenacity.wait import wait_base
 
+from ingestd.clock import Deadline
 from ingestd.errors import IngestdError
 
 T = TypeVar("T")
 
+# Refusals that are further apart belong to different causes. A transaction takes less time.
+_APART_SECONDS = 3600.0
 
-class Backoff(wait_base):
+
+class Backoff:
     """Computes the wait before each retry, which doubles from `first_seconds` to `cap_seconds`, ± 25 %.
 
     Each error class is counted separately, so that a long outage does not delay the first retry of a later failure.
@@ -42,9 +46,38 @@ class Backoff(wait_base):
         self._failures[kind] = min(self._failures[kind] + 1, 30)
         return seconds * random.uniform(0.75, 1.25)
 
-    def __call__(self, retry_state: tenacity.RetryCallState) -> float:
-        """Return `seconds` of the last error; tenacity calls this method."""
-        return self.seconds(retry_state.outcome.exception() if retry_state.outcome else None)
+
+class Patience:
+    """Limits the retries after refusals: at most `retries`, which take at least `seconds` in all, and then none.
+
+    The waits double. All refusals since the last `reset` count, unless none has occurred for an hour.
+    """
+
+    def __init__(self, retries: int = 5, seconds: float = 30.0) -> None:
+        self._retries = retries
+        self._first = seconds / (2.0**retries - 1.0)
+        self._refusals = 0
+        self._forgotten_at = Deadline.after(0.0)
+
+    def reset(self) -> None:
+        """Forget the refusals. Call this method after a success."""
+        self._refusals = 0
+
+    def allows(self, error: IngestdError) -> bool:
+        """Count `error` if it is a refusal, and return whether the call may be repeated after it."""
+        if not error.is_refusal:
+            return True
+        if self._forgotten_at.passed:
+            self._refusals = 0
+        self._forgotten_at = Deadline.after(_APART_SECONDS)
+        self._refusals += 1
+        return self._refusals <= self._retries
+
+    def seconds(self, error: BaseException | None) -> float:
+        """Return the least number of seconds to wait after `error`, which `allows` has counted."""
+        if not isinstance(error, IngestdError) or not error.is_refusal:
+            return 0.0
+        return self._first * 2.0 ** (self._refusals - 1) * random.uniform(1.0, 1.25)
 
 
 async def call(
@@ -54,15 +87,23 @@ async def call(
     sleep: Callable[[float], Awaitable[None]],
     on_wait: Callable[[IngestdError, float], None],
     backoff: Backoff | None = None,
+    patience: Patience | None = None,
 ) -> T:
     """Call `function` until it succeeds, waiting after each retriable error, and return its result.
 
     `on_wait(error, seconds)` is called before each wait, and then `sleep(seconds)`, which must return when `stop` is
-    set. Raises an error that is not retriable immediately, and the last error once `stop` is set.
+    set. Raises an error that is not retriable immediately, a refusal if `patience` has ended, and the last error once
+    `stop` is set.
     """
+    waits, limit = backoff or Backoff(), patience or Patience()
+
+    def wait(state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        return max(waits.seconds(error), limit.seconds(error))
+
     retrying = tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception(_is_retriable),
-        wait=backoff or Backoff(),
+        retry=tenacity.retry_if_exception(lambda error: _is_retriable(error) and limit.allows(error)),
+        wait=wait,
         stop=tenacity.stop_when_event_set(stop),
         sleep=sleep,
         before_sleep=partial(_before_sleep, on_wait),
@@ -71,7 +112,7 @@ async def call(
     return await retrying(function)
 
 
-def _is_retriable(error: BaseException) -> bool:
+def _is_retriable(error: BaseException) -> TypeGuard[IngestdError]:
     return isinstance(error, IngestdError) and error.is_retriable
 
 

@@ -48,8 +48,10 @@ TABLE = {
     "errors.BootstrapRequired": (False, 65),
     "errors.SandboxError": (False, 69),
     "spark.errors.QueryFailed": (False, 65),
-    "hive.client.MetastoreRefusal": (False, 65),
-    "hive.client.UnknownCall": (False, 65),
+    "hive.answers.MetastoreRefusal": (False, 65),
+    "hive.answers.UnknownCall": (False, 65),
+    "hive.answers.MetastoreDeclined": (True, 65),
+    "hive.answers.MetastoreDenied": (True, 77),
     "hive.events.EventsExpired": (False, 65),
     "replication.bootstrap_load.TargetOccupied": (False, 65),
     "replication.manifest.ManifestIncomplete": (False, 65),
@@ -60,7 +62,7 @@ TABLE = {
     "hive.compactions.CompactionRefused": (False, 69),
     "storage.contract.NotFound": (True, 69),
     "storage.contract.AlreadyExists": (True, 69),
-    "storage.contract.PermissionDenied": (True, 69),
+    "storage.contract.PermissionDenied": (True, 77),
     "storage.contract.NoSpace": (True, 69),
     "storage.contract.FileChanged": (True, 69),
     "storage.contract.NoAnswer": (True, 69),
@@ -129,6 +131,7 @@ def _call(
     stop: threading.Event | None = None,
     on_wait: Callable[[IngestdError, float], None] = lambda *_: None,
     backoff: retry.Backoff | None = None,
+    patience: retry.Patience | None = None,
 ) -> T:
     """Call a function as the main loop of a mapping does."""
 
@@ -136,7 +139,14 @@ def _call(
         return function()
 
     return asyncio.run(
-        retry.call(attempt, stop=stop or threading.Event(), sleep=asyncio.sleep, on_wait=on_wait, backoff=backoff)
+        retry.call(
+            attempt,
+            stop=stop or threading.Event(),
+            sleep=asyncio.sleep,
+            on_wait=on_wait,
+            backoff=backoff,
+            patience=patience,
+        )
     )
 
 
@@ -217,6 +227,46 @@ def test_backoff_when_the_error_class_changes_then_it_starts_with_the_shortest_w
     assert next(seconds for kind, seconds in waits if kind is TableChanged) < 0.0013
     backoff.reset()
     assert backoff.seconds(MetastoreUnavailable("no answer")) < 0.0013
+
+
+class _Refused(MetastoreUnavailable):
+    is_refusal = True
+
+
+def test_call_when_a_service_says_no_then_it_is_repeated_a_few_times_and_then_raised() -> None:
+    waits: list[float] = []
+    patience = retry.Patience(retries=5, seconds=0.1)
+    backoff = retry.Backoff(first_seconds=0.0001, cap_seconds=0.001)
+
+    def refuse() -> None:
+        raise _Refused("no")
+
+    def attempt() -> None:
+        _call(refuse, on_wait=lambda _, seconds: waits.append(seconds), backoff=backoff, patience=patience)
+
+    with pytest.raises(_Refused):
+        attempt()
+    assert len(waits) == 5
+    assert sum(waits) >= 0.1
+    with pytest.raises(_Refused):
+        attempt()  # as an outer loop does, which shares the patience
+    assert len(waits) == 5
+    patience.reset()
+    with pytest.raises(_Refused):
+        attempt()
+    assert len(waits) == 10
+
+
+def test_call_when_a_service_is_unavailable_between_two_refusals_then_only_the_refusals_count() -> None:
+    errors = [_Refused("no"), *(MetastoreUnavailable("no answer") for _ in range(20)), _Refused("no")]
+    patience = retry.Patience(retries=2, seconds=0.001)
+
+    def fail() -> str:
+        if errors:
+            raise errors.pop(0)
+        return "done"
+
+    assert _call(fail, backoff=retry.Backoff(0.0001, 0.001), patience=patience) == "done"
 
 
 def test_log_text_when_long_then_it_is_truncated_and_states_its_length() -> None:

@@ -18,22 +18,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from hive_metastore import ThriftHiveMetastore, ttypes
+from hive_metastore import ThriftHiveMetastore
 from hmsclient.hmsclient import HMSClient
 from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.protocol.TProtocol import TProtocolException
-from thrift.Thrift import TApplicationException, TException
+from thrift.Thrift import TException
 from thrift.transport.TTransport import TTransportException
 
 from ingestd.clock import monotonic, pause
-from ingestd.errors import (
-    ConfigError,
-    IngestdError,
-    InvalidTable,
-    MetastoreUnavailable,
-    TransactionAborted,
-    Unavailable,
-)
+from ingestd.errors import ConfigError, IngestdError, MetastoreUnavailable, Unavailable
+from ingestd.hive.answers import is_internal, shortened, translated
 from ingestd.hive.kerberos import ticket_owner
 from ingestd.hive.newer_calls import NewerCalls
 from ingestd.hive.pool import Pool, Slot
@@ -47,15 +41,6 @@ CONNECTIONS = 16
 # Partition names per call. A metastore on Derby overflows its stack at 380 to 600 names; one on PostgreSQL accepts
 # thousands, but larger calls are hardly faster.
 PARTITIONS_PER_CALL = 200
-# Characters of the metastore's message that an error contains; the message may quote very long SQL statements.
-_TEXT_HEAD, _TEXT_TAIL = 350, 150
-# Messages of the metastore's file system and databases for permanent failures: a retry cannot succeed.
-_PERMANENT = re.compile(
-    "File name too long|PathComponentTooLong|path component name limit|Pathname too long"
-    "|Invalid partition key|InvalidObjectException|StackOverflowError"
-    "|value too long for type|truncation error was encountered|Data too long for column|ORA-12899"
-    "|invalid byte sequence for encoding|Incorrect string value|whitelist pattern"
-)
 _TIMED_OUT = TTransportException.TIMED_OUT
 # How long to wait before a call is repeated that the metastore answered with an internal error.
 _REPEAT_SECONDS = 1.0
@@ -141,9 +126,11 @@ class Metastore:
         If the connection breaks, a repeatable call is sent again to the next address that accepts a connection. With n
         addresses, the call is sent at most n + 1 times, or n times if the last attempt timed out.
 
-        Raises MetastoreUnavailable when no address answered or the server failed; LoginFailed or ConfigError when every
-        address rejects the connection permanently; TransactionAborted when the transaction has ended; InvalidTable when
-        an object is missing; MetastoreRefusal for every other declared exception and for permanent failures.
+        Raises MetastoreUnavailable when no address answered; LoginFailed or ConfigError when every address rejects the
+        connection permanently; and what `answers.translated` makes of an error that a metastore answered with:
+        TransactionAborted when the transaction has ended, InvalidTable when an object is missing, MetastoreDeclined or
+        MetastoreDenied when the metastore says no, MetastoreUnavailable when it failed, and MetastoreRefusal when the
+        call can never succeed.
         """
         began, outcome = monotonic(), "interrupted"
         try:
@@ -202,11 +189,12 @@ class Metastore:
             except TException as error:
                 if isinstance(error, TProtocolException):
                     slot.close()  # part of the answer is unread
-                if _is_internal(error) and (may_repeat or method == "open_txns") and not is_repeated:
+                if is_internal(error) and (may_repeat or method == "open_txns") and not is_repeated:
                     is_repeated = True
                     pause(_REPEAT_SECONDS)
                     continue
-                raise _translated(method, error, _where(*self.addresses[slot.address])) from error
+                where = _where(*self.addresses[slot.address])
+                raise translated(method, arguments, error, where=where, user=self.user) from error
             except BaseException:
                 # An answer that cannot be decoded, Ctrl-C, or a raising signal handler: the next call over this
                 # connection would read the rest of this answer.
@@ -269,22 +257,6 @@ class Metastore:
             self._preferred = (slot.address + 1) % len(self.addresses)
 
 
-class MetastoreRefusal(IngestdError):
-    """The metastore rejected the call, or can never execute it; `what` contains the metastore's message."""
-
-    exit_code = 65
-
-
-class UnknownCall(MetastoreRefusal):
-    """The metastore is too old to know the method."""
-
-
-def has_answered(error: IngestdError) -> bool:
-    """Return whether an error of a call is the answer of a metastore, and not that of a connection."""
-    cause = error.__cause__
-    return isinstance(cause, TException) and not isinstance(cause, TTransportException)
-
-
 def addresses(uris: str) -> Sequence[tuple[str, int]]:
     """Return the host and port of each address in `metastore.uri`. Raises ConfigError for an invalid address."""
     given = [uri.strip() for uri in uris.split(",") if uri.strip()] or [""]
@@ -318,37 +290,6 @@ def _is_timeout(error: BaseException) -> bool:
     return any(isinstance(one, TimeoutError) for one in kinds) or getattr(error, "type", None) == _TIMED_OUT
 
 
-def _is_internal(error: TException) -> bool:
-    """Return whether the metastore failed to execute the call, for example because its database was busy."""
-    internal = isinstance(error, TApplicationException) and error.type == TApplicationException.INTERNAL_ERROR
-    return internal and not _PERMANENT.search(str(error))
-
-
 def _message(error: BaseException) -> str:
     """Return the error's message, or its class, because many errors of broken connections have no message."""
-    return _shortened(str(error)) or type(error).__name__
-
-
-def _shortened(text: str) -> str:
-    """Shorten a text to its beginning, which says what happened, and its end, which contains the root cause."""
-    if len(text) <= _TEXT_HEAD + _TEXT_TAIL:
-        return text
-    return f"{text[:_TEXT_HEAD]} … {text[-_TEXT_TAIL:]}"
-
-
-def _translated(method: str, error: TException, where: str) -> IngestdError:
-    full = str(getattr(error, "message", None) or error)
-    text = f"{method}: {_shortened(full)}"
-    if isinstance(error, (ttypes.NoSuchTxnException, ttypes.TxnAbortedException, ttypes.NoSuchLockException)):
-        return TransactionAborted(text, where=where)
-    if isinstance(error, ttypes.NoSuchObjectException):
-        return InvalidTable(text, where=where)
-    if isinstance(error, TApplicationException) and error.type == TApplicationException.UNKNOWN_METHOD:
-        return UnknownCall(text, where=where, hint="upgrade the metastore")
-    # MetaException and undeclared exceptions cover both internal failures, such as an unavailable database, and
-    # requests that are invalid.
-    if isinstance(error, (ttypes.MetaException, TApplicationException)):
-        if _PERMANENT.search(full):
-            return MetastoreRefusal(text, where=where, hint="see the metastore's log; a retry cannot succeed")
-        return MetastoreUnavailable(text, where=where, hint="see the metastore's log")
-    return MetastoreRefusal(text, where=where)
+    return shortened(str(error)) or type(error).__name__

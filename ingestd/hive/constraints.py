@@ -15,7 +15,8 @@ from weakref import WeakKeyDictionary
 from hive_metastore import ttypes
 
 from ingestd.clock import Deadline
-from ingestd.hive.client import Metastore, UnknownCall
+from ingestd.hive.answers import UnknownCall
+from ingestd.hive.client import Metastore
 
 _SECONDS = 10.0
 _CATALOG = "hive"

@@ -13,6 +13,7 @@ from typing import Any
 from hive_metastore import ttypes
 
 from ingestd.errors import InvalidTable, TableMissing
+from ingestd.hive.answers import MetastoreDeclined, MetastoreRefusal
 from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.hive.creation import ensure
 from ingestd.hive.tables import TableName, read_table
@@ -47,10 +48,7 @@ def ensure_control_table(metastore: Metastore, name: TableName) -> ControlTable:
     try:
         raw = read_table(metastore, name)
     except InvalidTable:
-        database = name.database
-        ensure(lambda: metastore.call("get_database", database), lambda: _create_database(metastore, database))
-        ensure(lambda: read_table(metastore, name), lambda: _create_table(metastore, name))
-        raw = read_table(metastore, name)
+        raw = _created(metastore, name)
     return _checked(name, raw)
 
 
@@ -91,6 +89,22 @@ def _checked(name: TableName, raw: Any) -> ControlTable:
             hint="ingestd did not create this table; drop or rename it, or set another control.database",
         )
     return ControlTable(name, raw.id)
+
+
+def _created(metastore: Metastore, name: TableName) -> Any:
+    """Create the control table and, if it does not exist, its database. Returns the Thrift table."""
+    database = name.database
+    try:
+        ensure(lambda: metastore.call("get_database", database), lambda: _create_database(metastore, database))
+        ensure(lambda: read_table(metastore, name), lambda: _create_table(metastore, name))
+    except (MetastoreRefusal, MetastoreDeclined) as error:
+        raise type(error)(
+            f"the control table {name} cannot be created: {error.what}",
+            where=f"control.database {database}, {error.where}",
+            hint=f"create the database {database}, let {metastore.user} create tables in it, or set control.database to"
+            " one in which this user may",
+        ) from error
+    return read_table(metastore, name)
 
 
 def _create_table(metastore: Metastore, name: TableName) -> None:

@@ -15,7 +15,8 @@ from hive_metastore import ttypes
 
 from ingestd.clock import pause
 from ingestd.errors import InvalidTable, MetastoreUnavailable
-from ingestd.hive.client import CAPABILITIES, Metastore, MetastoreRefusal
+from ingestd.hive.answers import MetastoreRefusal
+from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.hive.held_lease import HeldLease
 from ingestd.hive.tables import (
     ORC_INPUT,

@@ -14,7 +14,8 @@ from hive_metastore import ttypes
 from ingestd.clock import monotonic, now
 from ingestd.errors import MetastoreUnavailable
 from ingestd.hive import leases
-from ingestd.hive.client import Metastore, MetastoreRefusal
+from ingestd.hive.answers import MetastoreRefusal
+from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import describe_transactions
 

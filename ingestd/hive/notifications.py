@@ -14,7 +14,8 @@ from weakref import WeakKeyDictionary
 from hive_metastore import ttypes
 
 from ingestd.clock import Deadline
-from ingestd.hive.client import Metastore, MetastoreRefusal, UnknownCall
+from ingestd.hive.answers import MetastoreRefusal, UnknownCall
+from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table
 from ingestd.hive.transactions import Transaction
 

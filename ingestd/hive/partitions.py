@@ -14,7 +14,8 @@ from hive_metastore import ttypes
 
 from ingestd.acid.partitions import odd_partition_names
 from ingestd.errors import MetastoreUnavailable
-from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore, MetastoreRefusal, has_answered
+from ingestd.hive.answers import MetastoreRefusal, has_answered
+from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore
 from ingestd.hive.tables import Table, TableName
 
 T = TypeVar("T")
@@ -28,7 +29,6 @@ _REFUSED_HINT = (
     "if other partitions are created, its database cannot store this name, or treats it as equal to another (MySQL and"
     " Derby ignore blanks at the end): correct or skip its records"
 )
-_OTHER_PARTITION = "but metastore is returning a partition with name"
 _NEW_PARAMETERS = dict.fromkeys(
     ("numRows", "numFiles", "totalSize", "rawDataSize", "numFilesErasureCoded", ROWS_WRITTEN), "0"
 )
@@ -159,9 +159,7 @@ def _add(metastore: Metastore, table: Table, values: Mapping[str, list[str]]) ->
             (name,) = values
             what = f"the metastore cannot create the partition {name}: {error.what}"
             hint = "; ".join(filter(None, [error.hint, _REFUSED_HINT]))
-            # To repeat the call is useless if the database takes another partition for this one (HMSHandler).
-            kind = MetastoreRefusal if _OTHER_PARTITION in error.what else type(error)
-            raise kind(what, where=error.where, hint=hint) from error
+            raise type(error)(what, where=error.where, hint=hint) from error
         partition_names(metastore, table, most=1)  # raises if it is not about the partitions
         names, half = list(values), len(values) // 2
         found = [_add(metastore, table, {name: values[name] for name in some}) for some in (names[:half], names[half:])]

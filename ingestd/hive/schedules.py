@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from hive_metastore import ttypes
 
 from ingestd.errors import ConfigError, InvalidTable, MetastoreUnavailable, OwnershipLost
-from ingestd.hive.client import Metastore, MetastoreRefusal
+from ingestd.hive.answers import MetastoreRefusal
+from ingestd.hive.client import Metastore
 from ingestd.hive.durations import hive_seconds
 
 # Columns of the metastore's database: longer texts are errors, or are cut.

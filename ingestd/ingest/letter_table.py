@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from ingestd.acid.routing import Shape
 from ingestd.errors import InvalidTable, TableMissing
-from ingestd.hive.client import Metastore, MetastoreRefusal
+from ingestd.hive.answers import MetastoreDeclined, MetastoreRefusal
+from ingestd.hive.client import Metastore
 from ingestd.hive.creation import NewTable, create_table
 from ingestd.hive.tables import Table, TableName, load_acid_table, require_full_acid
 from ingestd.kafka.ranges import TopicPartition
@@ -173,13 +174,14 @@ def load_letter_table(metastore: Metastore, name: TableName) -> Table:
 def create_letter_table(metastore: Metastore, name: TableName, lease: TableName) -> bool:
     """Create the table in its database unless it exists, and return whether this call created it.
 
-    `lease` is as for `create_table`. Raises InvalidTable with the statement that creates the table if the metastore
-    refuses to, OwnershipLost, or MetastoreUnavailable.
+    `lease` is as for `create_table`. Raises InvalidTable or MetastoreDeclined with the statement that creates the table
+    if the metastore refuses to, OwnershipLost, or MetastoreUnavailable.
     """
     try:
         return create_table(metastore, NewTable(name, COLUMNS), lease)
-    except (InvalidTable, MetastoreRefusal) as error:
-        raise InvalidTable(
+    except (InvalidTable, MetastoreRefusal, MetastoreDeclined) as error:
+        kind = type(error) if isinstance(error, MetastoreDeclined) else InvalidTable
+        raise kind(
             f"the table does not exist, and cannot be created: {error.what}",
             where=f"dead_letter.table {name}",
             hint=definition(name),

@@ -99,6 +99,7 @@ class MappingLoop:
         self._drain = drain
         self._until: Offsets | None = None
         self._backoff = retry.Backoff()
+        self._patience = retry.Patience(options.refusals.retries, options.refusals.period)
         self._failed_stages = 0
         self._has_warned = False
         self._has_recovered = False
@@ -130,13 +131,22 @@ class MappingLoop:
         self._jobs.cancel()
 
     async def _retried(self, function: Callable[[], Awaitable[T]], backoff: retry.Backoff | None = None) -> T:
-        """Call `function` until it succeeds, and wait after each retriable error."""
+        """Call `function` until it succeeds, and wait after each retriable error.
+
+        All refusals count until the next commit, whichever function they interrupt.
+        """
 
         async def sleep(seconds: float) -> None:
             await self._worker.wait(seconds, self._stop.is_set)
 
-        on_wait = self._reporter.waiting
-        return await retry.call(function, stop=self._stop, sleep=sleep, on_wait=on_wait, backoff=backoff)
+        return await retry.call(
+            function,
+            stop=self._stop,
+            sleep=sleep,
+            on_wait=self._reporter.waiting,
+            backoff=backoff,
+            patience=self._patience,
+        )
 
     async def _attempt(self) -> None:
         """Become the owner, recover the mapping, then work until the mapping ends or fails."""
@@ -281,8 +291,9 @@ class MappingLoop:
         return self._stop.is_set() or self._requests.are_waiting
 
     def _on_commit(self) -> None:
-        """Reset the backoff and the count of failed stages."""
+        """Reset the backoff, the patience and the count of failed stages."""
         self._backoff.reset()
+        self._patience.reset()
         self._failed_stages = 0
 
     @contextmanager

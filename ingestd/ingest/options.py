@@ -161,6 +161,14 @@ class CommitOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class RefusalOptions:
+    """How often a mapping retries after a service has answered no, before it stops."""
+
+    retries: Annotated[Count, Doc("How often the mapping retries before it stops.")] = 5
+    period: Annotated[Seconds, Doc("The least time that these retries take in all.")] = 30.0
+
+
+@dataclass(frozen=True, slots=True)
 class StartOptions:
     """Where the first run of a mapping starts: `earliest`, `latest`, or a time in milliseconds since 1970 (UTC)."""
 
@@ -321,6 +329,9 @@ class MappingOptions:
         Doc("A transaction with more rejects stops the mapping: a number, or a percentage of its records."),
     ] = None
     on_offset_loss: Annotated[OnLoss, Doc("What happens if Kafka no longer has the committed position.")] = "stop"
+    refusals: Annotated[
+        RefusalOptions, Doc("How often the mapping retries after a service has answered no, before it stops.")
+    ] = field(default_factory=RefusalOptions)
     group: Annotated[
         str,
         matching(".+", "must not be empty"),

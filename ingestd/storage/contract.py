@@ -33,6 +33,9 @@ class AlreadyExists(StorageUnavailable):
 class PermissionDenied(StorageUnavailable):
     """The storage denies this user access."""
 
+    is_refusal = True
+    exit_code = 77
+
 
 class NoSpace(StorageUnavailable):
     """The storage is full, or a quota is exhausted."""

@@ -64,7 +64,7 @@ _ERRORS: Mapping[str, tuple[type[StorageUnavailable], str]] = {
     ),
     **dict.fromkeys(
         ("ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"),
-        (PermissionDenied, _EXPIRED_HINT),
+        (StorageUnavailable, _EXPIRED_HINT),
     ),
     **dict.fromkeys(
         ("QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507"),
@@ -220,7 +220,7 @@ def _failure(error: Exception, where: str) -> StorageUnavailable:
             hint=f"{_LOGIN_HINT}; Hadoop's credential providers cannot be read",
         )
     if isinstance(error, (CredentialRetrievalError, TokenRetrievalError)):
-        return PermissionDenied(f"no credentials could be obtained: {error}", where=where, hint=_LOGIN_HINT)
+        return StorageUnavailable(f"no credentials could be obtained: {error}", where=where, hint=_LOGIN_HINT)
     if isinstance(error, _ForeignAnswer):
         return StorageUnavailable(str(error), where=where, hint=_PAGE_HINT)
     if isinstance(error, SSLError):

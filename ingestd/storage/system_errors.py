@@ -12,7 +12,8 @@ from ingestd.storage.contract import AlreadyExists, NoSpace, NotFound, Permissio
 
 _HINTS = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free space on the file system"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "grant this process write permission"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "grant this process write permission"),
+    errno.EROFS: "mount the file system writable; under systemd, ReadWritePaths= must contain the directory",
     **dict.fromkeys(
         (errno.ENOENT, errno.ENOTDIR, errno.ESTALE), "check that the file system is mounted on this machine"
     ),
@@ -20,7 +21,7 @@ _HINTS = {
 }
 _KINDS: dict[int, type[StorageUnavailable]] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), NoSpace),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), PermissionDenied),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), PermissionDenied),
     **dict.fromkeys((errno.ENOENT, errno.ENOTDIR, errno.ESTALE), NotFound),
     **dict.fromkeys((errno.ENOTEMPTY, errno.EEXIST), AlreadyExists),
 }

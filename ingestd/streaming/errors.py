@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from ingestd import errors
 from ingestd.errors import IngestdError
 from ingestd.formats.decoder import Reject
-from ingestd.hive.client import MetastoreRefusal
+from ingestd.hive.answers import MetastoreRefusal
 
 
 class StreamingException(IngestdError):
@@ -133,7 +133,9 @@ def streaming_error(error: IngestdError, context: Sequence[Translation] = ()) ->
     if isinstance(error, StreamingException):
         return error
     kind = next((to for kind, to in (*context, *_GENERAL) if isinstance(error, kind)), StreamingException)
-    return kind(error.what, where=error.where, hint=error.hint)
+    made = kind(error.what, where=error.where, hint=error.hint)
+    made.is_refusal = error.is_refusal
+    return made
 
 
 @contextmanager

@@ -17,7 +17,8 @@ import pytest
 from hive_metastore import ttypes
 
 from ingestd.acid.layout import Delta, parse_directory
-from ingestd.hive.client import CAPABILITIES, Metastore, UnknownCall
+from ingestd.hive.answers import UnknownCall
+from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.hive.notifications import keeps_event_log
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.hive.transactions import begin_writing, commit, register_partitions

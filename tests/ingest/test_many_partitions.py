@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 from hive_metastore import ttypes
 
-from ingestd.hive.client import Metastore, MetastoreRefusal
+from ingestd.hive.answers import MetastoreRefusal
+from ingestd.hive.client import Metastore
 from ingestd.hive.partitions import ensure_partitions, read_partitions
 from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.publish.deltas import create_partitions

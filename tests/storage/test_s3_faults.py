@@ -180,7 +180,7 @@ def test_s3_when_the_server_is_frozen_or_dead_then_calls_fail(processes: None) -
 @pytest.mark.parametrize(
     ("status", "code", "kind", "hint"),
     [
-        (400, "ExpiredToken", PermissionDenied, "new temporary keys"),
+        (400, "ExpiredToken", StorageUnavailable, "new temporary keys"),
         (403, "AccessDenied", PermissionDenied, "grant access"),
         (403, "RequestTimeTooSkewed", StorageUnavailable, "clock"),
         (404, "NoSuchBucket", NotFound, "create the bucket"),

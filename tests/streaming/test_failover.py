@@ -11,7 +11,7 @@ import pytest
 from hive_metastore import ThriftHiveMetastore, ttypes
 
 from ingestd.errors import MetastoreUnavailable
-from ingestd.hive import client as module
+from ingestd.hive.answers import MetastoreRefusal
 from ingestd.hive.client import Metastore
 from ingestd.hive.leases import lease_component
 from ingestd.hive.newer_calls import NewerCalls
@@ -338,7 +338,7 @@ def test_call_when_all_answers_are_lost_then_fails_after_one_more_attempt_than_a
 
 def test_call_when_the_metastore_answers_with_an_error_then_not_repeated(near: Proxy) -> None:
     with closing(Metastore(near.uri)) as metastore:
-        with pytest.raises(module.MetastoreRefusal):
+        with pytest.raises(MetastoreRefusal):
             metastore.call("get_config_value", "fs.not.of.hive", "")
         assert near.calls["get_config_value"] == 1
 
