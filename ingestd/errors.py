@@ -15,6 +15,7 @@
     ├ TooManyPartitions                       exit 65  above the limit for one transaction
     ├ InvalidTopic                            exit 65  missing, or no permission to use it
     ├ OffsetsLost                             exit 65  Kafka no longer has the committed position
+    ├ RecordsUnreadable                       exit 65  Kafka has records that its client cannot read
     ├ TransactionError             retriable  exit 1   no row of the transaction is visible
     │  ├ TransactionAborted
     │  ├ TableChanged                                  the table changed between plan and commit
@@ -156,6 +157,12 @@ class InvalidTopic(IngestdError):
 
 class OffsetsLost(IngestdError):
     """Kafka no longer has the committed position, because of retention, truncation, or a recreated topic."""
+
+    exit_code = 65
+
+
+class RecordsUnreadable(IngestdError):
+    """Kafka has records that its client cannot read: they are corrupt, in an unknown format, or too large."""
 
     exit_code = 65
 

@@ -38,6 +38,7 @@ TABLE = {
     "errors.TooManyPartitions": (False, 65),
     "errors.InvalidTopic": (False, 65),
     "errors.OffsetsLost": (False, 65),
+    "errors.RecordsUnreadable": (False, 65),
     "errors.TransactionError": (True, 1),
     "errors.TransactionAborted": (True, 1),
     "errors.TableChanged": (True, 1),

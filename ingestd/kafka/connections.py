@@ -42,6 +42,9 @@ _ENUMERATED = ("security.protocol", "sasl.mechanism", "sasl.mechanisms")
 # librdkafka's text about a connection: protocol, address, name of the broker, reason, and the state that failed.
 _TEXT = re.compile(r"(?:\w+://)?(?P<host>[^/ ]+):(?P<port>\d+)/\S+: (?P<reason>.*?)(?: \(after [^)]*\))?$", re.DOTALL)
 
+# The same for an answer that the client rejects. Answers before the state UP come from what is no broker.
+_OVERSIZED = re.compile(r"Invalid response size (\d+) .*in state UP\)")
+
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
@@ -106,6 +109,14 @@ class ConnectionLog:
             return self._tolerated(self._login_error(rejected))
         untrusted = next((one for one in reversed(recent) if one.error.code() == KafkaError._SSL), None)
         return self._certificate_error(untrusted) if untrusted is not None else None
+
+    def oversized(self, since: float = float("-inf")) -> int | None:
+        """Return the bytes of an answer since `since` (monotonic) that was larger than `receive.message.max.bytes`.
+
+        None if there was no such answer.
+        """
+        failures = (_OVERSIZED.search(one.error.str()) for one in self._recorded() if one.at >= since)
+        return next((int(found[1]) for found in failures if found), None)
 
     def retriable_refusal(self) -> BrokerUnavailable | None:
         """Return `refusal` as an error that is retried, for clients that do not know whether the login has worked.

@@ -16,7 +16,8 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Messa
 from confluent_kafka import TopicPartition as _TopicPartition
 from numpy.typing import NDArray
 
-from ingestd.errors import BrokerUnavailable, IngestdError, LoginFailed, RangeLost
+from ingestd.clock import monotonic
+from ingestd.errors import BrokerUnavailable, IngestdError, LoginFailed, RangeLost, RecordsUnreadable
 from ingestd.kafka.connections import ConnectionLog
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity, TopicPartition
 from ingestd.kafka.record import NO_TIMESTAMP, Headers, Record, headers
@@ -24,13 +25,13 @@ from ingestd.kafka.settings import (
     ClientKey,
     client_key,
     create_client,
-    is_group_denied,
     reader_settings,
     time_limit,
     translate_error,
 )
 from ingestd.kafka.throttling import Silence, Throttling
 from ingestd.kafka.timestamps import FirstRecord, timestamp
+from ingestd.kafka.unreadable import Unreadable, find_oversized, is_unreadable
 
 _POLL_RECORDS = 20_000
 # One in so many kept messages is examined for the size of keys and headers. Parsing all headers would take too long.
@@ -43,8 +44,9 @@ _consumers: dict[ClientKey, _Pooled] = {}
 
 @dataclass(frozen=True, slots=True)
 class _Pooled:
-    """A consumer that later tasks reuse, the identities of the topics that it has read, and what brokers reported."""
+    """A consumer with `settings` that later tasks reuse, the topics that it has read, and what brokers reported."""
 
+    settings: Mapping[str, Any]
     consumer: Consumer
     topics: dict[str, TopicIdentity]
     log: ConnectionLog
@@ -128,9 +130,9 @@ def read(
     about a fifth more CPU time.
 
     Raises RangeLost when Kafka no longer has a range, or has other records there than its leader had when the range was
-    planned; InvalidTopic without permission to read; and BrokerUnavailable when no record arrives for
-    `limits.silence_seconds`, or for `socket.timeout.ms` if that is shorter. It names a login or a certificate that is
-    the reason.
+    planned; RecordsUnreadable when records exist and this client cannot read them; InvalidTopic without permission to
+    read; and BrokerUnavailable when no record arrives for `limits.silence_seconds`, or for `socket.timeout.ms` if that
+    is shorter. It names a login or a certificate that is the reason.
     """
     limits = limits or ReadLimits()
     limits = replace(limits, silence_seconds=time_limit(settings, limits.silence_seconds))
@@ -154,6 +156,7 @@ class _TopicRead:
     def __init__(
         self, pooled: _Pooled, topic: str, ranges: Sequence[OffsetRange], limits: ReadLimits, *, keep_messages: bool
     ) -> None:
+        self._settings = pooled.settings
         self._consumer = pooled.consumer
         self._log = pooled.log
         self._silence = Silence(pooled.throttling, limits.silence_seconds)
@@ -161,6 +164,9 @@ class _TopicRead:
         self._ranges = ranges
         self._limits = limits
         self._keep_messages = keep_messages
+        self._unreadable = Unreadable()
+        # Since when an answer that is too large has not been examined.
+        self._examined_at = monotonic()
         self._open = {r.partition for r in ranges}
         # The first offsets of the ranges of which no record has arrived.
         self._unseen = {r.partition: r.first for r in ranges}
@@ -182,6 +188,8 @@ class _TopicRead:
                 self._silence.end()
                 parts.append(self._select(messages))
                 records, held = records + len(parts[-1].values), held + parts[-1].held_bytes()
+            elif (error := self._find_oversized()) is not None:
+                raise error
             elif self._silence.is_too_long():
                 raise self._log.retriable_refusal() or BrokerUnavailable(
                     f"no record arrived for {self._silence.seconds:.0f} s", where=f"topic {self._topic}"
@@ -192,6 +200,15 @@ class _TopicRead:
                 parts, records, held = [], 0, 0
         if any(part.values for part in parts):
             yield self._joined(parts)
+
+    def _find_oversized(self) -> RecordsUnreadable | None:
+        """Return the error of a partition whose next records are too large, if the client has rejected an answer."""
+        if self._log.oversized(self._examined_at) is None:
+            return None
+        positions = {TopicPartition(self._topic, p): int(self._position[p]) for p in sorted(self._open)}
+        found = find_oversized(self._settings, positions)
+        self._examined_at = monotonic()
+        return found
 
     def _joined(self, parts: list[Batch]) -> Batch:
         throttled, self._silence.throttled_seconds = self._silence.throttled_seconds, 0.0
@@ -257,19 +274,24 @@ class _TopicRead:
                 yield FirstRecord(TopicPartition(self._topic, partition), first, at)
 
     def _events(self, messages: list[Message], errors: list[KafkaError | None]) -> set[int]:
-        """Return the partitions that are reported to end at or beyond the end of their range; raise any other error.
+        """Return the partitions that are reported to end, or to continue, at or beyond the end of their range.
 
-        librdkafka looks up the coordinator of the consumer group, although the reader never uses its group. Without a
-        permission on this group, it reports an error that has no consequences.
+        Raises any other error, but that of records that cannot be read only when it is repeated.
+
+        librdkafka looks up the coordinator of the consumer group, although the reader never uses its group. An error of
+        that, such as a missing permission, names no topic and has no consequences.
         """
         ended = set()
         for message, error in zip(messages, errors, strict=True):
-            if error is None or is_group_denied(error):
+            if error is None or message.topic() is None:
                 continue
-            if error.code() != KafkaError._PARTITION_EOF:
+            is_bad = is_unreadable(error)
+            if not is_bad and error.code() != KafkaError._PARTITION_EOF:
                 raise self._translated(message, error)
             if message.offset() >= self._next[message.partition()]:
                 ended.add(message.partition())
+            elif is_bad and (unreadable := self._unreadable.report(message, error)) is not None:
+                raise unreadable
         return ended
 
     def _translated(self, message: Message, error: KafkaError) -> IngestdError:
@@ -317,7 +339,7 @@ def _consumer(settings: Mapping[str, Any], topics: Mapping[str, TopicIdentity]) 
         throttling = Throttling()
         callbacks = {"error_cb": log.report, "throttle_cb": throttling.report}
         consumer = create_client(Consumer, reader_settings(settings) | callbacks)
-        _consumers[key] = _Pooled(consumer, {}, log, throttling)
+        _consumers[key] = _Pooled(settings, consumer, {}, log, throttling)
     _consumers[key].topics.update(topics)
     return _consumers[key]
 

@@ -47,7 +47,10 @@ _READER = {
     "fetch.max.bytes": 16_777_216,
     "fetch.wait.max.ms": 100,
     "fetch.queue.backoff.ms": 5,
+    # Otherwise a bit that has changed on a disk would change a value silently.
+    "check.crcs": True,
 }
+_LARGEST_ANSWER, _ANSWER_OVERHEAD = "receive.message.max.bytes", 512
 _SERVERS = "bootstrap.servers"
 # Properties that every kind of client accepts; librdkafka warns about those of other kinds.
 _SHARED = (
@@ -144,8 +147,13 @@ def time_limit(settings: Mapping[str, object], seconds: float) -> float:
 
 def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
     """Return the settings of a consumer of offset ranges. The user can override only those that affect the speed."""
+    limits = dict(_READER)
+    if _LARGEST_ANSWER in settings:
+        # librdkafka rejects a limit that an answer might exceed. Only a single batch of records may be larger.
+        room = int(str(settings[_LARGEST_ANSWER])) - _ANSWER_OVERHEAD
+        limits["fetch.max.bytes"] = max(1, min(_READER["fetch.max.bytes"], room))
     return {
-        **_READER,
+        **limits,
         **QUIET,
         **settings,
         "group.id": "ingestd-reader",

@@ -1,0 +1,88 @@
+"""Records that exist and cannot be read are named with topic, partition, offset and property."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from ingestd.errors import RecordsUnreadable
+from ingestd.hive.tables import TableName
+from ingestd.kafka.ranges import OffsetRange
+from ingestd.kafka.reader import read
+from tests.support.segments import flip_last_bits, set_unknown_codec
+from tests.support.stack import Stack, eventually
+from tests.support.tables import make_table
+
+_LIMIT = {"receive.message.max.bytes": 2_000_000}
+_LARGE = '{"id": 2, "text": "%s"}' % ("x" * 2_500_000)
+
+
+def _send(stack: Stack, topic: str, *values: bytes, partition: int = 0, **properties: Any) -> None:
+    """Send each value as a batch of its own."""
+    servers = {"bootstrap.servers": stack.addresses.kafka, "message.max.bytes": 9_000_000}
+    producer = Producer(servers | {key.replace("_", "."): value for key, value in properties.items()})
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+        assert producer.flush(60) == 0
+
+
+def _ids(topic: str, settings: dict[str, Any], partition: int = 0, first: int = 0, end: int = 3) -> list[int]:
+    batches = read(settings, [OffsetRange(topic, partition, first, end)])
+    return [offset for batch in batches for offset in batch.offsets.tolist()]
+
+
+def test_read_when_records_are_too_large_or_corrupt_then_the_error_names_them_and_what_helps(stack: Stack) -> None:
+    topic = stack.topic(6, **{"max.message.bytes": "9000000"})
+    small, large = b'{"id": 1}', _LARGE.encode()
+    for partition in range(5):
+        _send(stack, topic, small, large if partition == 1 else small, small, partition=partition)
+    _send(stack, topic, small, large, small, partition=5, compression_type="zstd")
+    flip_last_bits(stack, topic, 2, 1)
+    set_unknown_codec(stack, topic, 3, 1)
+    servers = {"bootstrap.servers": stack.addresses.kafka}
+    unchecked = servers | {"check.crcs": False}
+    for settings, partition, what, hint in (
+        (servers | _LIMIT, 1, "receive.message.max.bytes allows 2000000", "raise receive.message.max.bytes"),
+        (servers, 2, "are corrupt", "check the disk"),
+        (unchecked, 3, "compression codec", "compression.type"),
+        (servers | _LIMIT, 5, "cannot be decompressed", "raise receive.message.max.bytes"),
+    ):
+        # Other partitions of the same read do not hide it.
+        ranges = [OffsetRange(topic, one, 0, 3) for one in sorted({0, 4, partition})]
+        with pytest.raises(RecordsUnreadable) as caught:
+            list(read(settings, ranges))
+        error = caught.value
+        assert error.where == f"{topic}[{partition}] offset 1"
+        assert what in error.what, error
+        assert hint in error.hint, error
+        assert f"offsets set MAPPING {topic}:{partition}=" in error.hint
+        # Neither the records before it nor those behind it are affected, nor is a range that ends before it.
+        assert _ids(topic, settings, partition, end=1) == [0]
+        assert _ids(topic, settings, partition, first=2) == [2]
+    assert _ids(topic, servers, 1) == _ids(topic, servers, 5) == [0, 1, 2]
+    assert _ids(topic, servers | _LIMIT | {"fetch.max.bytes": 1_500_000}, 0) == [0, 1, 2]
+
+
+def test_mapping_when_a_record_is_too_large_then_stops_before_it_and_others_go_on(stack: Stack) -> None:
+    topic = stack.topic(1, **{"max.message.bytes": "9000000"})
+    other = stack.topic(1, f"{topic}_other")
+    make_table(stack.metastore, TableName("default", topic))
+    make_table(stack.metastore, TableName("default", other))
+    _send(stack, topic, b'{"id": 1}', _LARGE.encode(), b'{"id": 3}')
+    _send(stack, other, b'{"id": 7}')
+    limited = {"bootstrap.servers": stack.addresses.kafka} | _LIMIT
+    one = {"commit": {"rows": 1}, "kafka": limited}
+    config = stack.config(one, {"name": other[-40:], "topics": [other], "table": f"default.{other}"})
+    daemon = stack.start(config)
+    [failed] = eventually("the failure", lambda: daemon.events("failed"))
+    assert failed["reason"] == "RecordsUnreadable"
+    assert f"{topic}[0] offset 1" in failed["error"]
+    _send(stack, other, b'{"id": 8}')
+    eventually("the other mapping", lambda: daemon.supervisor.monitors[other[-40:]].snapshot().totals.rows == 2)
+    daemon.terminate()
+    daemon.wait()
+    assert stack.ids(topic) == [1]
+    stack.drain(stack.config({"kafka": limited | {"receive.message.max.bytes": 4_000_000}}))
+    assert stack.ids(topic) == [1, 2, 3]
