@@ -55,7 +55,10 @@ def case(stack: Stack) -> Iterator[Case]:
     name = TableName("default", stack.name)
     stack.table("id int")
     with proxy(stack.addresses.metastore) as between, closing(Metastore(between.uri)) as metastore:
-        yield Case(metastore, between, name, *transactions.begin_writing(metastore, name, "tests/outcome"))
+        txn, write_id = transactions.begin_writing(metastore, name, "tests/outcome")
+        yield Case(metastore, between, name, txn, write_id)
+    # The cleaner of compactions waits for every open transaction.
+    transactions.abort(stack.metastore, txn.id)
 
 
 def _is_visible(stack: Stack, case: Case) -> bool:
