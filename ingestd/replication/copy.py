@@ -20,7 +20,7 @@ from itertools import groupby
 
 from ingestd import retry
 from ingestd.clock import pause
-from ingestd.errors import IngestdError
+from ingestd.errors import IngestdError, OwnershipLost
 from ingestd.replication.fence import Fence
 from ingestd.replication.transfer import (
     TEMPORARY,
@@ -125,7 +125,8 @@ class Copier:
 
         A file is equal to its target if the lengths are equal and `is_stale` is not set. After a retriable error, such
         as StorageUnavailable, the missing files are tried again. Raises the last error when the copy gives up, other
-        errors at once, and CopyStopped if `stop` is set. `on_progress` is called by one thread at a time.
+        errors and OwnershipLost at once, and CopyStopped if `stop` is set. `on_progress` is called by one thread at a
+        time.
 
         Coroutines must call this method in a thread.
         """
@@ -168,10 +169,11 @@ def _retried(attempt: Callable[[], None], run: _Run, attempts: int, stop: thread
         before = len(run.missing)
         try:
             attempt()
-        except IngestdError:
+        except IngestdError as error:
             run.may_leave_files = True
             fruitless = 0 if len(run.missing) < before else fruitless + 1
-            if fruitless >= attempts or stop.is_set():
+            # A lease that is lost stays lost. Whoever has taken it now copies the files.
+            if fruitless >= attempts or stop.is_set() or isinstance(error, OwnershipLost):
                 ended.set()
             raise
 
