@@ -57,16 +57,17 @@ def _restart(cluster: Sandbox, broker: str) -> None:
     cluster.start_service(broker)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_brokers_when_they_restart_in_turn_and_partitions_are_added_then_every_id_arrives_once(
-    stack: Stack, cluster: Sandbox, rounds: int
+    stack: Stack, cluster: Sandbox
 ) -> None:
     stack.topic(3)
     stack.table("id bigint")
     daemon = stack.start(stack.config({"commit": {"interval": "500ms"}}))
     with Flow(stack.addresses.kafka, stack.name) as flow:
         proceed(daemon, stack.name, flow)
-        for number in range(rounds):
+        for number in range(10):
             for broker in BROKERS:
                 _restart(cluster, broker)
                 proceed(daemon, stack.name, flow)

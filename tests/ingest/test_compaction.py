@@ -134,10 +134,6 @@ def _run(stack: Stack, seconds: float, rounds: int, properties: Mapping[str, str
     traffic.check()
 
 
-def test_count_when_hive_compacts_and_analyzes_continuously_then_equals_a_scan(stack: Stack) -> None:
-    _run(stack, seconds=20, rounds=1)
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("properties", [_BY_MAPREDUCE, _BY_QUERY], ids=["mapreduce", "query"])

@@ -237,6 +237,7 @@ def test_offline_change_when_a_daemon_runs_then_is_refused_and_otherwise_the_nex
     assert not _state(stack, config).paused
 
 
+@pytest.mark.soak
 def test_offline_change_when_suspended_or_killed_then_changes_nothing_after_a_takeover(stack: Stack) -> None:
     stack.topic(1)
     stack.table("id bigint")

@@ -128,6 +128,7 @@ def test_rows_when_fewer_are_written_than_decoded_then_the_transaction_is_aborte
             require_all(wrong)
 
 
+@pytest.mark.soak
 def test_distribution_when_killed_after_the_stage_then_every_id_is_stored_once(tables: _Tables) -> None:
     stack, table = tables.stack, tables.killed
     config = stack.config(tables.mapping(table, distribution="hash"))

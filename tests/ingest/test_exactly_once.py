@@ -94,13 +94,13 @@ def test_kill_after_each_step_in_turn_when_restarted_each_time_then_every_id_is_
     _assert_exactly_once(stack, tables, produced)
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.soak)])
-def test_kill_at_random_moments_when_restarted_each_time_then_every_id_is_stored_once(stack: Stack, kills: int) -> None:
+@pytest.mark.soak
+def test_kill_at_random_moments_when_restarted_each_time_then_every_id_is_stored_once(stack: Stack) -> None:
     """Each kill finds two mappings at different steps, of which one fills an insert-only table."""
     config, tables = _prepare(stack, 2, insert_only=1, rows=400, interval="200ms")
     produced = stack.produce(_orders(0, RECORDS))
     chance = random.Random(7)
-    for _ in range(kills):
+    for _ in range(10):
         daemon = stack.start_process(config)
         eventually("a mapping to be owned", partial(daemon.events, "owner"))
         produced += stack.produce(_orders(produced, produced + 800))

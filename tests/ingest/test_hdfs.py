@@ -127,9 +127,10 @@ def _has_waited(daemon: Daemon, times: int, fault: Fault) -> bool:
     return any(event["reason"] == fault.reason and fault.text in event["error"] for event in waits)
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(5, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
 def test_hdfs_when_it_fails_while_data_flows_then_the_daemon_waits_and_every_id_is_stored_once(
-    stack: Stack, box: Sandbox, rounds: int
+    stack: Stack, box: Sandbox
 ) -> None:
     stack.topic(2)
     table = Table(stack)
@@ -140,7 +141,7 @@ def test_hdfs_when_it_fails_while_data_flows_then_the_daemon_waits_and_every_id_
     faults = _faults(box, table)
     with Flow(stack.addresses.kafka, stack.name) as flow:
         proceed(daemon, stack.name, flow)
-        for number in range(rounds):
+        for number in range(5):
             for fault in random.sample(faults, len(faults)) if number else faults:
                 waits = len(daemon.events("waiting"))
                 with fault.inject():

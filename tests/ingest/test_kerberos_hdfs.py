@@ -196,6 +196,7 @@ def _log_in_again(daemon: DaemonProcess, name: str, flow: Flow, doors: _Doors) -
         proceed(daemon, name, flow)
 
 
+@pytest.mark.soak
 def test_streaming_when_tickets_expire_while_writing_then_every_commit_succeeds(stack: Stack, doors: _Doors) -> None:
     stack.table("id int, note string", "day string")
     connection = HiveStreamingConnection(

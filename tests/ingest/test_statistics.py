@@ -154,8 +154,6 @@ def test_count_when_hive_writes_and_compacts_between_commits_then_correct(stack:
     tables.each(_Table.analyze)
     tables.ours(2)
     tables.compact("major")
-    tables.ours(1)
-    tables.each(lambda table: table.insert(1))
 
 
 def test_count_when_hive_writes_between_count_and_commit_then_correct_even_after_compaction(stack: Stack) -> None:

@@ -189,6 +189,7 @@ def test_query_when_it_cannot_be_used_then_the_mapping_stops_and_stores_nothing(
     assert _letters(cases, case) == []
 
 
+@pytest.mark.soak
 def test_kill_before_and_after_the_commit_when_restarted_then_each_row_is_stored_once(stack: Stack) -> None:
     """A process is killed in which transactions of three mappings wait after these steps; they share the topic."""
     stack.topic(1)
