@@ -180,9 +180,7 @@ def _text(error: BaseException | None) -> str:
 def _subject(arguments: Sequence[Any]) -> str:
     """Return the database or table that a request is about, '' if it names none."""
     for request in arguments:
-        names = [
-            next(filter(None, (getattr(request, one, None) for one in some)), "") for some in (_DATABASES, _TABLES)
-        ]
+        names = [_first(request, some) for some in (_DATABASES, _TABLES)]
         if isinstance(request, ttypes.Database):
             names = [request.name, ""]
         if names[0]:
