@@ -91,6 +91,9 @@ def _show(found: Preview, to: Console) -> None:
         to.print(table(columns, [_cells(found, row) for row in found.rows]), "")
     if found.rejects:
         to.print(table(_REJECTS, [(*astuple(one.origin), one.column, one.reason) for one in found.rejects]), "")
+    if found.unfilled:
+        names = ", ".join(found.unfilled)
+        to.print(f"NULL in all rows, because no record has a field for them: {names}", "", markup=False, soft_wrap=True)
     skipped = f", {counted(found.skipped, 'skipped tombstone')}" if found.skipped else ""
     shown = f"{counted(len(found.rows), 'row')}, {counted(len(found.rejects), 'reject')}{skipped}"
     to.print(f"{counted(found.records, 'record')}: {shown}")
@@ -143,5 +146,6 @@ def _document(mapping: str, found: Preview) -> dict[str, object]:
             for row in found.rows
         ],
         "rejects": [asdict(one.origin) | {"column": one.column, "reason": one.reason} for one in found.rejects],
+        "unfilled": list(found.unfilled),
         "estimate": found.estimate and asdict(found.estimate) | {"partitions": len(found.partitions)},
     }

@@ -141,6 +141,7 @@ def _jobs(
             (mapping.REGISTRY_CHECKS, ""),
             (mapping.LEASE_CHECKS, no_metastore),
             (table.CHECKS, no_metastore),
+            (mapping.SAMPLE_CHECKS, no_kafka or no_metastore),
         ):
             for check in checks:
                 yield skip(check, subject, missing) if missing else job(check, one, subject)

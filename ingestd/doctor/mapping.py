@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 from ingestd.clock import now
 from ingestd.doctor.finding import Check, Verdict, fault, ok, skipped, warning
-from ingestd.errors import BrokerUnavailable, InvalidTopic, OffsetsLost
+from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic, OffsetsLost
 from ingestd.formats.options import uses_registry
 from ingestd.hive import health, leases
 from ingestd.hive.client import Metastore
 from ingestd.ingest.checks import counted, mirrored_group, readable_topic, usable_registry, writable_topic
 from ingestd.ingest.claims import last_heartbeat
 from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.preview import NothingToPreview, take_sample
 from ingestd.ingest.stored import PartitionOffsets, read_mapping
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import Offsets, TopicPartition
@@ -28,6 +29,8 @@ _EXPIRING = 0.8
 _FUTURE_SECONDS = 60.0
 # An owner sends a heartbeat every two seconds, and standbys take over after six.
 _STALE_SECONDS = 6.0
+# A few records may lack a field by chance. The bytes are limited, because mappings are examined at the same time.
+_SAMPLE_RECORDS, _SAMPLE_BYTES, _ENOUGH_ROWS, _SHOWN = 1_000, 16 << 20, 10, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +216,29 @@ def _lease(mapping: Examined) -> Iterator[Verdict]:
             yield ok(found)
 
 
+def _columns(mapping: Examined) -> Iterator[Verdict]:
+    """Compare the fields of the last records with the columns. Other checks report why they cannot be decoded."""
+    try:
+        sample = take_sample(mapping.metastore, mapping.options, _SAMPLE_RECORDS, _SAMPLE_BYTES)
+    except NothingToPreview:
+        yield ok("there is no record")
+        return
+    except IngestdError as error:
+        yield skipped(f"not examined: {error.where}: {error.what}")
+        return
+    rows, records = counted(sample.rows, "row"), counted(sample.records, "record")
+    columns = counted(len(sample.unfilled), "column")
+    if sample.unfilled and sample.rows >= _ENOUGH_ROWS:
+        names = ", ".join(sample.unfilled[:_SHOWN]) + (", …" if len(sample.unfilled) > _SHOWN else "")
+        yield warning(
+            f"no field in the last {records} for {columns}, NULL in all {rows}: {names}",
+            "if producers send these values, rename the columns, or correct `format`, for example with paths in"
+            " format.fields; `ingestd preview` shows the rows",
+        )
+    else:
+        yield ok(f"{rows} of the last {records} examined")
+
+
 CLUSTER = Check("kafka.cluster", _cluster)
 KAFKA_CHECKS: tuple[Check[Examined], ...] = (
     Check("kafka.topic", _topic),
@@ -221,5 +247,6 @@ KAFKA_CHECKS: tuple[Check[Examined], ...] = (
 )
 REGISTRY_CHECKS: tuple[Check[Examined], ...] = (Check("registry.schemas", _registry),)
 LEASE_CHECKS: tuple[Check[Examined], ...] = (Check("mapping.lease", _lease),)
-# They need both Kafka and the metastore.
+SAMPLE_CHECKS: tuple[Check[Examined], ...] = (Check("mapping.columns", _columns),)
+# They need both Kafka and the metastore, as those of samples do.
 RETENTION_CHECKS: tuple[Check[Examined], ...] = (Check("kafka.retention", _retention),)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -41,6 +42,18 @@ class ColumnarDecoder(RecordDecoder, Generic[K]):
     @abstractmethod
     def find_reader(self, key: K) -> ReadRows:
         """Return the reader of the records with a schema. Raises InvalidSchema, which rejects them."""
+
+    @abstractmethod
+    def absent_in(self, key: K) -> frozenset[str]:
+        """Return the names of the columns without a field in a schema. Raises InvalidSchema."""
+
+    def absent_columns(self, values: Sequence[bytes]) -> frozenset[str]:
+        """See `RecordDecoder`."""
+        absent = frozenset(column.name for column in self.columns)
+        for key, _, _ in self.groups(Records(values)):
+            with suppress(InvalidSchema):  # its records are rejects
+                absent &= self.absent_in(key)
+        return absent
 
     def _read_rows(self, records: Records) -> pa.StructArray:
         """Return one struct of the type `row` per record; that of a failed record is undefined."""

@@ -98,6 +98,17 @@ class CsvDecoder(RecordDecoder):
         """See `RecordDecoder`."""
         return self._converter.row(self._split(value))
 
+    def absent_columns(self, values: Sequence[bytes]) -> frozenset[str]:
+        """See `RecordDecoder`."""
+        return self._converter.absent(max(map(self._fields_of, values), default=0))
+
+    def _fields_of(self, value: bytes) -> int:
+        """Return the number of fields of a record, 0 if it is not well-formed."""
+        try:
+            return len(self._parts(value))
+        except RejectError:
+            return 0
+
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
         """See `RecordDecoder`."""
         fields, malformed = self._fields(values)

@@ -245,6 +245,11 @@ class DelimitedDecoder(RecordDecoder):
         batch, bad_fields = self._converter.batch(fields)
         return batch, {**bad_fields, **bad_counts}
 
+    def absent_columns(self, values: Sequence[bytes]) -> frozenset[str]:
+        """See `RecordDecoder`."""
+        widths = (len(split(value, self._separator, self._escape)) for value in values)
+        return self._converter.absent(max(widths, default=0))
+
     def check(self, value: bytes) -> Reject | None:
         """See `RecordDecoder`."""
         lenient = not self._rejects_surplus and not self._rejects_values

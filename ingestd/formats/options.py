@@ -11,17 +11,18 @@ from collections.abc import Sequence
 from ingestd.errors import ConfigError
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.csv import CsvOptions
-from ingestd.formats.decoder import Decoder
 from ingestd.formats.delimited import DelimitedOptions
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.protobuf.options import ProtobufOptions
+from ingestd.formats.record_decoder import RecordDecoder
 from ingestd.formats.regex import RegexOptions
 from ingestd.formats.registry import InvalidSchema, Registry
 from ingestd.formats.whole_value import BinaryOptions, TextOptions
 from ingestd.schema import Column
 
-# Each member has keys of its own, the key `tombstones`, and a method `decoder(columns: Sequence[Column]) -> Decoder`,
-# which raises ConfigError if the format cannot be decoded into these columns. The first member is the default.
+# Each member has keys of its own, the key `tombstones`, and a method `decoder(columns: Sequence[Column])`, which
+# returns a RecordDecoder, and raises ConfigError if the format cannot be decoded into these columns. The first member
+# is the default.
 FormatOptions = (
     JsonOptions
     | TextOptions
@@ -34,7 +35,7 @@ FormatOptions = (
 )
 
 
-def decoder_of(options: FormatOptions, columns: Sequence[Column], registry: Registry | None) -> Decoder:
+def decoder_of(options: FormatOptions, columns: Sequence[Column], registry: Registry | None) -> RecordDecoder:
     """Return the decoder of a format, which may find schemas in the registry. Raises ConfigError."""
     if isinstance(options, (AvroOptions, ProtobufOptions)):
         return options.decoder(columns, registry)

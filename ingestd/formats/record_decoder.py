@@ -93,6 +93,13 @@ class RecordDecoder(ABC):
             return Reject.of(0, value, error.column, error.reason)
         return None
 
+    def absent_columns(self, values: Sequence[bytes]) -> frozenset[str]:
+        """Return the names of the columns for which no record has a field, not even one that is null.
+
+        A format that cannot tell such a field from others returns none.
+        """
+        return frozenset()
+
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """See `Decoder`. Batches of 20,000 to 100,000 records are the fastest."""
         records = without_tombstones(values)

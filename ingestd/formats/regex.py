@@ -120,6 +120,10 @@ class RegexDecoder(RecordDecoder):
         self._nulls = (None,) * len(names)
         self._rejects_unmatched = unmatched == "reject"
 
+    def absent_columns(self, values: Sequence[bytes]) -> frozenset[str]:
+        """See `RecordDecoder`."""
+        return self._converter.absent(len(self._nulls))
+
     def decode_record(self, value: bytes) -> Row:
         """See `RecordDecoder`."""
         return self._converter.row([None if group is None else group.encode() for group in self._groups(value)])

@@ -89,6 +89,10 @@ class _WholeValueDecoder(RecordDecoder):
         self.column = columns[position]
         self._position = position
 
+    def absent_columns(self, values: Sequence[bytes]) -> frozenset[str]:
+        """See `RecordDecoder`."""
+        return frozenset(column.name for column in self.columns if column.name != self.column.name)
+
     def row(self, value: bytes | str) -> Row:
         """Return the row that contains the value."""
         return [value if index == self._position else None for index in range(len(self.columns))]

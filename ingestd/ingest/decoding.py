@@ -19,7 +19,7 @@ from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.partition_expressions import KAFKA_HEADER
 from ingestd.acid.routing import Shape
 from ingestd.errors import ConfigError
-from ingestd.formats.decoder import DecodeResult, Evolving, Reject, without_violations
+from ingestd.formats.decoder import DecodeResult, Evolving, Reject, without_tombstones, without_violations
 from ingestd.formats.options import FormatOptions, decoder_of
 from ingestd.formats.registry import Registry
 from ingestd.formats.row_batches import FIRST_NANO, LAST_NANO
@@ -149,6 +149,10 @@ class RowDecoder:
         decoded = self._columns.fill(batch, self._values.decode(batch.values))
         decoded = self._partitioning.fill(decoded)
         return without_violations(decoded, batch.values, self._find_violations)
+
+    def absent_columns(self, batch: Batch) -> frozenset[str]:
+        """Return the names of the columns for which no record has a field, not even one that is null."""
+        return self._values.absent_columns(without_tombstones(batch.values))
 
     def needed_columns(self) -> tuple[Column, ...]:
         """Return the columns that can store all fields of the schemas of the records; none without schemas.

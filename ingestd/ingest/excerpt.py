@@ -34,10 +34,11 @@ def read_excerpt(
     end: End,
     *,
     topics: Mapping[str, TopicIdentity] | None = None,
+    max_bytes: int = MAX_BYTES,
 ) -> list[Batch]:
     """Return the first or last records of the ranges, at most `count`, shared evenly among the partitions.
 
-    The result may have fewer records than the ranges contain if they exceed 256 MiB, or if the search for
+    The result may have fewer records than the ranges contain if they exceed `max_bytes`, or if the search for
     records in the gaps of a large range takes too long. The batches have their messages. `settings` are librdkafka
     properties, and `topics` is as in `read`, whose errors are raised.
     """
@@ -45,29 +46,32 @@ def read_excerpt(
     total, offsets = sum(one.length for one in ranges), count
     while True:
         chosen = _shortened(ranges, offsets, end)
-        batches = _read(settings, chosen, topics)
+        batches = _read(settings, chosen, topics, max_bytes)
         found = sum(len(batch.values) for batch in batches)
         if found > count:
-            return _read(settings, _without_surplus(chosen, batches, count, end), topics)
-        if found == count or offsets >= total or _is_full(batches) or limit.passed:
+            return _read(settings, _without_surplus(chosen, batches, count, end), topics, max_bytes)
+        if found == count or offsets >= total or _is_full(batches, max_bytes) or limit.passed:
             return batches
         offsets *= _GROWTH
 
 
 def _read(
-    settings: Mapping[str, Any], ranges: Sequence[OffsetRange], topics: Mapping[str, TopicIdentity] | None
+    settings: Mapping[str, Any],
+    ranges: Sequence[OffsetRange],
+    topics: Mapping[str, TopicIdentity] | None,
+    max_bytes: int,
 ) -> list[Batch]:
     batches: list[Batch] = []
     limits = ReadLimits(silence_seconds=ANSWER_SECONDS)
     for batch in read(settings, ranges, limits, topics=topics, keep_messages=True):
         batches.append(batch)
-        if _is_full(batches):
+        if _is_full(batches, max_bytes):
             break
     return batches
 
 
-def _is_full(batches: Sequence[Batch]) -> bool:
-    return sum(batch.held_bytes() for batch in batches) >= MAX_BYTES
+def _is_full(batches: Sequence[Batch], max_bytes: int) -> bool:
+    return sum(batch.held_bytes() for batch in batches) >= max_bytes
 
 
 def _shortened(ranges: Sequence[OffsetRange], offsets: int, end: End) -> list[OffsetRange]:

@@ -16,7 +16,7 @@ from ingestd.hive.control import find_control_table, read_state
 from ingestd.hive.creation import NewTable, create_table
 from ingestd.hive.tables import Table, TableName, require_writable_database
 from ingestd.ingest import events
-from ingestd.ingest.letter_table import create_letter_table, definition, load_letter_table
+from ingestd.ingest.letter_table import create_letter_table, definition
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.target import check_target, load_letters, load_target
 from ingestd.schema import Column, HiveType
@@ -76,14 +76,15 @@ def find_target(metastore: Metastore, options: MappingOptions) -> tuple[Table, s
 def find_letters(metastore: Metastore, options: MappingOptions) -> str:
     """Return the statement by which the mapping will create its table of dead letters; '' if it will not create one.
 
-    Changes nothing. Raises the errors of `load_letter_table`.
+    Changes nothing. Raises the errors of `load_letters`.
     """
     name = options.dead_letter and options.dead_letter.table
     if not name:
         return ""
     try:
-        load_letter_table(metastore, name)
+        load_letters(metastore, options)
     except TableMissing:
+        require_writable_database(metastore, name)
         return definition(name)
     return ""
 

@@ -22,8 +22,9 @@ from ingestd.formats.decoder import DecodeResult
 from ingestd.hive.alteration import describe
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table
+from ingestd.ingest.decoding import RowDecoder
 from ingestd.ingest.evolution import columns_for
-from ingestd.ingest.excerpt import ANSWER_SECONDS, End, read_excerpt
+from ingestd.ingest.excerpt import ANSWER_SECONDS, MAX_BYTES, End, read_excerpt
 from ingestd.ingest.exchange import packed
 from ingestd.ingest.new_table import find_letters, find_target
 from ingestd.ingest.options import CommitOptions, MappingOptions
@@ -112,11 +113,21 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """The number of rows of `records` records, and the columns that no record fills (`Preview.unfilled`)."""
+
+    records: int
+    rows: int
+    unfilled: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Preview:
     """The result for `records` records, of which `skipped` are tombstones; rows and rejects are ordered by record.
 
     `statements` are those by which the mapping will first create or alter the table, and create that of its dead
-    letters; `table` is the result. `estimate` is None if there are fewer than two rows.
+    letters; `table` is the result. `estimate` is None if there are fewer than two rows. `unfilled` are the columns that
+    are NULL in all rows because no record has a field for them; with a `transform`, those of its view.
     """
 
     table: Table
@@ -126,6 +137,7 @@ class Preview:
     rows: tuple[PreviewRow, ...]
     rejects: tuple[PreviewReject, ...]
     estimate: Estimate | None
+    unfilled: tuple[str, ...]
 
     @property
     def partitions(self) -> tuple[str, ...]:
@@ -152,12 +164,12 @@ def preview(
         check_query(table, options, engine().examine)
     static = partitioning_of(table, options).static
     batches = _read(options, limit, start)
-    results, evolved = _decode(options, table, batches)
+    results, evolved, unfilled = _decode(options, table, batches)
     alterations: list[str] = []
     if evolved != table.columns:
         alterations = describe(table, evolved)
         table = replace(table, columns=evolved)
-        results, _ = _decode(options, table, batches)
+        results, _, unfilled = _decode(options, table, batches)
     query = decoding_of(table, options).query
     if query is not None:
         partitioning = partitioning_of(table, options)
@@ -177,16 +189,35 @@ def preview(
         tuple(sorted(rows, key=lambda row: row.origin)),
         tuple(sorted(rejects, key=lambda reject: reject.origin)),
         _estimate(table.shape, [rows for decoded in results for rows in decoded.batches], options.commit, batches),
+        unfilled,
     )
+
+
+def take_sample(metastore: Metastore, options: MappingOptions, limit: int, max_bytes: int) -> Sample:
+    """Decode the last records, at most `limit` and about `max_bytes`, without evaluating SQL. Raises as `preview`."""
+    table, _ = find_target(metastore, options)
+    batches = _read(options, limit, None, max_bytes)
+    results, _, unfilled = _decode(options, table, batches)
+    return Sample(sum(len(batch.values) for batch in batches), sum(decoded.rows for decoded in results), unfilled)
 
 
 def _decode(
     options: MappingOptions, table: Table, batches: Sequence[Batch]
-) -> tuple[list[DecodeResult], tuple[Column, ...]]:
-    """Decode batches for a table, and return the columns that the mapping would give the table for them."""
+) -> tuple[list[DecodeResult], tuple[Column, ...], tuple[str, ...]]:
+    """Decode batches for a table. Also return the columns that the mapping would give it for them, and the unfilled."""
     decoder = decoder_for(table, options)
     decoded = [decoder.decode(batch) for batch in batches]
-    return decoded, columns_for(options.schema_evolution, decoder, table.shape)
+    evolved = columns_for(options.schema_evolution, decoder, table.shape)
+    return decoded, evolved, _unfilled(decoder, batches, [rows for one in decoded for rows in one.batches])
+
+
+def _unfilled(decoder: RowDecoder, batches: Sequence[Batch], rows: Sequence[pa.RecordBatch]) -> tuple[str, ...]:
+    """Return the columns that are NULL in all rows, and for which no record has a field; none if there are no rows."""
+    if not rows:
+        return ()
+    absent = frozenset.intersection(*(decoder.absent_columns(batch) for batch in batches))
+    names = [name for name in rows[0].schema.names if name in absent]
+    return tuple(name for name in names if all(one.column(name).null_count == one.num_rows for one in rows))
 
 
 def _queried(
@@ -214,7 +245,9 @@ def _list(_row: bytes, batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch
     return list(batches)
 
 
-def _read(options: MappingOptions, limit: int, start: AtTime | AtOffset | None) -> list[Batch]:
+def _read(
+    options: MappingOptions, limit: int, start: AtTime | AtOffset | None, max_bytes: int = MAX_BYTES
+) -> list[Batch]:
     """Return the records. Raises NothingToPreview if there are none."""
     broker = Broker(options.kafka, timeout_seconds=ANSWER_SECONDS)
     with broker.explained():
@@ -228,7 +261,7 @@ def _read(options: MappingOptions, limit: int, start: AtTime | AtOffset | None) 
     ranges = [OffsetRange(*key, offset, ends[key]) for key, offset in sorted(first.items()) if ends[key] > offset]
     identities: Mapping[str, TopicIdentity] = {name: topic.identity for name, topic in topics.items()}
     end: End = "last" if start is None else "first"
-    batches = read_excerpt(options.kafka, ranges, limit, end, topics=identities) if ranges else []
+    batches = read_excerpt(options.kafka, ranges, limit, end, topics=identities, max_bytes=max_bytes) if ranges else []
     if not any(batch.values for batch in batches):
         where = f"mapping {options.name}, topics {', '.join(options.topics)}"
         if start is None:

@@ -75,6 +75,14 @@ def test_preview_then_shows_rows_rejects_and_an_estimate(run: Run, topic: Topic)
     assert document["estimate"]["bytes"] > 0
 
 
+def test_preview_when_no_record_has_a_field_for_a_column_then_names_the_column(run: Run, topic: Topic) -> None:
+    at_second = ("--at", f"{topic.stack.name}:1:0", "--limit", 20)
+    assert topic.preview(run, *at_second).json["unfilled"] == ["tags"]
+    shown = run("preview", topic.stack.name[-40:], *at_second, "--config", topic.config)
+    assert "NULL in all rows, because no record has a field for them: tags" in shown.out
+    assert topic.preview(run, "--at", f"{topic.stack.name}:0:0", "--limit", 20).json["unfilled"] == []
+
+
 def test_preview_then_prints_a_table_and_changes_nothing(run: Run, topic: Topic) -> None:
     stack = topic.stack
     mapping = stack.name[-40:]

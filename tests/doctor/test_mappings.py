@@ -60,6 +60,13 @@ class _Cases:
         make_table(self.stack.metastore, name)
         return name
 
+    def other_names(self, case: str) -> dict[str, object]:
+        """Return a mapping none of whose records has a field `named`; `empty` is null, and `place` comes from Kafka."""
+        topic, table = self.stack.topic(1, f"{self.stack.name}_{case}"), f"{self.stack.name}_{case}"
+        self.stack.table("id int, named string, empty string, place bigint", name=f"default.{table}")
+        self.stack.produce([{"id": number, "name": "a", "empty": None} for number in range(20)], topic)
+        return self.mapping(case, topics=[topic], table=f"default.{table}", columns={"place": "offset"})
+
     def old_topic(self, case: str, age_ms: int) -> str:
         """Create a topic with a retention time of an hour and a record of that age.
 
@@ -185,6 +192,7 @@ def _mappings(cases: _Cases, stop: ExitStack) -> list[dict[str, object]]:
         cases.mapping("owned"),
         cases.mapping("suspended"),
         cases.mapping("no_registry", format={"type": "avro"}),
+        cases.other_names("names"),
         cases.mapping("letters", pacing={"deltas": 2}, **_dead_letters(cases.write(cases.letters("many"), 3, b"{}"))),
     ]
     eventually("the heartbeat of `suspended` to be old", lambda: now() - last_heartbeat(stack.metastore, silent) > 7)
@@ -219,8 +227,13 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
         cases.name("owned"): {},
         cases.name("suspended"): {"mapping.lease": "warning"},
         cases.name("no_registry"): {"registry.schemas": "fault"},
+        cases.name("names"): {"mapping.columns": "warning"},
         cases.name("letters"): {"table.deltas": "warning"},
     }
+    assert report.one("mapping.columns", cases.name("names"))["evidence"] == (
+        "no field in the last 20 records for 1 column, NULL in all 20 rows: named"
+    )
+    assert report.one("mapping.columns", cases.name("no_table"))["status"] == "skipped"
     assert "no_auto_compaction is true" in report.one("table.compaction", cases.name("fine"))["evidence"]
     assert "has 3 deltas" in report.one("table.deltas", "crowded")["evidence"]
     assert f"dead letters in default.{stack.name}_many: " in report.all("table.deltas", "letters")[1]["evidence"]

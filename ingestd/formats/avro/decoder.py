@@ -102,8 +102,7 @@ class AvroDecoder(ColumnarDecoder[int]):
     def find_reader(self, identifier: int) -> ReadRows:
         """See `ColumnarDecoder`."""
         written = self._schemas.find(identifier)
-        record = resolve(written, self._target) if self._target else written
-        found = reader(self._matched(record) if self._rejects_unmatched else record, self.row)
+        found = reader(self._resolved(written), self.row)
         self._records[identifier] = self._target or written
 
         def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
@@ -114,18 +113,30 @@ class AvroDecoder(ColumnarDecoder[int]):
 
         return read
 
-    def _matched(self, record: AvroType) -> AvroType:
-        """Return the type of records with a fault if they have fields, none of which is a column.
+    def absent_in(self, identifier: int) -> frozenset[str]:
+        """See `ColumnarDecoder`. Defaults of the reader schema are no fields of the records."""
+        record = self._resolved(self._schemas.find(identifier))
+        branches = record.children if record.kind == "union" else (record,)
+        return frozenset.intersection(*map(self._absent_in_record, branches))
 
-        Defaults of the reader schema do not count, because they are not data of the records.
-        """
+    def _resolved(self, written: AvroType) -> AvroType:
+        """Return the type as which records with a schema are read, with a fault if they are rejects."""
+        record = resolve(written, self._target) if self._target else written
+        return self._matched(record) if self._rejects_unmatched else record
+
+    def _matched(self, record: AvroType) -> AvroType:
+        """Return the type of records with a fault if they have fields, none of which is a column."""
         if record.kind == "union":
             return replace(record, children=tuple(map(self._matched, record.children)))
-        read = [field for place, field in enumerate(record.fields) if place not in record.ignored]
-        names = [column.name for column in self.columns]
-        if record.fault or not record.fields or any(field_of(read, name) is not None for name in names):
+        if record.fault or not record.fields or len(self._absent_in_record(record)) < len(self.columns):
             return record
-        return replace(record, fault=no_column_of_schema([field.name for field in record.fields], names))
+        fields, columns = ([one.name for one in names] for names in (record.fields, self.columns))
+        return replace(record, fault=no_column_of_schema(fields, columns))
+
+    def _absent_in_record(self, record: AvroType) -> frozenset[str]:
+        """Return the names of the columns without a field in the data of records; defaults do not count."""
+        fields = [field for place, field in enumerate(record.fields) if place not in record.ignored]
+        return frozenset(column.name for column in self.columns if field_of(fields, column.name) is None)
 
 
 def _require_end(cursor: Cursor) -> None:

@@ -93,6 +93,10 @@ class JsonDecoder(RecordDecoder):
         """See `RecordDecoder`."""
         return None if self._is_plain and self._precheck.accepts(value) else super().check(value)
 
+    def absent_columns(self, values: Sequence[bytes]) -> frozenset[str]:
+        """See `RecordDecoder`."""
+        return frozenset(self.columns[index].name for index in self._tape.absent(values))
+
     def _by_arrow(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
         """Decode the records with Arrow, and those that are undecided one by one. Raises as `ArrowReader.read`.
 

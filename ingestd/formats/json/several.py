@@ -63,6 +63,11 @@ class SeveralDecoder(JsonDecoder):
         rejects = self.decode([value]).rejects
         return rejects[0] if rejects else None
 
+    def absent_columns(self, values: Sequence[bytes]) -> frozenset[str]:
+        """See `RecordDecoder`."""
+        text = self._split(values).text
+        return super().absent_columns(Lines(text) if text else [])
+
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """See `Decoder`. The reason of a reject names its first object that does not fit."""
         records = without_tombstones(values)

@@ -64,15 +64,26 @@ class TapeReader:
             rejects |= {start + row: cause for row, cause in columns.rejects.items() if not columns.undecided[row]}
         return pa.concat_batches(batches), np.concatenate(undecided), rejects
 
+    def absent(self, values: Sequence[bytes]) -> set[int]:
+        """Return the indexes of the columns for which no record has a value, not even null."""
+        absent = set(range(len(self._columns)))
+        for start, end in pieces(values) if values else ():
+            found = self._find(_Columns(Tape(values[start:end]), "ns", self._layout))
+            absent -= {index for index, (tokens, _) in found.items() if (tokens != _MISSING).any()}
+        return absent
+
+    def _find(self, columns: _Columns) -> dict[int, tuple[Ints, int]]:
+        """Return what `_Columns.find` yields for all records."""
+        events, depth, deletes = columns.events()
+        if deletes.any():
+            return columns.find_in_parts((self._place, self._deleted), events, depth, deletes)
+        return dict(columns.find(self._place, events, depth))
+
     def _read(self, values: Sequence[bytes], unit: str) -> _Columns:
         tape = Tape(values)
         columns = _Columns(tape, unit, self._layout)
         columns.undecided |= tape.malformed
-        events, depth, deletes = columns.events()
-        if deletes.any():
-            found = columns.find_in_parts((self._place, self._deleted), events, depth, deletes)
-        else:
-            found = dict(columns.find(self._place, events, depth))
+        found = self._find(columns)
         columns.leave_unmatched([found[index][0] for index in self._matching])
         arrays = [columns.column(column, *found[index]) for index, column in enumerate(self._columns)]
         columns.batch = batch_of(self._columns, arrays)

@@ -53,6 +53,11 @@ class FieldConverter:
             raise RejectError(self._columns[len(values)].name, str(error)) from None
         return values
 
+    def absent(self, width: int) -> frozenset[str]:
+        """Return the names of the columns without a field in records of `width` fields."""
+        pairs = zip(self._columns, self._sources, strict=True)
+        return frozenset(column.name for column, source in pairs if source is None or source[0] >= width)
+
     def batch(self, arrays: Sequence[pa.Array]) -> tuple[pa.RecordBatch, RejectReasons]:
         """Convert the fields of many records, one binary array per field, to a batch of rows and the rejects.
 

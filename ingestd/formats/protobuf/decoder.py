@@ -88,7 +88,7 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
         """See `ColumnarDecoder`."""
         kind = self._types.find(key)
         found = StructReader(kind, self.row)
-        if self._rejects_unmatched and kind.fields and not found.has_fields:
+        if self._rejects_unmatched and kind.fields and len(found.absent) == len(self.columns):
             raise InvalidSchema(no_column_of_schema([field.name for field in kind.fields], self.row.names))
 
         def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
@@ -96,3 +96,7 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
             return found.read(Messages(place, starts, records.ends[indexes], np.arange(len(indexes))))
 
         return read
+
+    def absent_in(self, key: Key) -> frozenset[str]:
+        """See `ColumnarDecoder`."""
+        return StructReader(self._types.find(key), self.row).absent

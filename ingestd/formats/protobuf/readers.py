@@ -173,9 +173,10 @@ class StructReader(MessageReader):
         self._wanted |= {field.number for members in self._oneofs for field in members}
 
     @property
-    def has_fields(self) -> bool:
-        """Whether a field of the messages is one of the struct."""
-        return bool(self._wanted)
+    def absent(self) -> frozenset[str]:
+        """The fields of the struct that are no fields of the messages."""
+        pairs = zip(self._hive.names, self._readers, strict=True)
+        return frozenset(name for name, found in pairs if found is None)
 
     def read(self, messages: Messages) -> pa.StructArray:
         """See `MessageReader`."""
