@@ -53,6 +53,8 @@ TABLE = {
     "hive.answers.UnknownCall": (False, 65),
     "hive.answers.MetastoreDeclined": (True, 65),
     "hive.answers.MetastoreDenied": (True, 77),
+    "hive.partitions.PartitionsRefused": (False, 65),
+    "ingest.refused.RecordsRefused": (True, 1),
     "hive.events.EventsExpired": (False, 65),
     "replication.bootstrap_load.TargetOccupied": (False, 65),
     "replication.manifest.ManifestIncomplete": (False, 65),

@@ -1,6 +1,7 @@
 """Finds decoded rows that a table cannot store.
 
-Invariant: a row that passes has a value in every NOT NULL column, and the metastore can create its partition.
+Invariant: a row that passes has a value in every NOT NULL column, and as far as is known here, the metastore can create
+its partition.
 Source: Hive checks NOT NULL only in its own INSERT (`enforce_constraint`) and folds `IS NULL` of such a column to
 false, so that no query could find a NULL with it. Partition columns cannot be NOT NULL. The parts of a partition's
 name are directory names, and the metastore stores the whole name in PARTITIONS.PART_NAME, a varchar(767).
@@ -8,7 +9,8 @@ name are directory names, and the metastore stores the whole name in PARTITIONS.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.acid.partitions import NAME_BYTES, partition_name, partition_value
-from ingestd.acid.routing import Shape
+from ingestd.acid.routing import Shape, partition_codes
 from ingestd.schema import Column
 
 _PATH_CHARACTERS = 767
@@ -25,15 +27,25 @@ _TEXTS = ("string", "varchar", "char")
 
 _Mask = npt.NDArray[np.bool_]
 
+Refuse = Callable[[Sequence[tuple[str, ...]]], Mapping[tuple[str, ...], str]]
+"""Returns which of some partitions the metastore refuses, and why.
 
-def unfit_rows(batch: pa.RecordBatch, shape: Shape) -> dict[int, tuple[str, str]]:
+A partition is given by the values of the partition columns without static values.
+"""
+
+
+def unfit_rows(batch: pa.RecordBatch, shape: Shape, refuse: Refuse | None = None) -> dict[int, tuple[str, str]]:
     """Return the column and the reason for each row that cannot be stored, by the row's index in the batch.
 
     `batch` contains the table's columns and the partition columns without static values. Columns are looked up by name.
-    Rows are examined only if the table has NOT NULL columns or a partition column contains long texts.
+    Rows are examined only if the table has NOT NULL columns, a partition column contains long texts, or the metastore
+    may `refuse` partitions.
     """
     unfit: dict[int, tuple[str, str]] = {}
-    for column, mask, reason in _violations(batch, shape):
+    violations = _violations(batch, shape)
+    if refuse is not None:
+        violations = chain(violations, _refused(batch, shape, refuse))
+    for column, mask, reason in violations:
         for row in np.flatnonzero(mask).tolist():
             unfit.setdefault(row, (column, reason))
     return unfit
@@ -56,6 +68,20 @@ def _violations(batch: pa.RecordBatch, shape: Shape) -> Iterator[tuple[str, _Mas
         whole = np.sum(lengths, axis=0) + len(dynamic) - 1
         reason = f"makes the name of its partition longer than {_PATH_CHARACTERS} characters"
         yield dynamic[-1].name, whole > _PATH_CHARACTERS, reason
+
+
+def _refused(batch: pa.RecordBatch, shape: Shape, refuse: Refuse) -> Iterator[tuple[str, _Mask, str]]:
+    given = set(batch.schema.names)
+    dynamic = [column for column in shape.partition_columns if column.name in given]
+    if not dynamic or not batch.num_rows:
+        return
+    codes, partitions = partition_codes(batch, dynamic)
+    reasons = refuse(partitions)
+    for code, values in enumerate(partitions):
+        if values in reasons:
+            quoted = (column for column, value in zip(dynamic, values, strict=True) if repr(value) in reasons[values])
+            column = next(quoted, dynamic[-1])
+            yield column.name, np.broadcast_to(codes == code, batch.num_rows), reasons[values]
 
 
 def _mask(array: pa.Array) -> _Mask:

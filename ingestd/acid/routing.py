@@ -7,7 +7,7 @@ that has decoded it, and the `Writers`, so that a task that is repeated sends th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from zlib import crc32
@@ -114,7 +114,7 @@ def distribute(
     """
     if batch.num_rows == 0:
         return
-    codes, texts = _partition_codes(batch, shape, static)
+    codes, texts = partition_codes(batch, shape.partition_columns, static)
     of_rows = np.array([writers.of(text, task) for text in texts])[codes]
     if shape.bucketing is not None:
         buckets = shape.bucketing
@@ -131,7 +131,7 @@ def _by_partition(
     rows = batch.select([column.name for column in shape.columns])
     if batch.num_rows == 0:
         return []
-    codes, texts = _partition_codes(batch, shape, static)
+    codes, texts = partition_codes(batch, shape.partition_columns, static)
     if len(texts) == 1:
         return [(texts[0], rows)]
     order = np.argsort(codes.astype(np.uint16) if len(texts) <= _UINT16_CODES else codes, kind="stable")
@@ -144,16 +144,16 @@ def _by_partition(
     ]
 
 
-def _partition_codes(
-    batch: pa.RecordBatch, shape: Shape, static: tuple[str | None, ...]
+def partition_codes(
+    batch: pa.RecordBatch, columns: Sequence[Column], static: tuple[str | None, ...] = ()
 ) -> tuple[npt.NDArray[np.int64], list[tuple[str, ...]]]:
-    """Return a code per row, and the partition of each code.
+    """Return a code per row, and the values of the partition columns for each code; `static` is that of `route`.
 
     An array of codes of length 1 means that every row has that code.
     """
     codes = np.zeros(1, np.int64)
     texts: list[tuple[str, ...]] = [()]
-    for column, value in zip(shape.partition_columns, static or repeat(None), strict=False):
+    for column, value in zip(columns, static or repeat(None), strict=False):
         if value is None:
             more, values = _value_codes(column, batch.column(column.name))
             codes, texts = _combine(codes, texts, more, values)

@@ -8,17 +8,22 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from hive_metastore import ttypes
 
 from ingestd.acid.partitions import odd_partition_names
 from ingestd.errors import MetastoreUnavailable
-from ingestd.hive.answers import MetastoreRefusal, has_answered
+from ingestd.hive.answers import MetastoreRefusal, has_answered, is_of_value
 from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore
+from ingestd.hive.health import setting
 from ingestd.hive.tables import Table, TableName
 
 T = TypeVar("T")
+_WHITELIST = "metastore.partition.name.whitelist.pattern"
+_MAX_KNOWN_VALUES = 100_000
 # A new partition starts with statistics of zero, which each commit increases. Without numRows Hive would start to count
 # at its own first INSERT, and count(*) would stay wrong. If one of the numbers of files and bytes were missing, the
 # metastore would list the new directory to find them (StatsSetupConst.FAST_STATS), which takes three requests in S3.
@@ -111,6 +116,60 @@ class PartitionInfo:
     existed: bool
 
 
+class PartitionsRefused(MetastoreRefusal):
+    """The metastore cannot create some partitions because of their values; `refused` has the reason by the values."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        hint: str = "",
+        refused: Mapping[tuple[str, ...], str] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.refused = refused
+
+
+class PartitionNames:
+    """Asks the metastore whether its whitelist contains the values of partitions, once for each value. Thread-safe."""
+
+    def __init__(self, metastore: Metastore) -> None:
+        self._metastore = metastore
+        self._pattern: str | None = None
+        self._valid: dict[str, bool] = {}
+
+    def refused(self, partitions: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], str]:
+        """Return the reason for each partition, given by values, that is refused. Raises MetastoreUnavailable."""
+        if self._pattern is None:
+            self._pattern = setting(self._metastore, _WHITELIST) or ""
+        if not self._pattern:
+            return {}
+        if len(self._valid) > _MAX_KNOWN_VALUES:
+            self._valid = {}
+        known = self._valid
+        self._ask([value for value in dict.fromkeys(chain(*partitions)) if value not in known], known)
+        bad = {values: next((one for one in values if not known[one]), None) for values in partitions}
+        return {
+            values: f"the metastore refuses its partition: {value!r} does not match {_WHITELIST}, {self._pattern!r}"
+            for values, value in bad.items()
+            if value is not None
+        }
+
+    def _ask(self, values: Sequence[str], known: dict[str, bool]) -> None:
+        """Add to `known` whether the metastore accepts each value. Only the half with such a value is asked again."""
+        if not values:
+            return
+        throws = False
+        if self._metastore.call("partition_name_has_valid_characters", list(values), throws):
+            known |= dict.fromkeys(values, True)
+        elif len(values) == 1:
+            known[values[0]] = False
+        else:
+            self._ask(values[: len(values) // 2], known)
+            self._ask(values[len(values) // 2 :], known)
+
+
 def ensure_partitions(
     metastore: Metastore,
     table: Table,
@@ -123,15 +182,23 @@ def ensure_partitions(
     names of missing partitions before the metastore creates these: a metastore that fails to create partitions removes
     the directories that it has created for them (AddPartitionsHandler), even if another metastore has created the same
     partition meanwhile, and rows were committed to it. A repeated call is enough for that. So several clients may
-    safely create the same partition. Raises MetastoreRefusal if the metastore cannot create a partition, and the
-    errors of `make_directories`.
+    safely create the same partition. Raises PartitionsRefused if the metastore cannot store some of the values; the
+    others have been created. Raises MetastoreRefusal if it cannot create a partition for another reason, and the errors
+    of `make_directories`.
     """
     found = _infos(table, read_partitions(metastore, table, list(values)), existed=True)
     missing = [name for name in values if name not in found]
     if missing:
         make_directories(missing)
+    refused: dict[str, MetastoreRefusal] = {}
     for some in by_call(missing):
-        found |= _infos(table, _add(metastore, table, {name: list(values[name]) for name in some}), existed=False)
+        wanted = {name: list(values[name]) for name in some}
+        found |= _infos(table, _add(metastore, table, wanted, refused), existed=False)
+    if refused:
+        first = next(iter(refused.values()))
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        reasons = {tuple(values[name]): error.what for name, error in refused.items()}
+        raise PartitionsRefused(f"{first.what}{more}", where=first.where, hint=first.hint, refused=reasons) from first
     others = [name for name in missing if name not in found]
     return found | _infos(table, read_partitions(metastore, table, others), existed=True)
 
@@ -144,11 +211,14 @@ def _infos(table: Table, partitions: Sequence[Any], *, existed: bool) -> dict[st
     return infos
 
 
-def _add(metastore: Metastore, table: Table, values: Mapping[str, list[str]]) -> Sequence[Any]:
+def _add(
+    metastore: Metastore, table: Table, values: Mapping[str, list[str]], refused: dict[str, MetastoreRefusal]
+) -> Sequence[Any]:
     """Create partitions and return those that did not exist.
 
     The metastore creates all or none, and its errors do not always name a partition. If it refuses several, although it
-    answers, the error is that for one of them alone; others may have been created.
+    answers, each of them is requested alone, if need be. Those whose values it cannot store are added to `refused`. Any
+    other error is that for one partition; others may have been created.
     """
     try:
         return _request_partitions(metastore, table, values)
@@ -159,10 +229,17 @@ def _add(metastore: Metastore, table: Table, values: Mapping[str, list[str]]) ->
             (name,) = values
             what = f"the metastore cannot create the partition {name}: {error.what}"
             hint = "; ".join(filter(None, [error.hint, _REFUSED_HINT]))
-            raise type(error)(what, where=error.where, hint=hint) from error
+            explained = type(error)(what, where=error.where, hint=hint)
+            if not isinstance(explained, MetastoreRefusal) or not is_of_value(error):
+                raise explained from error
+            refused[name] = explained
+            return ()
         partition_names(metastore, table, most=1)  # raises if it is not about the partitions
         names, half = list(values), len(values) // 2
-        found = [_add(metastore, table, {name: values[name] for name in some}) for some in (names[:half], names[half:])]
+        found = [
+            _add(metastore, table, {name: values[name] for name in some}, refused)
+            for some in (names[:half], names[half:])
+        ]
         return [partition for some in found for partition in some]
 
 

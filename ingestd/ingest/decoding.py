@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from ingestd.acid.constraints import unfit_rows
+from ingestd.acid.constraints import Refuse, unfit_rows
 from ingestd.acid.partition_expressions import KAFKA_HEADER
 from ingestd.acid.routing import Shape
 from ingestd.errors import ConfigError
@@ -41,6 +41,9 @@ _TYPES: Mapping[KafkaField, tuple[str, ...]] = {
 }
 # The fields that only a message has. A batch has the others without its messages.
 _OF_MESSAGES = frozenset[KafkaField]({"key", "headers", "timestamp"})
+
+Refused = Mapping[tuple[str, ...], str]
+NONE_REFUSED: Refused = {}
 
 Faults = dict[int, str]
 """The reasons why records cannot fill a column, by the index of the record."""
@@ -127,7 +130,10 @@ class KafkaColumns:
 
 
 class RowDecoder:
-    """Decodes batches of records into rows that fit the table. Raises ConfigError for the columns or the format."""
+    """Decodes batches of records into rows that fit the table. Raises ConfigError for the columns or the format.
+
+    `refused` are the `RefusedPartitions.reasons`.
+    """
 
     def __init__(
         self,
@@ -136,11 +142,13 @@ class RowDecoder:
         partitioning: Partitioning,
         shape: Shape,
         registry: Registry | None,
+        *,
+        refused: Refused = NONE_REFUSED,
     ) -> None:
         self._values = decoder_of(options, columns.value_columns, registry)
         self._columns = columns
         self._partitioning = partitioning
-        self._find_violations = partial(unfit_rows, shape=shape)
+        self._find_violations = partial(unfit_rows, shape=shape, refuse=refuse_known(refused))
         names = {column.name for column in (*shape.columns, *shape.partition_columns)}
         self._others = names.difference(column.name for column in columns.value_columns)
 
@@ -161,6 +169,13 @@ class RowDecoder:
         as `Evolving.needed_columns`.
         """
         return self._values.needed_columns(self._others) if isinstance(self._values, Evolving) else ()
+
+
+def refuse_known(refused: Refused) -> Refuse | None:
+    """Return a function that refuses these partitions; None if there are none."""
+    if not refused:
+        return None
+    return lambda partitions: {one: refused[one] for one in partitions if one in refused}
 
 
 def _timestamp_units(kind: pa.DataType) -> Iterator[str]:

@@ -20,6 +20,7 @@ from ingestd.hive.alteration import change_columns
 from ingestd.hive.client import Metastore
 from ingestd.hive.control import state_removed
 from ingestd.hive.leases import Claim
+from ingestd.hive.partitions import PartitionsRefused
 from ingestd.hive.tables import Table, TableName
 from ingestd.hive.transactions import Wait
 from ingestd.ingest import events
@@ -35,6 +36,7 @@ from ingestd.ingest.recovery import Recovery
 from ingestd.ingest.requests import Requests
 from ingestd.ingest.services import Handles, Services
 from ingestd.ingest.stage_jobs import StageJobs
+from ingestd.ingest.target import partitioning_of
 from ingestd.ingest.workers import Worker
 from ingestd.kafka.ranges import Offsets, TopicPartition
 from ingestd.kafka.shared import KafkaClients
@@ -247,6 +249,9 @@ class MappingLoop:
             except ColumnsNeeded as error:
                 await self._worker.commit(self._alter_table, error.columns, ledger.state.columns)
                 raise
+            except PartitionsRefused as error:
+                partitioning = partitioning_of(ledger.table, self.options)
+                raise self._services.refused.learn(error, partitioning) from error
             if is_done:
                 if goal is None:
                     return

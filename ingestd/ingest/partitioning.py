@@ -88,6 +88,10 @@ class Partitioning:
                 needed[expression.column] = "headers"
         return needed
 
+    def of_records(self, values: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those values of a partition that are not static."""
+        return tuple(value for value, static in zip(values, self.static, strict=True) if static is None)
+
     def fill(self, decoded: DecodeResult) -> DecodeResult:
         """Append the columns that have an expression to the decoded rows."""
         return replace(decoded, batches=list(map(self._filled, decoded.batches))) if self.expressions else decoded

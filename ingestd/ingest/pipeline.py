@@ -212,6 +212,7 @@ class Pipeline:
                 tasks=len(shares),
                 staging=pending.target.staging.uri,
                 max_partitions=self._options.commit.partitions,
+                refused=self._services.refused.reasons,
             )
             for number, share in enumerate(shares)
         ]

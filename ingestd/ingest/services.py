@@ -22,6 +22,7 @@ from ingestd.ingest.liveness import Liveness
 from ingestd.ingest.monitor import Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
+from ingestd.ingest.refused import RefusedPartitions
 from ingestd.ingest.reporter import Reporter
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.staging_area import StagingArea
@@ -56,7 +57,8 @@ class Handles:
 class Services:
     """The options of a mapping, its clients, the signals that end it, and what observes it.
 
-    `compaction` contains a watch for each table that the mapping writes.
+    `compaction` contains a watch for each table that the mapping writes. `refused` knows which partitions the metastore
+    has refused.
     """
 
     options: MappingOptions
@@ -69,6 +71,7 @@ class Services:
     kafka: KafkaClients
     pace: Pace
     compaction: Mapping[TableName, TableWatch]
+    refused: RefusedPartitions = field(default_factory=RefusedPartitions)
 
     @classmethod
     def of(

@@ -23,7 +23,7 @@ from ingestd.formats.decoder import DecodeResult
 from ingestd.formats.options import FormatOptions
 from ingestd.formats.registry import Registry
 from ingestd.ingest.dead_letters import DeadLetters, LetterTargets, Origin
-from ingestd.ingest.decoding import RowDecoder
+from ingestd.ingest.decoding import Refused, RowDecoder
 from ingestd.ingest.evolution import require_columns
 from ingestd.ingest.options import Evolution, OnError, RejectLimit
 from ingestd.ingest.partitioning import Partitioning
@@ -55,6 +55,7 @@ class StageTask:
     `offsets` is the number of offsets in the ranges of all its tasks. Rejects are written to `letters` if
     `on_error` is `dead_letter`. The task ends with RowsScattered if it would write more than `max_files` files.
     `writers` distributes the rows (`exchange`); None means that each task writes the rows that it has decoded.
+    Rows of `refused` partitions are rejects (`RefusedPartitions.reasons`).
     """
 
     mapping: str
@@ -76,6 +77,7 @@ class StageTask:
     max_partitions: int
     max_files: int | None = None
     writers: Writers | None = None
+    refused: Refused = field(default_factory=dict)
 
 
 class RowsScattered(TransactionError):
@@ -157,7 +159,7 @@ def write_rows(
             output = Output(access.value, task, attempt_name(task))
             try:
                 for batch in batches:
-                    output.write([table_rows(batch, task.shape, task.partitioning)])
+                    output.write([table_rows(batch, task.shape, task.partitioning, task.refused)])
                 return output.finish()
             except BaseException:
                 output.abort()
@@ -208,7 +210,12 @@ class _Source:
         self._task = task
         decoding = task.decoding
         self._decoder = RowDecoder(
-            task.format, decoding.columns, decoding.partitioning, decoding.shape, access.registry
+            task.format,
+            decoding.columns,
+            decoding.partitioning,
+            decoding.shape,
+            access.registry,
+            refused=task.refused,
         )
         self._letters = _dead_letters(access, task, f"{name}-letters")
         self._records = self._skipped = self._size = self._rows = 0

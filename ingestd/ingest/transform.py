@@ -17,7 +17,7 @@ from ingestd.acid.routing import Shape
 from ingestd.errors import ConfigError, RecordError
 from ingestd.formats.decoder import DecodeResult
 from ingestd.formats.row_batches import arrow_of
-from ingestd.ingest.decoding import KafkaColumns
+from ingestd.ingest.decoding import NONE_REFUSED, KafkaColumns, Refused, refuse_known
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.partitioning import Partitioning
 from ingestd.schema import INTEGER_BITS, Column, HiveType
@@ -86,10 +86,12 @@ def check_result(result: Sequence[Column], shape: Shape, partitioning: Partition
             raise ConfigError("the result lacks the partition column", where=f"column {column.name}", hint=hint)
 
 
-def table_rows(batch: pa.RecordBatch, shape: Shape, partitioning: Partitioning) -> pa.RecordBatch:
+def table_rows(
+    batch: pa.RecordBatch, shape: Shape, partitioning: Partitioning, refused: Refused = NONE_REFUSED
+) -> pa.RecordBatch:
     """Return the result of a query as rows of the table. Columns that the result lacks are NULL.
 
-    Raises RecordError for a row that the table cannot store.
+    `refused` are the `RefusedPartitions.reasons`. Raises RecordError for a row that the table cannot store.
     """
     arrays = {name.lower(): array for name, array in zip(batch.schema.names, batch.columns, strict=True)}
     columns = [c for c in _dynamic(shape, partitioning) if c.name in arrays or c in shape.columns]
@@ -101,7 +103,7 @@ def table_rows(batch: pa.RecordBatch, shape: Shape, partitioning: Partitioning) 
     computed = [one for one in partitioning.expressions if one[0].name not in arrays]
     if computed:
         [rows] = Partitioning(partitioning.static, tuple(computed)).fill(DecodeResult([rows], [], 0)).batches
-    if unfit := unfit_rows(rows, shape):
+    if unfit := unfit_rows(rows, shape, refuse_known(refused)):
         column_name, reason = next(iter(unfit.values()))
         raise _unfit(column_name, reason)
     return rows

@@ -34,10 +34,6 @@ class InvalidTable(StreamingException, errors.InvalidTable):
     """The table is missing or cannot be written by streaming. Do not retry."""
 
 
-class PartitionCreationFailed(StreamingException, errors.MetastoreUnavailable):
-    """The metastore did not create a partition, or its directory cannot be created. Retry with backoff."""
-
-
 class TransactionError(StreamingException, errors.TransactionError):
     """A lock, a commit or an abort failed, or the metastore failed during the transaction. No row of it is visible.
 
@@ -69,6 +65,10 @@ class CommitOutcomeUnknown(TransactionError, errors.CommitOutcomeUnknown):
 
 class StreamingIOFailure(StreamingException, errors.StorageUnavailable):
     """Files could not be written. Retry with a new transaction."""
+
+
+class PartitionCreationFailed(StreamingIOFailure):
+    """The metastore did not create a partition, or its directory cannot be created. Retry with backoff."""
 
 
 class SerializationError(StreamingException, errors.RecordError):

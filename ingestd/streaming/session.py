@@ -14,6 +14,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+import pyarrow as pa
+
+from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.encoding import Encoding
 from ingestd.acid.partitions import static_partition_value
 from ingestd.acid.routing import Shape
@@ -21,7 +24,7 @@ from ingestd.errors import IngestdError, InvalidTable
 from ingestd.hive.client import Metastore
 from ingestd.hive.constraints import not_null_columns
 from ingestd.hive.health import transaction_timeout
-from ingestd.hive.partitions import PartitionInfo, describe_odd, odd_partitions
+from ingestd.hive.partitions import PartitionInfo, PartitionNames, describe_odd, odd_partitions
 from ingestd.hive.security import Security
 from ingestd.hive.tables import (
     Table,
@@ -41,6 +44,7 @@ from ingestd.streaming.arguments import PartitionValues, in_order
 from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.errors import (
     CREATING_PARTITION,
+    IN_TRANSACTION,
     InvalidConnection,
     StreamingException,
     TableChanged,
@@ -68,7 +72,7 @@ class Session:
 
     `table` and `shape` are replaced together when `refresh_table` finds a change. `static` holds the static partition
     values, () with dynamic partitioning. `agent` names the client in SHOW LOCKS. `timeout_seconds` is the metastore's
-    `hive.txn.timeout`: the longest pause between heartbeats.
+    `hive.txn.timeout`: the longest pause between heartbeats. `names` tells which partitions the metastore refuses.
     """
 
     warehouse: Warehouse
@@ -80,6 +84,7 @@ class Session:
     stats: Counters
     counts: RowCounts
     timeout_seconds: float
+    names: PartitionNames
 
     @property
     def metastore(self) -> Metastore:
@@ -104,6 +109,14 @@ class Session:
     def require_writable(self) -> None:
         """Raise InvalidTable if Hive refuses to write to the database now, for example because it became a replica."""
         require_writable_database(self.metastore, self.table.name)
+
+    def find_unfit(self, rows: pa.RecordBatch) -> dict[int, tuple[str, str]]:
+        """Return the column and the reason for each row that the table cannot store. Raises TransactionError.
+
+        The metastore is asked about each new value of a partition column.
+        """
+        with streaming_errors(IN_TRANSACTION):
+            return unfit_rows(rows, self.shape, self.names.refused if self.is_dynamic else None)
 
     def create_partition(self, values: PartitionValues) -> PartitionInfo:
         """Create a partition if it does not exist, and return it.
@@ -198,6 +211,7 @@ def _session(metastore: Metastore, options: ConnectionOptions, configuration: Co
         stats=Counters(),
         counts=RowCounts(warehouse, table.name, f"streaming.{uuid.uuid4().hex[:12]}", _RowCountLog()),
         timeout_seconds=transaction_timeout(metastore),
+        names=PartitionNames(metastore),
     )
 
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ingestd.acid.constraints import unfit_rows
-from ingestd.acid.routing import Shape, route
+from ingestd.acid.routing import route
 from ingestd.errors import IngestdError
-from ingestd.formats.decoder import ConstraintDecoder, Decoder
+from ingestd.formats.decoder import ConstraintDecoder, Decoder, FindViolations
 from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.configuration import Configuration
 from ingestd.streaming.errors import SerializationError, StreamingException, TableChanged
@@ -116,7 +115,7 @@ class WritePath:
         batches = list(writer.batches(data, self._session.record_columns))
         if self._is_shared:
             _refuse_old(batches)
-        _refuse_unfit(batches, self._session.shape)
+        _refuse_unfit(batches, self._session.find_unfit)
         for batch in batches:
             sink(batch)
             stats.records_written += batch.num_rows
@@ -138,7 +137,7 @@ class WritePath:
         if self._is_shared:
             decoder = modern = ModernDecoder(decoder)
             check = modern_check(modern, check)
-        decoder = ConstraintDecoder(decoder, partial(unfit_rows, shape=self._session.shape))
+        decoder = ConstraintDecoder(decoder, self._session.find_unfit)
         return RecordBuffer(decoder, check, writer.line_pattern, self._session.stats)
 
 
@@ -166,11 +165,11 @@ def _copied(record: bytes | bytearray | memoryview, where: str) -> bytes:
         raise StreamingException(f"a record cannot be read: {error}", where=where) from error
 
 
-def _refuse_unfit(batches: Sequence[pa.RecordBatch], shape: Shape) -> None:
+def _refuse_unfit(batches: Sequence[pa.RecordBatch], find_unfit: FindViolations) -> None:
     """Raise SerializationError for rows that violate NOT NULL or another constraint of the table."""
     first = 0
     for batch in batches:
-        unfit = unfit_rows(batch, shape)
+        unfit = find_unfit(batch)
         if unfit:
             row = min(unfit)
             column, reason = unfit[row]
