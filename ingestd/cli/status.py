@@ -32,6 +32,8 @@ _COLOURS = {"running": "green", "owned": "green", "waiting": "yellow", "paused":
 # Without heartbeats for this long, the owner has probably ended. Clocks may differ by a few seconds.
 _SILENT_SECONDS = 20.0
 _REFRESH_SECONDS = 2.0
+# Producers that use transactions hide records for a moment all the time.
+_HIDDEN_SECONDS = 60.0
 
 
 @click.command()
@@ -122,7 +124,8 @@ def _view(document: dict[str, Any]) -> Group:
     tables = [_table(mappings)] if mappings or not policies else []
     tables += [table(POLICY_COLUMNS, map(policy_row, policies))] if policies else []
     problems = [_problem(mapping) for mapping in mappings if mapping["problem"]]
-    return Group(Text(f"{title}: {', '.join(counts)}", "dim"), *tables, *problems)
+    hidden = [_hidden(mapping) for mapping in mappings if _is_hidden(mapping)]
+    return Group(Text(f"{title}: {', '.join(counts)}", "dim"), *tables, *problems, *hidden)
 
 
 def _table(mappings: list[dict[str, Any]]) -> Table:
@@ -152,6 +155,22 @@ def _problem(mapping: dict[str, Any]) -> Text:
     return Text(f"{mapping['name']}: {error}", _COLOURS.get(mapping["state"], ""))
 
 
+def _is_hidden(mapping: dict[str, Any]) -> bool:
+    """Return whether open transactions hide records, and have done so for a while as far as that is known."""
+    seconds = mapping.get("hidden_seconds")  # absent from a daemon of an older release
+    return bool(mapping.get("hidden_offsets")) and (seconds is None or seconds >= _HIDDEN_SECONDS)
+
+
+def _hidden(mapping: dict[str, Any]) -> Text:
+    seconds = mapping["hidden_seconds"]
+    state = "is open" if seconds is None else f"has been open for {_duration(seconds)}"
+    return Text(
+        f"{mapping['name']}: {mapping['hidden_offsets']:,} offsets, not part of the lag, are behind a Kafka "
+        f"transaction that {state}\n  → `ingestd doctor` names its partition, and how to find the producer",
+        "yellow",
+    )
+
+
 def _duration(seconds: float | None) -> str | None:
     """Return a duration with its largest unit, such as `90 s`, `12 m` or `3.5 h`."""
     if seconds is None:
@@ -177,6 +196,8 @@ def _entry(found: StoredMapping) -> dict[str, Any]:
         and {"reason": type(problem).__name__, "error": problem.what, "where": problem.where, "hint": problem.hint},
         "lag_offsets": found.lag,
         "lag_seconds": None,
+        "hidden_offsets": sum(one.hidden for one in found.offsets) if found.offsets else None,
+        "hidden_seconds": None,
         "rows": state.rows if state else 0,
         "last_commit": state
         and {
@@ -193,6 +214,7 @@ def _entry(found: StoredMapping) -> dict[str, Any]:
                 "position": one.committed,
                 "end": one.end,
                 "lag_offsets": one.lag,
+                "hidden_offsets": one.hidden,
             }
             for one in found.offsets
         ],

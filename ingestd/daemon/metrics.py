@@ -90,6 +90,13 @@ _FAMILIES = (
     _Family("ingestd_owner", "gauge", "1 if this daemon owns the mapping", lambda m: int(m.is_owner)),
     _Family("ingestd_lag_offsets", "gauge", "Offsets that are not committed", lambda m: m.lag),
     _Family("ingestd_lag_seconds", "gauge", "Age of the oldest record that is not committed", lambda m: m.lag_seconds),
+    _Family("ingestd_hidden_offsets", "gauge", "Offsets behind open Kafka transactions", lambda m: m.hidden_offsets),
+    _Family(
+        "ingestd_hidden_seconds",
+        "gauge",
+        "Time for which the same Kafka transaction has hidden records",
+        lambda m: m.hidden_seconds,
+    ),
     _Family("ingestd_since_last_commit_seconds", "gauge", "Time since the last commit", _since_commit),
     _Family("ingestd_open_transactions", "gauge", "Transactions that are open", lambda m: m.open_transactions),
     _Family(

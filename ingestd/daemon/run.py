@@ -72,7 +72,7 @@ def run_daemon(
 
     try:
         serving = nullcontext() if http is None else http.serving(supervisor, render)
-        with serving, LagWatch(lambda: supervisor.monitors):
+        with serving, LagWatch(lambda: supervisor.monitors, clients.kafka):
             return supervisor.run(on_check=lambda: notifier.check(supervisor, signals, has_spark=engine.has_started))
     finally:
         notifier.stopping()

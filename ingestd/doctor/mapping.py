@@ -5,7 +5,9 @@ Invariant: a check of a mapping that has never run creates neither its control t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 
 from ingestd.clock import now
@@ -20,13 +22,18 @@ from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.preview import NothingToPreview, take_sample
 from ingestd.ingest.stored import PartitionOffsets, read_mapping
 from ingestd.kafka.admin import Broker
+from ingestd.kafka.hidden import Hidden, find_hidden
 from ingestd.kafka.ranges import Offsets, TopicPartition
+from ingestd.kafka.timestamps import FirstRecord, RecordTimestamps
 from ingestd.publish.warehouse import Warehouse
 
 _ANSWER_SECONDS = 5.0
 # Records that are not stored in Hive yet are reported if they are older than this part of the retention time.
 _EXPIRING = 0.8
 _FUTURE_SECONDS = 60.0
+# Producers that use transactions hide records for a moment all the time.
+_OPEN_SECONDS = 60.0
+_MOST_HIDDEN = 5
 # An owner sends a heartbeat every two seconds, and standbys take over after six.
 _STALE_SECONDS = 6.0
 # A few records may lack a field by chance. The bytes are limited, because mappings are examined at the same time.
@@ -84,6 +91,40 @@ def _group(mapping: Examined) -> Iterator[Verdict]:
         yield warning(f"{error.where}: {error.what}; the mapping works without it", error.hint)
         return
     yield ok(f"consumer group {mapping.options.consumer_group}: {found}")
+
+
+def _transactions(mapping: Examined) -> Iterator[Verdict]:
+    """Records behind an open Kafka transaction are no part of the lag, because no consumer can read them yet."""
+    broker = mapping.broker()
+    hidden = {p: one for p, one in find_hidden(broker, broker.partitions(mapping.options.topics)).items() if one.count}
+    if not hidden:
+        yield ok("no record is behind an open Kafka transaction")
+        return
+    begins = {record.partition: record.timestamp for record in _first_hidden(mapping, hidden) if record.exists}
+    for partition, one in sorted(hidden.items(), key=lambda item: begins.get(item[0], 0.0))[:_MOST_HIDDEN]:
+        age = now() - begins[partition] if partition in begins else None
+        found = f"{partition}: {counted(one.count, 'offset')} from {one.first} on, behind an open Kafka transaction"
+        found += "" if age is None else f" whose first record is {age:,.0f} s old"
+        if age is not None and age < _OPEN_SECONDS:
+            yield ok(found)
+            continue
+        tool = f"kafka-transactions.sh --bootstrap-server {mapping.options.kafka['bootstrap.servers']}"
+        place = f"--topic {partition.topic} --partition {partition.partition}"
+        yield warning(
+            found,
+            f"`{tool} describe-producers {place}` prints the id of its producer, with {one.first} as "
+            "CurrentTransactionStartOffset; this client cannot ask for it. The transaction ends after the producer's "
+            f"transaction.timeout.ms; to abort it now, run `{tool} abort {place} --start-offset {one.first}`",
+        )
+    if len(hidden) > _MOST_HIDDEN:
+        yield ok(f"{len(hidden) - _MOST_HIDDEN:,} more partitions have records behind open Kafka transactions")
+
+
+def _first_hidden(mapping: Examined, hidden: Mapping[TopicPartition, Hidden]) -> list[FirstRecord]:
+    """Return the first record of the open transaction of each partition, of those that are read in time."""
+    offsets = {partition: one.first for partition, one in hidden.items()}
+    with closing(RecordTimestamps(mapping.options.kafka, "read_uncommitted")) as client:
+        return client.read(offsets, seconds=_ANSWER_SECONDS, stop=threading.Event())
 
 
 def _retention(mapping: Examined) -> Iterator[Verdict]:
@@ -244,6 +285,7 @@ KAFKA_CHECKS: tuple[Check[Examined], ...] = (
     Check("kafka.topic", _topic),
     Check("kafka.group", _group),
     Check("kafka.clock", _record_clock),
+    Check("kafka.transactions", _transactions),
 )
 REGISTRY_CHECKS: tuple[Check[Examined], ...] = (Check("registry.schemas", _registry),)
 LEASE_CHECKS: tuple[Check[Examined], ...] = (Check("mapping.lease", _lease),)

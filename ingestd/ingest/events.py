@@ -7,6 +7,7 @@ of them, and a test compares it with this module.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import structlog
@@ -19,6 +20,8 @@ from ingestd.hive.leases import Claim
 from ingestd.hive.tables import TableName
 from ingestd.ingest.commit import CommitResult, PendingTransaction, Target
 from ingestd.ingest.rejects import Rejects
+from ingestd.kafka.hidden import Hidden
+from ingestd.kafka.ranges import TopicPartition
 
 _log: Any = structlog.get_logger("ingestd")
 # The maximum number of ranges, partitions or directories that one event lists.
@@ -210,8 +213,22 @@ def mirror_failed(mapping: str, txn: int, error: IngestdError) -> None:
 
 
 def lag_unknown(error: IngestdError) -> None:
-    """Log that timestamps of uncommitted records could not be read, so that lags in seconds are not exact."""
+    """Log that timestamps of uncommitted records, or hidden records, could not be read: the metrics are not exact."""
     _log.debug("lag_unknown", error=str(error))
+
+
+def left_hidden(mapping: str, hidden: Mapping[TopicPartition, Hidden]) -> None:
+    """Log that the mapping ends with records behind open Kafka transactions, which it could not read."""
+    count = sum(one.count for one in hidden.values())
+    from_offset = {str(partition): one.first for partition, one in islice(sorted(hidden.items()), _MAX_NAMES)}
+    _log.warning(
+        "left_hidden",
+        mapping=mapping,
+        offsets=count,
+        partition_count=len(hidden),
+        from_offset=from_offset,
+        hint="these offsets are behind open transactions of producers; run again when they have ended",
+    )
 
 
 def engine_delayed(error: IngestdError) -> None:

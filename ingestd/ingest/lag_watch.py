@@ -1,7 +1,8 @@
-"""Reads the timestamps of the oldest uncommitted records from Kafka, for the lag in seconds.
+"""Asks Kafka for what only monitoring needs: timestamps of the oldest uncommitted records, and hidden records.
 
-Invariant: no mapping waits for it. All mappings with the same Kafka properties share one consumer. A record is read
-only if its partition has lag and no stage has read it, and at most one record per partition every ten seconds.
+Invariant: no mapping waits for it. All mappings with the same Kafka properties share one consumer and one client. A
+record is read only if its partition has lag and no stage has read it, and at most one record per partition every ten
+seconds. The records behind open Kafka transactions are counted every five seconds.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from ingestd.clock import Deadline, pause
 from ingestd.errors import IngestdError
 from ingestd.ingest import events
 from ingestd.ingest.monitor import Monitor
+from ingestd.kafka.admin import QUICK_SECONDS
+from ingestd.kafka.hidden import find_hidden
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.settings import ClientKey, client_key
+from ingestd.kafka.shared import KafkaClients
 from ingestd.kafka.timestamps import FirstRecord, RecordTimestamps
 
 _ROUND_SECONDS = 2.0
@@ -28,16 +32,21 @@ _MOST_PARTITIONS = 1_000
 _REST_SECONDS = 10.0
 # The same for a partition that could not be read, for example because its topic was deleted.
 _LONG_REST_SECONDS = 30.0
+# How often the records behind open transactions are counted.
+_HIDDEN_SECONDS = 5.0
 
 
 class LagWatch:
-    """Reads timestamps for the mappings of one daemon in a thread of its own, inside a `with` block.
+    """Informs the monitors of the mappings of one daemon in a thread of its own, inside a `with` block.
 
-    `monitors` returns the current mappings by name and is called before each round.
+    `monitors` returns the current mappings by name and is called before each round. `kafka` contains the clients of the
+    daemon.
     """
 
-    def __init__(self, monitors: Callable[[], Mapping[str, Monitor]]) -> None:
+    def __init__(self, monitors: Callable[[], Mapping[str, Monitor]], kafka: KafkaClients) -> None:
         self._monitors = monitors
+        self._kafka = kafka
+        self._hidden_due = Deadline.after(0.0)
         self._clients: dict[ClientKey, RecordTimestamps] = {}
         self._resting: dict[tuple[ClientKey, TopicPartition], Deadline] = {}
         self._stop = threading.Event()
@@ -57,8 +66,13 @@ class LagWatch:
             monitors: dict[ClientKey, list[Monitor]] = {}
             for monitor in self._monitors().values():
                 monitors.setdefault(client_key(monitor.kafka), []).append(monitor)
+            is_due = self._hidden_due.passed
+            if is_due:
+                self._hidden_due = Deadline.after(_HIDDEN_SECONDS)
             for settings, sharing in monitors.items():
                 self._update(settings, sharing)
+                if is_due:
+                    self._count_hidden(settings, sharing)
             for settings in self._clients.keys() - monitors.keys():
                 self._clients.pop(settings).close()
         for client in self._clients.values():
@@ -76,6 +90,20 @@ class LagWatch:
         records = self._read(settings, wanted) if wanted else []
         for monitor, positions in zip(monitors, unread, strict=True):
             monitor.learned(record for record in records if positions.get(record.partition) == record.offset)
+
+    def _count_hidden(self, settings: ClientKey, monitors: list[Monitor]) -> None:
+        """Count the records behind open transactions, for mappings with the same properties."""
+        known = [monitor.known_partitions() for monitor in monitors]
+        wanted = {partition for partitions in known for partition in partitions}
+        if not wanted:
+            return
+        try:
+            hidden = find_hidden(self._kafka.broker(dict(settings)), wanted, QUICK_SECONDS)
+        except IngestdError as error:
+            events.lag_unknown(error)
+            return
+        for monitor, partitions in zip(monitors, known, strict=True):
+            monitor.measured({p: hidden[p] for p in partitions if p in hidden})
 
     def _read(self, settings: ClientKey, wanted: dict[TopicPartition, int]) -> list[FirstRecord]:
         try:

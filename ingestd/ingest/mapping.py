@@ -38,6 +38,7 @@ from ingestd.ingest.services import Handles, Services
 from ingestd.ingest.stage_jobs import StageJobs
 from ingestd.ingest.target import partitioning_of
 from ingestd.ingest.workers import Worker
+from ingestd.kafka.hidden import Hidden, find_hidden
 from ingestd.kafka.ranges import Offsets, TopicPartition
 from ingestd.kafka.shared import KafkaClients
 from ingestd.kafka.watch import View
@@ -100,6 +101,7 @@ class MappingLoop:
         self._recovery = Recovery(self._services)
         self._drain = drain
         self._until: Offsets | None = None
+        self._left: Mapping[TopicPartition, Hidden] = {}
         self._backoff = retry.Backoff()
         self._patience = retry.Patience(options.refusals.retries, options.refusals.period)
         self._failed_stages = 0
@@ -160,7 +162,7 @@ class MappingLoop:
         try:
             with self._tolerating_a_swap(), self._watching_tables(), self._planner.watching():
                 if self._drain and self._until is None:
-                    self._until = await self._worker.call(self._planner.ends)
+                    self._until = await self._worker.call(self._find_goal)
                 await self._work(ledger)
         except (WorkerLost, JobTimeout) as error:
             await self._count_failed_stage(error)
@@ -195,6 +197,13 @@ class MappingLoop:
                 return True
             await self._worker.wait(seconds, self._stop.is_set)
         return False
+
+    def _find_goal(self) -> Offsets:
+        """Return the last stable offsets, where a drain ends, and note the records behind open Kafka transactions."""
+        goal = self._planner.ends()
+        found = find_hidden(self._services.broker, goal)
+        self._left = {partition: hidden for partition, hidden in found.items() if hidden.count}
+        return goal
 
     def _recover(self) -> Ledger:
         """Recover the mapping, which this daemon owns."""
@@ -254,6 +263,8 @@ class MappingLoop:
                 raise self._services.refused.learn(error, partitioning) from error
             if is_done:
                 if goal is None:
+                    if self._left:
+                        self._reporter.left_hidden(self._left)
                     return
                 self._requests.reached()
 

@@ -20,6 +20,7 @@ from ingestd.errors import IngestdError, OwnershipLost
 from ingestd.ingest.durations import Durations, StepDurations
 from ingestd.ingest.oldest import OldestRecords
 from ingestd.ingest.options import MappingOptions
+from ingestd.kafka.hidden import Hidden
 from ingestd.kafka.ranges import Offsets, TopicPartition
 from ingestd.kafka.timestamps import FirstRecord
 
@@ -125,6 +126,19 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class HiddenRecords:
+    """`count` offsets of a partition, from `offset` on, that an open Kafka transaction hides (`kafka/hidden.py`).
+
+    `since` is the Unix time when this was first seen, and `at` when it was last seen.
+    """
+
+    offset: int
+    count: int
+    since: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """What is known about a mapping at one moment.
 
@@ -133,7 +147,8 @@ class Snapshot:
     `position` contains the committed next offsets, and `ends` the last stable offsets when Kafka last answered, at
     `polled_at`. A standby knows neither, so they are empty, and `polled_at` is None.
     `oldest` is the Kafka timestamp, in seconds since 1970, of the oldest record that is not committed; None if there is
-    none or if it is not known yet. `metastore_at` is the Unix time of the last answer of the metastore.
+    none or if it is not known yet. `hidden` contains the partitions with hidden records; None if that is not known.
+    `metastore_at` is the Unix time of the last answer of the metastore.
     `open_transactions` counts the transactions that are opened and not yet committed.
     Only the owner knows `pacing` and, after the first survey of the table, `compaction`.
     """
@@ -151,6 +166,7 @@ class Snapshot:
     polled_at: float | None = None
     metastore_at: float | None = None
     oldest: float | None = None
+    hidden: Mapping[TopicPartition, HiddenRecords] | None = None
     open_transactions: int = 0
     totals: Totals = field(default_factory=Totals)
     commits: tuple[CommitRecord, ...] = ()
@@ -174,6 +190,21 @@ class Snapshot:
         if self.lag == 0:
             return 0.0
         return None if self.lag is None or self.oldest is None else max(0.0, now() - self.oldest)
+
+    @property
+    def hidden_offsets(self) -> int | None:
+        """The number of offsets behind open Kafka transactions, which are not part of the lag; None if unknown."""
+        return None if self.hidden is None else sum(one.count for one in self.hidden.values())
+
+    @property
+    def hidden_since(self) -> float | None:
+        """The Unix time since when the same transaction has hidden records; None if there is none, or if unknown."""
+        return min((one.since for one in self.hidden.values()), default=None) if self.hidden else None
+
+    @property
+    def hidden_seconds(self) -> float | None:
+        """How long the same transaction had hidden records when that was last seen; 0 without one, None if unknown."""
+        return None if self.hidden is None else max((one.at - one.since for one in self.hidden.values()), default=0.0)
 
 
 class Monitor:
@@ -293,6 +324,24 @@ class Monitor:
         with self._lock:
             self._oldest.learn(records)
 
+    def known_partitions(self) -> tuple[TopicPartition, ...]:
+        """Return the partitions whose ends are known, unless the mapping has been stopped."""
+        with self._lock:
+            return () if self._now.state == "stopped" else tuple(self._now.ends)
+
+    def measured(self, hidden: Mapping[TopicPartition, Hidden], at: float | None = None) -> None:
+        """Note the hidden offsets of partitions at the Unix time `at`, now by default. Those of others remain."""
+        at = now() if at is None else at
+        with self._lock:
+            known = dict(self._now.hidden or {})
+            for partition, found in hidden.items():
+                before = known.pop(partition, None)
+                if found.count and partition in self._now.ends:
+                    since = before.since if before is not None and before.offset == found.first else at
+                    known[partition] = HiddenRecords(found.first, found.count, since, at)
+            if self._now.ends:
+                self._now = replace(self._now, hidden=known)
+
     def unread(self) -> dict[TopicPartition, int]:
         """Return the position of the partitions with lag whose first record is not known."""
         with self._lock:
@@ -348,7 +397,9 @@ class Monitor:
     def _forget(self) -> None:
         """Forget what only the owner knows: another daemon moves the position now, or other options apply."""
         self._oldest = OldestRecords()
-        self._now = replace(self._now, position={}, ends={}, polled_at=None, open_transactions=0, compaction=None)
+        self._now = replace(
+            self._now, position={}, ends={}, polled_at=None, hidden=None, open_transactions=0, compaction=None
+        )
 
     def _move(self, position: Offsets) -> None:
         self._oldest.moved(self._now.position, position)

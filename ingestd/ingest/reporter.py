@@ -6,7 +6,7 @@ as aborted, even if the answer to its commit was lost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ingestd.clock import now
 from ingestd.compaction.pacing import Pacing
@@ -19,6 +19,8 @@ from ingestd.ingest.monitor import MAX_NAMES, CommitRecord, Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.state import MappingState
 from ingestd.ingest.steps import Observe
+from ingestd.kafka.hidden import Hidden
+from ingestd.kafka.ranges import TopicPartition
 
 
 class Reporter:
@@ -147,6 +149,10 @@ class Reporter:
     def left_open(self, error: IngestdError) -> None:
         """Report that the metastore was unavailable at shutdown, so that a lock or transactions remain."""
         events.left_open(self._name, sorted(self._open), error)
+
+    def left_hidden(self, hidden: Mapping[TopicPartition, Hidden]) -> None:
+        """Report that the mapping has caught up, and could not read the records behind open Kafka transactions."""
+        events.left_hidden(self._name, hidden)
 
     def stopped(self) -> None:
         """Report that the mapping was stopped or has caught up."""

@@ -18,6 +18,7 @@ from ingestd.hive.tables import TableName
 from ingestd.ingest.claims import last_heartbeat
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.state import MappingState
+from ingestd.kafka.hidden import find_hidden
 from ingestd.kafka.ranges import Offsets, TopicIdentity, TopicPartition
 from ingestd.kafka.shared import KafkaClients
 from ingestd.keys import Setting
@@ -32,13 +33,15 @@ _ANSWER_SECONDS = 10.0
 class PartitionOffsets:
     """The offsets of one partition: the first that Kafka has, the last stable offset, and the committed position.
 
-    `committed` is None if no transaction has stored a position for the partition.
+    `committed` is None if no transaction has stored a position for the partition. `hidden` is the number of offsets
+    after the last stable one, which an open Kafka transaction hides.
     """
 
     partition: TopicPartition
     earliest: int
     end: int
     committed: int | None
+    hidden: int = 0
 
     @property
     def lag(self) -> int:
@@ -129,9 +132,10 @@ def _read(metastore: Metastore, kafka: KafkaClients, options: MappingOptions) ->
             topics = broker.topics(options.topics)
         partitions = [partition for topic in topics.values() for partition in topic.partitions]
         earliest, ends = broker.earliest(partitions), broker.ends(partitions)
+        hidden = {partition: found.count for partition, found in find_hidden(broker, partitions).items()}
     except IngestdError as error:
         return StoredMapping(options, state, owner, heartbeat, problem=error)
     committed = state.position.offsets if state else {}
-    offsets = tuple(PartitionOffsets(p, earliest[p], ends[p], committed.get(p)) for p in partitions)
+    offsets = tuple(PartitionOffsets(p, earliest[p], ends[p], committed.get(p), hidden.get(p, 0)) for p in partitions)
     identities = {name: topic.identity for name, topic in topics.items()}
     return StoredMapping(options, state, owner, heartbeat, identities, offsets)

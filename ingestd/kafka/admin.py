@@ -244,7 +244,18 @@ class Broker:
         self, partitions: Iterable[TopicPartition], seconds: float | None = None
     ) -> dict[TopicPartition, EpochOffset | IngestdError]:
         """Return the end of each partition or the error that `ends` would raise, with a time limit of `seconds`."""
-        answers = self._list_offsets(partitions, OffsetSpec.latest(), seconds)
+        return self._find_latest(partitions, IsolationLevel.READ_COMMITTED, seconds)
+
+    def find_high_watermarks(
+        self, partitions: Iterable[TopicPartition], seconds: float | None = None
+    ) -> dict[TopicPartition, EpochOffset | IngestdError]:
+        """Return the same as `find_ends`, but the ends for consumers that also read records of open transactions."""
+        return self._find_latest(partitions, IsolationLevel.READ_UNCOMMITTED, seconds)
+
+    def _find_latest(
+        self, partitions: Iterable[TopicPartition], isolation: IsolationLevel, seconds: float | None
+    ) -> dict[TopicPartition, EpochOffset | IngestdError]:
+        answers = self._list_offsets(partitions, OffsetSpec.latest(), seconds, isolation)
         return {
             key: answer if isinstance(answer, IngestdError) else EpochOffset(int(answer.offset), answer.leader_epoch)
             for key, answer in answers
@@ -254,7 +265,11 @@ class Broker:
         return {key: int(checked(answer).offset) for key, answer in self._list_offsets(partitions, spec)}
 
     def _list_offsets(
-        self, partitions: Iterable[TopicPartition], spec: Any, seconds: float | None = None
+        self,
+        partitions: Iterable[TopicPartition],
+        spec: Any,
+        seconds: float | None = None,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> Iterator[tuple[TopicPartition, Any]]:
         """Yield each partition with its answer or its IngestdError."""
         requested = {_TopicPartition(p.topic, p.partition): spec for p in partitions}
@@ -263,7 +278,7 @@ class Broker:
         admin = self._admin
         answers: Mapping[_TopicPartition, Future[Any]] = admin.list_offsets(
             requested,
-            isolation_level=IsolationLevel.READ_COMMITTED,
+            isolation_level=isolation,
             request_timeout=self.timeout_seconds if seconds is None else seconds,
         )
         has_answered = False

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as _TopicPartition
@@ -46,15 +46,21 @@ class FirstRecord:
 class RecordTimestamps:
     """A consumer that reads timestamps. Only one thread may use it. Raises ConfigError if librdkafka rejects a setting.
 
-    `settings` are the librdkafka properties of a mapping.
+    `settings` are the librdkafka properties of a mapping. With the isolation level `read_uncommitted`, records of open
+    and aborted Kafka transactions are read as well.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._consumer = create_client(Consumer, reader_settings(settings) | _SMALL_FETCHES)
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
+    ) -> None:
+        ours = {**_SMALL_FETCHES, "isolation.level": isolation}
+        self._consumer = create_client(Consumer, reader_settings(settings) | ours)
         self._where = f"broker {settings['bootstrap.servers']}"
 
     def read(self, offsets: Offsets, *, seconds: float, stop: threading.Event) -> list[FirstRecord]:
-        """Return the first committed record at or after the offset of each partition.
+        """Return the first record of the isolation level at or after the offset of each partition.
 
         A partition is missing in the result if it was not read within `seconds` or before `stop` was set, if Kafka no
         longer has its offset, or if its record has no timestamp. Raises the errors of `translate_error`.

@@ -22,6 +22,8 @@ from ingestd.daemon.http.live import MAX_STREAMS
 from ingestd.daemon.http.server import AddressInUse, HttpServer, open_server
 from ingestd.errors import ConfigError, MetastoreUnavailable, RecordError
 from ingestd.ingest.control import Request
+from ingestd.kafka.hidden import Hidden
+from ingestd.kafka.ranges import TopicPartition
 from ingestd.replication.execution import PolicyDefect
 from tests.support.http import LOOPBACK, Client, StaticFleet, commit, server_threads, serving
 from tests.support.policies import status as policy_status
@@ -118,8 +120,20 @@ def test_status_then_contains_totals_lag_and_every_mapping(client: Client, fleet
         "clicks", "is not a number", "fix it",
     )  # fmt: skip
     assert orders["partitions"] == [
-        {"topic": "orders", "partition": 0, "position": 1000, "end": 1050, "lag_offsets": 50}
+        {
+            "topic": "orders",
+            "partition": 0,
+            "position": 1000,
+            "end": 1050,
+            "lag_offsets": 50,
+            "hidden_offsets": None,
+        }
     ]
+    assert (orders["hidden_offsets"], orders["hidden_seconds"], orders["hidden_since_unix"]) == (None, None, None)
+    fleet.monitors["orders"].measured({TopicPartition("orders", 0): Hidden(1050, 1057)}, 1_790_000_000.0)
+    orders = client.get("/status").json["mappings"][1]
+    assert (orders["hidden_offsets"], orders["hidden_seconds"], orders["hidden_since_unix"]) == (7, 0.0, 1_790_000_000)
+    assert orders["partitions"][0]["hidden_offsets"] == 7
     assert orders["last_commit"]["steps_ms"]["staged"] == 340
     assert "commits" not in orders
     fleet.monitors["orders"].entered("standby", owner="there:1")

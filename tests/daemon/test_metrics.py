@@ -23,6 +23,7 @@ from ingestd.hive.tables import TableName
 from ingestd.ingest.monitor import CommitRecord, Counted, Monitor, State
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.steps import STEPS
+from ingestd.kafka.hidden import Hidden
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.timestamps import FirstRecord
 from ingestd.replication.policy_status import State as PolicyState
@@ -59,6 +60,8 @@ def _busy() -> Monitor:
     monitor.committed(_commit(**dict.fromkeys(STEPS[1:], 20)), {PARTITION: 100})
     monitor.polled({PARTITION: 100}, {PARTITION: 130})
     monitor.learned([FirstRecord(PARTITION, 100, now() - 60)])
+    monitor.measured({PARTITION: Hidden(130, 140)}, 1_790_000_000.0)
+    monitor.measured({PARTITION: Hidden(130, 177)}, 1_790_000_090.0)
     return monitor
 
 
@@ -150,6 +153,8 @@ def test_metrics_when_a_mapping_has_reported_then_are_its_values() -> None:
         "ingestd_compactions_finished_total": 6,
         "ingestd_compactions_failed_total": 7,
         "ingestd_lag_offsets": 30,
+        "ingestd_hidden_offsets": 47,
+        "ingestd_hidden_seconds": 90,
     }
     assert {name: _values(found[name]) for name in expected} == {name: [value] for name, value in expected.items()}
     rejects = {s.labels["action"]: s.value for s in found["ingestd_rejects_total"].samples}
@@ -175,12 +180,21 @@ def test_metrics_when_a_mapping_is_standby_or_has_not_polled_then_what_only_the_
     standby, starting = _monitor("a"), _monitor("b")
     standby.polled({PARTITION: 1}, {PARTITION: 5})
     standby.learned([FirstRecord(PARTITION, 1, now() - 3600)])
+    standby.measured({PARTITION: Hidden(5, 9)})
     standby.opened(2)
     standby.paced(Pacing(60.0))
     standby.entered("standby", owner="daemon 2")
     standby.compacted(CompactionStatus())
     found = _families(Metrics(), [standby, starting])
-    for name in ("lag_offsets", "lag_seconds", "since_last_commit_seconds", "pacing_factor", "compaction_working"):
+    for name in (
+        "lag_offsets",
+        "lag_seconds",
+        "hidden_offsets",
+        "hidden_seconds",
+        "since_last_commit_seconds",
+        "pacing_factor",
+        "compaction_working",
+    ):
         assert not _values(found[f"ingestd_{name}"])
     assert _values(found["ingestd_open_transactions"]) == [0, 0]
     assert {s.labels["mapping"] for s in found["ingestd_commits_total"].samples} == {"a", "b"}

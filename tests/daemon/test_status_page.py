@@ -16,6 +16,8 @@ from ingestd.config.http import Address
 from ingestd.daemon.http.history import History
 from ingestd.daemon.http.live import MAX_STREAMS
 from ingestd.errors import MetastoreUnavailable, RecordError
+from ingestd.kafka.hidden import Hidden
+from ingestd.kafka.ranges import TopicPartition
 from ingestd.replication.policy_status import State
 from tests.support.browser import Browser, browser
 from tests.support.http import StaticFleet, commit, serving
@@ -236,6 +238,22 @@ def test_charts_when_a_span_is_chosen_then_show_it_or_as_much_of_it_as_there_is(
     page.wait("the charts", lambda: page.all(".chart path.line"))
     page.show(360, 800)
     page.wait("an axis that fits", lambda: _axis(page) in (["−1 h", "−30 min", "now"], ["−1 h", "now"]))
+
+
+def test_pages_when_an_open_transaction_hides_records_then_show_how_many_and_for_how_long(
+    page: Browser, url: str, fleet: StaticFleet
+) -> None:
+    partition = TopicPartition("clicks", 0)
+    fleet.monitors["clicks"].measured({partition: Hidden(790, 797)}, now() - 1)
+    page.open(url)
+    page.wait("five rows", lambda: len(page.all(_ROW)) == 5)
+    assert "Kafka transaction" not in _row(page, "clicks")  # a transaction of a second is nothing special
+    fleet.monitors["clicks"].measured({partition: Hidden(791, 1198)}, now() - 125)
+    page.wait("the row", lambda: "407 offsets, not part of the lag, behind a Kafka transaction" in _row(page, "clicks"))
+    page.open(f"{url}#/mappings/clicks")
+    page.wait("the partitions", lambda: any("Hidden" in text for text in page.texts(".two section")))
+    assert page.texts(".two section")[0].replace("\t", " ").splitlines()[-1].endswith(" 407")
+    assert "has been open for 2 min" in page.text(".pace")
 
 
 @pytest.mark.parametrize(

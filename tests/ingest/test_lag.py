@@ -10,6 +10,7 @@ from ingestd.ingest.lag_watch import LagWatch
 from ingestd.ingest.monitor import Monitor
 from ingestd.ingest.oldest import OldestRecords
 from ingestd.kafka.ranges import TopicPartition
+from ingestd.kafka.shared import KafkaClients
 from ingestd.kafka.timestamps import FirstRecord
 from tests.support.daemon import Hold
 from tests.support.stack import Stack, eventually
@@ -94,7 +95,7 @@ def test_lag_when_a_transaction_is_held_then_is_the_age_of_its_first_record_and_
     hold.wait()
     monitor = daemon.supervisor.monitors[stack.name]
     eventually("the first record", lambda: monitor.snapshot().totals.rows == 1)
-    with LagWatch(lambda: daemon.supervisor.monitors):
+    with LagWatch(lambda: daemon.supervisor.monitors, KafkaClients()):
         assert _lag_seconds(monitor) == pytest.approx(4_000, abs=60)
     hold.release()
     eventually("the second record", lambda: monitor.snapshot().totals.rows == 2)
@@ -109,7 +110,7 @@ def test_lag_when_a_record_has_stopped_the_mapping_then_is_the_age_of_this_recor
     _produce(stack, b'{"id": 1}', 5_000)
     _produce(stack, b"{broken", 4_000)
     daemon = stack.start(stack.config({"commit": {"rows": 1}}))
-    with LagWatch(lambda: daemon.supervisor.monitors):
+    with LagWatch(lambda: daemon.supervisor.monitors, KafkaClients()):
         [failed] = eventually("the failure", lambda: daemon.events("failed"))
         assert daemon.wait() == 65
         assert failed["txn"] > daemon.events("committed")[-1]["txn"]

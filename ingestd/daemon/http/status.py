@@ -22,6 +22,7 @@ from ingestd.daemon.http.fleet import Fleet
 from ingestd.daemon.http.history import History
 from ingestd.daemon.http.policies import policy_entry
 from ingestd.ingest.monitor import CommitRecord, Problem, Snapshot, State, Totals
+from ingestd.kafka.ranges import TopicPartition
 
 VERSION = 1
 Json = dict[str, Any]
@@ -63,6 +64,7 @@ def mapping_status(seen: Snapshot, records_per_second: float) -> Json:
     return {
         **mapping_summary(seen, records_per_second),
         "lag_seconds": None if seen.lag_seconds is None else round(seen.lag_seconds, 1),
+        "hidden_seconds": None if seen.hidden_seconds is None else round(seen.hidden_seconds, 1),
         "polled_unix": _moment(seen.polled_at),
         "metastore_unix": _moment(seen.metastore_at),
         "partitions": [
@@ -72,6 +74,7 @@ def mapping_status(seen: Snapshot, records_per_second: float) -> Json:
                 "position": seen.position.get(partition),
                 "end": seen.ends.get(partition),
                 "lag_offsets": _lag(seen, partition),
+                "hidden_offsets": _hidden(seen, partition),
             }
             for partition in sorted({*seen.position, *seen.ends})
         ],
@@ -91,6 +94,8 @@ def mapping_summary(seen: Snapshot, records_per_second: float) -> Json:
         "problem": None if seen.problem is None else _problem(seen.problem),
         "lag_offsets": seen.lag,
         "oldest_record_unix": _moment(seen.oldest),
+        "hidden_offsets": seen.hidden_offsets,
+        "hidden_since_unix": _moment(seen.hidden_since),
         "records_per_second": round(records_per_second, 1),
         "open_transactions": seen.open_transactions,
         "totals": _totals(seen.totals),
@@ -192,10 +197,16 @@ def _sum(parts: Iterable[Totals]) -> Json:
     return _totals(Totals(**total, retries=dict(retries)))
 
 
-def _lag(seen: Snapshot, partition: Any) -> int | None:
+def _lag(seen: Snapshot, partition: TopicPartition) -> int | None:
     if partition not in seen.ends or partition not in seen.position:
         return None
     return max(0, seen.ends[partition] - seen.position[partition])
+
+
+def _hidden(seen: Snapshot, partition: TopicPartition) -> int | None:
+    if seen.hidden is None:
+        return None
+    return seen.hidden[partition].count if partition in seen.hidden else 0
 
 
 def _moment(at: float | None) -> float | None:

@@ -1,9 +1,13 @@
 // The connection to the daemon: the last known state of all mappings and policies, kept up to date by /events.
 
+import { duration, plural } from "./format.js";
+
 const RETRY_MS = 2000;
 // The daemon sends something every five seconds.
 const SILENT_MS = 12000;
 const ANSWER_MS = 3000;
+// Producers that use transactions hide records for a moment all the time.
+const HIDDEN_SECONDS = 60;
 
 /**
  * Follows the daemon. `onChange(names, removed)` is called after every event with the mappings that changed, or with
@@ -106,6 +110,12 @@ export class Live {
 export function lagSeconds(mapping, now) {
   if (mapping.lag_offsets === 0) return 0;
   return mapping.lag_offsets === null || mapping.oldest_record_unix === null ? null : Math.max(0, now - mapping.oldest_record_unix);
+}
+
+/** Say how many records an open Kafka transaction has hidden for a minute or more; "" if there is none. */
+export function hiddenText(mapping, now) {
+  const seconds = mapping.hidden_offsets ? Math.floor(now - mapping.hidden_since_unix) : 0;
+  return seconds < HIDDEN_SECONDS ? "" : `${plural(mapping.hidden_offsets, "offset")}, not part of the lag, behind a Kafka transaction that has been open for ${duration(seconds)}.`;
 }
 
 /** Return a document of the server. Throws if it does not answer with 200 in time. */

@@ -3,7 +3,7 @@
 import { DURATIONS, LineChart, stepBar, stepLegend } from "./charts.js";
 import { h, named, setAttribute, setText } from "./dom.js";
 import { ago, count, dateTime, duration, magnitude, milliseconds, plural, rate, size, time } from "./format.js";
-import { lagSeconds, load } from "./live.js";
+import { hiddenText, lagSeconds, load } from "./live.js";
 import { badge, setBadge } from "./states.js";
 
 const HISTORY_MS = 10000;
@@ -73,7 +73,7 @@ export class MappingPage {
       setText(this.figures.get(key).value, value);
       setText(this.figures.get(key).note, note);
     }
-    setText(this.pace, [pace(mapping.pacing), compaction(mapping.compaction)].filter(Boolean).join(" "));
+    setText(this.pace, [hiddenText(mapping, now), pace(mapping.pacing), compaction(mapping.compaction)].filter(Boolean).join(" "));
     this.pace.hidden = !this.pace.textContent;
     setText(this.since, ` for ${duration(Math.max(0, Math.floor(now - mapping.state_since_unix)))}`);
     if (mapping.problem) this.#showRetry(mapping.problem, now);
@@ -267,6 +267,7 @@ export class MappingPage {
       this.kafka.replaceChildren(h("p", { class: "empty" }, "Not known yet."));
       return;
     }
+    const isHidden = partitions.some((part) => part.hidden_offsets);
     const rows = partitions.slice(0, SOME_PARTITIONS).map((part) => h(
       "tr",
       {},
@@ -274,8 +275,9 @@ export class MappingPage {
       cell("Position", count(part.position), true),
       cell("End", count(part.end), true),
       cell("Lag", count(part.lag_offsets), true),
+      ...(isHidden ? [cell("Hidden", count(part.hidden_offsets), true)] : []),
     ));
-    const heads = [["Partition"], ["Position", true], ["End", true], ["Lag", true]];
+    const heads = [["Partition"], ["Position", true], ["End", true], ["Lag", true], ...(isHidden ? [["Hidden", true]] : [])];
     const rest = partitions.length - rows.length;
     this.kafka.replaceChildren(table("Kafka partitions", heads, rows), ...(rest ? [h("p", { class: "note" }, `and ${count(rest)} more in ${this.path}`)] : []));
   }

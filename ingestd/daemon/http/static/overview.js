@@ -2,7 +2,7 @@
 
 import { h, named, setAttribute, setText } from "./dom.js";
 import { ago, count, duration, magnitude, plural, rate } from "./format.js";
-import { lagSeconds } from "./live.js";
+import { hiddenText, lagSeconds } from "./live.js";
 import { Policies } from "./policies.js";
 import { STATES, badge, setBadge, urgency } from "./states.js";
 
@@ -232,10 +232,12 @@ class Row {
     this.error = h("span", { class: "error" });
     this.hint = h("span", { class: "hint" });
     this.problem = h("p", { class: "problem", hidden: true }, this.error, this.hint);
+    this.open = h("span", { class: "error" });
+    this.behindOpen = h("p", { class: "problem", hidden: true }, this.open);
     this.node = named(h(
       "tr",
       {},
-      h("th", { scope: "row" }, this.link, this.path, this.problem),
+      h("th", { scope: "row" }, this.link, this.path, this.problem, this.behindOpen),
       h("td", { class: "state", "data-title": "State" }, this.badge),
       this.lag, this.behind, this.rate, this.commit,
     ));
@@ -265,6 +267,8 @@ class Row {
   tick(now) {
     const { mapping } = this;
     setText(this.behind, duration(lagSeconds(mapping, now)));
+    setText(this.open, hiddenText(mapping, now));
+    this.behindOpen.hidden = !this.open.textContent;
     setText(this.commit, ago(mapping.last_commit?.committed_unix, now));
   }
 
