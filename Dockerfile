@@ -52,6 +52,7 @@ WORKDIR /tmp
 EXPOSE 8080
 HEALTHCHECK --interval=30s --timeout=10s --start-period=120s \
     CMD ["python3", "-c", "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8080/livez', timeout=5)"]
-# tini passes a signal to the daemon only. Spark's processes must not receive the first SIGTERM.
-ENTRYPOINT ["tini", "--", "ingestd"]
+# tini passes a signal to the daemon only. Spark's processes must not receive the first SIGTERM. Hive's cleaner removes
+# deltas of ingestd, so the group of the warehouse must be able to write them.
+ENTRYPOINT ["tini", "--", "sh", "-c", "umask 0002 && exec ingestd \"$@\"", "ingestd"]
 CMD ["run", "--config", "/etc/ingestd/ingestd.yaml"]
