@@ -6,12 +6,13 @@ retries do not end. After refusals, that is answers that say no, they end when `
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeGuard, TypeVar
+from typing import TypeVar
 
 import tenacity
 
@@ -19,6 +20,7 @@ from ingestd.clock import Deadline
 from ingestd.errors import IngestdError
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 # Refusals that are further apart belong to different causes. A transaction takes less time.
 _APART_SECONDS = 3600.0
@@ -80,6 +82,10 @@ class Patience:
         return self._first * 2.0 ** (self._refusals - 1) * random.uniform(1.0, 1.25)
 
 
+def _log_wait(error: IngestdError, seconds: float) -> None:
+    _log.warning("the next attempt is in %.1f s: %s", seconds, error)
+
+
 async def call(
     function: Callable[[], Awaitable[T]],
     *,
@@ -95,15 +101,10 @@ async def call(
     set. Raises an error that is not retriable immediately, a refusal if `patience` has ended, and the last error once
     `stop` is set.
     """
-    waits, limit = backoff or Backoff(), patience or Patience()
-
-    def wait(state: tenacity.RetryCallState) -> float:
-        error = state.outcome.exception() if state.outcome else None
-        return max(waits.seconds(error), limit.seconds(error))
-
+    waits = _Waits(backoff or Backoff(), patience or Patience())
     retrying = tenacity.AsyncRetrying(
-        retry=tenacity.retry_if_exception(lambda error: _is_retriable(error) and limit.allows(error)),
-        wait=wait,
+        retry=tenacity.retry_if_exception(waits.allow),
+        wait=waits.seconds,
         stop=tenacity.stop_when_event_set(stop),
         sleep=sleep,
         before_sleep=partial(_before_sleep, on_wait),
@@ -112,8 +113,46 @@ async def call(
     return await retrying(function)
 
 
-def _is_retriable(error: BaseException) -> TypeGuard[IngestdError]:
-    return isinstance(error, IngestdError) and error.is_retriable
+def retry(
+    function: Callable[[], T],
+    *,
+    limit_seconds: float | None = None,
+    stop: threading.Event | None = None,
+    on_wait: Callable[[IngestdError, float], None] = _log_wait,
+    backoff: Backoff | None = None,
+    patience: Patience | None = None,
+) -> T:
+    """Do the same as `call` in a program without an event loop, in the thread of the caller.
+
+    No attempt begins later than `limit_seconds` after the first one; the last error is then raised, as when `stop` is
+    set. None means no limit. Each wait is logged by default.
+    """
+    until = tenacity.stop_never if limit_seconds is None else tenacity.stop_before_delay(limit_seconds)
+    stop = stop or threading.Event()
+    waits = _Waits(backoff or Backoff(), patience or Patience())
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(waits.allow),
+        wait=waits.seconds,
+        stop=tenacity.stop_any(until, tenacity.stop_when_event_set(stop)),
+        sleep=tenacity.sleep_using_event(stop),
+        before_sleep=partial(_before_sleep, on_wait),
+        reraise=True,
+    )
+    return retrying(function)
+
+
+class _Waits:
+    """Whether and when tenacity repeats a call."""
+
+    def __init__(self, backoff: Backoff, patience: Patience) -> None:
+        self._backoff, self._patience = backoff, patience
+
+    def allow(self, error: BaseException) -> bool:
+        return isinstance(error, IngestdError) and error.is_retriable and self._patience.allows(error)
+
+    def seconds(self, state: tenacity.RetryCallState) -> float:
+        error = state.outcome.exception() if state.outcome else None
+        return max(self._backoff.seconds(error), self._patience.seconds(error))
 
 
 def _before_sleep(on_wait: Callable[[IngestdError, float], None], state: tenacity.RetryCallState) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import pickle
 import pkgutil
 import re
@@ -14,7 +15,7 @@ from typing import TypeVar
 import pytest
 
 import ingestd
-from ingestd import errors, retry
+from ingestd import errors, retry, streaming
 from ingestd.daemon.log import shortened
 from ingestd.errors import ConfigError, IngestdError, LoginFailed, MetastoreUnavailable, TableChanged
 from ingestd.streaming import StreamingException
@@ -202,6 +203,48 @@ def test_call_when_the_error_is_foreign_then_it_is_raised_immediately() -> None:
     with pytest.raises(KeyError):
         _call(fail)
     assert len(attempts) == 1
+
+
+def test_retry_when_a_program_fails_then_it_is_repeated_by_the_class_of_the_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failures: list[Exception] = [streaming.ConnectionError("no answer"), streaming.TransactionError("aborted")]
+
+    def store() -> str:
+        if failures:
+            raise failures.pop(0)
+        return "stored"
+
+    backoff = retry.Backoff(first_seconds=0.001)
+    with caplog.at_level(logging.WARNING, "ingestd.retry"):
+        assert streaming.retry(store, backoff=backoff) == "stored"
+    assert [record.getMessage().partition("s: ")[2] for record in caplog.records] == ["no answer", "aborted"]
+    for kind in (streaming.CommitOutcomeUnknown, streaming.SerializationError, streaming.InvalidTable):
+        failures[:] = [kind("no"), streaming.ConnectionError("no answer")]
+        with pytest.raises(kind):
+            streaming.retry(store, backoff=backoff)
+    failures[:] = [KeyError()]
+    with pytest.raises(KeyError):
+        streaming.retry(store, backoff=backoff)
+
+
+def test_retry_when_its_limit_has_passed_or_stop_is_set_then_the_last_error_is_raised() -> None:
+    stop, waits = threading.Event(), []
+
+    def fail() -> None:
+        raise MetastoreUnavailable("no answer")
+
+    def note(error: IngestdError, _seconds: float) -> None:
+        waits.append(error.what)
+        if len(waits) > 2:
+            stop.set()
+
+    with pytest.raises(MetastoreUnavailable):
+        streaming.retry(fail, limit_seconds=0.0, on_wait=note)
+    assert not waits
+    with pytest.raises(MetastoreUnavailable):
+        streaming.retry(fail, stop=stop, on_wait=note, backoff=retry.Backoff(first_seconds=0.001))
+    assert waits == ["no answer"] * 3
 
 
 def test_error_when_it_crosses_a_process_boundary_then_all_parts_survive() -> None:

@@ -1,6 +1,7 @@
 """Hive Streaming (V2) for Python programs, without Kafka or Spark. `ingestd.streaming.v1` contains the V1 API."""
 
 from ingestd.hive.partitions import PartitionInfo
+from ingestd.retry import retry
 from ingestd.streaming.arrow import ArrowWriter
 from ingestd.streaming.batch import TxnState
 from ingestd.streaming.connection import HiveStreamingConnection
@@ -43,4 +44,5 @@ __all__ = [
     "TableChanged",
     "TransactionError",
     "TxnState",
+    "retry",
 ]
