@@ -176,8 +176,8 @@ class Security:
         Hive stores a client's credentials elsewhere (ticket cache, credential store), so they are parameters. `user` is
         the principal or user name to log in as, or `unsecured_user` without login. `keytab` defaults to
         `metastore.kerberos.keytab.file`, but only if `user` is given and the file is readable, because on many machines
-        it is the metastore's own keytab. Raises ConfigError for features that ingestd does not support: HTTP, JWT,
-        framed or compact Thrift, and Java trust stores.
+        it is the metastore's own keytab. Raises ConfigError for a principal without `sasl.enabled`, and for features
+        that ingestd does not support: HTTP, JWT, framed or compact Thrift, and Java trust stores.
         """
         _require(conf, Mapping, "conf")
         _require(user, (str, type(None)), "user")
@@ -214,9 +214,16 @@ class _HiveConf:
         principal = self._text("metastore.kerberos.principal")
         if mode == "KERBEROS" or self._flag("metastore.sasl.enabled"):
             return Kerberos(principal, user, keytab or self._keytab(user), self._protections())
-        if principal or keytab or password:
-            # HiveMetaStoreClient ignores them as well.
-            _log.warning("metastore.sasl.enabled is not true: principal, keytab and password are ignored")
+        if not (principal or keytab or password):
+            return None
+        if not self._text("metastore.sasl.enabled") and not mode:
+            # HiveMetaStoreClient then does not log in, and only the metastore's answer may show it.
+            raise ConfigError(
+                "is not set, so there is no login, although a principal, keytab or password is given",
+                where="hive.metastore.sasl.enabled",
+                hint="set it to true to log in with Kerberos, or to false if no login is wanted",
+            )
+        _log.warning("metastore.sasl.enabled is false: principal, keytab and password are ignored")
         return None
 
     def _keytab(self, user: str | None) -> Path | None:

@@ -70,6 +70,7 @@ def test_from_hive_conf_when_the_client_auth_mode_is_set_then_uses_it() -> None:
         ({"metastore.client.auth.mode": "PLAIN"}, "metastore.plain.username"),
         ({"metastore.client.auth.mode": "PLAIN", "metastore.client.plain.username": "me"}, "metastore.plain.password"),
         ({"metastore.sasl.enabled": "true"}, "metastore.kerberos.principal"),
+        ({"hive.metastore.kerberos.principal": SERVER}, "hive.metastore.sasl.enabled"),
         (SASL | {"hive.metastore.kerberos.principal": "hive@R"}, "metastore.kerberos.principal"),
         (SASL | {"hadoop.rpc.protection": "private"}, "hadoop.rpc.protection"),
         ({"metastore.client.thrift.transport.mode": "http"}, "metastore.client.thrift.transport.mode"),

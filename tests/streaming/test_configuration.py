@@ -104,6 +104,7 @@ class _Raw:
         ({"transaction_batch_size": 0}, "1 or more"),
         ({"write_id": 5}, "must be given together"),
         ({"statement_id": 1}, "requires write_id"),
+        ({"configuration": {"hive.metastore.kerberos.principal": "hive/_HOST@R"}}, "sasl.enabled: is not set"),
         ({"write_id": 5, "table_object": _Raw()}, "do not match table_object"),
         ({"write_id": 5, "table_object": _Raw(), "table": "orders", "database": "other"}, "do not match table_object"),
     ],
