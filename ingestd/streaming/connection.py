@@ -132,7 +132,8 @@ class HiveStreamingConnection:
         the writer's line pattern splits into records. With an `ArrowWriter`, `data` is Arrow data.
 
         Raises SerializationError for records that cannot become rows; the transaction continues without them. Any other
-        failure (ConnectionError, StreamingIOFailure, PartitionCreationFailed, TransactionError) aborts the transaction.
+        failure (StreamingIOFailure, PartitionCreationFailed, TransactionError) aborts the transaction. If the metastore
+        does not answer, it is a TransactionError.
         """
         self._check()
         try:  # instead of `streaming_errors`, which would double the cost of a small record
@@ -165,7 +166,11 @@ class HiveStreamingConnection:
 
     @streaming_errors(IN_TRANSACTION)
     def abort_transaction(self) -> None:
-        """Abort the open transaction. Its rows never become visible. Raises TransactionError."""
+        """Abort the open transaction. Its rows never become visible.
+
+        Does nothing if an error has already aborted it, as in Java. Raises TransactionError, or InvalidTransactionState
+        if none was open or the outcome of its commit is unknown.
+        """
         self._check()
         self._lifecycle.abort()
 

@@ -5,13 +5,15 @@
 | INACTIVE: none has begun yet | OPEN | refused | refused | ABORTED | INACTIVE |
 | OPEN | refused | COMMITTED, or PREPARED_FOR_COMMIT if joined | ABORTED | ABORTED | ABORTED |
 | COMMITTED | OPEN | refused | refused | ABORTED | COMMITTED |
-| ABORTED | OPEN | refused | refused | ABORTED | ABORTED |
+| ABORTED | OPEN | refused | refused, or ignored after a failure | ABORTED | ABORTED |
 | PREPARED_FOR_COMMIT: the owner commits it | refused | refused | refused | unchanged | unchanged |
 
-"refused" means that InvalidTransactionState is raised and nothing changes. A failure is any error in begin, write or
-commit except RecordError. It also aborts the unused transactions of the batch, and the next begin opens a new batch.
-Outside OPEN only begin can fail; if it cannot even open a batch, the state does not change. A joined transaction can
-begin only once.
+"refused" means that InvalidTransactionState is raised and nothing changes; "ignored" that nothing is raised either. A
+failure is any error in begin, write or commit except RecordError. It also aborts the unused transactions of the
+batch, and the next begin opens a new batch. Outside OPEN only begin can fail; if it cannot even open a batch, the
+state does not change. A joined transaction can begin only once. After a failure abort is ignored, as in Java
+(TransactionBatch.abort), because a program may abort in an exception handler; but it is refused if the outcome of a
+commit is unknown, because the rows may be visible.
 
 Invariant: at most one transaction of a connection is open.
 """
@@ -21,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ingestd.errors import RecordError
+from ingestd.errors import CommitOutcomeUnknown, RecordError
 from ingestd.hive.tables import read_table
 from ingestd.hive.transactions import KeyValue
 from ingestd.streaming.arguments import check_text
@@ -41,6 +43,7 @@ class Lifecycle:
         self.batch: AnyBatch | None = None
         self.failure = ""
         """Why the last transaction was aborted, unless by `abort`; otherwise empty."""
+        self._has_failed = False  # and certainly aborted the last transaction
 
     @property
     def state(self) -> TxnState:
@@ -96,7 +99,7 @@ class Lifecycle:
         Returns False if the batch had to end instead, because of its age or a change of the table. The caller then
         tries again with the next batch.
         """
-        self.failure = ""
+        self.failure, self._has_failed = "", False
         batch = self.next_batch()
         with self.guard():
             return batch.begin(refresh_table)
@@ -133,7 +136,9 @@ class Lifecycle:
             batch.commit(extras)
 
     def abort(self) -> None:
-        """Abort the open transaction; the batch continues with its next one."""
+        """Abort the open transaction, unless a failure has aborted it. The batch continues with its next one."""
+        if self._has_failed and self.state is TxnState.ABORTED:
+            return
         batch = self.open_batch()
         with self.guard():
             batch.abort()
@@ -152,6 +157,7 @@ class Lifecycle:
     def fail(self, error: BaseException) -> None:
         """Abort the open transaction and the unused ones of its batch, and record the reason. Never raises."""
         self.failure = str(error) or type(error).__name__
+        self._has_failed = not isinstance(error, CommitOutcomeUnknown)
         if self.batch:
             self.batch.fail()
 

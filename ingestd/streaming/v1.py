@@ -264,8 +264,12 @@ class TransactionBatch:
         self._connection.commit_transaction()
 
     def abort(self) -> None:
-        """Abort the open transaction. Raises TransactionError."""
-        self._connection.abort_transaction()
+        """Abort the open transaction. Raises TransactionError.
+
+        Does nothing after `close`, or if an error has already aborted it, as in Java.
+        """
+        if not self._closed:
+            self._connection.abort_transaction()
 
     def remaining_transactions(self) -> int:
         """Return the number of transactions that have not begun."""

@@ -96,6 +96,9 @@ def test_batch_when_the_metastore_aborted_its_transaction_then_a_later_write_fai
         assert error.is_retriable
         assert connection.current_transaction_state is TxnState.ABORTED
         assert open_agents(stack, connection.agent_info) == []
+        for _ in range(2):  # an exception handler may abort what has failed
+            connection.abort_transaction()
+        assert connection.current_transaction_state is TxnState.ABORTED
         with connection.transaction():
             connection.write(b"3,c")
 
@@ -320,6 +323,8 @@ def test_commit_when_its_outcome_cannot_be_queried_then_outcome_unknown_and_not_
         with pytest.raises(CommitOutcomeUnknown, match="check whether its rows are visible") as caught:
             connection.commit_transaction()
         assert not caught.value.is_retriable
+        with pytest.raises(InvalidTransactionState):  # the rows may be visible
+            connection.abort_transaction()
         assert [(local_path(one.location) / one.delta).is_dir() for one in connection.write_directories] == [True]
         for method in ("commit_txn", "get_open_txns"):
             between.lose_answer(method, -100)

@@ -156,6 +156,7 @@ def test_batch_when_fields_are_in_another_order_then_rows_are_correct(stack: Sta
             batch.begin_next_transaction()
         batch.close()
         assert batch.is_closed()
+        batch.abort()
 
     found = stack.sql(f"SELECT id, note, other, day FROM {stack.name}")
     assert sorted(found) == [
