@@ -24,7 +24,7 @@ from ingestd.acid.visibility import ValidWriteIds
 from ingestd.errors import InvalidTable
 from ingestd.hive import thrift_json
 from ingestd.hive.client import CAPABILITIES, Metastore
-from ingestd.hive.partitions import by_call
+from ingestd.hive.partitions import by_call, by_request
 from ingestd.hive.tables import ORC_INPUT, TableName
 from ingestd.hive.view_text import move_view
 from ingestd.hive.write_ids import as_text
@@ -310,7 +310,8 @@ def all_partition_names(metastore: Metastore, table: TableName) -> list[str]:
 
 def find_partitions(metastore: Metastore, table: TableName, names: Sequence[str]) -> Iterator[PartitionObject]:
     """Yield the partitions in `names` that exist, with column statistics. Raises InvalidTable, MetastoreUnavailable."""
-    for some in by_call(names):
+
+    def read(some: Sequence[str]) -> list[Any]:
         request = ttypes.GetPartitionsByNamesRequest(
             db_name=table.database,
             tbl_name=table.table,
@@ -320,7 +321,9 @@ def find_partitions(metastore: Metastore, table: TableName, names: Sequence[str]
             processorCapabilities=CAPABILITIES,
             processorIdentifier=_CLIENT,
         )
-        found = metastore.call("get_partitions_by_names_req", request).partitions
+        return list(metastore.call("get_partitions_by_names_req", request).partitions)
+
+    for found in by_request(names, read):
         yield from (PartitionObject(one) for one in found if one.values)  # without values: it has just been dropped
 
 

@@ -6,8 +6,10 @@ Invariant: a partition's own location is used; it is never assumed to be under t
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -15,7 +17,7 @@ from typing import Any, TypeVar
 from hive_metastore import ttypes
 
 from ingestd.acid.partitions import odd_partition_names
-from ingestd.errors import MetastoreUnavailable
+from ingestd.errors import IngestdError, MetastoreUnavailable
 from ingestd.hive.answers import MetastoreRefusal, has_answered, is_of_value
 from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore
 from ingestd.hive.health import setting
@@ -38,11 +40,31 @@ _NEW_PARAMETERS = dict.fromkeys(
     ("numRows", "numFiles", "totalSize", "rawDataSize", "numFilesErasureCoded", ROWS_WRITTEN), "0"
 )
 _CATALOG = "hive"
+# HMSHandler.checkLimitNumberOfPartitions
+_ABOVE_LIMIT = re.compile(r"exceeds limit \(=(\d+)\)")
 
 
 def read_partitions(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]:
     """Return the Thrift partitions in `names` that exist. Names are escaped, as in `k=v/k2=v2`."""
-    return [one for some in by_call(names) for one in _read(metastore, table, some)]
+    return [one for found in by_request(names, partial(_read, metastore, table)) for one in found]
+
+
+def by_request(names: Sequence[str], read: Callable[[Sequence[str]], T]) -> Iterator[T]:
+    """Yield the results of `read` for chunks of names, which are smaller if the metastore limits its answers.
+
+    Its setting metastore.limit.partition.request is the most partitions that a client may read with one request. The
+    metastore refuses larger ones, and says how large they may be.
+    """
+    for some in by_call(names):
+        try:
+            found = [read(some)]
+        except IngestdError as error:
+            refused = _ABOVE_LIMIT.search(error.what)
+            most = int(refused[1]) if refused else 0
+            if not 0 < most < len(some):
+                raise
+            found = [read(some[start : start + most]) for start in range(0, len(some), most)]
+        yield from found
 
 
 def by_call(partitions: Sequence[T]) -> Iterator[Sequence[T]]:

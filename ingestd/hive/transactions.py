@@ -18,6 +18,7 @@ from hive_metastore import ttypes
 
 from ingestd.clock import Deadline, pause
 from ingestd.errors import IngestdError, MetastoreUnavailable, TransactionAborted, TransactionError
+from ingestd.hive.answers import has_answered
 from ingestd.hive.client import PARTITIONS_PER_CALL, Metastore
 from ingestd.hive.leases import lease_component
 from ingestd.hive.tables import TableName
@@ -25,6 +26,8 @@ from ingestd.hive.tables import TableName
 # Limit for retries while a gap in the transaction ids makes `get_open_txns_info` fail; a gap lasts a second.
 _GAP_SECONDS = 5.0
 _GAP_PAUSE_SECONDS = 0.1
+# The metastore opens no transaction while more are open, and does not say so (TxnHandler.openTxns).
+_MOST_OPEN = "metastore.max.open.txns"
 # How long to wait for a lease before late locks on it are removed.
 _LATE_LOCKS_SECONDS = 1.0
 
@@ -123,10 +126,28 @@ def _allocate(metastore: Metastore, table: TableName, txn_ids: Sequence[int]) ->
 def _open(metastore: Metastore, agent: str, count: int) -> list[int]:
     """Open at least one and at most `count` transactions; return their ids."""
     request = ttypes.OpenTxnRequest(num_txns=count, user=metastore.user, hostname=agent[:128], agentInfo=agent[:128])
-    ids = list(metastore.call("open_txns", request).txn_ids)
+    try:
+        ids = list(metastore.call("open_txns", request).txn_ids)
+    except MetastoreUnavailable as error:
+        if has_answered(error) and (most := _exceeded_limit(metastore)):
+            error.hint = (
+                f"{_MOST_OPEN} permits {most:,} open transactions: find out who leaves them open (SHOW TRANSACTIONS),"
+                " or raise it"
+            )
+        raise
     if not ids:
         raise TransactionError("the metastore opened no transaction", where="open_txns", hint="see the metastore's log")
     return ids
+
+
+def _exceeded_limit(metastore: Metastore) -> int | None:
+    """Return the most open transactions that the metastore permits if as many are open; None if fewer are."""
+    with suppress(IngestdError, ValueError):
+        most = int(metastore.call("get_config_value", _MOST_OPEN, ""))
+        answer = metastore.call("get_open_txns")
+        aborted = int.from_bytes(answer.abortedBits or b"", "little").bit_count()
+        return most if len(answer.open_txns) - aborted >= most else None
+    return None
 
 
 def lock(
