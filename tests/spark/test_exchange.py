@@ -102,6 +102,7 @@ def test_exchange_when_processes_of_tasks_are_killed_then_each_value_arrives_onc
     assert {"send", "receive"} <= {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.soak
 def test_exchange_when_an_executor_is_lost_with_sent_values_then_they_are_sent_again(
     cluster: Cluster, tmp_path: Path
 ) -> None:

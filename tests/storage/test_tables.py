@@ -34,6 +34,10 @@ from tests.support.stack import Stack, eventually
 _TYPES = "id bigint, flag boolean, money decimal(10,2), txt string, day date, tags array<string>"
 
 
+# Such a test examines one storage in each run, and both with `-m soak`.
+_ONE_STORAGE = pytest.mark.parametrize("box", ["hdfs", pytest.param("s3", marks=pytest.mark.soak)], indirect=True)
+
+
 @pytest.fixture(scope="module", params=["hdfs", "s3"])
 def box(processes: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sandbox]:
     state_dir = tmp_path_factory.mktemp(request.param)
@@ -137,6 +141,7 @@ def test_records_when_the_tables_are_of_every_kind_then_each_row_and_dead_letter
     tables.assert_stored_once()
 
 
+@_ONE_STORAGE
 def test_owner_when_frozen_and_resumed_then_its_rival_has_committed_200_partitions_once(stack: Stack) -> None:
     stack.topic(2)
     stack.table("id bigint", "part int")
