@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from rich.table import Table
 
 from bench.copies import create, programs
@@ -22,6 +23,7 @@ def test_copies_when_measured_then_each_program_has_its_rates(processes: None, t
     assert _cells(table)[1] == ["cp -r", "ingestd, threads", "ingestd, repeated", "ingestd, Spark"]
 
 
+@pytest.mark.soak
 def test_replay_when_measured_then_each_kind_of_table_has_its_rates(replica: Replica, tmp_path: Path) -> None:
     table = replay(replica.source.uri, replica.target.uri, tmp_path, commits=2, runs=1)
     assert _cells(table)[:2] == [["unpartitioned", "partitioned"], ["2", "2"]]

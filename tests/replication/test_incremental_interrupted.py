@@ -32,6 +32,13 @@ from tests.support.stack import eventually
 
 # Steps after which a load is killed at the second time.
 _REPEATED = {ReplayStep.ALLOCATED, ReplayStep.COPIED, ReplayStep.COMMITTED, ReplayStep.DEFINED, ReplayStep.STORED}
+_ALL_STEPS = (
+    ProcessStep.FILES,
+    *(one for one in ReplayStep if one is not ReplayStep.EXTERNAL),
+    ProcessStep.FINISHED,
+)
+# The others are examined without a process, by an exception after each of them.
+_FEW_STEPS = (ProcessStep.FILES, ReplayStep.COMMITTED, ReplayStep.STORED)
 
 
 def test_cycles_when_they_are_cut_between_any_events_then_readers_see_the_same(following: Following) -> None:
@@ -99,8 +106,10 @@ def test_load_when_interrupted_after_an_object_is_gone_then_earlier_changes_of_i
     assert_same(following)
 
 
-def test_load_when_killed_after_each_step_then_the_next_one_completes_it(following: Following) -> None:
-    steps = [ProcessStep.FILES, *(one for one in ReplayStep if one is not ReplayStep.EXTERNAL), ProcessStep.FINISHED]
+@pytest.mark.parametrize("steps", [_FEW_STEPS, pytest.param(_ALL_STEPS, marks=pytest.mark.soak)], ids=["few", "all"])
+def test_load_when_killed_after_a_step_then_the_next_one_completes_it(
+    following: Following, steps: tuple[ProcessStep | ReplayStep, ...]
+) -> None:
     others = [(one, following.other_target()) for one in steps]
     do_everything(following)
     following.dump()

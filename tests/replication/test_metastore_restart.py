@@ -54,7 +54,7 @@ def pair(clusters: _Restartable, tmp_path: Path) -> Pair:
     return made
 
 
-@pytest.mark.parametrize("name", ["source", "target"])
+@pytest.mark.parametrize("name", [pytest.param("source", marks=pytest.mark.soak), "target"])
 def test_step_when_its_metastore_restarts_then_it_or_its_repetition_completes(
     clusters: _Restartable, pair: Pair, name: str
 ) -> None:

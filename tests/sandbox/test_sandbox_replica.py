@@ -82,6 +82,7 @@ def test_clusters_when_a_table_is_created_on_one_then_only_its_event_log_names_i
     assert name not in replica.target.metastore.call("get_all_databases")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_statements_when_run_on_a_side_then_work_and_each_commit_names_its_files(replica: Replica, side: str) -> None:
     on = {"source": replica.source, "target": replica.target}[side]
