@@ -29,6 +29,11 @@ def metastore(replica: Replica) -> Metastore:
 
 @pytest.fixture
 def table(replica: Replica, metastore: Metastore) -> TableName:
+    return _new_table(replica, metastore)
+
+
+def _new_table(replica: Replica, metastore: Metastore) -> TableName:
+    """Create a table in a database of its own."""
     name = TableName(replica.name("replay"), "t")
     metastore.call("create_database", ttypes.Database(name=name.database, parameters={LAST_ID: "1"}))
     make_table(metastore, name)
@@ -207,25 +212,27 @@ def test_gap_when_it_is_the_first_cycle_then_accepted(metastore: Metastore, tabl
     assert _valid(metastore, table, 5)[-1] == 5
 
 
-@pytest.mark.parametrize(
-    ("high", "written"), [(7, {2, 3}), (7, {7}), (7, {2, 6, 7}), (7, set()), (2, {1, 2}), (1, {1}), (0, set())]
-)
 def test_write_ids_of_a_snapshot_when_set_twice_then_readers_never_see_aborted_ones_with_rows(
-    metastore: Metastore, table: TableName, high: int, written: set[int]
+    replica: Replica, metastore: Metastore
 ) -> None:
-    ids = ValidWriteIds("source.t", high, frozenset(), frozenset({2, 4} | written))
-    valid = [one for one in range(1, high + 1) if one not in written]
-    for _ in range(2):
-        partitions = {one: [WHOLE_TABLE] for one in written}
-        _replay(metastore, table).set_write_ids(table, parse(as_text(ids)), partitions)
-        assert _valid(metastore, table, high + 1) == valid
-    to = _replay(metastore, table)
-    assert to.open_transactions == frozenset()
-    assert to.highest_write_id(table) == high
-    assert to.allocate(900, table, high + 1) is MAPPED
-    to.commit(900, [], 30)
+    expected: dict[TableName, list[int]] = {}
+    none: set[int] = set()
+    for high, written in ((7, {2, 3}), (7, {7}), (7, {2, 6, 7}), (7, none), (2, {1, 2}), (1, {1}), (0, none)):
+        table = _new_table(replica, metastore)
+        ids = ValidWriteIds("source.t", high, frozenset(), frozenset({2, 4} | written))
+        valid = [one for one in range(1, high + 1) if one not in written]
+        for _ in range(2):
+            partitions = {one: [WHOLE_TABLE] for one in written}
+            _replay(metastore, table).set_write_ids(table, parse(as_text(ids)), partitions)
+            assert _valid(metastore, table, high + 1) == valid, (high, written)
+        to = _replay(metastore, table)
+        assert to.open_transactions == frozenset()
+        assert to.highest_write_id(table) == high
+        assert to.allocate(900, table, high + 1) is MAPPED
+        to.commit(900, [], 30)
+        expected[table] = [*valid, high + 1]
     forget_aborted_transactions(metastore)
-    assert _valid(metastore, table, high + 1) == [*valid, high + 1]
+    assert {table: _valid(metastore, table, ids[-1]) for table, ids in expected.items()} == expected
 
 
 def test_sweep_when_a_source_transaction_has_ended_then_it_is_aborted_on_the_target(
