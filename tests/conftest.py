@@ -29,8 +29,8 @@ _RUN_FOLDER = "INGESTD_TEST_RUN"
 _MOST_WORKERS = 4
 # Tests wait for services during almost half of their time, so two cores serve three workers.
 _WORKERS_PER_CORE = 1.5
-# These files need no services. Two workers run them while a third one starts the services for all.
-_FIRST = ("test_tools.py", "test_house.py")
+# These files need no services, and a minute or two. Other workers run them while one starts the services for all.
+_MEANWHILE = ("test_tools.py", "test_house.py", "test_gate.py", "test_json.py", "test_json_faults.py")
 # For the daemons of one worker, and the services that its tests start in addition to the shared ones.
 _MEMORY_PER_WORKER = 5 << 30
 # Program names that a unit test may not start.
@@ -76,11 +76,17 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests without services as `unit`, and run them last. They are short, so all workers end at the same time."""
+    """Mark tests without services as `unit`, and run most of them last. They are short, so all workers end together."""
     for item in items:
         if "processes" not in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.unit)
-    items.sort(key=lambda item: (item.path.name not in _FIRST, item.get_closest_marker("unit") is not None))
+    starting = next((item.path for item in items if "addresses" in getattr(item, "fixturenames", ())), None)
+
+    def place(item: pytest.Item) -> tuple[bool, bool, bool]:
+        is_unit = item.get_closest_marker("unit") is not None
+        return item.path != starting, item.path.name not in _MEANWHILE, is_unit
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(wrapper=True)
