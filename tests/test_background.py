@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from ingestd.background import Background
+from tests.support.patience import LIMIT
 
 
 def test_calls_when_queued_then_they_run_in_order_and_errors_are_raised_once() -> None:
@@ -19,11 +20,11 @@ def test_calls_when_queued_then_they_run_in_order_and_errors_are_raised_once() -
 
     def slow() -> None:
         running.set()
-        assert go_on.wait(180)
+        assert go_on.wait(LIMIT)
         done.append(1)
 
     work.run(slow)
-    assert running.wait(180)
+    assert running.wait(LIMIT)
     assert done == []
     go_on.set()
     work.run(lambda: done.append(2))
@@ -103,5 +104,7 @@ print(interrupted > 100)
 
 
 def test_run_and_wait_when_a_signal_handler_raises_inside_them_then_close_returns() -> None:
-    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=True, timeout=120)
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=True, timeout=LIMIT
+    )
     assert ended.stdout == "True\n", ended.stderr

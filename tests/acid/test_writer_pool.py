@@ -33,6 +33,7 @@ from ingestd.acid.writer_pool import (
 from ingestd.errors import InvalidTable, StorageUnavailable
 from ingestd.schema import Column, HiveType
 from ingestd.storage.local import LocalOutbox, LocalStorage
+from tests.support.patience import LIMIT
 
 COLUMNS = [Column("n", HiveType.parse("bigint")), Column("t", HiveType.parse("timestamp"))]
 NO_MEMORY = PoolLimits(pending_bytes=0)
@@ -390,7 +391,7 @@ def test_close_when_a_signal_handler_raises_inside_it_then_the_process_survives(
         text=True,
         check=False,
         cwd=root,
-        timeout=120,
+        timeout=LIMIT,
     )
 
     assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr

@@ -20,6 +20,7 @@ from ingestd.hive.tables import TableName, read_table
 from ingestd.publish.staging import DAEMON
 from ingestd.storage.local import local_path
 from tests.support.command import Run
+from tests.support.patience import LIMIT
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually, wait_for_topic
 
@@ -111,7 +112,7 @@ def test_rewind_then_exactly_the_named_range_is_read_again_and_recorded(run: Run
 def test_rewind_when_killed_after_any_step_then_the_position_is_the_old_or_the_new_one(mapping: Mapping) -> None:
     for step, position in (("opened", 10), ("locked", 10), ("counted", 10), ("committed", 5)):
         with mapping.start_rewind(5, f"{step}=kill") as process:
-            assert process.wait(180) == -signal.SIGKILL, process.communicate()
+            assert process.wait(LIMIT) == -signal.SIGKILL, process.communicate()
         assert mapping.position() == position, step
     mapping.stack.drain(mapping.config)
     assert mapping.stack.ids() == sorted([*range(10), *range(5, 10)])
@@ -119,7 +120,7 @@ def test_rewind_when_killed_after_any_step_then_the_position_is_the_old_or_the_n
 
 def _assert_refused(process: subprocess.Popen[str]) -> None:
     """Wait for the end of a command that was resumed, and check that it failed without a stack trace."""
-    output, _ = process.communicate(timeout=180)
+    output, _ = process.communicate(timeout=LIMIT)
     assert process.returncode not in (0, -signal.SIGKILL), output
     assert "Traceback" not in output
 
@@ -172,8 +173,8 @@ def test_rewind_when_the_position_changes_before_the_answer_then_is_refused(mapp
 
 def _recreate(mapping: Mapping, partitions: int) -> None:
     for answer in mapping.stack.admin.delete_topics([mapping.stack.name]).values():
-        answer.result(60)
-    eventually("the deletion", lambda: mapping.stack.name not in mapping.stack.admin.list_topics(timeout=60).topics)
+        answer.result(LIMIT)
+    eventually("the deletion", lambda: mapping.stack.name not in mapping.stack.admin.list_topics(timeout=LIMIT).topics)
     mapping.stack.topic(partitions)
 
 
@@ -192,7 +193,7 @@ def test_position_when_the_topic_was_recreated_then_nothing_of_the_old_one_remai
     assert stack.ids() == list(range(13))
     # The new partition 1 starts at its first offset, although partition 1 of the old topic was read up to offset 10.
     for answer in stack.admin.create_partitions([NewPartitions(stack.name, 2)]).values():
-        answer.result(60)
+        answer.result(LIMIT)
     wait_for_topic(stack.admin, stack.name, 2)
     stack.produce(_rows(13, 25), partition=1)
     stack.drain(config)
@@ -265,8 +266,8 @@ def test_retire_when_the_owner_was_cut_off_then_it_does_not_read_everything_agai
 def test_retire_when_the_topic_was_deleted_then_removes_the_state(mapping: Mapping) -> None:
     run, stack = mapping.run, mapping.stack
     for answer in stack.admin.delete_topics([stack.name]).values():
-        answer.result(60)
-    eventually("the deletion", lambda: stack.name not in stack.admin.list_topics(timeout=60).topics)
+        answer.result(LIMIT)
+    eventually("the deletion", lambda: stack.name not in stack.admin.list_topics(timeout=LIMIT).topics)
     other = stack.config({"name": "other"})
     retired = run("mappings", "retire", mapping.name, "--yes", "--config", other)
     assert retired.code == 0, retired.text
@@ -301,7 +302,7 @@ def test_retire_when_killed_suspended_or_unanswered_then_the_state_is_complete_o
 ) -> None:
     stack = mapping.stack
     with mapping.start_retire("locked=kill") as process:
-        assert process.wait(180) == -signal.SIGKILL, process.communicate()
+        assert process.wait(LIMIT) == -signal.SIGKILL, process.communicate()
     assert mapping.position() == 10
     gate = tmp_path / "gate"
     with mapping.start_retire(f"locked=hold:{gate}") as process:

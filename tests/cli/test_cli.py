@@ -17,6 +17,7 @@ import yaml
 from ingestd import __version__
 from ingestd.sandbox import Addresses
 from tests.support.command import Run
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack
 
 NOWHERE = "127.0.0.1:1"
@@ -312,6 +313,6 @@ for letter in "abcd":
 def test_stderr_when_its_reader_is_stuck_then_drops_output_and_otherwise_writes_all() -> None:
     command = [sys.executable, "-c", _WRITES]
     with subprocess.Popen([*command, "0.1"], stderr=subprocess.PIPE) as stuck:
-        assert stuck.wait(180) == 0  # the pipe is full after 64 KiB
+        assert stuck.wait(LIMIT) == 0  # the pipe is full after 64 KiB
     result = subprocess.run([*command, "60"], capture_output=True, text=True, check=True).stderr
     assert result.split() == [letter * 100_000 for letter in "abcd"]

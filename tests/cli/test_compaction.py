@@ -9,6 +9,7 @@ from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.storage.local import local_path
 from tests.compaction.support import ON_REQUEST, entries, write_deltas
 from tests.support.command import Run
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 ODD = "a b/c:d=%"
@@ -50,7 +51,7 @@ def test_compaction_when_requested_then_status_shows_it_and_rows_stay_the_same(s
 
     write_deltas(stack, 2, first=20, day=ODD)
     # It waits for transactions of other tests, which end after 300 s at the latest.
-    eventually("the cleaner", lambda: all(one.state == "succeeded" for one in entries(stack)), 400)
+    eventually("the cleaner", lambda: all(one.state == "succeeded" for one in entries(stack)), 2 * LIMIT)
     [minor] = ask("request", name, "--minor", "--partition", f"day={ODD}", "--wait")["compactions"]
     assert (minor["partition"], minor["compaction"]["kind"], minor["error"]) == (ODD_NAME, "minor", None)
     assert sorted(stack.ids()) == [0, 1, 2, 10, 20, 21]

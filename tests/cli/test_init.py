@@ -16,6 +16,7 @@ import yaml
 from ingestd.hive.tables import TableName
 from ingestd.ingest.sample import match, proposed_shape
 from tests.support.command import Result, Run
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack
 from tests.support.tables import make_table
 
@@ -121,7 +122,7 @@ def test_init_when_topic_or_table_is_not_given_then_asks_on_a_terminal_only(
     command += ["--bootstrap-servers", stack.addresses.kafka, "--output-file", str(file)]
     with subprocess.Popen(command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         os.write(ours, f"{topic}\n\n".encode())  # the default is the table whose name is closest to the topic's
-        _, said = process.communicate(timeout=180)
+        _, said = process.communicate(timeout=LIMIT)
     assert process.returncode == 0, said
     assert yaml.safe_load(file.read_text(encoding="utf-8"))["mappings"][0]["table"] == f"default.{stack.name}"
     assert "has no records" in said

@@ -18,6 +18,7 @@ from ingestd.hive.tables import TableName
 from ingestd.sandbox import Addresses
 from tests.support.avro import encode, schema_of, single_object
 from tests.support.command import Result, Run
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack
 
 
@@ -95,7 +96,7 @@ def test_preview_then_prints_a_table_and_changes_nothing(run: Run, topic: Topic)
     assert "10 records: 8 rows, 1 reject, 1 skipped tombstone" in result.out
     assert "Estimate from 8 rows" in result.out
     assert find_control_table(stack.metastore, TableName("ingestd", f"mapping_{mapping}")) is None
-    assert f"ingestd-{mapping}" not in [one.group_id for one in stack.admin.list_consumer_groups().result(60).valid]
+    assert f"ingestd-{mapping}" not in [one.group_id for one in stack.admin.list_consumer_groups().result(LIMIT).valid]
     assert stack.count() == 0
 
 
@@ -282,6 +283,6 @@ def test_preview_when_the_mapping_has_sql_then_shows_the_result_and_check_examin
 def _command(*arguments: object) -> Any:
     """Return the JSON document of a command in a process of its own, because it starts and ends Spark."""
     command = [sys.executable, "-m", "ingestd", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT)
     assert done.stdout, done.stderr
     return json.loads(done.stdout)

@@ -21,6 +21,7 @@ from tests.support.command import Run
 from tests.support.flow import wait_for_rows
 from tests.support.http import StaticFleet, serving
 from tests.support.metastore import free_port
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 
@@ -170,7 +171,7 @@ def _shown_on_a_terminal(command: list[str]) -> bytes:
         with suppress(OSError):  # the end of the terminal
             while part := os.read(terminal, 65536):
                 shown += part
-        assert watch.wait(180) == 0
+        assert watch.wait(LIMIT) == 0
     os.close(terminal)
     return shown
 
@@ -206,7 +207,7 @@ def test_status_when_a_daemon_answers_then_shows_what_it_reports(run: Run, stack
         assert watch.stdout
         assert watch.stdout.readline().startswith("daemon ")
         watch.send_signal(signal.SIGINT)
-        assert watch.wait(180) == 0
+        assert watch.wait(LIMIT) == 0
     shown = _shown_on_a_terminal(watching)
     assert b"1 mapping" in shown
     assert shown.rindex(b"\x1b[?25h") > shown.rindex(b"\x1b[?25l")  # the cursor is visible again

@@ -13,6 +13,7 @@ import pytest
 from ingestd.daemon.failpoints import Failpoint, from_environment
 from ingestd.errors import ConfigError, TransactionAborted
 from ingestd.ingest.steps import STEPS, ignore
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 
@@ -64,5 +65,5 @@ def test_failpoint_when_its_action_is_hold_then_blocks_until_the_file_exists(tmp
     eventually("the thread is held", Path(f"{gate}.held").exists)
     assert thread.is_alive()
     gate.touch()
-    thread.join(180)
+    thread.join(LIMIT)
     assert not thread.is_alive()

@@ -26,6 +26,7 @@ from ingestd.kafka.hidden import Hidden
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.replication.execution import PolicyDefect
 from tests.support.http import LOOPBACK, Client, StaticFleet, commit, server_threads, serving
+from tests.support.patience import LIMIT
 from tests.support.policies import status as policy_status
 from tests.support.stack import eventually
 
@@ -307,7 +308,7 @@ def test_server_when_the_certificate_is_missing_then_the_error_names_the_key(tmp
 def test_server_when_idle_connections_flood_it_then_health_checks_are_answered(client: Client) -> None:
     with ExitStack() as flood:
         for _ in range(1400):
-            flood.enter_context(closing(socket.create_connection(client.address, timeout=60)))
+            flood.enter_context(closing(socket.create_connection(client.address, timeout=LIMIT)))
         assert client.get("/livez").status == 200
         assert _accepted(client) <= MAX_CONNECTIONS + 1
 
@@ -319,7 +320,7 @@ def test_server_when_busy_connections_flood_it_then_health_checks_are_answered(
     waiting: list[Request] = []
     with ExitStack() as flood:
         for _ in range(MAX_CONNECTIONS):
-            flood.enter_context(closing(socket.create_connection(client.address, timeout=60))).sendall(flush)
+            flood.enter_context(closing(socket.create_connection(client.address, timeout=LIMIT))).sendall(flush)
 
         def all_wait() -> bool:
             waiting.extend(fleet.controls["orders"].take())
@@ -355,11 +356,11 @@ def test_server_when_clients_are_slow_then_their_connections_end(client: Client,
         fleet.run(f"tenant_{number:03}")
     with ExitStack() as slow:
         for request in (b"", unfinished, no_body, not_reading):
-            connection = slow.enter_context(socket.create_connection(client.address, timeout=60))
+            connection = slow.enter_context(socket.create_connection(client.address, timeout=LIMIT))
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             connection.sendall(request)
         eventually("all connections", lambda: _accepted(client) == 4)
-        eventually("the end of all connections", lambda: _accepted(client) == 0, seconds=90)
+        eventually("the end of all connections", lambda: _accepted(client) == 0)
     assert client.get("/livez").status == 200
 
 
@@ -378,7 +379,7 @@ def _accepted(client: Client) -> int:
     ],
 )
 def test_server_when_a_request_is_too_long_or_invalid_then_it_is_refused(client: Client, request_bytes: bytes) -> None:
-    with socket.create_connection(client.address, timeout=60) as connection:
+    with socket.create_connection(client.address, timeout=LIMIT) as connection:
         connection.sendall(request_bytes)
         assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
     assert client.get("/livez").status == 200

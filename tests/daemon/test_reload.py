@@ -23,6 +23,7 @@ from ingestd.hive.tables import TableName
 from ingestd.ingest.control import Request, RequestFailed
 from tests.support.daemon import Daemon, DaemonThread
 from tests.support.http import Client
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 
@@ -171,7 +172,7 @@ def test_reload_when_keys_that_decide_about_rows_change_then_the_next_records_fo
     daemon = stack.start(config)
     for number, (changed, records, _) in enumerate(keys, 1):
         _write(stack, config, changed)
-        daemon.supervisor.reload().result(60)
+        daemon.supervisor.reload().result(LIMIT)
         stack.produce(records)
         monitor = daemon.supervisor.monitors[stack.name[-40:]]
         eventually("the row", lambda count=number, seen=monitor: seen.snapshot().totals.rows == count)  # type: ignore[misc]

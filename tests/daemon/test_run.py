@@ -22,6 +22,7 @@ from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.errors import JobFailed
 from ingestd.storage.storages import Storages
 from tests.support.daemon import shared_engine
+from tests.support.patience import LIMIT
 from tests.support.replica_policies import Defective
 from tests.support.stack import Stack, eventually
 
@@ -79,7 +80,7 @@ def test_mappings_when_two_configurations_share_an_engine_then_each_observer_see
         runs = [
             threads.submit(_run, document, engine, observe=steps[case].append) for case, document in documents.items()
         ]
-        assert [run.result(120) for run in runs] == [[], []]
+        assert [run.result(LIMIT) for run in runs] == [[], []]
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == handlers
     assert engine.lost is None
     for case, seen in steps.items():
@@ -124,7 +125,7 @@ def test_cancel_when_two_groups_have_the_same_name_then_only_jobs_of_its_own_gro
             eventually("both tasks running", lambda: all(Path(case).exists() for case in groups))
             engine.cancel(groups[str(tmp_path / "cancelled")])
             with pytest.raises(JobFailed, match="cancelled"):
-                cancelled.result(60)
+                cancelled.result(LIMIT)
         finally:
             (tmp_path / "end").touch()
-        assert other.result(60) == [str(tmp_path / "other")]
+        assert other.result(LIMIT) == [str(tmp_path / "other")]

@@ -59,14 +59,14 @@ def test_image_when_it_runs_read_only_without_privileges_then_survives_kill_and_
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
         with closing(Container(root, config, files, location)) as container:
             produce()
-            eventually("the records", is_complete, 90)
+            eventually("the records", is_complete)
             eventually("a passing health check", container.is_healthy)
             produce()
             container.signal(number)
             assert (container.wait() == 0) == (number == signal.SIGTERM), container.text()
     with closing(Container(root, config, files, location)) as container:
         produce()  # until they arrive, the daemon may not have installed its signal handlers
-        eventually("all records", is_complete, 90)
+        eventually("all records", is_complete)
         container.signal(signal.SIGTERM)
         assert container.wait() == 0
     assert stack.ids() == list(range(total))

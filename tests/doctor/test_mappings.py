@@ -30,6 +30,7 @@ from ingestd.storage.local import local_path
 from ingestd.streaming import HiveStreamingConnection, StrictJsonWriter
 from tests.doctor.conftest import Examine, Report
 from tests.support.flow import wait_for_rows
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table
 
@@ -76,7 +77,7 @@ class _Cases:
         producer = Producer({"bootstrap.servers": self.stack.addresses.kafka})
         for age in (age_ms, 0):
             producer.produce(topic, b"{}", timestamp=int(now() * 1000) - age)
-        assert producer.flush(60) == 0
+        assert producer.flush(LIMIT) == 0
         return topic
 
     def lose_records(self) -> tuple[str, str]:
@@ -92,9 +93,9 @@ class _Cases:
         stack.drain(stack.config(*mappings, self.mapping("fine")))
         stack.produce([{"id": 2}, {"id": 3}], lost)
         partition = TopicPartition(lost, 0, 2)
-        stack.admin.delete_records([partition])[partition].result(60)
-        stack.admin.delete_topics([recreated])[recreated].result(60)
-        eventually("the topic to be deleted", lambda: recreated not in stack.admin.list_topics(timeout=60).topics)
+        stack.admin.delete_records([partition])[partition].result(LIMIT)
+        stack.admin.delete_topics([recreated])[recreated].result(LIMIT)
+        eventually("the topic to be deleted", lambda: recreated not in stack.admin.list_topics(timeout=LIMIT).topics)
         stack.topic(1, recreated)
         return lost, recreated
 

@@ -23,6 +23,7 @@ from ingestd.ingest.checks import readable_topic
 from tests.doctor.conftest import Examine
 from tests.support.kafka import KafkaBroker, kafka_broker
 from tests.support.metastore import Home, Process, metastore
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 from tests.support.tables import make_table
 
@@ -102,7 +103,7 @@ def test_kafka_when_it_forbids_reading_or_the_login_then_names_topic_group_and_l
         broker.create(topic)
         producer = Producer({"bootstrap.servers": broker.servers, "log_level": 2})
         producer.produce(topic, b'{"id": 1}')
-        assert producer.flush(60) == 0
+        assert producer.flush(LIMIT) == 0
     acls = [
         _acl(ResourceType.TOPIC, "secret", AclOperation.READ, AclPermissionType.DENY),
         _acl(ResourceType.GROUP, "mine", AclOperation.ALL, AclPermissionType.DENY),

@@ -14,13 +14,14 @@ from ingestd.hive.alteration import change_columns
 from ingestd.hive.tables import Table, TableName, read_table
 from ingestd.hive.transactions import LockTimeout, Wait
 from ingestd.schema import Column, HiveType
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack
 
 BIG = 2**40
 TYPES = {"n": HiveType.parse("bigint"), "extra": HiveType.parse("int")}
 
 
-def _change(stack: Stack, names: Sequence[str], seconds: float = 180.0) -> list[str]:
+def _change(stack: Stack, names: Sequence[str], seconds: float = LIMIT) -> list[str]:
     """Give the columns `names` their types in TYPES, and return the statements without the name of the table."""
 
     def plan(table: Table) -> list[Column]:
@@ -57,7 +58,7 @@ def test_columns_when_another_writer_counts_rows_then_changed_only_after_it(stac
     stack.table("id int, n int")
     change = partial(_change, stack, ["n"])
     writer = transactions.begin(stack.metastore, "writer")
-    wait = Wait(Deadline.after(180.0), threading.Event())
+    wait = Wait(Deadline.after(LIMIT), threading.Event())
     counting = TableName("default", f"{stack.name}#ingestd.counting")
     transactions.take_lease(stack.metastore, writer, counting, wait)
     with pytest.raises(LockTimeout, match="counting lease"):

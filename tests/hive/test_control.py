@@ -11,6 +11,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.control import ensure_control_table, read_state
 from ingestd.hive.tables import TableName
 from ingestd.sandbox import Addresses
+from tests.support.patience import LIMIT
 
 _CLIENTS, _ROUNDS = 8, 4
 
@@ -21,7 +22,7 @@ def test_ensure_control_table_when_several_clients_create_it_then_all_use_the_sa
     def create(database: str, number: int, start: threading.Barrier) -> tuple[TableName, int, str]:
         with closing(Metastore(addresses.metastore)) as metastore:
             metastore.call("getName")
-            start.wait(180)
+            start.wait(LIMIT)
             control = ensure_control_table(metastore, TableName(database, f"mapping_{number % 2}"))
             return control.name, control.id, read_state(metastore, control)
 

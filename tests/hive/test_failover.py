@@ -27,6 +27,7 @@ from ingestd.storage.local import LocalLocation
 from tests.support.daemon import Daemon
 from tests.support.flow import Flow, proceed, rows, wait_for_rows
 from tests.support.metastore import Home, Process
+from tests.support.patience import LIMIT
 from tests.support.postgres import postgres
 from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table, visible_ids
@@ -223,7 +224,7 @@ def _create(
 
     with ThreadPoolExecutor(1) as pool:
         created = pool.submit(create_partitions, metastore.guarded(count), table, location, partitions)
-        assert begun.wait(180)
+        assert begun.wait(LIMIT)
         if rival:
             rival(table, location)
         assert len(created.result()) == len(partitions)
@@ -255,7 +256,7 @@ def test_calls_when_the_metastores_stop_in_turn_then_all_threads_continue_on_the
     metastore.call("heartbeat", ttypes.HeartbeatRequest(txnid=txn))
     assert _port(metastore) == second.port
     for thread in threads:
-        thread.join(180)
+        thread.join(LIMIT)
     assert ports == [second.port] * 4
 
     second.stop()

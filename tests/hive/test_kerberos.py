@@ -19,6 +19,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.security import Kerberos, Plain, Protection, Security
 from tests.support.kerberos import NAME, SHORT_SECONDS, Realm, realm, secured
 from tests.support.metastore import Home, Process, free_port, metastore
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 SERVER = f"hive/_HOST@{NAME}"
@@ -211,7 +212,7 @@ def test_login_when_the_kdc_is_suspended_then_logins_do_not_wait_one_after_the_o
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(120)
+            thread.join(LIMIT)
     assert len(errors) == 4
     # Only the error of a login that has waited for the KDC has a cause.
     assert len([error for error in errors if error.__cause__ is not None]) == 1
@@ -264,7 +265,7 @@ def test_login_when_many_threads_connect_at_once_then_all_succeed(server: Proces
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(180)
+        thread.join(LIMIT)
     assert answers == [["default"]] * 80
 
 
@@ -327,7 +328,7 @@ class _RecordingProxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.join(180)
+        self._thread.join(LIMIT)
         self._listener.close()
 
     def _work(self) -> None:
@@ -336,7 +337,7 @@ class _RecordingProxy:
             back = threading.Thread(target=_pump, args=(far, near, self.received))
             back.start()
             _pump(near, far, self.sent)
-            back.join(180)
+            back.join(LIMIT)
 
 
 def _pump(source: socket.socket, sink: socket.socket, seen: bytearray) -> None:

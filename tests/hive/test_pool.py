@@ -10,6 +10,7 @@ from ingestd.errors import MetastoreUnavailable
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
 from ingestd.hive.pool import Pool
+from tests.support.patience import LIMIT
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 
@@ -40,7 +41,7 @@ def test_pool_when_all_are_borrowed_then_the_next_waits_for_the_first_that_is_re
     got = []
 
     def wait() -> None:
-        with pool.borrowed(180) as slot:
+        with pool.borrowed(LIMIT) as slot:
             got.append(slot.connection if slot else None)
 
     waiting = threading.Thread(target=wait)
@@ -51,7 +52,7 @@ def test_pool_when_all_are_borrowed_then_the_next_waits_for_the_first_that_is_re
             waiting.start()
             assert not borrowed.wait(0.05)
             assert got == []
-        waiting.join(180)
+        waiting.join(LIMIT)
         assert got == [made[0]]
         assert last is not None
         assert last.connection is made[1]
@@ -101,7 +102,7 @@ def test_calls_when_made_by_many_threads_then_share_the_connections(stack: Stack
 def test_heartbeat_when_all_other_connections_are_in_use_then_does_not_wait_for_them(stack: Stack) -> None:
     with (
         proxy(stack.addresses.metastore) as between,
-        closing(Metastore(between.uri, timeout_seconds=180, connections=3)) as metastore,
+        closing(Metastore(between.uri, timeout_seconds=LIMIT, connections=3)) as metastore,
         ThreadPoolExecutor(5) as threads,
     ):
         between.hold("get_all_databases")

@@ -16,6 +16,7 @@ from ingestd.hive.snapshot import ReadTransaction, TablesSnapshot, WriterRule, W
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import Transaction
 from ingestd.hive.write_ids import read_snapshot, read_transactions
+from tests.support.patience import LIMIT
 from tests.support.replica import Replica
 from tests.support.stack import eventually
 from tests.support.tables import make_table
@@ -75,9 +76,9 @@ def test_wait_when_a_writer_is_open_then_it_is_waited_for(metastore: Metastore, 
     )
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(_wait, observed, table, WriterRule(60.0, poll_seconds=0.05))
-        assert checked.wait(180)
+        assert checked.wait(LIMIT)
         transactions.commit(metastore, writer)
-        ids = waiting.result(60).write_ids[table]
+        ids = waiting.result(LIMIT).write_ids[table]
     observed.close()
     assert ids.is_valid(1 if earlier == "none" else 2)
     assert not ids.open

@@ -16,6 +16,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName
 from ingestd.hive.transactions import Wait, WriteLock
 from tests.streaming.support import connect, rows
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table, visible_ids
 
@@ -65,7 +66,7 @@ def test_lock_when_ddl_is_requested_during_the_wait_then_the_commit_precedes_it(
     update = _Statement(stack.metastore, table, kinds.EXCL_WRITE)
     assert update.has_lock()
     txn, _ = transactions.begin_writing(stack.metastore, table, "tests/ours")
-    wait = Wait(Deadline.after(180), threading.Event(), patience_seconds=3.0)
+    wait = Wait(Deadline.after(LIMIT), threading.Event(), patience_seconds=3.0)
 
     def lock() -> bool:
         with closing(Metastore(stack.addresses.metastore)) as metastore:
@@ -78,7 +79,7 @@ def test_lock_when_ddl_is_requested_during_the_wait_then_the_commit_precedes_it(
         both = sorted([kinds.SHARED_WRITE, kinds.SHARED_READ, kinds.EXCLUSIVE])
         eventually("the second request to wait", lambda: _waiting(stack, table) == both)
         update.end()
-        assert locking.result(60)
+        assert locking.result(LIMIT)
     assert not ddl.has_lock()
     transactions.commit(stack.metastore, txn)
     assert ddl.has_lock()
@@ -111,7 +112,7 @@ def test_lock_when_executed_after_the_commit_then_does_not_block_the_next_transa
 ) -> None:
     """A metastore that was suspended executes late requests like the second one."""
     lease = TableName("ingestd", f"lease_{stack.name}")
-    wait = Wait(Deadline.after(180), threading.Event(), patience_seconds=0.5)
+    wait = Wait(Deadline.after(LIMIT), threading.Event(), patience_seconds=0.5)
     for late in (True, False):
         txn, _ = transactions.begin_writing(stack.metastore, table, "tests/ours")
         assert transactions.lock_against_overwrites(stack.metastore, txn, [WriteLock(table)], wait=wait, lease=lease)
@@ -124,10 +125,10 @@ def test_lease_when_acquired_after_the_commit_then_does_not_block_the_next_trans
     lease = TableName("ingestd", f"lease_{stack.name}")
     for late in (True, False):
         txn = transactions.begin(stack.metastore, "tests/ours")
-        transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(180), threading.Event()))
+        transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(LIMIT), threading.Event()))
         transactions.commit(stack.metastore, txn)
         if late:
-            transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(180), threading.Event()))
+            transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(LIMIT), threading.Event()))
 
 
 def _leave_id_gap(metastore: Metastore) -> None:

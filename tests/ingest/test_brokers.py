@@ -22,6 +22,7 @@ from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from ingestd.sandbox.options import BROKERS
 from tests.support.daemon import Hold
 from tests.support.flow import Flow, proceed, rows, wait_for_rows
+from tests.support.patience import LIMIT
 from tests.support.quota import consumer_quota
 from tests.support.stack import Stack, eventually
 
@@ -48,7 +49,7 @@ def addresses(addresses: Addresses, cluster: Sandbox) -> Addresses:
 
 
 def _leaders(stack: Stack, topic: str) -> list[int]:
-    partitions = stack.admin.list_topics(topic, timeout=60).topics[topic].partitions
+    partitions = stack.admin.list_topics(topic, timeout=LIMIT).topics[topic].partitions
     return [partitions[number].leader for number in sorted(partitions)]
 
 
@@ -72,7 +73,7 @@ def test_brokers_when_they_restart_in_turn_and_partitions_are_added_then_every_i
                 _restart(cluster, broker)
                 proceed(daemon, stack.name, flow)
             _elect_preferred(stack)
-            stack.admin.create_partitions([NewPartitions(stack.name, 4 + number)])[stack.name].result(60)
+            stack.admin.create_partitions([NewPartitions(stack.name, 4 + number)])[stack.name].result(LIMIT)
             proceed(daemon, stack.name, flow)
         eventually("a record of the first new partition", lambda: "[3] " in daemon.text())
     wait_for_rows(daemon, stack.name, flow.sent)
@@ -131,7 +132,7 @@ def test_brokers_when_disturbed_at_random_while_a_quota_delays_records_then_ever
 def _elect_preferred(stack: Stack) -> None:
     """Move the leaders that a restart has moved back to the preferred replicas."""
     before = _leaders(stack, stack.name)
-    stack.admin.elect_leaders(ElectionType.PREFERRED, None).result(60)
+    stack.admin.elect_leaders(ElectionType.PREFERRED, None).result(LIMIT)
     eventually("other leaders", lambda: _leaders(stack, stack.name) != before)
 
 
@@ -143,7 +144,7 @@ def _create_unclean(stack: Stack) -> None:
         replica_assignment=[[1, 2]],
         config={"unclean.leader.election.enable": "true", "min.insync.replicas": "1"},
     )
-    stack.admin.create_topics([topic])[stack.name].result(60)
+    stack.admin.create_topics([topic])[stack.name].result(LIMIT)
 
 
 def _elect_second(stack: Stack, cluster: Sandbox) -> None:

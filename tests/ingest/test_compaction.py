@@ -55,8 +55,8 @@ class _Traffic:
 
     def wait(self) -> None:
         """Wait until all records are committed and no compaction of these tables is in progress."""
-        eventually("all commits", lambda: self._committed() == self.sent * len(self.tables), 240)
-        eventually("all compactions to end", lambda: not self._compacting(), 240)
+        eventually("all commits", lambda: self._committed() == self.sent * len(self.tables))
+        eventually("all compactions to end", lambda: not self._compacting())
 
     def check(self) -> None:
         """Check that every stored row count becomes that of a scan, and that Hive returns it by default.

@@ -22,6 +22,7 @@ from ingestd.kafka.ranges import TopicPartition
 from ingestd.publish.warehouse import Warehouse
 from ingestd.storage.storages import Storages
 from tests.support.daemon import DaemonThread, Hold
+from tests.support.patience import LIMIT
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 
@@ -43,7 +44,7 @@ change_stored(warehouse, document.mappings[0], Request("pause", "command"), from
 
 
 def _ask(daemon: DaemonThread, request: Request, mapping: str) -> None:
-    daemon.supervisor.controls[mapping].submit(request).result(180)
+    daemon.supervisor.controls[mapping].submit(request).result(LIMIT)
 
 
 def _warehouse(stack: Stack) -> Warehouse:
@@ -161,7 +162,7 @@ def test_position_when_the_answer_is_lost_and_another_owner_has_read_the_range_t
         assert stack.ids() == sorted([*range(10), *range(4, 10)])
         between.forward("get_table_req")
         with pytest.raises(RequestFailed, match="may have been carried out"):
-            request.result(60)
+            request.result(LIMIT)
         stack.produce(_rows(10))
         eventually("the next record", lambda: daemon.supervisor.monitors[stack.name].snapshot().totals.rows == 1)
         assert stack.ids() == sorted([*range(11), *range(4, 10)])
@@ -204,7 +205,7 @@ def test_requests_when_the_mapping_is_standby_or_stopping_then_fail_and_an_accep
     pause = owner.supervisor.controls[stack.name].submit(Request("pause", BY))
     owner.terminate()
     hold.release()
-    pause.result(60)
+    pause.result(LIMIT)
     assert _state(stack, config).paused
     assert owner.wait() == 0
     eventually("the takeover", lambda: standby.supervisor.monitors[stack.name].snapshot().is_owner)
@@ -252,14 +253,14 @@ def test_offline_change_when_suspended_or_killed_then_changes_nothing_after_a_ta
         eventually("the takeover", lambda daemon=daemon: daemon.events("owner"))  # type: ignore[misc]
         gate.touch()
         os.kill(command.pid, signal.SIGCONT)
-        assert command.wait(180) != 0
+        assert command.wait(LIMIT) != 0
         assert not _state(stack, config).paused
         daemon.terminate()
         assert daemon.wait() == 0
-    assert _start_command(config, "opened=kill").wait(180) == -signal.SIGKILL
+    assert _start_command(config, "opened=kill").wait(LIMIT) == -signal.SIGKILL
     stack.drain(config)
     assert not _state(stack, config).paused
-    assert _start_command(config, "committed=kill").wait(180) == -signal.SIGKILL
+    assert _start_command(config, "committed=kill").wait(LIMIT) == -signal.SIGKILL
     stack.drain(config)
     assert _state(stack, config).paused
 

@@ -13,6 +13,7 @@ from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.shared import KafkaClients
 from ingestd.kafka.timestamps import FirstRecord
 from tests.support.daemon import Hold
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 A, B = TopicPartition("clicks", 0), TopicPartition("clicks", 1)
@@ -71,7 +72,7 @@ def _produce(stack: Stack, value: bytes, seconds_ago: float) -> None:
     """Produce a record with a timestamp in the past."""
     producer = Producer({"bootstrap.servers": stack.addresses.kafka})
     producer.produce(stack.name, value, partition=0, timestamp=int((now() - seconds_ago) * 1000))
-    assert producer.flush(60) == 0
+    assert producer.flush(LIMIT) == 0
 
 
 def _lag_seconds(monitor: Monitor) -> float:

@@ -16,6 +16,7 @@ from ingestd.hive.transactions import open_transactions
 from ingestd.kafka.admin import Broker
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from tests.support.daemon import Daemon, Hold
+from tests.support.patience import LIMIT
 from tests.support.sandbox import running
 from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table, visible_ids
@@ -64,7 +65,7 @@ def _produce(stack: Stack, ids: range) -> None:
     producer = Producer({"bootstrap.servers": stack.addresses.kafka, "enable.idempotence": True})
     for n in ids:
         producer.produce(stack.name, json.dumps({"id": n}))
-    assert producer.flush(60) == 0
+    assert producer.flush(LIMIT) == 0
 
 
 class _Ingestion:

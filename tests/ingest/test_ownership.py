@@ -25,6 +25,7 @@ from ingestd.ingest.monitor import Monitor
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import Ownership
 from ingestd.storage.local import local_path
+from tests.support.patience import LIMIT
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 
@@ -183,7 +184,7 @@ def test_standby_when_its_answers_are_late_then_the_living_owner_keeps_the_mappi
 
         thread = threading.Thread(target=stand_by)
         thread.start()
-        assert waiting.wait(180)
+        assert waiting.wait(LIMIT)
         between.answering.clear()
         (claim,) = _claims(stack)
         daemon = daemon_lease("ingestd", claim.agent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from confluent_kafka import Producer
 
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack
 
 COLUMNS = "id int, ts timestamp, d date, s string, v varchar(9), t timestamp"
@@ -45,7 +46,7 @@ def test_rows_when_a_partition_is_a_header_then_they_have_its_last_value(stack: 
     for number, region in enumerate(regions):
         value = b"{" if number == 4 else b'{"id": %d}' % number
         producer.produce(stack.name, value, partition=0, headers=[("Region", b"first"), ("Region", region)])
-    assert producer.flush(60) == 0
+    assert producer.flush(LIMIT) == 0
     partition = {"region": "header('Region')", "dt": "d"}
     daemon = stack.drain(stack.config({"partition": partition, "on_error": "skip", "where": "region <> 'FR'"}))
     skipped = daemon.events("rejects_skipped")[0]["first"]

@@ -17,6 +17,7 @@ from ingestd.ingest.workers import Workers
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import OffsetRange, Offsets, Position, TopicIdentity, TopicPartition
 from ingestd.kafka.watch import Watch
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 ELSEWHERE = "another-cluster-000000"
@@ -47,7 +48,7 @@ class _Case:
 
     def plan(self, stored: Position, on_poll: Callable[[Offsets], None] = lambda _: None) -> Plan:
         with self.planner.watching():
-            plan = self.workers.start(self.planner.next(stored, None, lambda: False, on_poll)).result(60)
+            plan = self.workers.start(self.planner.next(stored, None, lambda: False, on_poll)).result(LIMIT)
         self.workers.close()
         assert plan is not None
         return plan
@@ -102,9 +103,9 @@ def test_broker_when_it_never_answers_then_the_error_is_raised_and_a_stop_ends_t
         with planner.watching():
             failing = workers.start(planner.next(Position(), None, lambda: False, lambda _: None))
             with pytest.raises(BrokerUnavailable):
-                failing.result(180)
+                failing.result(LIMIT)
             waiting = workers.start(planner.next(Position(), None, over.is_set, lambda _: None))
             over.set()
             worker.wake()
-            assert waiting.result(180) is None
+            assert waiting.result(LIMIT) is None
         workers.close()

@@ -8,6 +8,7 @@ from decimal import Decimal
 
 from confluent_kafka import Consumer, TopicPartition
 
+from tests.support.patience import LIMIT
 from tests.support.protobuf import Field, class_of, file_of, message
 from tests.support.registry import registry_server
 from tests.support.stack import Stack
@@ -77,7 +78,7 @@ def _letters(stack: Stack, topic: str) -> list[tuple[bytes, dict[str, str]]]:
     """Return the values and the headers of the records of a topic with one partition."""
     consumer = Consumer({"bootstrap.servers": stack.addresses.kafka, "group.id": topic, "enable.auto.commit": False})
     try:
-        _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=60)
+        _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=LIMIT)
         consumer.assign([TopicPartition(topic, 0, 0)])
         found = consumer.consume(end, 60)
         return [(one.value(), {name: (text or b"").decode() for name, text in one.headers()}) for one in found]

@@ -26,6 +26,7 @@ from ingestd.kafka.reader import ReadLimits, read
 from ingestd.sandbox import Addresses
 from tests.support.daemon import Daemon, Hold
 from tests.support.kafka import KafkaBroker, kafka_broker
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 FIRST, AFTER_CUT, NEW, MORE = range(10), range(50, 54), range(100, 115), range(200, 205)
@@ -255,7 +256,7 @@ def test_range_when_lost_between_plan_and_read_then_the_policy_applies(own: Stac
         _arrive(own, name, FIRST[-1])
         own.produce(({"id": n} for n in range(10, 20)), name)
         hold.wait()
-    broker.admin.delete_records([_TopicPartition(trimmed, 0, 15)])[_TopicPartition(trimmed, 0)].result(60)
+    broker.admin.delete_records([_TopicPartition(trimmed, 0, 15)])[_TopicPartition(trimmed, 0)].result(LIMIT)
     broker.delete(recreated)
     broker.create(recreated)
     own.produce(({"id": n} for n in range(100, 125)), recreated)
@@ -277,7 +278,7 @@ def test_topic_when_missing_on_a_broker_that_creates_topics_then_is_not_created(
     own.table("id bigint")
     config = own.config()
     command = [sys.executable, "-m", "ingestd", "check", "--config", str(config), "--online"]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert checked.returncode == 65, checked.stdout + checked.stderr
     assert "the topic does not exist" in checked.stdout
     own.drain(config, expect=65)

@@ -31,6 +31,7 @@ from tests.support import replays
 from tests.support.compaction import compact
 from tests.support.counters import number, read_parameters
 from tests.support.daemon import Hold, shared_engine
+from tests.support.patience import LIMIT
 from tests.support.proxy import Proxy
 from tests.support.records import produce_all
 from tests.support.stack import Stack, eventually
@@ -176,7 +177,7 @@ def test_kill_after_each_step_when_the_replay_is_repeated_then_each_letter_is_re
     for step in STEPS:
         eventually(f"a replay to wait after {step}", Path(directory, f"{step}.held").exists)
     killed.kill()
-    killed.communicate(timeout=180)
+    killed.communicate(timeout=LIMIT)
     assert cases.stack.ids(cases.name("committed")) == [1, 2, 3, 4, 100]
     for step in STEPS:
         assert cases.replay(step).replayed == (0 if step == "committed" else 4)
@@ -224,7 +225,7 @@ def test_second_replay_when_the_first_one_runs_then_is_refused_and_when_it_is_su
     assert cases.replay("stopped").replayed == 4
     Path(tmp_path, "locked").touch()
     os.kill(first.pid, signal.SIGCONT)
-    output, _ = first.communicate(timeout=180)
+    output, _ = first.communicate(timeout=LIMIT)
     assert output.startswith(f"{cases.name('stopped')}: ")
     cases.assert_stored("stopped", 1, 2, 3, 4)
 

@@ -16,6 +16,7 @@ from tests.streaming.support import connect, rows
 from tests.support.compaction import request_compaction
 from tests.support.counters import end_analyze, number, read_parameters, write_parameters
 from tests.support.daemon import Daemon
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 PARTITIONED = pytest.mark.parametrize("partition", ["", "dt=a"], ids=["table", "partition"])
@@ -82,7 +83,7 @@ def leases(stack: Stack, tables: _Tables) -> Iterator[threading.Event]:
         transactions.take_lease(stack.metastore, txn, lease, Wait(Deadline.after(60), threading.Event()))
 
     def release() -> None:
-        free.wait(300)
+        free.wait(LIMIT)
         transactions.abort(stack.metastore, txn.id)
         stack.metastore.close()
 

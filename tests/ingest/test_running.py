@@ -18,6 +18,7 @@ from ingestd.hive.transactions import open_transactions
 from ingestd.storage.local import local_path
 from tests.support.daemon import Daemon, Hold
 from tests.support.files import files_below
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 KIB = "x" * 1_000
@@ -232,5 +233,5 @@ def test_log_when_its_disk_is_full_then_records_are_committed(stack: Stack) -> N
     stack.produce({"id": n} for n in range(10))
     command = [sys.executable, "-m", "ingestd", "run", "--config", str(stack.config()), "--until-caught-up"]
     with Path("/dev/full").open("w", encoding="utf-8") as full:
-        assert subprocess.run(command, stderr=full, timeout=120, check=False).returncode == 0
+        assert subprocess.run(command, stderr=full, timeout=LIMIT, check=False).returncode == 0
     assert stack.ids() == list(range(10))

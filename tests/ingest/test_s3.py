@@ -21,6 +21,7 @@ from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
 from ingestd.storage.contract import child
 from ingestd.storage.options import StorageOptions
 from ingestd.storage.storages import Storages
+from tests.support.patience import LIMIT
 from tests.support.s3 import find_versitygw
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.sandbox import running
@@ -96,7 +97,7 @@ def test_s3_when_killed_while_a_request_is_in_progress_then_its_late_execution_h
     stack.produce(_orders(0, ROWS))
     proxy.hold(operation)
     killed = stack.start_process(config)
-    assert proxy.held.acquire(timeout=180)
+    assert proxy.held.acquire(timeout=LIMIT)
     killed.kill()
     assert stack.ids() == []
     stack.drain(stack.config())  # not through the proxy, which still holds requests of the killed daemon
@@ -121,7 +122,7 @@ def test_s3_when_suspended_between_copies_then_after_a_takeover_it_publishes_not
     stack.produce(_orders(0, ROWS))
     proxy.hold("COPY", after=1)
     suspended = stack.start_process(_through(stack, proxy))
-    assert proxy.held.acquire(timeout=180)
+    assert proxy.held.acquire(timeout=LIMIT)
     os.kill(suspended.process.pid, signal.SIGSTOP)
     rival = stack.start(stack.config())  # not through the proxy
     eventually("the rival's rows", lambda: stack.ids() == list(range(ROWS)))
@@ -147,7 +148,7 @@ def test_s3_when_a_new_owner_cannot_fence_the_former_one_then_it_waits(stack: St
     stack.produce(_orders(0, ROWS))
     proxy.hold("COPY")
     suspended = stack.start_process(_through(stack, proxy))
-    assert proxy.held.acquire(timeout=180)
+    assert proxy.held.acquire(timeout=LIMIT)
     os.kill(suspended.process.pid, signal.SIGSTOP)
     with s3_proxy(proxy.backend) as other:
         other.refuse("UPLOADS", 403, "AccessDenied")
@@ -202,6 +203,6 @@ def test_s3_when_a_mapping_is_paused_without_a_daemon_then_its_storage_is_that_o
     config = stack.config()
     command = [sys.executable, "-m", "ingestd", "mappings", "pause", stack.name[-40:], "--config", str(config)]
     without = {name: value for name, value in os.environ.items() if not name.startswith(("AWS_", "HADOOP_"))}
-    done = subprocess.run(command, env=without, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, env=without, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

@@ -20,6 +20,7 @@ from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import read
 from ingestd.sandbox import Addresses
 from tests.support.daemon import Daemon
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 HOT = 60_000
@@ -68,7 +69,7 @@ class _Topics:
     def delete_before(self, name: str, offset: int) -> None:
         """Delete the records before `offset` from partition 0, as retention does."""
         for answer in self.admin.delete_records([TopicPartition(name, 0, offset)]).values():
-            answer.result(60)
+            answer.result(LIMIT)
 
 
 class _Transactions:
@@ -85,7 +86,7 @@ class _Transactions:
         self._producer.begin_transaction()
         for n in ids:
             self._producer.produce(self._topic, json.dumps({"id": n}), partition=0)
-        assert self._producer.flush(60) == 0
+        assert self._producer.flush(LIMIT) == 0
 
     def commit(self) -> None:
         self._producer.commit_transaction(60)
@@ -117,11 +118,11 @@ def _compacted(cases: _Topics) -> None:
     producer = Producer({"bootstrap.servers": cases.stack.addresses.kafka})
     for n in range(300):
         producer.produce(name, json.dumps({"id": n}), key=str(n % 3), partition=0)
-    assert producer.flush(60) == 0
+    assert producer.flush(LIMIT) == 0
     # A segment is cleaned only after a later record has closed it.
     _pass_time(0.2)
     producer.produce(name, json.dumps({"id": 300}), key="last", partition=0)
-    assert producer.flush(60) == 0
+    assert producer.flush(LIMIT) == 0
 
 
 def _pass_time(seconds: float) -> None:
@@ -169,7 +170,7 @@ def _between(cases: _Topics, open_transaction: _Transactions) -> None:
     open_transaction.commit()
     grows = cases.name("grows")
     for answer in cases.admin.create_partitions([NewPartitions(grows, 3)]).values():
-        answer.result(60)
+        answer.result(LIMIT)
     eventually("the new partitions", lambda: len(cases.admin.list_topics(grows).topics[grows].partitions) == 3)
     cases.produce(grows, range(10, 20), 1)
     cases.produce(grows, range(20, 30), 2)

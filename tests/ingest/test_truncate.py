@@ -15,6 +15,7 @@ from ingestd.hive.tables import TableName, load_acid_table
 from ingestd.ingest.state import MappingState
 from ingestd.storage.local import local_path
 from tests.support.daemon import Daemon, Hold
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 from tests.support.truncate import Truncation, waits_for_lock
 
@@ -60,7 +61,7 @@ def test_truncate_when_a_commit_is_in_progress_then_waits_for_it(stack: Stack, p
     table = TableName("default", stack.name)
     eventually("TRUNCATE to wait", lambda: waits_for_lock(stack.metastore, table))
     hold.release()
-    truncating.join(180)
+    truncating.join(LIMIT)
     assert not truncating.is_alive()
     eventually("the commit to be logged", lambda: sum(one["rows"] for one in daemon.events("committed")) == 30)
     assert stack.ids() == []

@@ -12,6 +12,7 @@ import pytest
 
 from ingestd.clock import Deadline
 from ingestd.ingest.workers import Worker, Workers
+from tests.support.patience import LIMIT
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def test_loops_when_they_wait_then_hold_no_thread_and_each_is_woken(workers: Wor
     released.set()
     for member in members:
         member.wake()
-    assert all(end.result(60) for end in ends)
+    assert all(end.result(LIMIT) for end in ends)
 
 
 def test_wait_when_woken_at_any_moment_then_no_wakeup_is_lost(workers: Workers) -> None:
@@ -50,14 +51,14 @@ def test_wait_when_woken_at_any_moment_then_no_wakeup_is_lost(workers: Workers) 
     for _ in range(2_000):
         counted[0] += 1
         member.wake()
-    assert end.result(60) == 2_000
+    assert end.result(LIMIT) == 2_000
 
 
 def test_wait_when_the_time_is_over_then_returns_whether_the_condition_is_true(workers: Workers) -> None:
     member = workers.worker()
-    assert workers.start(member.wait(0.01, lambda: False)).result(60) is False
+    assert workers.start(member.wait(0.01, lambda: False)).result(LIMIT) is False
     limit = Deadline.after(0.01)
-    assert workers.start(member.wait(0.02, lambda: limit.passed)).result(60) is True
+    assert workers.start(member.wait(0.02, lambda: limit.passed)).result(LIMIT) is True
 
 
 def test_stages_when_one_mapping_has_many_then_others_go_first(workers: Workers) -> None:
@@ -67,7 +68,7 @@ def test_stages_when_one_mapping_has_many_then_others_go_first(workers: Workers)
 
     def first() -> None:
         started.set()
-        assert go_on.wait(180)
+        assert go_on.wait(LIMIT)
 
     async def stage_all() -> None:
         def staged(worker: Worker, name: str) -> asyncio.Task[None]:
@@ -80,7 +81,7 @@ def test_stages_when_one_mapping_has_many_then_others_go_first(workers: Workers)
         go_on.set()
         await asyncio.gather(running, *more)
 
-    workers.start(stage_all()).result(60)
+    workers.start(stage_all()).result(LIMIT)
     assert started.is_set()
     assert order[-1] == "busy"
     assert sorted(order) == ["busy", "busy", "other"]
@@ -91,13 +92,13 @@ def test_calls_when_many_hang_then_others_still_run() -> None:
     hanging: list[Future[bool]] = []
     for run in (Worker.call, Worker.commit):
         hanging += [workers.start(run(workers.worker(), released.wait, 60)) for _ in range(40)]
-        assert workers.start(run(workers.worker(), released.is_set)).result(60) is False
+        assert workers.start(run(workers.worker(), released.is_set)).result(LIMIT) is False
     assert not any(end.done() for end in hanging)
     released.set()
-    assert all(end.result(60) for end in hanging)
+    assert all(end.result(LIMIT) for end in hanging)
     workers.close()
 
 
 def test_call_when_it_fails_then_its_caller_raises(workers: Workers) -> None:
     with pytest.raises(ZeroDivisionError):
-        workers.start(workers.worker().call(lambda: 1 // 0)).result(60)
+        workers.start(workers.worker().call(lambda: 1 // 0)).result(LIMIT)

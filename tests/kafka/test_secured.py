@@ -21,6 +21,7 @@ from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import read
 from tests.support.daemon import Daemon, Event
 from tests.support.flow import wait_for_rows
+from tests.support.patience import LIMIT
 from tests.support.secured_kafka import SecuredKafka, secured_kafka
 from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table, visible_ids
@@ -146,7 +147,7 @@ def test_password_when_it_is_wrong_then_the_exit_code_of_daemon_and_check_is_77(
     config = stack.config(_mapping(stack, "only", kafka.login("ann", "canary-wrong", **_SHORT)))
     stack.drain(config, expect=77)
     command = [sys.executable, "-m", "ingestd", "check", "--config", str(config), "--online"]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    checked = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert checked.returncode == 77, checked.stdout + checked.stderr
     assert "invalid credentials" in checked.stdout
     assert "canary" not in checked.stdout + checked.stderr
@@ -224,4 +225,4 @@ def test_group_when_the_permission_is_missing_then_it_is_named_and_the_mapping_w
 def _send(kafka: SecuredKafka, topic: str, number: int) -> None:
     producer = Producer({"bootstrap.servers": kafka.servers, "log_level": 2})
     producer.produce(topic, json.dumps({"id": number}))
-    assert producer.flush(60) == 0
+    assert producer.flush(LIMIT) == 0

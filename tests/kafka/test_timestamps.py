@@ -14,6 +14,7 @@ from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.record import NO_TIMESTAMP
 from ingestd.kafka.timestamps import FirstRecord, RecordTimestamps
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 
@@ -28,7 +29,7 @@ def _produce(stack: Stack, partition: int, *seconds: float) -> None:
     producer = Producer({"bootstrap.servers": stack.addresses.kafka})
     for at in seconds:
         producer.produce(stack.name, b"{}", partition=partition, timestamp=int(at * 1000))
-        assert producer.flush(60) == 0
+        assert producer.flush(LIMIT) == 0
 
 
 def _produce_in_transactions(stack: Stack, partition: int, *, aborted: float, committed: float | None) -> None:
@@ -37,7 +38,7 @@ def _produce_in_transactions(stack: Stack, partition: int, *, aborted: float, co
     producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(stack.name, b"{}", partition=partition, timestamp=int(aborted * 1000))
-    assert producer.flush(60) == 0  # otherwise the abort discards it
+    assert producer.flush(LIMIT) == 0  # otherwise the abort discards it
     producer.abort_transaction(60)
     if committed is not None:
         producer.begin_transaction()
@@ -45,7 +46,7 @@ def _produce_in_transactions(stack: Stack, partition: int, *, aborted: float, co
         producer.commit_transaction(60)
 
 
-def _read(reader: RecordTimestamps, stack: Stack, *offsets: int, seconds: float = 180) -> dict[int, float | None]:
+def _read(reader: RecordTimestamps, stack: Stack, *offsets: int, seconds: float = LIMIT) -> dict[int, float | None]:
     """Return by partition the timestamp of the first record; None if it is known that there is no record."""
     wanted = {TopicPartition(stack.name, partition): offset for partition, offset in enumerate(offsets)}
     found = reader.read(wanted, seconds=seconds, stop=threading.Event())
@@ -98,7 +99,7 @@ def test_timestamps_when_many_partitions_have_large_batches_then_one_consumer_re
         for record in range(5):
             producer.produce(stack.name, b"x" * 20_000, partition=partition, timestamp=1_000_000 + partition + record)
         producer.poll(0)
-    assert producer.flush(60) == 0
+    assert producer.flush(LIMIT) == 0
     assert _read(reader, stack, *[0] * 100) == {p: (1_000_000 + p) / 1000 for p in range(100)}
 
 

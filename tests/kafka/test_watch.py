@@ -12,6 +12,7 @@ from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import EpochOffset, TopicPartition
 from ingestd.kafka.watch import Watch
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 
@@ -63,7 +64,7 @@ def test_watch_when_many_subscribe_then_few_requests_serve_all_and_news_are_repo
         one.clear()
     began, before = monotonic(), broker.requests
     stack.produce([{"id": 1}], partition=1)
-    assert all(one.wait(180) for one in news)
+    assert all(one.wait(LIMIT) for one in news)
     assert {one.checked().ends[TopicPartition(topic, 1)] for one in subscriptions} == {1}
     assert broker.requests - before <= 2 + 20 * (monotonic() - began)
     for subscription in subscriptions:

@@ -7,6 +7,7 @@ from functools import partial
 
 from ingestd.clock import monotonic
 from ingestd.publish.agenda import Agenda, Work
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 
@@ -29,7 +30,7 @@ class _Count:
             self.most = max(self.most, self.running)
             if self.running == self.size:
                 self.are_enough.set()
-        assert self.are_enough.wait(180)
+        assert self.are_enough.wait(LIMIT)
         threading.Event().wait(0.002)
         with self.lock:
             self.running -= 1
@@ -61,18 +62,18 @@ def test_agenda_when_work_is_planned_again_then_runs_in_order_of_time_and_never_
     def slow() -> None:
         begun.set()
         order.append("begin")
-        assert go_on.wait(180)
+        assert go_on.wait(LIMIT)
         order.append("end")
 
     def block() -> None:
-        assert planned.wait(180)
+        assert planned.wait(LIMIT)
 
     def late() -> None:
         order.append("late")
         ran_at.append(monotonic())
 
     agenda.plan(slow, monotonic())
-    assert begun.wait(180)
+    assert begun.wait(LIMIT)
     agenda.plan(block, monotonic() - 1.0)  # the other thread is busy until all work is planned
     agenda.plan(slow, monotonic())
     due = monotonic() + 0.5
@@ -96,4 +97,4 @@ def test_agenda_when_work_is_planned_earlier_then_the_earlier_time_counts() -> N
     work: Work = finish
     agenda.plan(work, monotonic() + 600)
     agenda.plan(work, monotonic())
-    assert done.wait(180)
+    assert done.wait(LIMIT)

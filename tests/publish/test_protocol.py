@@ -30,6 +30,7 @@ from ingestd.publish.warehouse import Warehouse
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.support.counters import number
+from tests.support.patience import LIMIT
 from tests.support.proxy import Proxy, proxy
 from tests.support.stack import Stack
 from tests.support.tables import make_table, visible_ids
@@ -93,7 +94,7 @@ def case(stack: Stack) -> Iterator[Case]:
         plain, by_day = (load_acid_table(metastore, name) for name in names)
         writes = _staged(metastore, txn, plain, range(10)), _staged(metastore, txn, by_day, range(10, 15))
         locks = [transactions.WriteLock(plain.name), transactions.WriteLock(by_day.name, dynamic=True)]
-        wait = transactions.Wait(Deadline.after(180), threading.Event())
+        wait = transactions.Wait(Deadline.after(LIMIT), threading.Event())
         assert transactions.lock_against_overwrites(metastore, txn, locks, wait=wait)
         yield Case(metastore, between, txn, *writes)
         transactions.abort(stack.metastore, txn.id)

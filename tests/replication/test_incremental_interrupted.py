@@ -23,6 +23,7 @@ from ingestd.replication.bootstrap_dump import DumpStep
 from ingestd.replication.copy import CopyStopped
 from ingestd.replication.directory import Skipped
 from ingestd.replication.incremental_load import ReplayStep
+from tests.support.patience import LIMIT
 from tests.support.replica_changes import INSERT, alter, assert_same, column_statistics, do_everything, renamed
 from tests.support.replica_following import Following, Interrupted, interrupt_after, write
 from tests.support.replica_kills import ProcessStep
@@ -163,11 +164,11 @@ def test_load_when_another_one_runs_then_is_refused(following: Following) -> Non
     def hold(step: Enum) -> None:
         if step is ReplayStep.COMMITTED and not reached.is_set():
             reached.set()
-            assert released.wait(180)
+            assert released.wait(LIMIT)
 
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(following.load, hold)
-        assert reached.wait(180)
+        assert reached.wait(LIMIT)
         with pytest.raises(OwnershipLost, match="only one process at a time may load into the database"):
             following.load()
         released.set()
@@ -182,14 +183,14 @@ def test_load_when_suspended_while_another_process_loads_then_changes_nothing_af
         eventually("its suspension", lambda: psutil.Process(first.pid).status() == psutil.STATUS_STOPPED)
         before = following.last_event()
         with following.process("load", ProcessStep.FINISHED) as second:  # takes the lease over after 20 s
-            assert second.wait(120) == -signal.SIGKILL
+            assert second.wait(LIMIT) == -signal.SIGKILL
         assert isinstance(following.directory.begin_load(), Skipped)
         write(following.replica.source, following.name("plain"), INSERT)
         following.cycle()
         last = following.last_event()
         assert before < last
         first.send_signal(signal.SIGCONT)
-        assert first.wait(120) == 1
+        assert first.wait(LIMIT) == 1
     assert following.last_event() == last
     assert_same(following)
     replay = Replay(following.replica.target.metastore, following.target, accepts_gaps=lambda _: False)

@@ -125,7 +125,7 @@ def test_copy_when_the_source_changes_at_random_and_daemons_are_killed_then_equa
                 source.end()
                 nemesis.end()
                 newest, moment = EventLog(pair.replica.source.metastore).current_id(), now()
-                eventually("the last change", lambda: _has_loaded(pair, newest, moment), 300)
+                eventually("the last change", lambda: _has_loaded(pair, newest, moment))
         assert_invariant(answers)
         _assert_equal(pair)
     finally:
@@ -160,7 +160,7 @@ def _reading(pair: Pair) -> Iterator[list[tuple[Any, ...]]]:
     stopped = threading.Event()
 
     def read() -> None:
-        eventually("the first copy", lambda: stopped.is_set() or _is_complete(pair), 300)
+        eventually("the first copy", lambda: stopped.is_set() or _is_complete(pair))
         while not stopped.is_set() or not answers:
             answers.extend(pair.replica.target.sql(INVARIANT.replace("{db}", pair.target)))
 

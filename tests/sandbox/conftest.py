@@ -17,6 +17,7 @@ from ingestd.sandbox import KAFKA, METASTORE, Sandbox, SandboxOptions, jars
 from ingestd.sandbox.guard import Guard
 from ingestd.sandbox.options import no_progress
 from ingestd.sandbox.state import locked
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 COMMAND = (sys.executable, "-m", "ingestd", "sandbox")
@@ -47,7 +48,7 @@ class Cli:
     def run(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         """Run the command and return its result. Fails after five minutes."""
         with self.start(*arguments, **env) as started:
-            out, err = started.communicate(timeout=300)
+            out, err = started.communicate(timeout=LIMIT)
         return subprocess.CompletedProcess(started.args, started.returncode, out, err)
 
     def processes(self) -> list[psutil.Process]:

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from ingestd.sandbox import HIVESERVER2, KAFKA, METASTORE, Sandbox, SandboxOptions, process
 from ingestd.sandbox.hiveserver2 import Session, query
 from ingestd.sandbox.state import Child, State, load, save
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 from .conftest import COMMAND, NO_NETWORK, Cli
@@ -54,7 +55,7 @@ def boxes(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     clis = [Cli(tmp_path_factory.mktemp("box") / "state") for _ in range(2)]
     try:
         started = [clis[0].start("up", "--hiveserver2", "--output", "json"), clis[1].start("up", "--output", "json")]
-        answers = [up.communicate(timeout=300) for up in started]
+        answers = [up.communicate(timeout=LIMIT) for up in started]
         assert [up.returncode for up in started] == [0, 0], answers
         first, second = (Box(cli, json.loads(answer[0])) for cli, answer in zip(clis, answers, strict=True))
         yield first, second
@@ -73,7 +74,7 @@ def test_sandbox_when_stopped_and_started_without_network_then_data_and_addresse
         *("target_metastore", "target_hiveserver2", "target_warehouse"),
     }
     admin = AdminClient({"bootstrap.servers": addresses["kafka"]})
-    admin.create_topics([NewTopic("kept", 3)])["kept"].result(60)
+    admin.create_topics([NewTopic("kept", 3)])["kept"].result(LIMIT)
     with closing(Session(addresses["hiveserver2"])) as session:
         session.query("create table kept(i int) stored as orc tblproperties('transactional'='true')")
         session.query("insert into kept values (7)")
@@ -84,7 +85,7 @@ def test_sandbox_when_stopped_and_started_without_network_then_data_and_addresse
 
     second = cli.run("up", "--hiveserver2", "--json", **NO_NETWORK)
     assert json.loads(second.stdout) == addresses
-    assert len(admin.list_topics("kept", timeout=60).topics["kept"].partitions) == 3
+    assert len(admin.list_topics("kept", timeout=LIMIT).topics["kept"].partitions) == 3
     assert query(addresses["hiveserver2"], "select i from kept") == (["i"], [(7,)])
 
 
@@ -98,7 +99,7 @@ def test_two_state_folders_when_started_at_once_then_are_independent_and_service
 
 
 def _cluster_id(kafka: str) -> str:
-    return str(AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=60).cluster_id)
+    return str(AdminClient({"bootstrap.servers": kafka}).list_topics(timeout=LIMIT).cluster_id)
 
 
 def _break_and_restart(box: Sandbox) -> None:
@@ -145,7 +146,7 @@ def test_up_when_it_is_killed_then_leaves_no_process(cli: Cli, number: signal.Si
                 break
         eventually("a JVM", cli.processes)
         up.send_signal(number)
-        assert up.wait(180) != 0
+        assert up.wait(LIMIT) != 0
     cli.wait_until_nothing_runs()
     assert cli.run("down").stdout == "nothing was running\n"
 
@@ -168,12 +169,12 @@ def test_process_when_it_ignores_sigterm_then_is_killed() -> None:
         assert started.stdout
         assert started.stdout.readline() == b"ready\n"
         process.end([Child(started.pid, "token-1")], grace_seconds=0.2)
-        assert started.wait(180) == -signal.SIGKILL
+        assert started.wait(LIMIT) == -signal.SIGKILL
 
 
 def test_program_when_its_process_outlives_it_then_ends_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error", "-c", LEAVE_RUNNING, str(tmp_path)]
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True)
     pid, token = answer.stdout.split()
     left = Child(int(pid), token)
     assert process.find(left)

@@ -13,6 +13,7 @@ import pytest
 from ingestd.java import find_java
 from ingestd.spark.archive import archive_options, archive_path
 from tests.support.daemon import shared_engine
+from tests.support.patience import LIMIT
 
 # Starts Spark and stops it when its input ends.
 _START = """
@@ -54,7 +55,7 @@ def test_archive_when_it_is_damaged_then_spark_starts_without_it(
         assert run.stdout
         assert run.stdout.readline() == b"started\n"
         assert _mapped(run.pid) == []
-        run.communicate(timeout=180)
+        run.communicate(timeout=LIMIT)
     assert run.returncode == 0
 
 

@@ -20,6 +20,7 @@ from ingestd.storage.storages import Storages
 from tests.support.cluster import Cluster, tree
 from tests.support.daemon import DaemonProcess
 from tests.support.flow import Flow
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 _SECONDS = float(os.environ.get("INGESTD_TEST_CHAOS_SECONDS", "180"))
@@ -86,7 +87,7 @@ class _Pair:
     def mappings(self) -> list[dict[str, object]]:
         return [{"name": f"m{number}_{self._stack.name}"[:40], "table": t} for number, t in enumerate(self.tables)]
 
-    def wait(self, count: int, seconds: float = 60) -> None:
+    def wait(self, count: int, seconds: float = LIMIT) -> None:
         """Wait until each table has as many rows, or more."""
 
         eventually(f"{count} rows", lambda: self.has(count), seconds)
@@ -246,7 +247,7 @@ def test_tables_when_an_executor_resumes_after_its_transactions_have_ended_then_
         eventually("two owners", lambda: len(daemon.events("owner")) == len(pair.tables))
         # They stage the rest of their records: only the JVM knows that the driver has ended.
         _send(workers, psutil.Process.resume)
-        pair.wait(sent, 180)
+        pair.wait(sent)
     finally:
         _send(jvms + workers, psutil.Process.resume)
     eventually("their end", lambda: not any(one.is_running() for one in jvms + workers))

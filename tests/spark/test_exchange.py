@@ -22,6 +22,7 @@ from ingestd.spark.errors import JobFailed
 from ingestd.spark.session import Session
 from tests.support.cluster import Cluster
 from tests.support.daemon import shared_engine
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 ITEMS = [0, 1, 2]
@@ -90,7 +91,7 @@ def run_with_losses(master: str, conf: str, folder: str) -> None:
 def _run(master: str, conf: dict[str, Any], folder: Path) -> list[list[int]]:
     code = "import sys; from tests.spark.test_exchange import run_with_losses; run_with_losses(*sys.argv[1:])"
     arguments = [sys.executable, "-c", code, master, json.dumps(conf), str(folder)]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=LIMIT)
     found: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
     return found
 

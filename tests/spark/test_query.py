@@ -27,6 +27,7 @@ from ingestd.spark.queries import require_version
 from ingestd.spark.query import Batches, Query
 from ingestd.spark.session import Session
 from tests.support.daemon import shared_engine
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 COLUMNS = tuple(
@@ -226,7 +227,7 @@ def test_query_when_it_is_cancelled_then_the_job_fails(engine: Engine, tmp_path:
             eventually("the task running", started.exists)
             engine.cancel(group)
             with pytest.raises(JobFailed, match="cancelled"):
-                running.result(60)
+                running.result(LIMIT)
         finally:
             (tmp_path / "end").touch()
 
@@ -263,7 +264,7 @@ def run_with_retries() -> None:
 
 def test_task_when_it_is_retried_then_its_result_and_its_report_are_those_of_the_last_attempt() -> None:
     code = "from tests.spark.test_query import run_with_retries; run_with_retries()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LIMIT)
     assert json.loads(done.stdout.splitlines()[-1]) == [["read 1", [10, 0]], ["read 2", [10, 1]], ["read 3", [10, 1]]]
 
 

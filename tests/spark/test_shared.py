@@ -17,6 +17,7 @@ from ingestd.spark.errors import JobFailed
 from ingestd.spark.shared import Reference
 from tests.support.daemon import shared_engine
 from tests.support.files import contains, files_below
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 
@@ -70,7 +71,7 @@ def test_kafka_properties_when_a_mapping_restarts_or_ends_then_spark_has_only_th
     daemon = stack.start(path)
     for number, interval in enumerate(("1s", "500ms", "300ms")):
         stack.config({"commit": {"interval": interval}}, kafka=kafka).replace(path)
-        daemon.supervisor.reload().result(60)
+        daemon.supervisor.reload().result(LIMIT)
         stack.produce([{"id": number}])
         eventually("a commit", lambda number=number: len(daemon.events("committed")) > number)  # type: ignore[misc]
         eventually("one value", lambda: len(_files_with(secret)) == 1)

@@ -17,6 +17,7 @@ from ingestd.storage.hdfs import HdfsStorage
 from ingestd.storage.options import HdfsOptions, StorageOptions
 from ingestd.storage.storages import Storages
 from tests.support.hdfs import Cluster, hdfs, stage
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 from tests.support.threads import limited_threads
 
@@ -305,4 +306,4 @@ def test_storage_when_a_namenode_has_no_port_then_the_default_port_is_used(
         namenode.settimeout(60)
         namenode.accept()[0].close()
         with pytest.raises(StorageUnavailable):
-            request.result(60)
+            request.result(LIMIT)

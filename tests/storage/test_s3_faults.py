@@ -18,6 +18,7 @@ from ingestd.storage.contract import NoSpace, NotFound, PermissionDenied, Staged
 from ingestd.storage.options import S3Options, StorageOptions
 from ingestd.storage.s3 import S3Storage
 from tests.support import certificates
+from tests.support.patience import LIMIT
 from tests.support.s3 import BUCKET, Server, moto, versitygw
 from tests.support.s3_proxy import Answer, S3Proxy, s3_proxy
 from tests.support.s3_role import role_server
@@ -131,8 +132,8 @@ def test_s3_when_a_copy_is_executed_after_the_failure_then_its_source_is_missing
 
     thread = threading.Thread(target=publish)
     thread.start()
-    assert proxy.held.acquire(timeout=180)
-    thread.join(180)
+    assert proxy.held.acquire(timeout=LIMIT)
+    thread.join(LIMIT)
     assert "does not answer" in str(failed[0])
     before = proxy.forwarded
     proxy.release("COPY")
@@ -150,7 +151,7 @@ def test_s3_when_a_copy_in_parts_is_completed_after_the_recovery_of_another_owne
         proxy.hold("COMPLETE")
         with ThreadPoolExecutor(1) as pool:
             suspended = pool.submit(_publish, S3Storage(BUCKET, server.options_at(proxy.endpoint)), uris)
-            assert proxy.held.acquire(timeout=180)
+            assert proxy.held.acquire(timeout=LIMIT)
             rival.remove(f"{TABLE}/.staging")
             assert len(rival.abort_uploads(TABLE, lambda file: "/delta_1_1_0000/" in file)) == 1
             proxy.release("COMPLETE")

@@ -28,6 +28,7 @@ from ingestd.storage.options import StorageOptions
 from ingestd.storage.storages import Storages
 from tests.support.hdfs import Cluster
 from tests.support.hdfs_proxy import hdfs_proxy
+from tests.support.patience import LIMIT
 from tests.support.s3 import BUCKET, Server, moto, versitygw
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.stack import Stack
@@ -97,7 +98,7 @@ def hdfs_second(cluster: Cluster) -> Iterator[Second]:
         cluster.storage().make_directory(child(cluster.root, name))
         uri = f"hdfs://127.0.0.1:{proxy.port}/{name}"
         options = cluster.options()
-        yield Second(uri, options, options, proxy.hold, lambda: proxy.held.wait(180), proxy.release)
+        yield Second(uri, options, options, proxy.hold, lambda: proxy.held.wait(LIMIT), proxy.release)
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def _in_s3(server: Server, proxy: S3Proxy) -> Second:
         replace(server.options_at(proxy.endpoint), timeout=60.0),
         server.options,
         hold,
-        lambda: proxy.held.acquire(timeout=180),
+        lambda: proxy.held.acquire(timeout=LIMIT),
         lambda: proxy.release(held[0]),
     )
 

@@ -15,6 +15,7 @@ import pytest
 from ingestd.errors import StorageUnavailable
 from ingestd.storage.parallel import run_all
 from ingestd.storage.spool import Spool, SpoolOutbox
+from tests.support.patience import LIMIT
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +99,7 @@ def test_outbox_when_uploads_are_slow_then_the_number_of_waiting_files_is_bounde
 
         thread = threading.Thread(target=send)
         thread.start()
-        assert all(sent.acquire(timeout=180) for _ in range(3))
+        assert all(sent.acquire(timeout=LIMIT) for _ in range(3))
         assert not sent.acquire(timeout=0.1)
         uploads.flowing.set()
         thread.join()
@@ -112,7 +113,7 @@ def test_outbox_when_abandoned_during_an_upload_then_nothing_is_stored_later(bas
     with uploads.outbox(threads=1) as outbox:
         outbox.send(_file(outbox, "f0"))
         outbox.send(_file(outbox, "f1"))
-        assert uploads.started.acquire(timeout=180)
+        assert uploads.started.acquire(timeout=LIMIT)
         abandon = threading.Thread(target=outbox.abandon)
         abandon.start()
         uploads.flowing.set()

@@ -25,6 +25,7 @@ from ingestd.streaming import (
 from tests.streaming.support import client, connect, rows, sees
 from tests.support.compaction import compact, request_compaction
 from tests.support.files import files_below
+from tests.support.patience import LIMIT
 from tests.support.proxy import proxy
 from tests.support.stack import Stack, eventually
 from tests.support.truncate import Truncation
@@ -239,7 +240,7 @@ def test_client_when_killed_while_committing_in_a_batch_then_only_earlier_commit
             sees(stack, list(range(20)), by_job=True)
         finally:
             process.send_signal(signal.SIGKILL)
-            process.communicate(timeout=180)
+            process.communicate(timeout=LIMIT)
 
     sees(stack, list(range(20)))
     with connect(stack) as connection, connection.transaction():

@@ -20,6 +20,7 @@ from ingestd.streaming import (
     TxnState,
 )
 from tests.streaming.support import client, connect, rows, sees
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack
 
 
@@ -281,7 +282,7 @@ def test_forked_child_when_it_uses_a_connection_then_rejected_and_the_parent_is_
     stack.table("id int, note string")
 
     process = client(stack, FORK, size)
-    printed = process.communicate(timeout=120)[0]
+    printed = process.communicate(timeout=LIMIT)[0]
 
     assert process.returncode == 0, printed
     said = json.loads(next(line for line in printed.splitlines() if line.startswith("said")).removeprefix("said"))

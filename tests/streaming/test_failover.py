@@ -24,6 +24,7 @@ from ingestd.streaming import (
     TxnState,
 )
 from tests.streaming.support import connect, rows, sees
+from tests.support.patience import LIMIT
 from tests.support.proxy import Proxy, proxy
 from tests.support.stack import Stack, eventually
 
@@ -372,5 +373,5 @@ def test_connection_when_cut_under_several_threads_then_each_reconnects(near: Pr
     proceed()
     ended.set()
     for thread in threads:
-        thread.join(180)
+        thread.join(LIMIT)
     assert not failed

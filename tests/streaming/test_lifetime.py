@@ -25,6 +25,7 @@ from ingestd.streaming import (
 )
 from ingestd.streaming.heartbeat import Heartbeat
 from tests.streaming.support import client, connect, rows, sees
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 
@@ -184,7 +185,7 @@ def test_program_when_it_ends_with_an_open_transaction_then_aborted(stack: Stack
     stack.table("id int, note string")
 
     process = client(stack, LEFT_OPEN)
-    printed = process.communicate(timeout=180)[0]
+    printed = process.communicate(timeout=LIMIT)[0]
 
     assert process.returncode == 0, printed
     txn_id = int(printed)
@@ -196,7 +197,7 @@ def test_program_when_its_exit_handler_commits_then_rows_are_visible(stack: Stac
     stack.table("id int, note string")
 
     process = client(stack, LEFT_OPEN, "commit")
-    printed = process.communicate(timeout=180)[0]
+    printed = process.communicate(timeout=LIMIT)[0]
 
     assert process.returncode == 0, printed
     assert printed.strip().isdecimal(), printed
@@ -211,7 +212,7 @@ def test_program_when_killed_while_writing_then_a_later_client_removes_its_files
         txn_id = int(process.stdout.readline())
     finally:
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=180)
+        process.communicate(timeout=LIMIT)
     staging = staging_of(stack)
     assert [one.name for one in staging.iterdir()] == [str(txn_id)]
 

@@ -31,6 +31,7 @@ from ingestd.streaming import (
 )
 from ingestd.streaming.configuration import Configuration
 from tests.streaming.support import connect, rows, sees
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack
 
 
@@ -138,7 +139,7 @@ def test_partition_when_clients_race_to_create_it_then_exactly_one_counts_it(sta
     def race() -> None:
         with connect(stack) as connection:
             for day in days:
-                start.wait(180)
+                start.wait(LIMIT)
                 connection.create_partition_if_not_exists([day])
             created.append(connection.stats.created_partitions)
 

@@ -13,6 +13,7 @@ from ingestd.formats.decoder import DecodeResult, Reject
 from ingestd.schema import Column, HiveType
 from ingestd.streaming import RecordWriter, StreamingException, StrictDelimitedInputWriter, v1
 from tests.streaming.support import sees
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack
 
 COLUMNS = ["col1", "col2", "col3", "col4", "col5"]
@@ -193,7 +194,7 @@ def test_partition_when_many_clients_race_to_create_it_then_none_fails(stack: St
     def race(number: int) -> None:
         end_point = v1.HiveEndPoint(stack.addresses.metastore, "default", stack.name, ("same day",))
         try:
-            start.wait(180)
+            start.wait(LIMIT)
             with end_point.new_connection(create_partitions=True) as connection:
                 batch = connection.fetch_transaction_batch(1, v1.DelimitedInputWriter(["id"], ","))
                 batch.begin_next_transaction()

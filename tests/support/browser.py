@@ -18,6 +18,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 
 from ingestd.clock import Deadline, pause
+from tests.support.patience import LIMIT
 
 T = TypeVar("T")
 _ARGUMENTS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1440,1000")
@@ -83,7 +84,7 @@ class Browser:
         """Return the visible text of the first element, or an empty text."""
         return next(iter(self.texts(selector)), "")
 
-    def wait(self, what: str, check: Callable[[], Any], seconds: float = 180.0) -> Any:
+    def wait(self, what: str, check: Callable[[], Any], seconds: float = LIMIT) -> Any:
         """Call `check` until its result is true, and return it. Fails after `seconds` with the text of the page."""
         limit = Deadline.after(seconds)
         while not (answer := check()):

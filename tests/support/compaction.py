@@ -11,6 +11,7 @@ from ingestd.errors import SandboxError
 from ingestd.hive.compactions import Compaction, read_compactions
 from ingestd.hive.transactions import abort
 from ingestd.hive.write_ids import ended_transactions
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
 # Part of the name of the client that has requested a compaction, if it was a statement.
@@ -40,11 +41,8 @@ def _request(stack: Stack, table: str, statement: str) -> int:
     """Request a compaction and return its id."""
     before = {one.id for one in _requested(stack, table)}
     try:
-        eventually(
-            "the compaction request to be accepted",
-            lambda: _accepted(stack, statement),
-            400,  # the cleaner waits for transactions of other tests, which end after 300 s at the latest
-        )
+        # The cleaner waits for the transactions of killed daemons, which end after 300 s at the latest.
+        eventually("the compaction request to be accepted", lambda: _accepted(stack, statement), 2 * LIMIT)
     except AssertionError as error:
         shown = [f"{statement}: {stack.sql(statement)}" for statement in ("SHOW TRANSACTIONS", "SHOW COMPACTIONS")]
         raise AssertionError("\n".join([str(error), *shown])) from error
@@ -55,7 +53,7 @@ def _request(stack: Stack, table: str, statement: str) -> int:
 def _wait(stack: Stack, what: str, request: Callable[[], int], number: int) -> None:
     """Wait until readers see the result of a compaction, which `request` repeats if Hive failed it by accident."""
     for _ in range(_MOST_REPETITIONS):
-        ended = eventually(what, partial(_ended, stack, number), 240)
+        ended = eventually(what, partial(_ended, stack, number))
         transaction = int(stack.sql(f"SHOW COMPACTIONS COMPACTIONID = {number}")[-1][_TRANSACTION])
         if not _is_accident(ended):
             break

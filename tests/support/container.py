@@ -16,6 +16,8 @@ from typing import Any
 
 import psutil
 
+from tests.support.patience import LIMIT
+
 UID = 10001
 _START = """
 set -e
@@ -93,8 +95,8 @@ class Container:
     def close(self) -> None:
         """End the container if it still runs."""
         self._process.kill()
-        self._process.wait(180)
+        self._process.wait(LIMIT)
 
     def wait(self) -> int:
         """Wait until the container has ended, and return its exit code."""
-        return self._process.wait(90)
+        return self._process.wait(LIMIT)

@@ -34,6 +34,7 @@ from ingestd.spark.options import SparkOptions
 from ingestd.spark.session import Session
 from ingestd.storage.storages import Storages
 from tests.support import observation
+from tests.support.patience import LIMIT
 
 Event = dict[str, Any]
 # `Stack.config` writes this value, so that all daemons in threads can share one Spark session.
@@ -80,7 +81,7 @@ class DaemonProcess:
         observation.read(self)
         return self._log.read_text(encoding="utf-8", errors="replace")
 
-    def wait(self, seconds: float = 180.0) -> int:
+    def wait(self, seconds: float = LIMIT) -> int:
         """Wait until the process has ended and return its exit code."""
         observation.expect_end(self)
         try:
@@ -102,7 +103,7 @@ class DaemonProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
             return
-        self.process.wait(180)
+        self.process.wait(LIMIT)
 
 
 class Hold:
@@ -132,7 +133,7 @@ class Hold:
         if is_chosen:
             self._released.wait()
 
-    def wait(self, seconds: float = 180.0) -> None:
+    def wait(self, seconds: float = LIMIT) -> None:
         """Wait until all these mappings are blocked."""
         assert self._reached.wait(seconds), f"the step {self._step} was not reached within {seconds:.0f} s"
 
@@ -212,7 +213,7 @@ class DaemonThread:
         errors = self._errors.result() if self._errors.done() else []
         return "\n".join([*self._lines, *(f"ingestd: {log.shortened(str(error))}" for error in errors)])
 
-    def wait(self, seconds: float = 180.0) -> int:
+    def wait(self, seconds: float = LIMIT) -> int:
         """Wait until all mappings have ended and return the exit code that the command would have."""
         observation.expect_end(self)
         self._thread.join(seconds)
@@ -232,7 +233,7 @@ class DaemonThread:
         self._signals.abort.set()
         if self._hold is not None:
             self._hold.release()
-        self._thread.join(180)
+        self._thread.join(LIMIT)
         assert not self.is_running, f"the daemon has not ended after 180 s:\n{self.text()[-3000:]}"
 
 

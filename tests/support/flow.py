@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from ingestd.clock import pause
 from tests.support.daemon import Daemon
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 
@@ -30,7 +31,7 @@ class Flow:
     def __exit__(self, *_: object) -> None:
         self._has_ended.set()
         self._thread.join()
-        assert self._producer.flush(120) == 0
+        assert self._producer.flush(LIMIT) == 0
         assert self.stored == self.sent
 
     def _run(self) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from tests.support.patience import LIMIT
 from tests.support.relay import Losses, shut_down
 
 # "hrpc", the version, the service class and the authentication, which a client sends first.
@@ -40,7 +41,7 @@ class HdfsProxy(Losses):
     def release(self) -> None:
         """Forward the call that is held, and wait until the NameNode has executed it."""
         self._released.set()
-        assert self._answered.wait(180)
+        assert self._answered.wait(LIMIT)
 
     def close(self) -> None:
         """Refuse new connections and cut the existing ones."""

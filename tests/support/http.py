@@ -28,6 +28,7 @@ from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.timestamps import FirstRecord
 from ingestd.replication.policy_status import PolicyStatus
 from tests.support.daemon import DaemonProcess
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 LOOPBACK = Address("127.0.0.1", 0)
@@ -147,7 +148,7 @@ class Client:
         [listening] = eventually("the HTTP server", lambda: daemon.events("http_listening"))
         return cls(Address("127.0.0.1", int(listening["url"].rstrip("/").rpartition(":")[2])))
 
-    def open(self, seconds: float = 180.0) -> http.client.HTTPConnection:
+    def open(self, seconds: float = LIMIT) -> http.client.HTTPConnection:
         """Return a connection that is opened by its first request."""
         if self.ca_file is None:
             return http.client.HTTPConnection(self.address.host, self.address.port, timeout=seconds)

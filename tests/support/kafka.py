@@ -22,6 +22,7 @@ from ingestd.sandbox.options import no_progress
 from ingestd.sandbox.services import Plan
 from ingestd.sandbox.state import Layout, locked
 from tests.support.metastore import free_port
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually, wait_for_topic
 
 _LOGIN = """
@@ -90,7 +91,7 @@ class KafkaBroker:
         process, self._process = self._process, None
         if process:
             process.send_signal(signal.SIGTERM)
-            process.wait(180)
+            process.wait(LIMIT)
 
     def pause(self) -> None:
         """Send SIGSTOP and wait until every thread has stopped. Connections stay open but receive no answer."""
@@ -105,7 +106,7 @@ class KafkaBroker:
 
     def topics(self) -> set[str]:
         """Return the names of all topics. A request for all topics never creates a topic."""
-        return set(self.admin.list_topics(timeout=60).topics)
+        return set(self.admin.list_topics(timeout=LIMIT).topics)
 
     def create(self, name: str, partitions: int = 1) -> None:
         """Create a topic that clients can use at once. Waits while a deleted topic of that name still exists."""
@@ -114,13 +115,13 @@ class KafkaBroker:
 
     def delete(self, name: str) -> None:
         """Delete a topic and wait until it no longer exists."""
-        self.admin.delete_topics([name])[name].result(60)
+        self.admin.delete_topics([name])[name].result(LIMIT)
         eventually(f"topic {name} to be deleted", lambda: name not in self.topics())
 
     def add_rules(self, *bindings: AclBinding) -> None:
         """Add access rules, and wait until the broker applies them."""
         for answer in self.admin.create_acls(list(bindings)).values():
-            answer.result(60)
+            answer.result(LIMIT)
         for one in bindings:
             rule = AclBindingFilter(
                 one.restype,
@@ -131,7 +132,7 @@ class KafkaBroker:
                 one.operation,
                 one.permission_type,
             )
-            eventually(f"{one} to apply", lambda rule=rule: self.admin.describe_acls(rule).result(60))  # type: ignore[misc]
+            eventually(f"{one} to apply", lambda rule=rule: self.admin.describe_acls(rule).result(LIMIT))  # type: ignore[misc]
 
     def truncate_log(self, name: str) -> None:
         """Remove all records of partition 0 from the disk of the stopped broker.
@@ -143,7 +144,7 @@ class KafkaBroker:
 
     def _try_create(self, name: str, partitions: int) -> bool:
         try:
-            self.admin.create_topics([NewTopic(name, partitions, 1)])[name].result(60)
+            self.admin.create_topics([NewTopic(name, partitions, 1)])[name].result(LIMIT)
         except KafkaException:
             return False
         return True

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.metastore import free_port
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 NAME = "INGESTD.TEST"
@@ -91,7 +92,7 @@ class Realm:
         """Stop the KDC. Its principals are preserved."""
         if self._kdc:
             self._kdc.send_signal(signal.SIGTERM)
-            self._kdc.wait(180)
+            self._kdc.wait(LIMIT)
             self._kdc = None
 
     @contextmanager

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
+from tests.support.patience import LIMIT
+
 Manifest = dict[str, Any]
 
 
@@ -51,7 +53,7 @@ class ApiServer:
         """Kill the processes of the pods and stop the server."""
         for process in self._processes.values():
             process.kill()
-            process.wait(180)
+            process.wait(LIMIT)
         for watcher in self._watchers:
             watcher.put(None)
         self._server.shutdown()

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.patience import LIMIT
+
 _BOOT = """
 set -e
 root=$1 warehouse=$2
@@ -85,4 +87,4 @@ class Machine:
     def power_off(self) -> None:
         """Kill all processes at once, as a loss of power does."""
         self._process.kill()
-        self._process.wait(180)
+        self._process.wait(LIMIT)

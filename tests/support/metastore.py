@@ -22,6 +22,7 @@ from ingestd.sandbox.release import PLAIN, Release
 from ingestd.sandbox.schema import SchemaTool
 from ingestd.sandbox.services import Plan
 from ingestd.sandbox.state import Layout, locked
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 
@@ -118,14 +119,14 @@ class Process:
         if process:
             process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGCONT)
-            process.wait(180)
+            process.wait(LIMIT)
 
     def kill(self) -> None:
         """Send SIGKILL, as in a crash, and wait until the metastore has ended."""
         assert self._process
         process, self._process = self._process, None
         process.kill()
-        process.wait(180)
+        process.wait(LIMIT)
 
     def pause(self) -> None:
         """Send SIGSTOP and wait until every thread has stopped. Connections stay open but receive no answer."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from testcontainers.core.container import DockerContainer
 
 from tests.support.metastore import free_port
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 _IMAGE = "postgres:16-alpine"
@@ -63,7 +64,7 @@ def _child() -> Iterator[str]:
             yield f"postgresql://hive:hive@127.0.0.1:{port}/postgres"
         finally:
             server.send_signal(signal.SIGINT)
-            server.wait(180)
+            server.wait(LIMIT)
     finally:
         shutil.rmtree(home)
 

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 from confluent_kafka import Producer
 
+from tests.support.patience import LIMIT
+
 _ALTER_CLIENT_QUOTAS = 49
-_SECONDS = 180.0
 
 
 @contextmanager
@@ -30,7 +31,7 @@ def _alter(servers: str, client: str, value: int, *, remove: bool) -> None:
     request = struct.pack(">hhi", _ALTER_CLIENT_QUOTAS, 0, 1) + _text("test")
     request += struct.pack(">i", 1) + entity + change + struct.pack(">?", False)
     host, port = servers.split(",", maxsplit=1)[0].rsplit(":", 1)
-    with socket.create_connection((host, int(port)), _SECONDS) as broker, broker.makefile("rb") as answers:
+    with socket.create_connection((host, int(port)), LIMIT) as broker, broker.makefile("rb") as answers:
         broker.sendall(struct.pack(">i", len(request)) + request)
         answer = answers.read(struct.unpack(">i", answers.read(4))[0])
     _correlation, _throttle, entries, error = struct.unpack_from(">iiih", answer)
@@ -46,4 +47,4 @@ def produce_random(servers: str, topic: str, values: list[bytes]) -> None:
     producer = Producer({"bootstrap.servers": servers, "batch.size": 100_000, "linger.ms": 5})
     for value in values:
         producer.produce(topic, value)
-    assert producer.flush(60) == 0
+    assert producer.flush(LIMIT) == 0

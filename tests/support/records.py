@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, Producer, TopicPartition
 
 from ingestd.kafka.record import Record
+from tests.support.patience import LIMIT
 from tests.support.stack import Stack
 
 
@@ -15,7 +16,7 @@ def read_all(stack: Stack, topic: str) -> list[Message]:
     consumer = Consumer({"bootstrap.servers": stack.addresses.kafka, "group.id": topic, "enable.auto.commit": False})
     try:
         partition = TopicPartition(topic, 0, OFFSET_BEGINNING)
-        _, end = consumer.get_watermark_offsets(partition, timeout=60)
+        _, end = consumer.get_watermark_offsets(partition, timeout=LIMIT)
         consumer.assign([partition])
         found: list[Message] = []
         while len(found) < end:
@@ -38,7 +39,7 @@ def produce_all(stack: Stack, topic: str, records: Sequence[Record]) -> None:
             timestamp=one.timestamp_ms or 0,
             on_delivery=_on_delivery,
         )
-    assert producer.flush(60) == 0
+    assert producer.flush(LIMIT) == 0
 
 
 def _on_delivery(error: KafkaError | None, _message: Message) -> None:

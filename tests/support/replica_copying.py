@@ -24,6 +24,7 @@ from ingestd.replication.copy import Copier
 from ingestd.replication.directory import Dump, DumpDirectory
 from ingestd.replication.scope import Scope
 from ingestd.storage.storages import Storages
+from tests.support.patience import LIMIT
 from tests.support.replica import Replica
 from tests.support.replica_rows import (
     Rows,
@@ -105,7 +106,7 @@ class Copying:
             "signal": signal.SIGKILL,
         }
         command = [sys.executable, "-m", "tests.replication.bootstrap_process", side, json.dumps(arguments)]
-        return subprocess.run(command, check=False, timeout=120).returncode
+        return subprocess.run(command, check=False, timeout=LIMIT).returncode
 
 
 def new_copying(replica: Replica, root: Path) -> Copying:

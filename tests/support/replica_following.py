@@ -34,6 +34,7 @@ from ingestd.replication.report import LoadReport
 from ingestd.replication.scope import Scope
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
+from tests.support.patience import LIMIT
 from tests.support.replica import Replica, Side
 from tests.support.replica_copying import AT_ONCE
 from tests.support.replica_rows import table_of
@@ -110,7 +111,7 @@ class Following:
     def run_process(self, side: str, step: Enum, count: int = 1) -> int:
         """Dump, or load the last dump, in a process that kills itself after the step; return its exit code."""
         with self.process(side, step, count) as made:
-            return made.wait(120)
+            return made.wait(LIMIT)
 
     @contextmanager
     def process(

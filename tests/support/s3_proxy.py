@@ -13,6 +13,8 @@ from itertools import count
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from tests.support.patience import LIMIT
+
 _HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
 
 
@@ -120,7 +122,7 @@ class S3Proxy:
     def wait_until_forwarded(self, number: int) -> None:
         """Wait until the server has executed this number of requests."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self.forwarded >= number, timeout=180)
+            assert self._changed.wait_for(lambda: self.forwarded >= number, timeout=LIMIT)
 
     def close(self) -> None:
         """Stop the proxy."""

@@ -22,6 +22,7 @@ from ingestd.storage.hdfs_client import HdfsClient
 from ingestd.storage.options import HdfsOptions, StorageOptions
 from tests.support import kerberos
 from tests.support.metastore import free_port, properties_xml
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 _PROVIDER = "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyProvider"
@@ -116,7 +117,7 @@ class SecuredCluster:
         """Kill a service."""
         process = self._processes.pop(name)
         process.kill()
-        process.wait(180)
+        process.wait(LIMIT)
 
     def storage(self, principal: str | None = None, keytab: Path | None = None, timeout: float = 20.0) -> HdfsStorage:
         """Return a new storage that logs in with a keytab, or else with the ticket cache."""

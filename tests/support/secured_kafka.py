@@ -25,6 +25,7 @@ from confluent_kafka.admin import (
 from tests.support import certificates
 from tests.support.kafka import KafkaBroker
 from tests.support.metastore import free_port
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 _LISTENERS = ("SCRAM", "BRIEF", "MTLS", "EXPIRED")
@@ -85,7 +86,7 @@ class SecuredKafka(KafkaBroker):
 
     def _alter(self, alteration: UserScramCredentialAlteration) -> None:
         for answer in self.admin.alter_user_scram_credentials([alteration]).values():
-            answer.result(60)
+            answer.result(LIMIT)
 
     def _accepts(self, user: str, password: str) -> bool:
         try:

@@ -23,6 +23,7 @@ from ingestd.sandbox import Addresses
 from ingestd.sandbox.hiveserver2 import Session
 from tests.support.daemon import SPARK_MASTER, Daemon, DaemonProcess, DaemonThread, Hold
 from tests.support.observation import observed, summary
+from tests.support.patience import LIMIT
 
 Row = tuple[Any, ...]
 T = TypeVar("T")
@@ -39,7 +40,7 @@ _LOST_DIRECTORY = re.compile(
 _idle_sessions: dict[str, list[Session]] = {}
 
 
-def eventually(what: str, check: Callable[[], Any], seconds: float = 180.0) -> Any:
+def eventually(what: str, check: Callable[[], Any], seconds: float = LIMIT) -> Any:
     """Call `check` until its result is true, and return that result. Fails after `seconds` and then reports `what`.
 
     Fails at once if the daemons whose output `check` reads have ended with an error. If it reads none, this applies to
@@ -64,10 +65,12 @@ def wait_for_topic(admin: AdminClient, name: str, partitions: int) -> None:
 
 
 def _is_ready(admin: AdminClient, name: str, partitions: int) -> bool:
-    found = admin.list_topics(name, timeout=60)
+    found = admin.list_topics(name, timeout=LIMIT)
     # A client gets its first metadata from the only broker that it knows.
     others = [] if len(found.brokers) == 1 else [f"{one.host}:{one.port}" for one in found.brokers.values()]
-    answers = [AdminClient({"bootstrap.servers": one, "log_level": 2}).list_topics(name, timeout=60) for one in others]
+    answers = [
+        AdminClient({"bootstrap.servers": one, "log_level": 2}).list_topics(name, timeout=LIMIT) for one in others
+    ]
     for known in (answer.topics[name].partitions for answer in (found, *answers)):
         if len(known) < partitions or any(one.leader < 0 for one in known.values()):
             return False
@@ -75,7 +78,7 @@ def _is_ready(admin: AdminClient, name: str, partitions: int) -> bool:
     latest = {TopicPartition(name, partition): OffsetSpec.latest() for partition in range(partitions)}
     try:
         for end in admin.list_offsets(latest).values():
-            end.result(60)
+            end.result(LIMIT)
     except KafkaException:
         return False
     return True
@@ -145,7 +148,7 @@ class Stack:
         name = name or self.name
         created = self.admin.create_topics([NewTopic(name, partitions, config=settings)])
         for answer in created.values():
-            answer.result(60)
+            answer.result(LIMIT)
         wait_for_topic(self.admin, name, partitions)
         return name
 
@@ -165,7 +168,7 @@ class Stack:
                     break
                 except BufferError:
                     producer.poll(0.1)
-        assert producer.flush(60) == 0
+        assert producer.flush(LIMIT) == 0
         return count
 
     def group_offsets(self, group: str, topic: str, partitions: int) -> list[int]:
@@ -173,7 +176,7 @@ class Stack:
         consumer = Consumer({"bootstrap.servers": self.addresses.kafka, "group.id": group})
         try:
             asked = [TopicPartition(topic, p) for p in range(partitions)]
-            return [p.offset for p in consumer.committed(asked, timeout=60)]
+            return [p.offset for p in consumer.committed(asked, timeout=LIMIT)]
         finally:
             consumer.close()
 

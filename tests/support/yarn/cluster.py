@@ -22,6 +22,7 @@ from ingestd.sandbox.lockfile import Listing
 from ingestd.sandbox.options import NAMENODE, no_progress
 from ingestd.sandbox.state import locked
 from tests.support.metastore import free_port, properties_xml
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 _HERE = Path(__file__).parent
@@ -123,7 +124,7 @@ class Yarn:
         for main in reversed(list(self._processes)):
             process = self._processes.pop(main)
             process.terminate()
-            process.wait(180)
+            process.wait(LIMIT)
         for one in self.executors():
             one.kill()
 
