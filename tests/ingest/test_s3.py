@@ -6,6 +6,7 @@ The server is versitygw if it is installed, because it is faster and stricter, a
 
 from __future__ import annotations
 
+import base64
 import os
 import signal
 import subprocess
@@ -18,16 +19,21 @@ from typing import Any
 import pytest
 
 from ingestd.sandbox import Addresses, Sandbox, SandboxOptions
+from ingestd.sandbox.options import S3_SERVER
 from ingestd.storage.contract import child
 from ingestd.storage.options import StorageOptions
 from ingestd.storage.storages import Storages
 from tests.support.patience import LIMIT
+from tests.support.proxy import Proxy
+from tests.support.proxy import proxy as tcp_proxy
 from tests.support.s3 import find_versitygw
 from tests.support.s3_proxy import S3Proxy, s3_proxy
 from tests.support.sandbox import running
 from tests.support.stack import Stack, eventually
 
 ROWS = 100
+# How often ingestd sends a request to S3 that gets no answer.
+_ATTEMPTS = 4
 
 
 @pytest.fixture(scope="module")
@@ -51,15 +57,28 @@ def proxy(box: Sandbox) -> Iterator[S3Proxy]:
         yield proxy
 
 
-def _through(stack: Stack, proxy: S3Proxy) -> Path:
-    """Write a configuration of a daemon that reaches the server through the proxy."""
-    s3 = {"endpoint": proxy.endpoint}
+@pytest.fixture
+def door(proxy: S3Proxy) -> Iterator[Proxy]:
+    """Yield an address of the proxy that can refuse connections."""
+    with tcp_proxy(proxy.endpoint) as door:
+        yield door
+
+
+def _through(stack: Stack, proxy: S3Proxy, door: Proxy | None = None) -> Path:
+    """Write a configuration of a daemon that reaches the server through the proxy, and the proxy through the door."""
+    s3 = {"endpoint": f"http://127.0.0.1:{door.port}" if door else proxy.endpoint}
     storage = {"hadoop_conf_dir": stack.addresses.hadoop_conf_dir, "timeout": "8s", "s3": s3}
     return stack.config({"commit": {"rows": ROWS, "interval": "300ms"}}, storage=storage)
 
 
 def _orders(first: int, last: int) -> list[dict[str, Any]]:
     return [{"id": i, "note": f"note {i}", "dt": f"2026-11-{i % 3 + 1:02d}:a"} for i in range(first, last)]
+
+
+def _large(first: int) -> list[dict[str, Any]]:
+    """Return records of one partition whose file is uploaded in parts."""
+    notes = (base64.b64encode(os.urandom(400_000)).decode() for _ in range(64))
+    return [{"id": first + n, "note": note, "dt": "2026-11-01"} for n, note in enumerate(notes)]
 
 
 def _table(stack: Stack, name: str) -> str:
@@ -162,11 +181,11 @@ def test_s3_when_a_new_owner_cannot_fence_the_former_one_then_it_waits(stack: St
 
 
 def test_s3_when_it_fails_while_data_flows_then_the_daemon_waits_and_every_id_is_stored_once(
-    stack: Stack, proxy: S3Proxy
+    stack: Stack, box: Sandbox, proxy: S3Proxy, door: Proxy
 ) -> None:
     stack.topic(2)
     _table(stack, stack.name)
-    daemon = stack.start(_through(stack, proxy))
+    daemon = stack.start(_through(stack, proxy, door))
     produced = 0
 
     def stored(ids: int) -> bool:
@@ -191,8 +210,27 @@ def test_s3_when_it_fails_while_data_flows_then_the_daemon_waits_and_every_id_is
         eventually(f"the daemon to wait because of {code}", partial(has_waited, waits, code))
         proxy.recover()
         eventually("rows after the server has recovered", partial(stored, produced))
+    for fail, recover in (
+        (door.shut, door.open),
+        (partial(box.pause_service, S3_SERVER), partial(box.resume_service, S3_SERVER)),
+    ):
+        waits = len(daemon.events("waiting"))
+        fail()
+        try:
+            produced += stack.produce(_orders(produced, produced + ROWS))
+            eventually("the daemon to wait for an answer", partial(has_waited, waits, "S3 does not answer"))
+        finally:
+            recover()
+        eventually("rows after the server answers again", partial(stored, produced))
+    waits = len(daemon.events("waiting"))
+    proxy.lose_answer("COMPLETE", _ATTEMPTS)  # the file is stored, and nobody knows
+    produced += stack.produce(_large(produced), partition=0)
+    eventually("the daemon to wait", partial(has_waited, waits, "StorageUnavailable"))
+    eventually("rows of a large file", partial(stored, produced))
+    assert proxy.requests["COMPLETE"] > _ATTEMPTS
     assert stack.ids() == list(range(produced))
     assert stack.count() == produced
+    assert _left(stack, stack.name) == []
 
 
 def test_s3_when_a_mapping_is_paused_without_a_daemon_then_its_storage_is_that_of_the_configuration(
