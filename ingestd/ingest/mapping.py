@@ -260,7 +260,10 @@ class MappingLoop:
                 raise
             except PartitionsRefused as error:
                 partitioning = partitioning_of(ledger.table, self.options)
-                raise self._services.refused.learn(error, partitioning) from error
+                learned = self._services.refused.learn(error, partitioning)
+                if learned is error:
+                    raise
+                raise learned from error
             if is_done:
                 if goal is None:
                     if self._left:

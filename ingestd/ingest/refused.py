@@ -16,6 +16,7 @@ from ingestd.errors import IngestdError, TransactionError
 from ingestd.hive.partitions import PartitionsRefused
 from ingestd.ingest.partitioning import Partitioning
 
+# A mapping with more refused partitions than this stops, because each task of its stages must know all of them.
 _MOST = 10_000
 
 
@@ -24,7 +25,7 @@ class RecordsRefused(TransactionError):
 
 
 class RefusedPartitions:
-    """The partitions that the metastore has refused while the main loop of a mapping runs; the last 10,000 of them.
+    """The partitions that the metastore has refused while the main loop of a mapping runs; at most 10,000.
 
     One thread at a time learns; any thread may read `reasons`.
     """
@@ -36,7 +37,8 @@ class RefusedPartitions:
     def learn(self, error: PartitionsRefused, partitioning: Partitioning) -> IngestdError:
         """Remember the partitions that `error` names, and return the error to raise instead.
 
-        This is `error` itself if no record is at fault, or if the rejects of this reason are known already.
+        This is `error` itself if no record is at fault, if there are too many of these partitions, or if all of them
+        are known already.
         """
         static = [value for value in partitioning.static if value is not None]
         found: dict[tuple[str, ...], str] = {}
@@ -45,9 +47,9 @@ class RefusedPartitions:
             if not of_records or any(repr(value) in reason for value in static):
                 return error
             found[of_records] = reason
-        if found.keys() <= self.reasons.keys():
+        known = {**self.reasons, **found}
+        if len(known) > _MOST or len(known) == len(self.reasons):
             return error
-        kept = list({**self.reasons, **found}.items())[-_MOST:]
-        self.reasons = dict(kept)
+        self.reasons = known
         hint = "no action is needed: the records are read again, and on_error decides about those in such partitions"
         return RecordsRefused(error.what, where=error.where, hint=hint)
