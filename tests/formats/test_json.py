@@ -303,7 +303,7 @@ def one_by_one(values: Sequence[bytes]) -> tuple[list[tuple[object, ...]], list[
     return typed, rejects
 
 
-MANY = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @MANY

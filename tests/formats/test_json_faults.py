@@ -13,7 +13,7 @@ from ingestd.formats.json.arrow_reader import ArrowReader
 from ingestd.formats.row_batches import RowBatches
 from tests.support.decoding import columns_of, in_order
 
-MANY = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MANY = settings(max_examples=125, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 FAULTS = [
     '{"id":"x"}', '{"id":5.0}', '{"id":"7"}', '{"id":true}', '{"id":[1]}', '{"id":99999999999999999999}',
     '{"ts":5}', '{"ts":""}', '{"ts":"2026-02-30"}', '{"ts":"2026-01-02T03Z"}', '{"amount":1e2}', '{"amount":1.234}',

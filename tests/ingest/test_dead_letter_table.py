@@ -264,7 +264,7 @@ def test_owner_when_suspended_in_a_commit_then_publishes_no_dead_letter_after_a_
     config, names, letters = _prepare(stack, 2)
     suspended, gates = stack.start_held(config, ("locked", "placed"))
     os.kill(suspended.process.pid, signal.SIGSTOP)
-    successor = stack.start_process(config)
+    successor = stack.start(config)
     eventually("the successor to commit", lambda: {one["mapping"] for one in successor.events("committed")} == {*names})
     for gate in gates:
         gate.touch()

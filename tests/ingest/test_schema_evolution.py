@@ -113,6 +113,7 @@ def _of_day(n: int) -> bytes:
     return single_object(_VERSIONS[version], encode(_VERSIONS[version], value))
 
 
+@pytest.mark.soak
 def test_day_when_two_producers_change_their_schemas_then_no_more_files_or_transactions_than_with_one(
     stack: Stack,
 ) -> None:

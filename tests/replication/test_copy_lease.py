@@ -66,7 +66,7 @@ def test_copy_when_the_lease_is_lost_during_a_job_then_the_job_is_cancelled(proc
 def test_copy_when_another_load_begins_and_its_process_is_suspended_then_its_job_places_no_further_file(
     processes: None, tmp_path: Path
 ) -> None:
-    contents = {f"bucket_{number}": os.urandom(100_000) for number in range(20)}
+    contents = {f"bucket_{number}": os.urandom(50_000) for number in range(10)}
     files, storages = _files(tmp_path, contents), Storages()
     (tmp_path / "dump").mkdir()
     dump = f"file:{tmp_path}/dump"
