@@ -13,14 +13,14 @@ import os
 import re
 import socket
 import ssl
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, Request, build_opener
 
 from ingestd.clock import Deadline
 from ingestd.config.http import is_loopback, read_token
@@ -91,7 +91,7 @@ class Daemon:
         self._url = endpoint.url.rstrip("/")
         self._where = f"daemon {self._url}"
         self._token = read_token(endpoint.token_file, "--token-file") if endpoint.token_file else ""
-        self._opener = build_opener(ProxyHandler({}), HTTPSHandler(context=_tls(endpoint)), _NoRedirects)
+        self._tls = _tls(endpoint)
         self._is_known = False
 
     def status(self) -> dict[str, Any]:
@@ -134,12 +134,11 @@ class Daemon:
         return bool(answer["result"] == "done")
 
     def _call(self, method: str, path: str, body: object | None, seconds: float) -> dict[str, Any]:
-        headers = {"Accept": "application/json", "Content-Type": "application/json"}
+        headers = {"Accept": "application/json", "Content-Type": "application/json", "Connection": "close"}
         if self._token and method == "POST":
             headers["Authorization"] = f"Bearer {self._token}"
         data = None if body is None else json.dumps(body).encode()
-        request = Request(self._url + path, data, headers, method=method)  # noqa: S310 - Endpoint checks the scheme
-        code, text = self._exchange(request, seconds)
+        code, text = self._exchange(method, path, data, headers, seconds)
         document = _parsed(text)
         if code >= _FIRST_ERROR:
             raise self._refused(code, document)
@@ -147,22 +146,29 @@ class Daemon:
             raise self._no_daemon()
         return document
 
-    def _exchange(self, request: Request, seconds: float) -> tuple[int, bytes]:
+    def _exchange(
+        self, method: str, path: str, data: bytes | None, headers: Mapping[str, str], seconds: float
+    ) -> tuple[int, bytes]:
         """Return the HTTP status and the body of the answer. Raises DaemonUnreachable."""
         limit = Deadline.after(seconds)
         try:
-            try:
-                answer = self._opener.open(request, timeout=seconds)
-            except HTTPError as error:
-                answer = error
-            with answer:
-                return answer.status, _body(answer, limit)
-        except (URLError, HTTPException, OSError) as error:
-            reason = getattr(error, "reason", None) or error
-            if isinstance(reason, ssl.SSLCertVerificationError):
-                what = f"the certificate of the server is not trusted: {reason.verify_message}"
-                raise OtherDaemon(what, where=self._where, hint="check --ca-file, or the key http.tls") from error
-            raise DaemonUnreachable(str(reason) or type(error).__name__, where=self._where, hint=_HINT) from error
+            with closing(self._connection(seconds)) as connection, _ended_at(connection, limit):
+                connection.request(method, path, data, headers)
+                with connection.getresponse() as answer:
+                    return answer.status, _body(answer, limit)
+        except ssl.SSLCertVerificationError as error:
+            what = f"the certificate of the server is not trusted: {error.verify_message}"
+            raise OtherDaemon(what, where=self._where, hint="check --ca-file, or the key http.tls") from error
+        except (HTTPException, OSError) as error:
+            what = "the answer took too long" if limit.passed else str(error) or type(error).__name__
+            raise DaemonUnreachable(what, where=self._where, hint=_HINT) from error
+
+    def _connection(self, seconds: float) -> HTTPConnection:
+        parsed = urlsplit(self._url)
+        host = parsed.hostname or ""
+        if parsed.scheme == "https":
+            return HTTPSConnection(host, parsed.port, timeout=seconds, context=self._tls)
+        return HTTPConnection(host, parsed.port, timeout=seconds)
 
     def _refused(self, code: int, found: dict[str, Any] | None) -> IngestdError:
         """Return the error that the daemon describes in an answer."""
@@ -187,9 +193,22 @@ def author() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-class _NoRedirects(HTTPRedirectHandler):
-    def redirect_request(self, *_arguments: Any, **_more: Any) -> None:
-        """Return None, so that a redirect is an error."""
+@contextmanager
+def _ended_at(connection: HTTPConnection, limit: Deadline) -> Iterator[None]:
+    """Connect, and end the connection at `limit`, even if the server sends a byte of a header now and then."""
+    connection.connect()
+    end = threading.Timer(limit.left, _end, [connection.sock])
+    end.daemon = True
+    end.start()
+    try:
+        yield
+    finally:
+        end.cancel()
+
+
+def _end(connected: socket.socket) -> None:
+    with suppress(OSError):  # it may have ended
+        socket.socket.shutdown(connected, socket.SHUT_RDWR)  # the method of a TLS socket is not for other threads
 
 
 def _is_url(text: str) -> bool:
@@ -229,13 +248,15 @@ def _first_certificate(file: Path) -> str:
     return text[text.index(begin) : text.index(end) + len(end)]
 
 
-def _body(answer: HTTPResponse | HTTPError, limit: Deadline) -> bytes:
+def _body(answer: HTTPResponse, limit: Deadline) -> bytes:
     """Read the whole body. Raises OSError if it is too long or takes too long."""
     body = bytearray()
     while part := answer.read1(_CHUNK):  # `read` waits for as many bytes
         body += part
-        if len(body) > _MAX_BYTES or limit.passed:
-            raise OSError(f"the answer is longer than {_MAX_BYTES >> 20} MiB or took too long")
+        if len(body) > _MAX_BYTES:
+            raise OSError(f"the answer is longer than {_MAX_BYTES >> 20} MiB")
+    if limit.passed:
+        raise TimeoutError
     return bytes(body)
 
 

@@ -26,8 +26,9 @@ class _Server(HTTPServer):
         self.answer = (status, body, headers)
         # Whether it disconnects instead of answering a POST.
         self.is_silent = False
-        # If it is not 0, an answer never ends, and so long is the wait before each of its bytes.
+        # If it is not 0, an answer never ends, and so long is the wait before each time that it repeats `endless`.
         self.pause_seconds = 0.0
+        self.endless = b" "
         self.ended = threading.Event()
         self.requests: list[tuple[str, str, str, bytes]] = []
 
@@ -43,6 +44,9 @@ class _Handler(BaseHTTPRequestHandler):
         token = self.headers.get("Authorization", "")
         self.server.requests.append((self.command, self.path, token, self.rfile.read(length)))
         status, body, headers = self.server.answer
+        if self.server.endless != b" ":
+            self._repeat()
+            return
         if self.server.pause_seconds:
             headers = headers | {"Content-Length": "999999999"}
         self.send_response(status)
@@ -50,9 +54,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
+        self._repeat()
+
+    def _repeat(self) -> None:
         with suppress(OSError):  # the client ends the connection
             while self.server.pause_seconds and not self.server.ended.wait(self.server.pause_seconds):
-                self.wfile.write(b" ")
+                self.wfile.write(self.server.endless)
 
     do_POST = do_GET  # noqa: N815
 
@@ -198,9 +205,10 @@ def test_status_when_the_answer_is_too_long_then_stops_reading() -> None:
         Daemon(at).status()
 
 
-def test_status_when_the_answer_never_ends_then_stops_reading() -> None:
+@pytest.mark.parametrize("endless", [b" ", b"HTTP/1.1 100 Continue\r\n\r\n", b"X"])
+def test_status_when_the_answer_never_ends_then_stops_reading(endless: bytes) -> None:
     with _answering(200, b"") as (server, at):
-        server.pause_seconds = 0.05
+        server.pause_seconds, server.endless = 0.05, endless
         with pytest.raises(DaemonUnreachable, match="took too long"):
             Daemon(at, answer_seconds=0.5).status()
 
