@@ -35,6 +35,9 @@ _EVENT_LOG = {
 }
 # Sessions log the files of their transactions only if they have this property.
 _DML_EVENTS = {"hive.metastore.dml.events": "true"}
+# By default, the cleaner of metastore 4.2 waits only for queries that have registered the tables they read, and HiveServer2
+# 4.0 registers none: then a compaction may remove files under a query.
+_REGISTERED_READS = {"metastore.txn.use.minhistorywriteid": "true"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,5 +66,5 @@ def with_events() -> Release:
         java=find_java(_OLDEST_JAVA),
         schema="4.2.0",
         upgrade="upgrade-4.0.0-to-4.2.0.sql",
-        properties={METASTORE: _EVENT_LOG | _DML_EVENTS, HIVESERVER2: _DML_EVENTS},
+        properties={METASTORE: _EVENT_LOG | _DML_EVENTS, HIVESERVER2: _DML_EVENTS | _REGISTERED_READS},
     )
