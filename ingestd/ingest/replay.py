@@ -31,6 +31,7 @@ from ingestd.clock import Deadline
 from ingestd.errors import CommitOutcomeUnknown, ConfigError, TableChanged
 from ingestd.formats.registry import Registry
 from ingestd.hive import transactions
+from ingestd.hive.partitions import PartitionsRefused
 from ingestd.hive.tables import Table, TableName, load_acid_table, require_writable_database
 from ingestd.hive.transactions import Transaction, Wait, WriteLock
 from ingestd.hive.write_ids import is_committed
@@ -41,11 +42,12 @@ from ingestd.ingest.letter_table import LetterTable, Replay, load_letter_table
 from ingestd.ingest.offline import owned
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.ownership import OwnerAlive
+from ingestd.ingest.refused import RecordsRefused
 from ingestd.ingest.replay_stage import ReplayStage, Staged, replay_task
 from ingestd.ingest.services import Services
 from ingestd.ingest.stage import Access
 from ingestd.ingest.steps import Observe, ignore
-from ingestd.ingest.target import check_query, load_target
+from ingestd.ingest.target import check_query, load_target, partitioning_of
 from ingestd.publish.deltas import StagedFiles
 from ingestd.publish.outcome import CommitRequest
 from ingestd.publish.protocol import TableWrite, publish
@@ -105,7 +107,7 @@ def replay(
             tables = _load_tables(warehouse, options, letters, engine)
             services.staging.fence(tables)
             with _counted(services, tables) as counts:
-                return _Replay(services, options, selection, tables, counts, engine).run()
+                return _Replay(services, options, selection, tables, counts, engine).run_without_refused()
     except OwnerAlive as error:
         agent = error.what.rpartition(" ")[2]
         hint = "wait until it has ended; one that was killed no longer counts after a few seconds"
@@ -192,6 +194,17 @@ class _Replay:
         self._counts = counts
         self._engine = engine
 
+    def run_without_refused(self) -> ReplayResult:
+        """Perform the steps from 2 on, again without the letters whose partitions the metastore has refused."""
+        while True:
+            try:
+                return self.run()
+            except PartitionsRefused as error:  # noqa: PERF203 - the loop is there to repeat the replay
+                learned = self._services.refused.learn(error, partitioning_of(self._table, self._options))
+                if not isinstance(learned, RecordsRefused):
+                    raise
+                self._services.ownership.abort_leftovers()
+
     def run(self) -> ReplayResult:
         """Perform the steps from 2 on. Aborts the transaction if there is nothing to replay."""
         txn, rows, marks = self._open()
@@ -228,7 +241,9 @@ class _Replay:
         found = LetterRows.read(self._services.warehouse, self._letters, self._options.name)
         stage = ReplayStage(
             Access({}, self._services.warehouse.storages, Registry.of(self._options.registry)),
-            replay_task(self._options, self._table, rows.write_id, rows.staging.uri),
+            replay_task(
+                self._options, self._table, rows.write_id, rows.staging.uri, refused=self._services.refused.reasons
+            ),
             LetterTable(self._letters.shape, marks.write_id, marks.staging.uri),
             Replay(f"transaction {txn.id}, write id {rows.write_id}", datetime.now(timezone.utc)),
             self._engine,

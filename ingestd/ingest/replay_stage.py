@@ -23,7 +23,7 @@ from ingestd.errors import IngestdError, InvalidTable
 from ingestd.formats.decoder import DecodeResult
 from ingestd.hive.tables import Table
 from ingestd.ingest.dead_letters import LetterTargets
-from ingestd.ingest.decoding import RowDecoder
+from ingestd.ingest.decoding import NONE_REFUSED, Refused, RowDecoder
 from ingestd.ingest.evolution import ColumnsNeeded, require_columns
 from ingestd.ingest.letter_groups import LetterGroup, grouped
 from ingestd.ingest.letter_table import LetterTable, Replay, letters_of, marks_of
@@ -51,8 +51,13 @@ class Staged:
     remaining: tuple[LetterGroup, ...]
 
 
-def replay_task(options: MappingOptions, table: Table, write_id: int, staging: str) -> StageTask:
-    """Return the task of a stage that reads nothing from Kafka, and whose rejects remain what they are."""
+def replay_task(
+    options: MappingOptions, table: Table, write_id: int, staging: str, *, refused: Refused = NONE_REFUSED
+) -> StageTask:
+    """Return the task of a stage that reads nothing from Kafka, and whose rejects remain what they are.
+
+    `refused` are the `RefusedPartitions.reasons`.
+    """
     return StageTask(
         mapping=options.name,
         ranges=(),
@@ -71,6 +76,7 @@ def replay_task(options: MappingOptions, table: Table, write_id: int, staging: s
         tasks=1,
         staging=staging,
         max_partitions=options.commit.partitions,
+        refused=refused,
     )
 
 
@@ -101,7 +107,12 @@ class ReplayStage:
         marks = WriterPool(mark_files, _LIMITS)
         decoding = self.task.decoding
         decoder = RowDecoder(
-            self.task.format, decoding.columns, decoding.partitioning, decoding.shape, self.access.registry
+            self.task.format,
+            decoding.columns,
+            decoding.partitioning,
+            decoding.shape,
+            self.access.registry,
+            refused=self.task.refused,
         )
         rejects: tuple[LetterGroup, ...] = ()
         replayed = 0
