@@ -18,8 +18,11 @@ RUN python3 -m venv /opt/ingestd
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE CHANGELOG.md ./
 COPY ingestd ingestd
+# The tests of the libraries and the headers of Arrow are not needed.
 RUN /opt/ingestd/bin/pip install --no-cache-dir ".[${EXTRAS}]" \
-    && /opt/ingestd/bin/pip uninstall --yes pip
+    && /opt/ingestd/bin/pip uninstall --yes pip \
+    && find /opt/ingestd/lib -path '*/site-packages/*' -type d \( -name tests -o -path '*/pyarrow/include' \) -prune \
+       -exec rm -r {} +
 
 FROM ${BASE}
 ARG VERSION=0.1.0
