@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import yaml
 
-from ingestd.hive.tables import TableName, load_acid_table
-from ingestd.storage.local import local_path
 from tests.support.container import Container
 from tests.support.stack import Stack, eventually
 
@@ -26,11 +24,11 @@ pytestmark = [
 ]
 
 
-def _files(stack: Stack) -> Path:
+def _files(stack: Stack, table: str) -> Path:
     """Write the configuration of a mapping, and return its directory, which the user of the image can read."""
     files = stack.directory / "files"
     files.mkdir()
-    document = yaml.safe_load(stack.config().read_text(encoding="utf-8"))
+    document = yaml.safe_load(stack.config({"table": table}).read_text(encoding="utf-8"))
     document["http"] = {"listen": "127.0.0.1:8080"}
     (files / "ingestd.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
     for directory in (files, *files.parents[:3]):
@@ -39,14 +37,12 @@ def _files(stack: Stack) -> Path:
 
 
 def test_image_when_it_runs_read_only_without_privileges_then_survives_kill_and_restart(
-    stack: Stack, image: tuple[str, Path, dict[str, Any]]
+    stack: Stack, image: tuple[str, Path, dict[str, Any]], table: tuple[str, Path]
 ) -> None:
     _name, root, config = image
     stack.topic(2)
-    stack.table("id bigint")
-    location = local_path(load_acid_table(stack.metastore, TableName("default", stack.name)).location)
-    location.chmod(0o777)
-    files = _files(stack)
+    name, location = table
+    files = _files(stack, name)
     total = 0
 
     def produce() -> None:
@@ -54,7 +50,7 @@ def test_image_when_it_runs_read_only_without_privileges_then_survives_kill_and_
         total += stack.produce({"id": n} for n in range(total, total + 1_000))
 
     def is_complete() -> bool:
-        return stack.count() == total
+        return stack.count(name=name) == total
 
     for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM):
         with closing(Container(root, config, files, location)) as container:
@@ -69,4 +65,4 @@ def test_image_when_it_runs_read_only_without_privileges_then_survives_kill_and_
         eventually("all records", is_complete)
         container.signal(signal.SIGTERM)
         assert container.wait() == 0
-    assert stack.ids() == list(range(total))
+    assert stack.ids(name) == list(range(total))

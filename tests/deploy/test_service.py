@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import yaml
 
-from ingestd.hive.tables import TableName, load_acid_table
-from ingestd.storage.local import local_path
 from tests.support.container import buildah
 from tests.support.machine import Machine
 from tests.support.stack import Stack, eventually
@@ -42,22 +40,20 @@ def root(image: tuple[str, Path, dict[str, Any]]) -> Path:
 
 
 @pytest.fixture
-def machine(root: Path, stack: Stack) -> Iterator[Machine]:
+def machine(root: Path, stack: Stack, table: tuple[str, Path]) -> Iterator[Machine]:
     """Boot a machine with the service enabled, which may write the table of the test."""
     stack.topic(2)
-    stack.table("id bigint")
-    table = local_path(load_acid_table(stack.metastore, TableName("default", stack.name)).location)
-    table.chmod(0o777)
+    name, directory = table
     drop_in = root / "etc/systemd/system/ingestd.service.d"
     drop_in.mkdir()
     # The watchdog of the test is short, and a suspended daemon does not end by its first signal.
-    settings = f"[Service]\nReadWritePaths={table}\nWatchdogSec=6\nTimeoutAbortSec=2\n"
+    settings = f"[Service]\nReadWritePaths={directory}\nWatchdogSec=6\nTimeoutAbortSec=2\n"
     (drop_in / "site.conf").write_text(settings, encoding="utf-8")
     (root / "etc/ingestd").mkdir(exist_ok=True)
-    shutil.copy(stack.config(), root / "etc/ingestd/ingestd.yaml")
+    shutil.copy(stack.config({"table": name}), root / "etc/ingestd/ingestd.yaml")
     (root / "etc/ingestd/ingestd.yaml").chmod(0o644)
     subprocess.run(["systemctl", f"--root={root}", "enable", "ingestd"], check=True, capture_output=True)
-    machine = Machine(root, table)
+    machine = Machine(root, directory)
     yield machine
     machine.power_off()
 
@@ -72,10 +68,11 @@ def _add_mapping(root: Path, topic: str) -> None:
 
 
 class Records:
-    """The records of a test, whose ids are 0, 1, 2 and so on."""
+    """The records of a test, whose ids are 0, 1, 2 and so on, and which the daemon stores in `table`."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, table: str) -> None:
         self._stack = stack
+        self._table = table
         self.total = 0
 
     def produce(self, topic: str | None = None) -> None:
@@ -84,13 +81,13 @@ class Records:
 
     def are_stored(self) -> bool:
         """Return whether the table has as many rows."""
-        return self._stack.count() == self.total
+        return self._stack.count(name=self._table) == self.total
 
 
 def test_service_when_killed_suspended_rebooted_and_reloaded_then_loses_and_duplicates_nothing(
-    stack: Stack, machine: Machine, root: Path
+    stack: Stack, machine: Machine, root: Path, table: tuple[str, Path]
 ) -> None:
-    records = Records(stack)
+    records = Records(stack, table[0])
 
     def is_active() -> bool:
         return machine.is_running() and machine.show("ingestd", "ActiveState") == "active"
@@ -123,7 +120,7 @@ def test_service_when_killed_suspended_rebooted_and_reloaded_then_loses_and_dupl
 
     machine.run("systemctl", "stop", "ingestd")
     assert machine.show("ingestd", "ExecMainStatus") == "0"
-    assert stack.ids() == list(range(records.total))
+    assert stack.ids(table[0]) == list(range(records.total))
 
 
 def test_service_when_the_configuration_is_invalid_then_is_not_restarted(machine: Machine, root: Path) -> None:
