@@ -24,9 +24,11 @@ from ingestd.acid.visibility import ValidWriteIds, read_content, visible_rows
 from ingestd.clock import Deadline, monotonic, pause
 from ingestd.errors import IngestdError, InvalidTable, StorageUnavailable, TransactionAborted
 from ingestd.hive import leases, transactions
+from ingestd.hive.answers import MetastoreDenied
 from ingestd.hive.client import PARTITIONS_PER_CALL
 from ingestd.hive.parameters import Parameters, WriterView, change_parameters, read_parameters
 from ingestd.hive.partitions import partition_names
+from ingestd.hive.statistics import distrust_counts
 from ingestd.hive.tables import WHOLE_TABLE, Table, TableName, load_acid_table, require_writable_database
 from ingestd.hive.transaction_leases import counting_lease
 from ingestd.hive.transactions import LockTimeout, Transaction, Wait
@@ -128,6 +130,7 @@ class RowCountRepair:
         self._halt = threading.Event()
         self._backoff = Backoff(first_seconds=1.0)
         self._is_delayed = False
+        self._is_denied = False
 
     def begin(self, table: Table, batch: WriteIdRange | None) -> None:
         """Record the transaction batch of a commit; discard the whole state if the table was recreated."""
@@ -166,6 +169,23 @@ class RowCountRepair:
             while len(watched) > _MAX_WATCHED:
                 del watched[next(iter(watched))]
             self._wake()
+
+    def denied(self, error: MetastoreDenied) -> None:
+        """Note that the metastore does not let this user change row counts, and report it once."""
+        is_new, self._is_denied = not self._is_denied, True
+        if is_new:
+            self._report.delayed(self._table, error)
+
+    def permitted(self) -> None:
+        """Note that the metastore lets this user change row counts."""
+        self._is_denied = False
+
+    def distrust(self, table: Table, names: Sequence[str], write_id: int) -> None:
+        """Make Hive ignore row counts that this user may not change. If that fails, report why; never raises."""
+        try:
+            distrust_counts(self._metastore, table, names, write_id)
+        except IngestdError as error:
+            self._report.delayed(self._table, error)
 
     def survey(self, seconds: float) -> None:
         """Schedule one check of all partitions that ingestd has counted, `seconds` from now."""
@@ -294,14 +314,31 @@ class RowCountRepair:
 
     def _repair(self, table: Table, names: Sequence[str]) -> None:
         """Recount partitions a few at a time, and pause in between so that commits can acquire the lease."""
+        if names and self._is_denied:
+            self._distrust(table, names)
+            return
         while names and not self._halt.is_set():
-            done = self._recount(table, names)
+            try:
+                done = self._recount(table, names)
+            except MetastoreDenied as denial:
+                self.denied(denial)
+                self._distrust(table, names)
+                return
             if done.corrected:
                 self._report.repaired(self._table, done.corrected)
             for error in done.failed.values():
                 self._report.delayed(self._table, error)
             names = done.remaining
             pause(_BETWEEN_SECONDS if names else 0.0, self._halt)
+
+    def _distrust(self, table: Table, names: Sequence[str]) -> None:
+        """Make Hive ignore row counts, for example because a compaction has made it trust them again."""
+        txn = transactions.begin(self._metastore, f"ingestd/counting/{self._writer}")
+        try:
+            self.distrust(table, names, transactions.allocate(self._metastore, txn, table.name))
+            transactions.commit(self._metastore, txn)
+        finally:
+            transactions.abort(self._metastore, txn.id)
 
     def _recount(self, table: Table, names: Sequence[str]) -> _Recount:
         """Recount the partitions in `names` that are wrong.

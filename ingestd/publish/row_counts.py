@@ -2,7 +2,8 @@
 
 Invariant: a row count is trusted only if the holder of the table's counting lease wrote it, because the metastore
 cannot increment numRows atomically. A writer that does not acquire the lease marks the number as doubtful
-(`row_count_parameters.py`), and it is recounted later (`row_count_repair.py`).
+(`row_count_parameters.py`), and it is recounted later (`row_count_repair.py`). A writer that may not alter the table
+makes Hive ignore the number (`hive/statistics.py`), because rows may be committed without that permission.
 
 The lease is held from the count to the end of the transaction. A writer that is killed between its count and its commit
 holds the lease until the transaction times out. A commit therefore waits for the lease for at most 5 s.
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from ingestd.acid.layout import Content
 from ingestd.acid.visibility import content_of
 from ingestd.clock import Deadline
+from ingestd.hive.answers import MetastoreDenied
 from ingestd.hive.parameters import Parameters, WriterView, change_parameters
 from ingestd.hive.tables import Table, TableName
 from ingestd.hive.transaction_leases import counting_lease
@@ -70,7 +72,13 @@ class RowCounts:
                 lease = counting_lease(table.name)
                 wait = lease.wait(stop)
                 with lease.taken(self._metastore, txn, wait) as has_lease:
-                    names_in_doubt = self._count(table, write_id, increments, wait, has_lease=has_lease)
+                    try:
+                        names_in_doubt = self._count(table, write_id, increments, wait, has_lease=has_lease)
+                    except MetastoreDenied as error:
+                        self._repair.denied(error)
+                        self._repair.distrust(table, list(increments), write_id)
+                    else:
+                        self._repair.permitted()
                     yield
             else:
                 yield

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -11,13 +13,25 @@ from typing import Any
 import pytest
 from hive_metastore import ttypes
 
+from ingestd.clock import Deadline
+from ingestd.config.document import load
+from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
+from ingestd.hive.parameters import WriterView, change_parameters, read_parameters
+from ingestd.hive.partitions import ensure_partitions
 from ingestd.hive.security import Security
-from ingestd.hive.tables import TableName, load_acid_table
-from ingestd.hive.transactions import open_transactions
+from ingestd.hive.statistics import distrust_counts
+from ingestd.hive.tables import Table, TableName, as_acid_table, load_acid_table
+from ingestd.hive.transactions import Wait, open_transactions
+from ingestd.hive.write_ids import read_snapshot
+from ingestd.ingest.letter_reader import Selection
+from ingestd.ingest.replay import replay
+from ingestd.publish.warehouse import Warehouse
 from ingestd.sandbox.state import Layout
 from ingestd.storage.local import local_path
+from ingestd.storage.storages import Storages
 from ingestd.streaming import HiveStreamingConnection, SerializationError, StrictJsonWriter
+from tests.support.daemon import shared_engine
 from tests.support.files import files_below
 from tests.support.metastore import Home, Process, metastore
 from tests.support.stack import Stack
@@ -84,6 +98,84 @@ def test_control_database_when_the_metastore_cannot_create_it_then_the_error_nam
     assert stack.ids() == []
 
 
+def test_storage_when_it_denies_a_permission_then_the_mapping_stops_and_leaves_nothing_behind(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int")
+    stack.produce([{"id": 1}])
+    table = local_path(load_acid_table(stack.metastore, TableName("default", stack.name)).location)
+    place = table / ".ingestd-staging"
+    place.mkdir()
+    # No permission hinders root, but an immutable directory does.
+    denied = subprocess.run(["chattr", "+i", str(place)], capture_output=True, text=True, check=False)
+    if denied.returncode:
+        pytest.skip(f"an immutable directory is not possible: {denied.stderr.strip()}")
+    config = stack.config({"refusals": _SOON})
+    try:
+        daemon = stack.drain(config, expect=77)
+    finally:
+        subprocess.run(["chattr", "-i", str(place)], check=True)
+    [failed] = daemon.events("failed")
+    assert failed["reason"] == "PermissionDenied"
+    assert ".ingestd-staging" in failed["error"]
+    assert len(daemon.events("waiting")) == 2
+    assert open_transactions(stack.metastore, f"ingestd/ingestd/{stack.name[-40:]}/") == []
+    assert files_below(table) == []
+    stack.drain(config)
+    assert stack.ids() == [1]
+
+
+def test_rows_when_the_user_may_not_alter_their_table_then_they_are_committed_without_counts(
+    stack: Stack, strict: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOGNAME", "writer")
+    stack.topic(1)
+    stack.produce({"id": n, "note": "n", "day": "a"} for n in range(4))
+    names = [TableName("default", f"{stack.name}_{kind}") for kind in ("whole", "parts")]
+    mappings = [
+        {"name": name.table[-40:], "table": str(name), "refusals": _SOON, "commit": {"rows": 2, "interval": "100ms"}}
+        for name in names
+    ]
+    with closing(_client(strict, "owner")) as client:
+        tables = [as_acid_table(make_table(client, name, partitioned=name is names[1]), frozenset()) for name in names]
+        ensure_partitions(client, tables[1], {"day=a": ["a"]}, lambda _names: None)
+        for table in tables:
+            _claim_rows(client, table, 7)
+        daemon = stack.drain(stack.config(*mappings, metastore={"uri": strict.uri}))
+        assert {one["mapping"] for one in daemon.events("committed") if one["rows"]} == {m["name"] for m in mappings}
+        for name, table in zip(names, tables, strict=True):
+            assert visible_ids(client, name) == [0, 1, 2, 3]
+            [found] = read_parameters(client, table, ["day=a"])
+            assert "BASIC_STATS" not in found.values.get("COLUMN_STATS_ACCURATE", "")
+        told = daemon.events("row_counts_delayed")
+        assert sorted(one["mapping"] for one in told) == sorted(str(mapping["name"]) for mapping in mappings)
+        assert all("No privilege 'Alter' found" in one["error"] for one in told)
+        assert all("grant the user writer" in one["error"] for one in told)
+
+
+def test_counts_when_distrusted_then_hive_reads_the_rows(stack: Stack) -> None:
+    for kind, by, rows in (("whole", "", "(1), (2)"), ("parts", "day string", "(1, 'a'), (2, 'a')")):
+        name = TableName("default", f"{stack.name}_{kind}")
+        stack.table("id int", by, name=str(name))
+        stack.sql(f"INSERT INTO {name} VALUES {rows}")
+        table = load_acid_table(stack.metastore, name)
+        _claim_rows(stack.metastore, table, 7)
+        assert stack.count(name=str(name)) == 7  # Hive trusts the number
+        txn, write_id = transactions.begin_writing(stack.metastore, name, "tests")
+        distrust_counts(stack.metastore, table, ["day=a"], write_id)
+        transactions.commit(stack.metastore, txn)
+        assert stack.count(name=str(name)) == 2
+
+
+def _claim_rows(client: Metastore, table: Table, rows: int) -> None:
+    """Store a number of rows that Hive trusts."""
+    txn, write_id = transactions.begin_writing(client, table.name, "tests")
+    view = WriterView(write_id, read_snapshot(client, table.name))
+    claimed = {"numRows": str(rows), "COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}
+    wait = Wait(Deadline.after(60), threading.Event())
+    change_parameters(client, table, ["day=a"], lambda found: [{**one.values, **claimed} for one in found], view, wait)
+    transactions.commit(client, txn)
+
+
 def test_partition_when_the_metastore_refuses_its_value_then_its_records_are_rejects(
     stack: Stack, strict: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +200,15 @@ def test_partition_when_the_metastore_refuses_its_value_then_its_records_are_rej
         table = local_path(load_acid_table(client, name).location)
         assert files_below(table / ".ingestd-staging") == []
 
+        letters = {"on_error": "dead_letter", "dead_letter": {"table": f"default.{stack.name}_dead"}}
+        config = _config(stack, strict, name=f"{stack.name[-30:]}_dead", start="earliest", **letters)
+        stack.drain(config)
+        assert visible_ids(client, name) == [0, 0, 2, 2, 4, 4]
+        [options] = load([config]).mappings
+        remaining = replay(Warehouse(client, Storages(load([config]).storage)), options, Selection(), shared_engine)
+        assert (remaining.replayed, sum(group.count for group in remaining.remaining)) == (0, 2)
+        assert visible_ids(client, name) == [0, 0, 2, 2, 4, 4]
+
         with HiveStreamingConnection(
             metastore_uri=strict.uri, database="default", table=stack.name, record_writer=StrictJsonWriter()
         ) as connection:
@@ -117,4 +218,4 @@ def test_partition_when_the_metastore_refuses_its_value_then_its_records_are_rej
                 connection.write(records)
             assert [(one.index, one.column) for one in caught.value.rejects] == [(1, "day"), (3, "day")]
             connection.commit_transaction()
-        assert visible_ids(client, name) == [0, 2, 4, 10, 12, 14]
+        assert visible_ids(client, name) == [0, 0, 2, 2, 4, 4, 10, 12, 14]

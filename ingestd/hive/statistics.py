@@ -1,0 +1,101 @@
+"""Makes Hive ignore row counts that this user may not change, so that `count(*)` reads the rows.
+
+Hive answers `count(*)` from numRows if COLUMN_STATS_ACCURATE says so. Only who may alter the table can remove this
+flag, and a writer may not be allowed to. But a writer may store statistics of columns: the metastore checks no
+permission for that, and removes the flag if the caller does not know the write id of the numbers that it has
+(ObjectStore.updateTableColumnStatistics, updatePartitionColumnStatistics).
+
+Invariant: no statistics of columns that Hive has computed are changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hive_metastore import ttypes
+
+from ingestd.hive.answers import MetastoreRefusal
+from ingestd.hive.client import Metastore
+from ingestd.hive.parameters import read_parameters
+from ingestd.hive.partitions import by_call
+from ingestd.hive.tables import WHOLE_TABLE, Table
+
+# Valid write ids of a caller that knows none.
+_NONE_KNOWN = "-1:9223372036854775807::"
+_ENGINE = "hive"
+_ACCURATE, _TRUSTED = "COLUMN_STATS_ACCURATE", "BASIC_STATS"
+
+
+def distrust_counts(metastore: Metastore, table: Table, names: Sequence[str], write_id: int) -> None:
+    """Remove COLUMN_STATS_ACCURATE from partitions, or from a table without partitions, under the caller's write id.
+
+    A compaction or ANALYZE may set it again later. Raises MetastoreUnavailable, or MetastoreRefusal if the metastore
+    does not remove the flag.
+    """
+    for some in by_call(_trusted(metastore, table, names)):
+        if table.partition_columns:
+            found = _existing(metastore, table, some)
+            statistics = [_statistics(table, name, found.get(name) or [_unknown(table)]) for name in some]
+            _store(metastore, "set_aggr_stats_for", table, statistics, write_id)
+        else:
+            # The metastore accepts a request without columns for a table, but not for a partition.
+            _store(metastore, "update_table_column_statistics_req", table, [_statistics(table, None, [])], write_id)
+        if left := _trusted(metastore, table, some):
+            raise MetastoreRefusal(
+                "the metastore keeps the row count although it is wrong, so count(*) may be wrong",
+                where=f"table {table.name}, {left[0]}".removesuffix(f", {WHOLE_TABLE}"),
+                hint=f"let {metastore.user} alter the table",
+            )
+
+
+def _trusted(metastore: Metastore, table: Table, names: Sequence[str]) -> list[str]:
+    """Return the partitions, or WHOLE_TABLE, whose row counts Hive trusts.
+
+    In a partition whose counts it does not trust, statistics of columns would set the flag instead.
+    """
+    return [one.name for one in read_parameters(metastore, table, names) if _TRUSTED in one.values.get(_ACCURATE, "")]
+
+
+def _existing(metastore: Metastore, table: Table, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return the statistics of the first column by partition, to store the same again."""
+    request = ttypes.PartitionsStatsRequest(
+        dbName=table.name.database,
+        tblName=table.name.table,
+        colNames=[table.columns[0].name],
+        partNames=list(names),
+        engine=_ENGINE,
+    )
+    return dict(metastore.call("get_partitions_statistics_req", request).partStats)
+
+
+def _unknown(table: Table) -> Any:
+    """Return statistics of the first column that say nothing. Without the flag, Hive does not rely on them."""
+    nothing = ttypes.BinaryColumnStatsData(maxColLen=0, avgColLen=0.0, numNulls=0)
+    return ttypes.ColumnStatisticsObj(
+        colName=table.columns[0].name,
+        colType="binary",
+        statsData=ttypes.ColumnStatisticsData(binaryStats=nothing),
+    )
+
+
+def _statistics(table: Table, partition: str | None, columns: list[Any]) -> Any:
+    place = ttypes.ColumnStatisticsDesc(
+        isTblLevel=partition is None,
+        dbName=table.name.database,
+        tableName=table.name.table,
+        partName=partition,
+        catName="hive",
+    )
+    return ttypes.ColumnStatistics(statsDesc=place, statsObj=columns, isStatsCompliant=False, engine=_ENGINE)
+
+
+def _store(metastore: Metastore, method: str, table: Table, statistics: list[Any], write_id: int) -> None:
+    request = ttypes.SetPartitionsStatsRequest(
+        colStats=statistics,
+        needMerge=False,
+        writeId=write_id,
+        validWriteIdList=f"{table.name}:{_NONE_KNOWN}",
+        engine=_ENGINE,
+    )
+    metastore.call(method, request)
