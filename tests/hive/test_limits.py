@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
 from ingestd.errors import IngestdError
 from ingestd.hive.client import Metastore
@@ -43,6 +44,8 @@ def test_limits_when_partitions_or_transactions_exceed_them_then_are_respected_o
         assert visible_ids(client, name) == sorted([*range(count)] * 2)
         table = load_acid_table(client, name)
         names = partition_names(client, table)
+        with pytest.raises(IngestdError, match=r"exceeds limit .*metastore\.limit\.partition\.request"):
+            client.call("get_partitions_by_names", name.database, name.table, names)
         assert sorted(one.values[0] for one in read_partitions(client, table, names)) == days
         assert len(list(find_partitions(client, name, names))) == count
 
