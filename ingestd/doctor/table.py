@@ -19,7 +19,9 @@ from ingestd.hive.creation import exists
 from ingestd.hive.partitions import by_call, partition_names
 from ingestd.hive.tables import WHOLE_TABLE, Table, TableName, load_acid_table, read_table
 from ingestd.ingest.checks import usable_letters, usable_table, writable_letters, writable_storage
+from ingestd.ingest.permissions import NotShared, changeable_directories
 from ingestd.publish.row_count_audit import audit
+from ingestd.storage.contract import PermissionDenied
 
 _SECONDS = 8.0
 # The newest partitions by name, which are those that mappings usually write.
@@ -74,6 +76,26 @@ def _storage(mapping: Examined, name: TableName) -> Iterator[Verdict]:
         return
     room = judge_free(free, table.location, "free space: commits wait while the file system is full")
     yield ok(f"{found}; {room.evidence}") if room.status == "ok" else room
+
+
+def _permissions(mapping: Examined) -> Iterator[Verdict]:
+    """Predict whether Hive can change what the mapping writes, and whether the mapping can write to new tables."""
+    options = mapping.options
+    if options.create_table is None and not _exists(mapping, options.table):
+        yield skipped("not examined, because the table does not exist")
+        return
+    yield _predicted(mapping, options.table)
+    if name := _letters(mapping):
+        yield _predicted(mapping, name)
+
+
+def _predicted(mapping: Examined, name: TableName) -> Verdict:
+    try:
+        return ok(f"{name}: {changeable_directories(mapping.warehouse, name)}")
+    except NotShared as error:
+        return warning(f"{error.where}: {error.what}", error.hint)
+    except PermissionDenied:
+        return skipped("not examined, because of the fault that table.storage found")
 
 
 def _deltas(mapping: Examined, name: TableName) -> Iterator[Verdict]:
@@ -136,6 +158,7 @@ def _place(table: Table, name: str) -> str:
 CHECKS: tuple[Check[Examined], ...] = (
     Check("table.definition", _definition),
     Check("table.storage", _of_existing(_storage)),
+    Check("table.permissions", _permissions),
     Check("table.deltas", _of_existing(_deltas)),
     Check("table.compaction", _of_existing(_compaction)),
     Check("table.row_counts", _of_existing(_row_counts)),

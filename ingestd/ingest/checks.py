@@ -20,6 +20,7 @@ from ingestd.hive.tables import Table, TableName, load_acid_table, require_writa
 from ingestd.ingest.letter_table import load_letter_table
 from ingestd.ingest.new_table import find_target
 from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.permissions import changeable_directories, hidden_directory, levels, require_writable
 from ingestd.ingest.target import check_query
 from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import OffsetRange
@@ -69,22 +70,28 @@ def check_registry(options: MappingOptions) -> Iterator[Finding]:
 
 def check_group(options: MappingOptions) -> Iterator[Finding]:
     """Check the consumer group of one mapping, without which the mapping works. Yields one finding."""
-    found = _finding(
+    yield _prediction(
         f"mapping {options.name}, consumer group {options.consumer_group}", lambda: mirrored_group(options)
     )
-    yield replace(found, is_warning=found.error is not None)
 
 
 def check_table(warehouse: Warehouse, options: MappingOptions) -> Iterator[Finding]:
     """Check the table and the storage of one mapping, and its table of dead letters. Yields one finding per check."""
     subject = f"mapping {options.name}"
     yield _finding(f"{subject}, table {options.table}", lambda: usable_table(warehouse.metastore, options))
-    yield _finding(f"{subject}, storage", lambda: writable_storage(warehouse, options))
+    storage = _finding(f"{subject}, storage", lambda: writable_storage(warehouse, options))
+    yield storage
+    if storage.error is None:
+        yield _prediction(f"{subject}, permissions", lambda: changeable_directories(warehouse, options.table))
     if options.dead_letter is not None and (letters := options.dead_letter.table) is not None:
         yield _finding(
             f"{subject}, dead letters in table {letters}", lambda: usable_letters(warehouse.metastore, letters)
         )
-        yield _finding(f"{subject}, storage of dead letters", lambda: writable_letters(warehouse, letters))
+        storage = _finding(f"{subject}, storage of dead letters", lambda: writable_letters(warehouse, letters))
+        yield storage
+        if storage.error is None:
+            where = f"{subject}, permissions of dead letters"
+            yield _prediction(where, lambda: changeable_directories(warehouse, letters))
 
 
 def check_sql(metastore: Metastore, options: MappingOptions, engine: Callable[[], Engine]) -> Iterator[Finding]:
@@ -100,6 +107,12 @@ def _finding(subject: str, probe: Callable[[], str]) -> Finding:
         return Finding(subject, probe(), None)
     except IngestdError as error:
         return Finding(subject, "", error)
+
+
+def _prediction(subject: str, probe: Callable[[], str]) -> Finding:
+    """Return the finding of a check without which the mapping works, at least for now."""
+    found = _finding(subject, probe)
+    return replace(found, is_warning=found.error is not None)
 
 
 def grants_locks(metastore: Metastore) -> str:
@@ -256,27 +269,21 @@ def writable_letters(warehouse: Warehouse, name: TableName) -> str:
 
 def _write_probe(warehouse: Warehouse, table: Table) -> str:
     """Write and remove a file in a hidden directory of a table; return the URI of the table's directory."""
-    location = warehouse.storages.location(table.location)
-    storage = warehouse.storages.at(location.uri)
-    probe = location.make_directory(f".ingestd-check-{uuid.uuid4().hex[:8]}")
-    try:
-        storage.write(child(probe, "probe"), b"ingestd")
-    except BaseException:
-        storage.discard(probe)  # an error of the removal would hide the first one
-        raise
-    storage.remove(probe)
-    return location.uri
+    with hidden_directory(warehouse, table) as probe:
+        warehouse.storages.at(table.location).write(child(probe, "probe"), b"ingestd")
+    return table.location
 
 
 def _writable_partitions(warehouse: Warehouse, table: Table) -> str:
     """Examine the directories of the newest partitions; return how many are writable, or '' if there is none."""
     limit = Deadline.after(_PARTITIONS_SECONDS)
     names = partition_names(warehouse.metastore, table) if table.partition_columns else []
-    examined = 0
+    examined, known = 0, set[str]()
     for partition in read_partitions(warehouse.metastore, table, names[-_MOST_PARTITIONS:]):
         if limit.passed:
             break
-        directory = partition.sd.location
-        warehouse.storages.at(directory).check_writable(directory)
+        directories = set(levels(table.location, partition.sd.location)) - known
+        require_writable(warehouse, directories)
+        known |= directories
         examined += 1
     return f"; so are {examined:,} of {len(names):,} directories of partitions" if names else ""

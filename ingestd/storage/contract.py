@@ -11,6 +11,7 @@ that is published is complete.
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -75,6 +76,22 @@ class Entry(NamedTuple):
     size: int
     version: str = ""
     written: int = 0
+
+
+class Permissions(NamedTuple):
+    """Who may use a directory: its owner, its group, and the bits of both and of others, such as 0o755.
+
+    If it has an access control list, `has_acl` is True, and the bits of the group are the most that the list grants to
+    anybody but the owner.
+    """
+
+    owner: str
+    group: str
+    mode: int
+    has_acl: bool = False
+
+    def __str__(self) -> str:
+        return f"{stat.filemode(stat.S_IFDIR | self.mode)} {self.owner}:{self.group}"
 
 
 class Listing(NamedTuple):
@@ -329,6 +346,10 @@ class Storage(Protocol):
 
     def check_writable(self, directory: str) -> None:
         """Raise PermissionDenied if this process may not create files in a directory; NotFound if it is missing."""
+        ...
+
+    def permissions(self, directory: str) -> Permissions | None:
+        """Return who may use a directory; None in an object store. Raises NotFound if it is missing."""
         ...
 
     def free_bytes(self, directory: str) -> int | None:

@@ -23,6 +23,7 @@ from ingestd.storage.contract import (
     Listing,
     NoAnswer,
     NotFound,
+    Permissions,
     StagedDelta,
     Storage,
     Stream,
@@ -264,6 +265,11 @@ class HdfsStorage:
         probe = child(directory, f"{_CHECK}-{uuid.uuid4().hex}")
         self.make_directory(probe)
         self.remove(probe)
+
+    def permissions(self, directory: str) -> Permissions:
+        """See `Storage`. The library does not return access control lists."""
+        found = self._requests.status(directory)
+        return Permissions(found.owner, found.group, found.permission & 0o7777)
 
     def free_bytes(self, directory: str) -> None:
         """See `Storage`; the library has no request for it."""

@@ -24,6 +24,7 @@ from ingestd.storage.contract import (
     Capabilities,
     Entry,
     Listing,
+    Permissions,
     StagedDelta,
     Storage,
     Stream,
@@ -38,6 +39,7 @@ from ingestd.storage.local_files import (
     make_and_open,
     make_directories,
     opened,
+    permissions_of,
     stored,
     sync,
 )
@@ -207,6 +209,12 @@ class LocalStorage:
         with opened(path), guarded(path):
             if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    def permissions(self, directory: str) -> Permissions:
+        """See `Storage`. A user or group without a name on this machine is a number."""
+        path = local_path(directory)
+        with opened(path) as handle, guarded(path):
+            return permissions_of(handle)
 
     def free_bytes(self, directory: str) -> int:
         """See `Storage`."""

@@ -5,19 +5,25 @@ Invariant: an OSError becomes StorageUnavailable with the path, so that the call
 
 from __future__ import annotations
 
+import errno
+import grp
 import os
+import pwd
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ingestd.errors import StorageUnavailable
-from ingestd.storage.contract import Entry, FileChanged, NotFound, Stream
+from ingestd.storage.contract import Entry, FileChanged, NotFound, Permissions, Stream
 from ingestd.storage.system_errors import guarded
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 """The flags to open a directory."""
 _NOT_MOUNTED = "check that the file system is mounted on this machine; only the metastore creates these directories"
 _PIECE = 1 << 20
+# The extended attribute that contains an access control list.
+_ACL = "system.posix_acl_access"
 
 
 @contextmanager
@@ -70,6 +76,27 @@ def entry_of(found: os.DirEntry[str]) -> Entry:
     version = f"{status.st_mtime_ns}-{status.st_ino}"
     written = int(status.st_mtime)
     return Entry(found.name, is_directory=False, size=status.st_size, version=version, written=written)
+
+
+def permissions_of(handle: int) -> Permissions:
+    """Return who may use an open directory. Raises OSError."""
+    status = os.fstat(handle)
+    owner, group = str(status.st_uid), str(status.st_gid)
+    with suppress(KeyError):
+        owner = pwd.getpwuid(status.st_uid).pw_name
+    with suppress(KeyError):
+        group = grp.getgrgid(status.st_gid).gr_name
+    return Permissions(owner, group, stat.S_IMODE(status.st_mode), has_acl=_ACL in _attributes(handle))
+
+
+def _attributes(handle: int) -> list[str]:
+    """Return the names of extended attributes; [] on a file system without them."""
+    try:
+        return os.listxattr(handle)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        return []
 
 
 class LocalStream:

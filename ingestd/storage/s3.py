@@ -295,6 +295,9 @@ class S3Storage:
         self._uploads.check(directory, _CHECK, self._objects.encryption)
         self.remove_file(child(directory, _CHECK))
 
+    def permissions(self, directory: str) -> None:
+        """See `Storage`; objects have no owner that matters here."""
+
     def free_bytes(self, directory: str) -> int | None:
         """See `Storage`; a bucket has no limit."""
         return None

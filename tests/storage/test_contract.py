@@ -134,6 +134,19 @@ def test_storage_when_directories_and_files_have_any_name_then_they_are_listed_r
     assert storage.free_bytes(table.uri) is None or storage.free_bytes(table.uri)
 
 
+def test_storage_when_a_directory_has_owners_then_its_permissions_are_those_of_this_process(case: Case) -> None:
+    directory = case.table.make_directory("made")
+    found, again = case.storage.permissions(directory), case.storage.permissions(case.table.make_directory("again"))
+    assert found == again
+    assert (found is not None) == case.has_directories
+    if found:
+        assert found.owner
+        assert found.group
+        assert found.mode & 0o700 == 0o700
+        assert str(found).startswith("drwx")
+        assert not found.has_acl
+
+
 def test_storage_when_many_directories_are_listed_then_each_has_its_names(case: Case) -> None:
     uris = [case.table.make_directory(f"p={number}-{end}") for number in range(30) for end in ("a", "%3A")]
     for number, uri in enumerate(uris[::2]):
@@ -156,7 +169,8 @@ def test_storage_when_something_is_missing_then_not_found_names_it(case: Case) -
     assert not storage.exists(missing)
     assert storage.leftovers(missing) == []
     if case.has_directories:
-        for use in (storage.location, storage.entries, storage.check_writable, lambda at: storage.outbox(at, "t")):
+        uses = (storage.location, storage.entries, storage.check_writable, storage.permissions)
+        for use in (*uses, lambda at: storage.outbox(at, "t")):
             with pytest.raises(NotFound, match="missing"):
                 use(missing)
         case.storage.remove(case.table.uri)

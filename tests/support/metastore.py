@@ -66,7 +66,10 @@ class _Named(Layout):
 
 
 class Process:
-    """One metastore process, or another `service` of Hive. Its port is the same after `stop` and `start`."""
+    """One metastore process, or another `service` of Hive. Its port is the same after `stop` and `start`.
+
+    `starter` is a command that runs its arguments, such as one that changes the user.
+    """
 
     def __init__(
         self,
@@ -75,7 +78,9 @@ class Process:
         properties: Mapping[str, str],
         jvm: tuple[str, ...] = (),
         service: str = METASTORE,
+        starter: tuple[str, ...] = (),
     ) -> None:
+        self._starter = starter
         self.port = free_port()
         self.properties = dict(properties)
         self._jvm = jvm
@@ -100,7 +105,7 @@ class Process:
         # Hadoop's login only reads this file.
         (conf / "core-site.xml").write_text(f"<configuration>{properties}</configuration>")
         program, *arguments = self._plan.command(self._service)
-        command = [program, *self._jvm, *arguments]
+        command = [*self._starter, program, *self._jvm, *arguments]
         self.log.parent.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
