@@ -28,7 +28,7 @@ needs_root = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class User:
-    """A user by numbers. Its first group is its own, unless `group` is another one."""
+    """The id of a user, of its first group, and of its other groups."""
 
     number: int
     group: int
