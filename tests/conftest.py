@@ -113,7 +113,8 @@ def _is_main_process(config: pytest.Config) -> bool:
 
 
 def _shared_options(folder: Path) -> SandboxOptions:
-    return SandboxOptions(state_dir=folder / "sandbox", hiveserver2=True, hiveserver2_heap_mb=1536)
+    # Several workers request compactions, each of which would wait for those of the others.
+    return SandboxOptions(folder / "sandbox", hiveserver2=True, hiveserver2_heap_mb=1536, compactor_threads=4)
 
 
 @pytest.fixture(autouse=True)

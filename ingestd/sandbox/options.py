@@ -69,7 +69,8 @@ class SandboxOptions:
     `spark_workers` is the number of workers of a standalone Spark cluster, at most `len(SPARK_WORKERS)`; 0 starts none.
     Each has `spark_worker_cores`, and `spark_worker_memory_mb` for its executors. `versitygw` is the program of an S3
     server that runs instead of moto's: it is faster, and it checks signatures. With `replica` there is a second Hive,
-    the target of replication. Then both metastores log events, and each heap applies to both sides.
+    the target of replication. Then both metastores log events, and each heap applies to both sides. HiveServer2 runs at
+    most `compactor_threads` compactions at the same time.
     """
 
     state_dir: Path | None = None
@@ -94,6 +95,7 @@ class SandboxOptions:
     txn_timeout_seconds: int = 300
     housekeeper_seconds: int = 5
     compactor_check_seconds: int = 2
+    compactor_threads: int = 1
 
     @property
     def folder(self) -> Path:

@@ -237,6 +237,7 @@ class Plan:
             "TXN_TIMEOUT": self.options.txn_timeout_seconds,
             "HOUSEKEEPER": self.options.housekeeper_seconds,
             "COMPACTOR_CHECK": self.options.compactor_check_seconds,
+            "COMPACTOR_THREADS": self.options.compactor_threads,
         }
 
     def _hdfs_values(self, service: str) -> dict[str, object]:
