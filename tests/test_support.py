@@ -1,4 +1,4 @@
-"""What the tests themselves rely on: waiting fails as soon as it is pointless."""
+"""What the tests themselves rely on: waiting fails as soon as it is pointless, and commands leave the log alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import structlog
 
+from ingestd.daemon import log
+from tests.support.command import restored_log
 from tests.support.daemon import DaemonProcess
 from tests.support.stack import eventually
 
@@ -34,3 +37,11 @@ def test_eventually_when_the_test_has_waited_for_the_end_then_continues_to_check
     assert daemon.wait() == 78
     answers = iter([False, True])
     assert eventually("the second answer", partial(next, answers))
+
+
+def test_log_when_a_command_in_this_process_has_ended_then_events_of_daemons_go_where_they_went() -> None:
+    with restored_log(), structlog.testing.capture_logs() as events:
+        with restored_log():
+            log.configure("text", "error")
+        structlog.get_logger("ingestd").info("owner", mapping="a")
+    assert [event["mapping"] for event in events] == ["a"]

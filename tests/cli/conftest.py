@@ -6,17 +6,16 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from ingestd.cli.main import main
-from tests.support.command import Result, Run
+from tests.support.command import Result, Run, restored_log
 
 
 @pytest.fixture(autouse=True)
 def _default_logging() -> Iterator[None]:
-    """Reset the log configuration after a test, because it refers to the stderr of that test, which is then closed."""
-    yield
-    structlog.reset_defaults()
+    """Restore the log after a test: its configuration refers to the stderr of that test, which is then closed."""
+    with restored_log():
+        yield
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
     def call(*arguments: object) -> Result:
         monkeypatch.setattr(sys, "argv", ["ingestd", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
+        with restored_log(), pytest.raises(SystemExit) as ended:
             main()
         printed = capsys.readouterr()
         code = ended.value.code

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 
 from ingestd.cli.main import main
+from tests.support.command import restored_log
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,8 @@ def examine(processes: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     def call(config: Path, *arguments: str) -> Report:
         command = ["ingestd", "doctor", "--config", str(config), "--output", "json", *arguments]
         monkeypatch.setattr(sys, "argv", command)
-        with pytest.raises(SystemExit) as ended:
+        with restored_log(), pytest.raises(SystemExit) as ended:
             main()
-        structlog.reset_defaults()
         printed = capsys.readouterr()
         assert "Traceback" not in printed.out + printed.err
         code = ended.value.code

@@ -1,11 +1,15 @@
-"""The result of a command that a test runs with the fixture `run` of tests/cli/."""
+"""Commands that tests run in their own process, and their results."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import structlog
 
 
 @dataclass(frozen=True)
@@ -28,3 +32,18 @@ class Result:
 
 
 Run = Callable[..., Result]
+
+
+@contextmanager
+def restored_log() -> Iterator[None]:
+    """Restore the configuration of the log, which a command replaces, at the end of the `with` block.
+
+    Daemons in threads of this process use it, too: without it, their events would be missing, or printed to stdout.
+    """
+    logger = logging.getLogger("ingestd")
+    before, level = structlog.get_config(), logger.level
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+        logger.setLevel(level)
