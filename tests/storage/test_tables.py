@@ -188,9 +188,12 @@ def test_streaming_when_hive_is_configured_then_rows_are_readable_and_batches_ar
         file = connection.delta_file_location(["a"], 0, write_id, write_id)
     with connect(stack, storage=storage, static_partition_values=["b"]) as connection, connection.transaction():
         connection.write(data.select(["id", "note"]))
-    with pytest.raises(InvalidConnection, match="does not support"):
+    scheme = stack.addresses.warehouse.partition(":")[0]
+    refused = f"files that can be read while they are being written, which {scheme}: does not support"
+    with pytest.raises(InvalidConnection, match=refused):
         connect(stack, storage=storage, transaction_batch_size=2)
     assert Storages(storage).at(file).read(file).startswith(b"ORC")
+    assert list(Storages(storage).files(file.rpartition("/")[0])) == ["bucket_00000"]  # and no _orc_acid_version
     sees(stack, [*range(10), *range(10)], by_job=True)
     sees(stack, range(0, 10, 2), "WHERE day = 'a'")
     _assert_clean(stack)
