@@ -117,18 +117,9 @@ def _change_partitions(
 
 
 def _change_table(metastore: Metastore, table: Table, change: Change, view: WriterView, wait: Wait) -> None:
-    """Change a table with compare-and-set on the time of its last DDL.
-
-    That time is in whole seconds, so a table that was changed in the current second is read again in the next second.
-    """
     for _ in range(_TRIES):
-        raw = read_table(metastore, table.name)
-        changed_at = (raw.parameters or {}).get(DDL_TIME, "0")
-        seconds = min(_seconds_to_settle(table, changed_at), wait.deadline.left)
-        if seconds > 0:
-            if pause(seconds, wait.stop):
-                raise TransactionAborted("stopped while the row count was being updated", where=f"table {table.name}")
-            continue
+        raw = read_settled(metastore, table, wait)
+        changed_at = _changed_at(raw)
         (raw.parameters,) = change([_of_table(raw)])
         if write_table_back(metastore, raw, changed_at, view):
             return
@@ -136,6 +127,26 @@ def _change_table(metastore: Metastore, table: Table, change: Change, view: Writ
         f"other clients changed the table {_TRIES} times in a row while its row count was being updated",
         where=f"table {table.name}",
     )
+
+
+def read_settled(metastore: Metastore, table: Table, wait: Wait) -> Any:
+    """Return the Thrift table. If it was changed in the current second, read it again in the next second.
+
+    The comparison with the time of the last DDL, which is in whole seconds, finds no other change in the same second.
+    Without the comparison there is nothing to wait for. Returns when `wait` is over at the latest, and raises
+    TransactionAborted if it is stopped.
+    """
+    while True:
+        raw = read_table(metastore, table.name)
+        seconds = min(_seconds_to_settle(table, _changed_at(raw)), wait.deadline.left)
+        if seconds <= 0 or not metastore.compares_parameters:
+            return raw
+        if pause(seconds, wait.stop):
+            raise TransactionAborted("stopped while the row count was being updated", where=f"table {table.name}")
+
+
+def _changed_at(raw: Any) -> str:
+    return str((raw.parameters or {}).get(DDL_TIME, "0"))
 
 
 # By table name: the last DDL time that was read, and when this process first read it.

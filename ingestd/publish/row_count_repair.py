@@ -26,7 +26,7 @@ from ingestd.errors import IngestdError, InvalidTable, StorageUnavailable, Trans
 from ingestd.hive import leases, transactions
 from ingestd.hive.answers import MetastoreDenied
 from ingestd.hive.client import PARTITIONS_PER_CALL
-from ingestd.hive.parameters import Parameters, WriterView, change_parameters, read_parameters
+from ingestd.hive.parameters import Parameters, WriterView, change_parameters, read_parameters, read_settled
 from ingestd.hive.partitions import partition_names
 from ingestd.hive.statistics import distrust_counts
 from ingestd.hive.tables import WHOLE_TABLE, Table, TableName, load_acid_table, require_writable_database
@@ -348,8 +348,11 @@ class RowCountRepair:
         locked for too long, and InvalidTable if the table must not be written.
         """
         require_writable_database(self._metastore, table.name)
-        txn = transactions.begin(self._metastore, f"ingestd/counting/{self._writer}")
         lease = counting_lease(table.name)
+        if not table.partition_columns:
+            # The ANALYZE that made the count wrong may be less than a second old. Commits must not wait for that, too.
+            read_settled(self._metastore, table, lease.wait(self._halt))
+        txn = transactions.begin(self._metastore, f"ingestd/counting/{self._writer}")
         try:
             # First the table, then the lease: a recount that waits for DDL must not delay commits.
             transactions.lock_reading(self._metastore, txn, table.name, lease.wait(self._halt))
