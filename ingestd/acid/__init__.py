@@ -10,8 +10,8 @@ These are the modules, in the order in which rows pass through them:
   `pyorc_writer` (row by row, for values that pyarrow corrupts). `encoding` derives the settings of both from the
   table's `orc.*` properties.
 - `appendable` writes a file to which several transactions append while readers read it.
-- `sink` is the file object that both ORC libraries write to. `footer` adds Hive's metadata to a closed file, and
-  `orc_proto` decodes and encodes the tail of an ORC file.
+- `sink` is the file object that both ORC libraries write to. `text_statistics` bounds the statistics of texts in a
+  closed file, `footer` adds Hive's metadata to it, and `orc_proto` decodes and encodes the metadata of an ORC file.
 - `layout` defines the names of directories and files. `visibility` determines which directories and how many rows a
   reader sees.
 """

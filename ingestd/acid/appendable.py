@@ -22,6 +22,7 @@ from ingestd.acid.footer import FileSize, seal
 from ingestd.acid.layout import SIDE_FILE_SUFFIX, bucket_name, bucket_property
 from ingestd.acid.pyorc_writer import orc_writer, write_rows
 from ingestd.acid.sink import OrcSink
+from ingestd.acid.text_statistics import Bounded, TextWatch, bound_statistics
 from ingestd.schema import Column
 from ingestd.storage.local_files import sync
 
@@ -48,6 +49,8 @@ class AppendableFile:
         self._length = 0  # last length that was or may have been written to the side file
         self._kept = (0, 0)  # the write id of the last flush, and the length before its first flush
         self._sink = OrcSink(self._hidden)
+        self._texts = TextWatch(self._sink)
+        self._bounded = Bounded()
         # An intermediate footer does not cover rows in pyorc's batch buffer. With a batch size of 1 no rows stay there.
         self._orc = orc_writer(self._sink, columns, encoding, batch_size=1)
 
@@ -56,8 +59,14 @@ class AppendableFile:
         """Return whether the file still exists under its name; another process may have removed or replaced it."""
         return self._sink.is_at(self._path if self._length else self._hidden)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the file should be closed, and rows that follow be written to another."""
+        return self._texts.is_full
+
     def write(self, batch: pa.RecordBatch, write_id: int) -> None:
         """Append the rows of `write_id`, which must not be lower than in the previous call."""
+        self._texts.add(batch)
         before = self._runs.pop()[1] if self._runs and self._runs[-1][0] == write_id else 0
         write_rows(self._orc, batch, write_id, self._bucket, before)
         self._runs.append((write_id, before + batch.num_rows))
@@ -74,10 +83,13 @@ class AppendableFile:
             return FileSize(0, 0)
         if self._kept[0] != write_id:
             self._kept = (write_id, self._length)
-        length = self._orc.write_intermediate_footer()
-        self._sink.sync()
+        self._orc.write_intermediate_footer()
+        self._sink.check()
         if not self.is_in_place:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._path))
+        self._bound_statistics()
+        length = self._sink.end()
+        self._sink.sync()
         before, self._length = self._length, length
         self._append_length(length)
         if not before:
@@ -98,6 +110,7 @@ class AppendableFile:
         if not self._length:
             self._hidden.unlink()
             return
+        self._bound_statistics()
         seal(self._path, self._runs, self._bucket)
         sync(self._path)
         self._side.unlink()
@@ -137,6 +150,12 @@ class AppendableFile:
             else:
                 self._side.unlink(missing_ok=True)
                 self._hidden.unlink(missing_ok=True)
+
+    def _bound_statistics(self) -> None:
+        """Bound the statistics of what was written since the last flush, if necessary."""
+        if self._texts.needs_bounds:
+            path = self._path if self._length else self._hidden
+            self._bounded = bound_statistics(path, self._length, self._bounded)
 
     def _append_length(self, length: int) -> None:
         """Append a length to the side file as 8 big-endian bytes.

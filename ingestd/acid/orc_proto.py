@@ -1,4 +1,4 @@
-"""Decodes and encodes the tail of an ORC file: its protobuf messages and the compressed chunks around them.
+"""Decodes and encodes the metadata of an ORC file: its protobuf messages and the compressed chunks around them.
 
 Invariant: fields that are not understood are preserved byte for byte.
 Source: orc_proto.proto and the ORC specification, version 1.
@@ -6,17 +6,19 @@ Source: orc_proto.proto and the ORC specification, version 1.
 
 from __future__ import annotations
 
+import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import BinaryIO
 
 import pyarrow as pa
 
 # PostScript.compression
 NONE, ZLIB, SNAPPY, LZ4, ZSTD = 0, 1, 2, 4, 5
+_CODECS = {SNAPPY: "snappy", LZ4: "lz4_raw", ZSTD: "zstd"}
 # Field numbers of PostScript.
-_FOOTER_LENGTH, _COMPRESSION, _BLOCK_SIZE = 1, 2, 3
+_FOOTER_LENGTH, _COMPRESSION, _BLOCK_SIZE, _METADATA_LENGTH = 1, 2, 3, 5
 _DEFAULT_BLOCK_SIZE = 262_144
 _MAX_CHUNK = (1 << 23) - 1
 # The header of an LZ4 frame with independent blocks of up to 4 MiB and without checksums. Its last byte is the checksum
@@ -44,16 +46,41 @@ def read_tail(file: BinaryIO) -> tuple[bytes, bytes, int]:
     return post_script, decompress(file.read(footer_length), number(values, _COMPRESSION)), start
 
 
-def encode_tail(footer: bytes, post_script: bytes) -> bytes:
-    """Return the footer in uncompressed chunks, the PostScript with the footer's new length, and the length byte."""
+def read_metadata(file: BinaryIO, post_script: bytes, footer_start: int) -> bytes:
+    """Return the decompressed metadata, the section before the footer. Raises the same errors as `read_tail`."""
     values = dict(fields(post_script))
-    if number(values, _COMPRESSION) != NONE:
-        block = min(number(values, _BLOCK_SIZE) or _DEFAULT_BLOCK_SIZE, _MAX_CHUNK)
-        parts = [footer[at : at + block] for at in range(0, len(footer), block)]
-        footer = b"".join((len(part) << 1 | 1).to_bytes(3, "little") + part for part in parts)
-    rest = b"".join(raw for key, raw in _raw_fields(post_script) if key != _FOOTER_LENGTH)
-    new = varint_field(_FOOTER_LENGTH, len(footer)) + rest
-    return footer + new + bytes([len(new)])
+    length = number(values, _METADATA_LENGTH)
+    file.seek(footer_start - length)
+    return decompress(file.read(length), number(values, _COMPRESSION))
+
+
+def encode_tail(footer: bytes, post_script: bytes, metadata: bytes | None = None) -> bytes:
+    """Return the footer, the PostScript with the footer's new length, and the length byte.
+
+    `metadata` is the section before the footer; None if the file keeps it.
+    """
+    footer = encode_chunks(footer, post_script)
+    numbers, before = {_FOOTER_LENGTH: len(footer)}, b""
+    if metadata is not None:
+        before = encode_chunks(metadata, post_script)
+        numbers[_METADATA_LENGTH] = len(before)
+    new = with_numbers(post_script, numbers)
+    return before + footer + new + bytes([len(new)])
+
+
+def encode_chunks(message: bytes, post_script: bytes) -> bytes:
+    """Return a message in chunks, as a file with this PostScript stores it. Raises ValueError as `decompress`."""
+    values = dict(fields(post_script))
+    compression = number(values, _COMPRESSION)
+    if compression == NONE:
+        return message
+    block = min(number(values, _BLOCK_SIZE) or _DEFAULT_BLOCK_SIZE, _MAX_CHUNK)
+    return b"".join(_chunk(message[at : at + block], compression) for at in range(0, len(message), block))
+
+
+def decode_chunks(chunks: bytes, post_script: bytes) -> bytes:
+    """Decompress a section of a file with this PostScript. Raises ValueError as `decompress`."""
+    return decompress(chunks, number(dict(fields(post_script)), _COMPRESSION))
 
 
 def decompress(chunks: bytes, compression: int) -> bytes:
@@ -64,13 +91,29 @@ def decompress(chunks: bytes, compression: int) -> bytes:
     """
     if compression == NONE:
         return chunks
-    plain, position = b"", 0
+    plain, position = io.BytesIO(), 0
     while position < len(chunks):
         header = int.from_bytes(chunks[position : position + 3], "little")
         body = chunks[position + 3 : position + 3 + (header >> 1)]
-        plain += body if header & 1 else _decompress_chunk(body, compression)
+        plain.write(body if header & 1 else _decompress_chunk(body, compression))
         position += 3 + (header >> 1)
-    return plain
+    return plain.getvalue()
+
+
+def _chunk(plain: bytes, compression: int) -> bytes:
+    """Return a chunk, which is compressed if that makes it smaller."""
+    body = _compress(plain, compression)
+    header = len(body) << 1 if len(body) < len(plain) else len(plain) << 1 | 1
+    return header.to_bytes(3, "little") + (plain if header & 1 else body)
+
+
+def _compress(plain: bytes, compression: int) -> bytes:
+    if compression == ZLIB:
+        deflate = zlib.compressobj(wbits=-15)
+        return deflate.compress(plain) + deflate.flush()
+    if compression not in _CODECS:
+        raise ValueError(f"ORC compression {compression} is not supported")
+    return bytes(pa.Codec(_CODECS[compression]).compress(plain, asbytes=True))
 
 
 def _decompress_chunk(body: bytes, compression: int) -> bytes:
@@ -110,6 +153,25 @@ def varint_field(key: int, value: int) -> bytes:
     return _encode(key << 3) + _encode(value)
 
 
+def map_field(message: bytes, key: int, change: Callable[[bytes], bytes]) -> bytes:
+    """Return a message with each field `key`, which contains bytes, text or a message, replaced by its change."""
+    return b"".join(
+        bytes_field(key, change(value)) if found == key and isinstance(value, bytes) else message[start:end]
+        for found, value, start, end in _spans(message)
+    )
+
+
+def with_numbers(message: bytes, numbers: Mapping[int, int]) -> bytes:
+    """Return a message with these values of its integer fields."""
+    new = b"".join(varint_field(key, value) for key, value in sorted(numbers.items()))
+    return new + b"".join(raw for key, raw in raw_fields(message) if key not in numbers)
+
+
+def raw_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Iterate over the fields of a message as (field number, encoded field)."""
+    return ((key, message[start:end]) for key, _, start, end in _spans(message))
+
+
 def _encode(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
@@ -142,7 +204,3 @@ def _spans(message: bytes) -> Iterator[tuple[int, int | bytes, int, int]]:
             size, position = _varint(message, position) if key & 7 == 2 else ({1: 8, 5: 4}[key & 7], position)
             value, position = message[position : position + size], position + size
         yield key >> 3, value, start, position
-
-
-def _raw_fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    return ((key, message[start:end]) for key, _, start, end in _spans(message))

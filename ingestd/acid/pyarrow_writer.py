@@ -19,6 +19,7 @@ from ingestd.acid.encoding import DICTIONARY_THRESHOLD, STANDARD, Encoding
 from ingestd.acid.footer import FileSize, seal, seal_plain
 from ingestd.acid.layout import FileLayout
 from ingestd.acid.sink import OrcSink
+from ingestd.acid.text_statistics import TextWatch, bound_statistics
 from ingestd.acid.writer import remove_file
 from ingestd.background import run_uninterrupted
 from ingestd.schema import Column
@@ -52,15 +53,22 @@ class PyArrowWriter:
         self._rows = 0
         self._layout = encoding.layout
         self._file = OrcSink(path)
+        self._texts = TextWatch(self._file)
         try:
             self._orc = _orc_writer(self._file, columns, encoding)
         except BaseException:
             remove_file(path, self._file.close)
             raise
 
+    @property
+    def is_full(self) -> bool:
+        """See `AcidWriter`."""
+        return self._texts.is_full
+
     def write(self, batch: pa.RecordBatch) -> None:
         """See `AcidWriter`; `rows_for_pyorc` must return None for the batch."""
         if batch.num_rows:
+            self._texts.add(batch)
             self._orc.write(pa.Table.from_batches([self._stored(batch)]))
             self._rows += batch.num_rows
             self._file.check()
@@ -73,6 +81,8 @@ class PyArrowWriter:
         run_uninterrupted(self._orc.close)
         self._file.close()
         self._file.check()
+        if self._texts.needs_bounds:
+            bound_statistics(self._path)
         if self._layout is FileLayout.PLAIN:
             return seal_plain(self._path)
         return seal(self._path, [(self._write_id, self._rows)], self._bucket)

@@ -17,6 +17,7 @@ from ingestd.acid.encoding import DICTIONARY_THRESHOLD, STANDARD, Encoding
 from ingestd.acid.footer import FileSize, seal, seal_plain
 from ingestd.acid.layout import FileLayout
 from ingestd.acid.sink import OrcSink
+from ingestd.acid.text_statistics import TextWatch, bound_statistics
 from ingestd.acid.writer import remove_file
 from ingestd.schema import Column, HiveType
 
@@ -84,14 +85,21 @@ class PyOrcWriter:
         self._rows = 0
         self._layout = encoding.layout
         self._file = OrcSink(path)
+        self._texts = TextWatch(self._file)
         try:
             self._orc = orc_writer(self._file, columns, encoding)
         except BaseException:
             remove_file(path, self._file.close)
             raise
 
+    @property
+    def is_full(self) -> bool:
+        """See `AcidWriter`."""
+        return self._texts.is_full
+
     def write(self, batch: pa.RecordBatch) -> None:
         """See `AcidWriter`."""
+        self._texts.add(batch)
         if self._layout is FileLayout.PLAIN:
             for rows in _chunks(batch):
                 self._orc.writerows(rows)
@@ -105,6 +113,8 @@ class PyOrcWriter:
         self._orc.close()
         self._file.close()
         self._file.check()
+        if self._texts.needs_bounds:
+            bound_statistics(self._path)
         if self._layout is FileLayout.PLAIN:
             return seal_plain(self._path)
         return seal(self._path, [(self._write_id, self._rows)], self._bucket)

@@ -21,6 +21,7 @@ class OrcSink:
         self._process = os.getpid()
         self._error: BaseException | None = None
         self.name = str(path)
+        self.written = 0  # bytes that the library has written
 
     def write(self, data: bytes) -> int:
         """Append bytes and return their number. After an error, and in a forked child, the bytes are dropped."""
@@ -31,10 +32,15 @@ class OrcSink:
                     rest = rest[self._file.write(rest) :]
             except BaseException as error:  # noqa: BLE001 - includes exceptions of signal handlers
                 self._error = error
+        self.written += len(data)
         return len(data)
 
     def flush(self) -> None:
         """Do nothing; `sync` writes the file to disk."""
+
+    def end(self) -> int:
+        """Return the length of the file, where the library's next bytes are written. Raises OSError."""
+        return self._file.seek(0, os.SEEK_END)
 
     @property
     def closed(self) -> bool:
