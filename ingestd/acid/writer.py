@@ -30,6 +30,11 @@ class AcidWriter(Protocol):
     `write` and `close` raise OSError.
     """
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the file should be closed, and rows that follow be written to another."""
+        ...
+
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a batch, which contains the table's columns without partition columns, in table order."""
         ...

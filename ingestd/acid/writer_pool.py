@@ -348,8 +348,11 @@ class StagingFiles:
             writer = kind(path, self._columns, self._write_id, bucket, encoding=self._encoding)
         return OpenStagingFile(writer, statement, path)
 
-    def accepts_rows(self, _key: FileKey, _file: OpenStagingFile) -> bool:
-        """See `FilePolicy`; a staging file accepts rows until it is closed."""
+    def accepts_rows(self, key: FileKey, file: OpenStagingFile) -> bool:
+        """See `FilePolicy`; closes a file that is full."""
+        if file.writer.is_full:
+            self.close(key, file)
+            return False
         return True
 
     def write(self, _key: FileKey, file: OpenStagingFile, batch: pa.RecordBatch) -> None:
@@ -397,3 +400,7 @@ class SingleStatementFiles(StagingFiles):
     def split(self, batch: pa.RecordBatch) -> Iterable[tuple[WriterName, pa.RecordBatch]]:
         """See `FilePolicy`."""
         return [("pyorc", batch)]
+
+    def accepts_rows(self, _key: FileKey, _file: OpenStagingFile) -> bool:
+        """See `FilePolicy`; a file accepts rows until the transaction ends."""
+        return True

@@ -310,12 +310,12 @@ class _BatchFiles:
         return _BatchFile(file, statement, location)
 
     def accepts_rows(self, key: FileKey, file: _BatchFile) -> bool:
-        """Return False if the partition was moved, or was dropped and recreated, between transactions."""
+        """Return False if the file is full, or if the partition was moved, or was dropped and recreated."""
         with guarded(local_path(file.location)):
             if file not in self._unflushed and not file.appendable.is_in_place:
                 file.appendable.abandon()
                 return False
-        if self._info(key).location != file.location:
+        if file.appendable.is_full or self._info(key).location != file.location:
             self.close(key, file)
             return False
         return True

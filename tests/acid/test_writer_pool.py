@@ -395,3 +395,16 @@ def test_close_when_a_signal_handler_raises_inside_it_then_the_process_survives(
     )
 
     assert (ended.returncode, ended.stdout) == (0, "True\n"), ended.stderr
+
+
+def test_add_when_texts_are_very_long_then_a_file_contains_a_limited_number_of_them(tmp_path: Path) -> None:
+    columns, encoding = [Column("s", HiveType.parse("string"))], Encoding(stripe_bytes=64 << 10)
+    files = StagingFiles(outbox(tmp_path), columns, 1, encoding=encoding)
+    pool = WriterPool(files)
+    text = random.Random(0).randbytes(3 << 20).hex()
+    for _ in range(8):
+        pool.add((), 0, pa.record_batch({"s": [text]}))
+    pool.close()
+    assert sum(file.rows for file in files.closed) == 8
+    assert [file.statement for file in files.closed] == list(range(len(files.closed)))
+    assert len(files.closed) > 1
