@@ -31,7 +31,7 @@ from ingestd.kafka.settings import (
 )
 from ingestd.kafka.throttling import Silence, Throttling
 from ingestd.kafka.timestamps import FirstRecord, timestamp
-from ingestd.kafka.unreadable import Unreadable, find_oversized, is_unreadable
+from ingestd.kafka.unreadable import explain, find_oversized, is_unreadable
 
 _POLL_RECORDS = 20_000
 # One in so many kept messages is examined for the size of keys and headers. Parsing all headers would take too long.
@@ -164,7 +164,6 @@ class _TopicRead:
         self._ranges = ranges
         self._limits = limits
         self._keep_messages = keep_messages
-        self._unreadable = Unreadable()
         # Since when an answer that is too large has not been examined.
         self._examined_at = monotonic()
         self._open = {r.partition for r in ranges}
@@ -276,7 +275,7 @@ class _TopicRead:
     def _events(self, messages: list[Message], errors: list[KafkaError | None]) -> set[int]:
         """Return the partitions that are reported to end, or to continue, at or beyond the end of their range.
 
-        Raises any other error, but that of records that cannot be read only when it is repeated.
+        Raises any other error.
 
         librdkafka looks up the coordinator of the consumer group, although the reader never uses its group. An error of
         that, such as a missing permission, names no topic and has no consequences.
@@ -290,8 +289,8 @@ class _TopicRead:
                 raise self._translated(message, error)
             if message.offset() >= self._next[message.partition()]:
                 ended.add(message.partition())
-            elif is_bad and (unreadable := self._unreadable.report(message, error)) is not None:
-                raise unreadable
+            elif is_bad:
+                raise explain(self._settings, message, error, int(self._position[message.partition()]))
         return ended
 
     def _translated(self, message: Message, error: KafkaError) -> IngestdError:

@@ -44,7 +44,7 @@ def test_read_when_records_are_too_large_or_corrupt_then_the_error_names_them_an
     servers = {"bootstrap.servers": stack.addresses.kafka}
     unchecked = servers | {"check.crcs": False}
     for settings, partition, what, hint in (
-        (servers | _LIMIT, 1, "receive.message.max.bytes allows 2000000", "raise receive.message.max.bytes"),
+        (servers | _LIMIT, 1, "receive.message.max.bytes allows 2,000,000", "raise receive.message.max.bytes"),
         (servers, 2, "are corrupt", "check the disk"),
         (unchecked, 3, "compression codec", "compression.type"),
         (servers | _LIMIT, 5, "cannot be decompressed", "raise receive.message.max.bytes"),
@@ -57,12 +57,35 @@ def test_read_when_records_are_too_large_or_corrupt_then_the_error_names_them_an
         assert error.where == f"{topic}[{partition}] offset 1"
         assert what in error.what, error
         assert hint in error.hint, error
-        assert f"offsets set MAPPING {topic}:{partition}=" in error.hint
+        assert "the records of the offsets 1 to 1 " in error.what
+        assert error.hint.endswith(f"`ingestd offsets set MAPPING {topic}:{partition}=2`")
         # Neither the records before it nor those behind it are affected, nor is a range that ends before it.
         assert _ids(topic, settings, partition, end=1) == [0]
         assert _ids(topic, settings, partition, first=2) == [2]
     assert _ids(topic, servers, 1) == _ids(topic, servers, 5) == [0, 1, 2]
     assert _ids(topic, servers | _LIMIT | {"fetch.max.bytes": 1_500_000}, 0) == [0, 1, 2]
+
+
+def test_read_when_a_batch_has_many_records_then_the_error_names_all_of_them_and_what_follows(stack: Stack) -> None:
+    topic = stack.topic(2, **{"max.message.bytes": "9000000"})
+    settings = {"bootstrap.servers": stack.addresses.kafka}
+    batched = Producer(settings | {"linger.ms": 60_000, "batch.size": 8_000_000, "message.max.bytes": 9_000_000})
+    for partition, size in ((0, 9), (1, 30_000)):
+        _send(stack, topic, b"first", partition=partition)
+        for _ in range(100):
+            batched.produce(topic, b"x" * size, partition=partition)
+        assert batched.flush(60) == 0
+        _send(stack, topic, b"last", partition=partition)
+    flip_last_bits(stack, topic, 0, 1)
+    for partition in range(2):
+        for first in (0, 40):
+            with pytest.raises(RecordsUnreadable) as caught:
+                list(read(settings | _LIMIT, [OffsetRange(topic, partition, first, 102)]))
+            start = max(1, first)
+            assert caught.value.where == f"{topic}[{partition}] offset {start}"
+            assert f"the records of the offsets {start} to 100 " in caught.value.what
+            assert f"{topic}:{partition}=101`" in caught.value.hint
+        assert _ids(topic, settings | _LIMIT, partition, first=101, end=102) == [101]
 
 
 def test_mapping_when_a_record_is_too_large_then_stops_before_it_and_others_go_on(stack: Stack) -> None:
