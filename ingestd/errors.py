@@ -7,13 +7,16 @@
     ├ Unavailable                  retriable  exit 69
     │  ├ MetastoreUnavailable                          (Hive Streaming: ConnectionError)
     │  ├ BrokerUnavailable
+    │  │  └ BrokerDeclined                 exit 65  Kafka answers that it does not support or permit the request
     │  ├ StorageUnavailable                            (Hive Streaming: StreamingIOFailure)
     │  └ RegistryUnavailable                           the schema registry
     ├ LoginFailed                             exit 77
     ├ InvalidTable                            exit 65  missing, not ACID, not ORC, or the columns do not fit
     │  └ TableMissing
     ├ TooManyPartitions                       exit 65  above the limit for one transaction
-    ├ InvalidTopic                            exit 65  missing, or no permission to use it
+    ├ InvalidTopic                            exit 65  its properties prevent using it
+    │  ├ TopicMissing              retriable           the brokers do not know it, or not yet
+    │  └ TopicDenied               retriable  exit 77  a permission on it, or on a consumer group, is missing
     ├ OffsetsLost                             exit 65  Kafka no longer has the committed position
     ├ RecordsUnreadable                       exit 65  Kafka has records that its client cannot read
     ├ TransactionError             retriable  exit 1   no row of the transaction is visible
@@ -116,6 +119,13 @@ class BrokerUnavailable(Unavailable):
     """Kafka does not answer."""
 
 
+class BrokerDeclined(BrokerUnavailable):
+    """Kafka has answered that it does not support the request, or that its configuration forbids it."""
+
+    is_refusal = True
+    exit_code = 65
+
+
 class StorageUnavailable(Unavailable):
     """The warehouse cannot be read or written (Hive Streaming: StreamingIOFailure).
 
@@ -153,6 +163,21 @@ class InvalidTopic(IngestdError):
     """The topic does not exist, or its permissions or properties prevent reading it or writing dead letters."""
 
     exit_code = 65
+
+
+class TopicMissing(InvalidTopic):
+    """The brokers do not know the topic: it does not exist, or was created a moment ago."""
+
+    is_retriable = True
+    is_refusal = True
+
+
+class TopicDenied(InvalidTopic):
+    """Kafka denies a permission on the topic or on a consumer group. It learns of new permissions after a moment."""
+
+    is_retriable = True
+    is_refusal = True
+    exit_code = 77
 
 
 class OffsetsLost(IngestdError):

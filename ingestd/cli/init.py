@@ -152,7 +152,7 @@ def _compared(plain: Draft, document: Document, metastore: Metastore) -> Draft:
 
     Raises InvalidTable for a table that the mapping cannot write or, if it is missing, that Hive would not create.
     """
-    sample = read_sample(document.mappings[0].kafka, plain.topic)
+    sample = read_sample(document.mappings[0].reader, plain.topic)
     try:
         table = load_target(metastore, document.mappings[0])
     except TableMissing:

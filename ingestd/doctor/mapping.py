@@ -123,7 +123,7 @@ def _transactions(mapping: Examined) -> Iterator[Verdict]:
 def _first_hidden(mapping: Examined, hidden: Mapping[TopicPartition, Hidden]) -> list[FirstRecord]:
     """Return the first record of the open transaction of each partition, of those that are read in time."""
     offsets = {partition: one.first for partition, one in hidden.items()}
-    with closing(RecordTimestamps(mapping.options.kafka, "read_uncommitted")) as client:
+    with closing(RecordTimestamps(mapping.options.reader, "read_uncommitted")) as client:
         return client.read(offsets, seconds=_ANSWER_SECONDS, stop=threading.Event())
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ingestd.clock import Deadline
-from ingestd.errors import IngestdError, InvalidTopic, MetastoreUnavailable, TableMissing
+from ingestd.errors import IngestdError, MetastoreUnavailable, TableMissing, TopicDenied
 from ingestd.formats.options import examine_registry, uses_registry
 from ingestd.formats.registry import Registry
 from ingestd.hive import leases
@@ -140,7 +140,7 @@ def readable_topic(options: MappingOptions, topic: str) -> str:
     for partition in partitions:
         if ends[partition] > first[partition]:
             last = OffsetRange(*partition, ends[partition] - 1, ends[partition])
-            list(read(options.kafka, [last], ReadLimits(silence_seconds=_RECORD_SECONDS)))
+            list(read(options.reader, [last], ReadLimits(silence_seconds=_RECORD_SECONDS)))
             break
     waiting = sum(ends[p] - first[p] for p in partitions)
     return f"{counted(len(partitions), 'partition')}, {counted(waiting, 'offset')}, readable"
@@ -155,7 +155,7 @@ def writable_topic(options: MappingOptions, topic: str) -> str:
     with broker.explained():
         partitions = broker.partitions([topic])
     if not broker.may_write(topic):
-        raise InvalidTopic(
+        raise TopicDenied(
             "permission denied: WRITE on the topic",
             where=f"topic {topic}",
             hint="grant WRITE and DESCRIBE on the topic",
@@ -190,7 +190,7 @@ def mirrored_group(options: MappingOptions) -> str:
     finally:
         mirror.close()
     if not broker.may_commit(options.consumer_group):
-        raise InvalidTopic(
+        raise TopicDenied(
             "permission denied: READ on the consumer group",
             where=f"consumer group {options.consumer_group}",
             hint="grant READ on the consumer group",

@@ -22,6 +22,7 @@ from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.settings import ClientKey, client_key
 from ingestd.kafka.shared import KafkaClients
 from ingestd.kafka.timestamps import FirstRecord, RecordTimestamps
+from ingestd.keys import Setting
 
 _ROUND_SECONDS = 2.0
 _READ_SECONDS = 5.0
@@ -72,7 +73,7 @@ class LagWatch:
             for settings, sharing in monitors.items():
                 self._update(settings, sharing)
                 if is_due:
-                    self._count_hidden(settings, sharing)
+                    self._count_hidden(sharing)
             for settings in self._clients.keys() - monitors.keys():
                 self._clients.pop(settings).close()
         for client in self._clients.values():
@@ -87,28 +88,30 @@ class LagWatch:
             readable = ((p, o) for p, o in positions.items() if (settings, p) not in self._resting)
             # Another mapping may read the same partition from another position; its turn comes later.
             wanted = dict(islice(readable, _MOST_PARTITIONS - len(wanted))) | wanted
-        records = self._read(settings, wanted) if wanted else []
+        records = self._read(settings, monitors[0].kafka, wanted) if wanted else []
         for monitor, positions in zip(monitors, unread, strict=True):
             monitor.learned(record for record in records if positions.get(record.partition) == record.offset)
 
-    def _count_hidden(self, settings: ClientKey, monitors: list[Monitor]) -> None:
+    def _count_hidden(self, monitors: list[Monitor]) -> None:
         """Count the records behind open transactions, for mappings with the same properties."""
         known = [monitor.known_partitions() for monitor in monitors]
         wanted = {partition for partitions in known for partition in partitions}
         if not wanted:
             return
         try:
-            hidden = find_hidden(self._kafka.broker(dict(settings)), wanted, QUICK_SECONDS)
+            hidden = find_hidden(self._kafka.broker(monitors[0].kafka), wanted, QUICK_SECONDS)
         except IngestdError as error:
             events.lag_unknown(error)
             return
         for monitor, partitions in zip(monitors, known, strict=True):
             monitor.measured({p: hidden[p] for p in partitions if p in hidden})
 
-    def _read(self, settings: ClientKey, wanted: dict[TopicPartition, int]) -> list[FirstRecord]:
+    def _read(
+        self, settings: ClientKey, kafka: Mapping[str, Setting], wanted: dict[TopicPartition, int]
+    ) -> list[FirstRecord]:
         try:
             if settings not in self._clients:
-                self._clients[settings] = RecordTimestamps(dict(settings))
+                self._clients[settings] = RecordTimestamps(kafka)
             records = self._clients[settings].read(wanted, seconds=_READ_SECONDS, stop=self._stop)
         except IngestdError as error:
             events.lag_unknown(error)

@@ -167,7 +167,7 @@ def _of_topic(options: MappingOptions, topic: str) -> Iterator[Letter]:
         partitions = broker.partitions([topic])
     first, ends = broker.earliest(partitions), broker.ends(partitions)
     ranges = [OffsetRange(*one, first[one], ends[one]) for one in partitions if ends[one] > first[one]]
-    for batch in read(options.kafka, ranges, ReadLimits(silence_seconds=_ANSWER_SECONDS), keep_messages=True):
+    for batch in read(options.reader, ranges, ReadLimits(silence_seconds=_ANSWER_SECONDS), keep_messages=True):
         for row, headers in enumerate(batch.headers()):
             # Other programs may have written headers that the client cannot read. No dead letter has them.
             letter = None if headers is None else parse_letter(batch.record(row))

@@ -208,10 +208,10 @@ class Snapshot:
 
 
 class Monitor:
-    """Collects what one mapping reports. `kafka` contains its Kafka properties. Safe for use from any thread."""
+    """Collects what one mapping reports. `kafka` contains the properties of readers. Safe for use from any thread."""
 
     def __init__(self, options: MappingOptions) -> None:
-        self.kafka = options.kafka
+        self.kafka = options.reader
         self._lock = threading.Lock()
         self._now = Snapshot(options.name, str(options.table), options.topics, "starting", now())
         self._retries: Counter[str] = Counter()
@@ -268,7 +268,7 @@ class Monitor:
     def restarted(self, options: MappingOptions) -> None:
         """Note that the mapping starts again with other options."""
         with self._lock:
-            self.kafka = options.kafka
+            self.kafka = options.reader
             self._now = replace(self._now, table=str(options.table), topics=options.topics)
             self._forget()
         self.entered("starting")

@@ -389,6 +389,14 @@ class MappingOptions:
         return self.group or f"ingestd-{self.name}"
 
     @property
+    def reader(self) -> Mapping[str, Setting]:
+        """The librdkafka properties of clients that read records: those of `kafka`, with the mapping's group.
+
+        They never join the group, but librdkafka looks it up, and the permissions of the mapping may allow no other.
+        """
+        return {**self.kafka, "group.id": self.consumer_group}
+
+    @property
     def control(self) -> TableName:
         """The control table, which stores the state of the mapping."""
         return TableName(self.control_database, f"mapping_{self.name}")

@@ -239,7 +239,7 @@ class Planner:
         epochs = {p: epoch for p, epoch in view.epochs.items() if known.get(p, epoch) < epoch}
         unknown = {p for p, epoch in epochs.items() if self._verified.get(p) != epoch}
         marks = {p: EpochOffset(draft.offsets[p], draft.epochs[p]) for p in unknown}
-        truncated = find_truncated(self._options.kafka, marks, self._broker.timeout_seconds) if marks else {}
+        truncated = find_truncated(self._options.reader, marks, self._broker.timeout_seconds) if marks else {}
         for partition, at in truncated.items():
             gap = (
                 f"the partition was truncated at {at}, before the committed position {draft.offsets[partition]}, by an "

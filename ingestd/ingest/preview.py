@@ -261,7 +261,7 @@ def _read(
     ranges = [OffsetRange(*key, offset, ends[key]) for key, offset in sorted(first.items()) if ends[key] > offset]
     identities: Mapping[str, TopicIdentity] = {name: topic.identity for name, topic in topics.items()}
     end: End = "last" if start is None else "first"
-    batches = read_excerpt(options.kafka, ranges, limit, end, topics=identities, max_bytes=max_bytes) if ranges else []
+    batches = read_excerpt(options.reader, ranges, limit, end, topics=identities, max_bytes=max_bytes) if ranges else []
     if not any(batch.values for batch in batches):
         where = f"mapping {options.name}, topics {', '.join(options.topics)}"
         if start is None:

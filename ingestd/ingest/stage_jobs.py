@@ -26,7 +26,7 @@ class StageJobs:
     def __init__(self, engine: Engine, options: MappingOptions, storages: Storages) -> None:
         self._engine = engine
         self._group = JobGroup(options.name)
-        self._access = engine.share(Access(dict(options.kafka), storages, Registry.of(options.registry)))
+        self._access = engine.share(Access(dict(options.reader), storages, Registry.of(options.registry)))
 
     @property
     def parallelism(self) -> int:

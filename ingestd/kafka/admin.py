@@ -19,7 +19,7 @@ from confluent_kafka import TopicPartition as _TopicPartition
 from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, OffsetSpec
 
 from ingestd.clock import Deadline
-from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
+from ingestd.errors import BrokerUnavailable, IngestdError, TopicMissing
 from ingestd.kafka.connections import ConnectionLog
 from ingestd.kafka.ranges import EpochOffset, Offsets, TopicIdentity, TopicPartition
 from ingestd.kafka.settings import (
@@ -130,7 +130,7 @@ class Broker:
         if topic in self._seen:
             hint = "check whether the topic was deleted"
             return BrokerUnavailable("the topic no longer exists", where=f"{self.where}, topic {topic}", hint=hint)
-        return InvalidTopic("the topic does not exist", where=f"{self.where}, topic {topic}", hint="create the topic")
+        return TopicMissing("the topic does not exist", where=f"{self.where}, topic {topic}", hint="create the topic")
 
     def earliest(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Return, for each partition, the first offset that retention has not deleted."""
@@ -191,7 +191,7 @@ class Broker:
     def topic_settings(self, name: str) -> dict[str, str]:
         """Return the effective configuration of a topic, such as `retention.ms`.
 
-        Raises InvalidTopic without permission DESCRIBE_CONFIGS.
+        Raises TopicDenied without permission DESCRIBE_CONFIGS.
         """
         resource = ConfigResource(ConfigResource.Type.TOPIC, name)
         admin = self._admin

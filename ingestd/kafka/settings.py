@@ -14,12 +14,13 @@ from typing import TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, cimpl
 
 from ingestd.errors import (
+    BrokerDeclined,
     BrokerUnavailable,
     ConfigError,
     IngestdError,
-    InvalidTopic,
     LoginFailed,
     RangeLost,
+    TopicDenied,
     masked,
 )
 
@@ -52,6 +53,8 @@ _READER = {
 }
 _LARGEST_ANSWER, _ANSWER_OVERHEAD = "receive.message.max.bytes", 512
 _SERVERS = "bootstrap.servers"
+# librdkafka requires and looks up a group. This one is for readers without a mapping; no permission on it is needed.
+_NO_GROUP = "ingestd"
 # Properties that every kind of client accepts; librdkafka warns about those of other kinds.
 _SHARED = (
     _SERVERS,
@@ -60,7 +63,23 @@ _SHARED = (
 _OURS = {*_READER, *QUIET, *REFUSED, _SERVERS}  # their values are not secrets
 _REFUSALS = (KafkaException, TypeError, ValueError, AttributeError)
 _MISSING = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
-_FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
+# Denied permissions, and the resource of each.
+_FORBIDDEN = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "consumer group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "cluster",
+}
+# Answers that a repetition probably does not change. All others that are not listed here are regarded as temporary.
+_DECLINED = {
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.UNSUPPORTED_VERSION,
+    KafkaError._UNSUPPORTED_FEATURE,
+    KafkaError.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    KafkaError.INVALID_REQUEST,
+    KafkaError.INVALID_CONFIG,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError.SECURITY_DISABLED,
+}
 _LOGIN = {KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED}
 _LOST = {KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET}
 _BROKER_HINT = "check that the broker is running and that bootstrap.servers is correct"
@@ -146,7 +165,10 @@ def time_limit(settings: Mapping[str, object], seconds: float) -> float:
 
 
 def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings of a consumer of offset ranges. The user can override only those that affect the speed."""
+    """Return the settings of a consumer of offset ranges. The user can override only those that affect the speed.
+
+    The consumer never joins the group, which `settings` may contain.
+    """
     limits = dict(_READER)
     if _LARGEST_ANSWER in settings:
         # librdkafka rejects a limit that an answer might exceed. Only a single batch of records may be larger.
@@ -156,7 +178,7 @@ def reader_settings(settings: Mapping[str, object]) -> dict[str, object]:
         **limits,
         **QUIET,
         **settings,
-        "group.id": "ingestd-reader",
+        "group.id": settings.get("group.id", _NO_GROUP),
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
@@ -172,8 +194,8 @@ def shared_settings(settings: Mapping[str, object]) -> dict[str, object]:
 
 
 def client_key(settings: Mapping[str, object]) -> ClientKey:
-    """Return a key that is equal for equal properties of a client."""
-    return tuple(sorted((key, str(value)) for key, value in settings.items()))
+    """Return a key that is equal for equal properties of a client. Readers of different groups share one."""
+    return tuple(sorted((key, str(value)) for key, value in settings.items() if key != "group.id"))
 
 
 def create_client(client: Callable[[Mapping[str, object]], C], settings: Mapping[str, object]) -> C:
@@ -225,15 +247,17 @@ def is_login_error(error: KafkaException | KafkaError) -> bool:
 def translate_error(error: KafkaException | KafkaError, where: str, operation: str = "") -> IngestdError:
     """Translate an error of librdkafka. `operation` is the permission that the request needs, such as `READ`.
 
-    The result is InvalidTopic if permission is denied, RangeLost, LoginFailed, or BrokerUnavailable for other errors.
+    The result is TopicDenied, RangeLost, LoginFailed, BrokerDeclined, or BrokerUnavailable for other errors.
     """
     cause = _cause(error)
     code, text = cause.code(), cause.str()
     if code in _FORBIDDEN:
-        resource = "consumer group" if code == KafkaError.GROUP_AUTHORIZATION_FAILED else "topic"
         hint = "grant READ and DESCRIBE on the topic, and READ on the consumer group"
-        denied = f"{operation} on the {resource}" if operation else text
-        return InvalidTopic(f"permission denied: {denied}", where=where, hint=hint)
+        denied = f"{operation} on the {_FORBIDDEN[code]}" if operation else text
+        return TopicDenied(f"permission denied: {denied}", where=where, hint=hint)
+    if code in _DECLINED:
+        hint = "compare the version and the configuration of the brokers with what the answer says"
+        return BrokerDeclined(f"Kafka declines the request: {text}", where=where, hint=hint)
     if code in _LOGIN:
         return LoginFailed(text, where=where, hint="check the sasl.* and ssl.* properties of `kafka`")
     if code in _LOST:

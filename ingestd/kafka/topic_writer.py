@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic
+from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic, TopicDenied
 from ingestd.kafka.connections import ConnectionLog
 from ingestd.kafka.record import Record
 from ingestd.kafka.settings import QUIET, create_client, is_missing, shared_settings, time_limit, translate_error
@@ -106,7 +106,7 @@ class TopicWriter:
     def _translated(self, error: KafkaError) -> IngestdError:
         code = error.code()
         if code in _DENIED:
-            return InvalidTopic(f"permission denied: {error.str()}", where=self._where, hint=_DENIED[code])
+            return TopicDenied(f"permission denied: {error.str()}", where=self._where, hint=_DENIED[code])
         if code in _REFUSED:
             hint = f"check {_REFUSED[code]} of the topic"
             return InvalidTopic(f"the broker refuses a record: {error.str()}", where=self._where, hint=hint)

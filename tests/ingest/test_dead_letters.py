@@ -72,7 +72,7 @@ def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with Stack(addresses, "letters", Path(tmp_path_factory.mktemp("letters"))) as stack:
         made = _Cases(stack)
         made.add("origin", [*_rows(1, 2), *REJECTS, *_rows(3)], letters={}, format={"tombstones": "dead_letter"})
-        made.add("missing", _rows(1), letters=None)
+        made.add("missing", _rows(1), letters=None, refusals={"retries": 2, "period": "300ms"})
         made.add("large", [*_rows(1), Record(None, b"x" * 5_000)], letters={"max.message.bytes": "2000"})
         made.add("beyond", [*_rows(1), *REJECTS[:3]], letters={}, max_rejects=2)
         made.daemon = stack.drain(stack.config(*made.mappings), expect=65)
@@ -120,7 +120,7 @@ def test_reject_when_it_becomes_a_dead_letter_then_the_others_become_rows_and_it
 
 def test_topic_of_dead_letters_when_missing_then_the_mapping_stops_before_it_reads_a_record(cases: _Cases) -> None:
     [failed] = cases.events("failed", "missing")
-    assert failed["reason"] == "InvalidTopic"
+    assert failed["reason"] == "TopicMissing"
     assert f"topic {cases.name('missing')}.dead: the topic does not exist" in failed["error"]
     assert cases.stack.ids(cases.name("missing")) == []
 

@@ -276,12 +276,13 @@ def test_topic_when_missing_on_a_broker_that_creates_topics_then_is_not_created(
     own: Stack, broker: KafkaBroker
 ) -> None:
     own.table("id bigint")
-    config = own.config()
+    config = own.config({"refusals": {"retries": 2, "period": "300ms"}})
     command = [sys.executable, "-m", "ingestd", "check", "--config", str(config), "--online"]
     checked = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
     assert checked.returncode == 65, checked.stdout + checked.stderr
     assert "the topic does not exist" in checked.stdout
-    own.drain(config, expect=65)
+    daemon = own.drain(config, expect=65)
+    assert [one["reason"] for one in daemon.events("waiting")] == ["TopicMissing"] * 2
     settings = {"bootstrap.servers": broker.servers}
     with pytest.raises(BrokerUnavailable):
         list(read(settings, [OffsetRange(own.name, 0, 0, 5)], ReadLimits(silence_seconds=2)))

@@ -20,6 +20,7 @@ from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import read
 from ingestd.sandbox import Addresses
 from tests.support.daemon import Daemon
+from tests.support.flow import wait_for_rows
 from tests.support.patience import LIMIT
 from tests.support.stack import Stack, eventually
 
@@ -70,6 +71,18 @@ class _Topics:
         """Delete the records before `offset` from partition 0, as retention does."""
         for answer in self.admin.delete_records([TopicPartition(name, 0, offset)]).values():
             answer.result(LIMIT)
+
+
+def test_topic_when_it_is_created_after_the_mapping_has_asked_for_it_then_its_records_are_read(stack: Stack) -> None:
+    stack.table("id bigint")
+    daemon = stack.start(stack.config())
+    eventually("the mapping to wait for the topic", lambda: daemon.events("waiting"))
+    assert daemon.events("waiting")[0]["reason"] == "TopicMissing"
+    stack.topic(1)
+    stack.produce([{"id": 1}], partition=0)
+    wait_for_rows(daemon, stack.name[-40:], 1)
+    daemon.terminate()
+    assert daemon.wait() == 0
 
 
 class _Transactions:

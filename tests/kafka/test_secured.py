@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Producer
 
 from ingestd.config.document import load
-from ingestd.errors import BrokerUnavailable, IngestdError, InvalidTopic, LoginFailed
+from ingestd.errors import BrokerUnavailable, IngestdError, LoginFailed, TopicDenied
 from ingestd.hive.tables import TableName
 from ingestd.ingest.checks import check_group, check_topics
 from ingestd.kafka.ranges import OffsetRange
@@ -85,8 +85,8 @@ def _cases(kafka: SecuredKafka) -> list[_Case]:
             "expired", expired, BrokerUnavailable, rejected + "certificate has expired", broker + kafka.expired, "renew"
         ),
         _Case("name", unlike, BrokerUnavailable, rejected + "IP address mismatch", broker + by_address, "advertised"),
-        _Case("describe", bob, InvalidTopic, "permission denied: DESCRIBE on the topic", "topic open", "grant READ"),
-        _Case("read", bob, InvalidTopic, "permission denied: READ on the topic", "listed[0]", "grant READ", "listed"),
+        _Case("describe", bob, TopicDenied, "permission denied: DESCRIBE on the topic", "topic open", "grant READ"),
+        _Case("read", bob, TopicDenied, "permission denied: READ on the topic", "listed[0]", "grant READ", "listed"),
     ]
 
 
@@ -191,15 +191,17 @@ def test_permission_when_it_is_revoked_while_the_mapping_runs_then_it_is_named_a
     kafka.allow(user, "TOPIC", topic, "READ")
     kafka.create(topic)
     mapping = _mapping(stack, "revoked", kafka.login(user, PASSWORD, **_SHORT), topic)
+    mapping["refusals"] = {"retries": 2, "period": "300ms"}
     daemon = stack.start(stack.config(mapping))
     _send(kafka, topic, 1)
     wait_for_rows(daemon, mapping["name"], 1)
     kafka.deny(user, "TOPIC", topic, operation)
     _send(kafka, topic, 2)
-    assert daemon.wait() == 65
+    assert daemon.wait() == 77
     [failed] = daemon.events("failed")
-    assert failed["reason"] == "InvalidTopic"
+    assert failed["reason"] == "TopicDenied"
     assert f"permission denied: {operation} on the topic" in failed["error"]
+    assert "TopicDenied" in {one["reason"] for one in daemon.events("waiting")}
     assert visible_ids(stack.metastore, TableName.parse(mapping["table"])) == [1]
 
 

@@ -7,10 +7,21 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException
 
-from ingestd.errors import BrokerUnavailable, ConfigError, IngestdError, InvalidTopic, LoginFailed, RangeLost
+from ingestd.errors import (
+    BrokerDeclined,
+    BrokerUnavailable,
+    ConfigError,
+    IngestdError,
+    LoginFailed,
+    RangeLost,
+    TopicDenied,
+)
+from ingestd.hive.tables import TableName
+from ingestd.ingest.options import MappingOptions
 from ingestd.kafka.settings import (
     REFUSED,
     client_faults,
+    client_key,
     create_client,
     is_missing,
     reader_settings,
@@ -117,6 +128,18 @@ def test_reader_settings_when_the_user_sets_fixed_properties_then_overrides_them
     assert settings["allow.auto.create.topics"] is False
 
 
+def test_reader_settings_when_mappings_have_other_groups_then_each_uses_its_own_and_clients_are_shared() -> None:
+    mappings = [MappingOptions(one, ("t",), TableName("d", "t"), kafka=SERVERS) for one in ("clicks", "orders")]
+    assert [reader_settings(one.reader)["group.id"] for one in mappings] == ["ingestd-clicks", "ingestd-orders"]
+    assert len({client_key(one.reader) for one in mappings}) == 1
+
+
+def test_reader_settings_when_answers_are_limited_then_a_fetch_is_not_larger() -> None:
+    limited = reader_settings(SERVERS | {"receive.message.max.bytes": 2_000_000})
+    assert limited["fetch.max.bytes"] == 1_999_488
+    assert not _faults(SERVERS | {"receive.message.max.bytes": 2_000_000}, client_faults)
+
+
 def test_reader_settings_when_the_user_tunes_the_fetch_then_uses_the_value() -> None:
     assert reader_settings(SERVERS | {"fetch.wait.max.ms": 7})["fetch.wait.max.ms"] == 7
 
@@ -131,7 +154,11 @@ def test_time_limit_when_the_socket_timeout_is_lower_then_uses_it(value: object,
     ("code", "kind"),
     [
         (KafkaError.UNKNOWN_TOPIC_OR_PART, BrokerUnavailable),
-        (KafkaError.TOPIC_AUTHORIZATION_FAILED, InvalidTopic),
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, TopicDenied),
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, TopicDenied),
+        (KafkaError.CLUSTER_AUTHORIZATION_FAILED, TopicDenied),
+        (KafkaError.UNSUPPORTED_VERSION, BrokerDeclined),
+        (KafkaError.NOT_LEADER_FOR_PARTITION, BrokerUnavailable),
         (KafkaError._AUTHENTICATION, LoginFailed),
         (KafkaError.SASL_AUTHENTICATION_FAILED, LoginFailed),
         (KafkaError.OFFSET_OUT_OF_RANGE, RangeLost),
