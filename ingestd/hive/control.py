@@ -16,7 +16,7 @@ from ingestd.errors import InvalidTable, TableMissing
 from ingestd.hive.answers import MetastoreDeclined, MetastoreRefusal
 from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.hive.creation import ensure
-from ingestd.hive.tables import TableName, read_table
+from ingestd.hive.tables import TableName, read_table, require_writable_database
 from ingestd.hive.transactions import KeyValue
 
 # HMS requires the prefix _meta for keys that a commit may set (TxnStore.TXN_KEY_START).
@@ -43,12 +43,14 @@ class ControlTable:
 def ensure_control_table(metastore: Metastore, name: TableName) -> ControlTable:
     """Find or create the control table and its database; safe when several clients do so at the same time.
 
-    Raises MetastoreUnavailable or MetastoreRefusal, or InvalidTable when a table of this name is not a control table.
+    Raises MetastoreUnavailable or MetastoreRefusal, or InvalidTable when a table of this name is not a control table,
+    or when its database must not be written: replication would replace the state.
     """
     try:
         raw = read_table(metastore, name)
     except InvalidTable:
         raw = _created(metastore, name)
+    require_writable_database(metastore, name)
     return _checked(name, raw)
 
 

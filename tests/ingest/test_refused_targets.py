@@ -124,3 +124,17 @@ def test_database_when_it_becomes_a_replica_while_the_daemon_runs_then_only_its_
     stack.drain(config)
     assert stack.ids(f"{database}.t") == [1, 2]
     assert stack.ids() == [1, 2]
+
+
+def test_control_database_when_it_is_a_target_of_replication_then_the_mapping_stops(stack: Stack) -> None:
+    control = f"{stack.name}_control"
+    stack.topic(1)
+    stack.table("id int")
+    stack.produce([{"id": 1}])
+    stack.sql(f"CREATE DATABASE {control} WITH DBPROPERTIES ('repl.target.for'='p1')")
+    config = stack.config({"name": stack.name[:40]}, control={"database": control})
+
+    [failed] = stack.drain(config, expect=65).events("failed")
+
+    assert (failed["reason"], stack.ids()) == ("InvalidTable", [])
+    assert f"database {control} is a target of replication (repl.target.for)" in failed["error"]
