@@ -264,11 +264,10 @@ class MappingLoop:
                 if learned is error:
                     raise
                 raise learned from error
+            if is_done and goal is None:
+                self._reporter.left_hidden(self._left)
+                return
             if is_done:
-                if goal is None:
-                    if self._left:
-                        self._reporter.left_hidden(self._left)
-                    return
                 self._requests.reached()
 
     def _alter_table(self, needed: Sequence[Column], written: Mapping[str, str]) -> None:

@@ -151,8 +151,9 @@ class Reporter:
         events.left_open(self._name, sorted(self._open), error)
 
     def left_hidden(self, hidden: Mapping[TopicPartition, Hidden]) -> None:
-        """Report that the mapping has caught up, and could not read the records behind open Kafka transactions."""
-        events.left_hidden(self._name, hidden)
+        """Report that the mapping has caught up except for records behind open Kafka transactions, if there are any."""
+        if hidden:
+            events.left_hidden(self._name, hidden)
 
     def stopped(self) -> None:
         """Report that the mapping was stopped or has caught up."""

@@ -35,8 +35,8 @@ _EVENT_LOG = {
 }
 # Sessions log the files of their transactions only if they have this property.
 _DML_EVENTS = {"hive.metastore.dml.events": "true"}
-# By default, the cleaner of metastore 4.2 waits only for queries that have registered the tables they read, and HiveServer2
-# 4.0 registers none: then a compaction may remove files under a query.
+# By default, the cleaner of metastore 4.2 waits only for queries that have registered the tables they read, and
+# HiveServer2 4.0 registers none: then a compaction may remove files under a query.
 _REGISTERED_READS = {"metastore.txn.use.minhistorywriteid": "true"}
 
 
