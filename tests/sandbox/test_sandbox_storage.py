@@ -19,8 +19,9 @@ from .conftest import Cli
 
 @pytest.mark.soak
 def test_sandbox_when_on_hdfs_then_serves_the_warehouse_and_a_killed_namenode_starts_again(cli: Cli) -> None:
-    first = json.loads(cli.run("up", "--storage", "hdfs", "--datanodes", "2", "--json").stdout)
+    first = json.loads(cli.run("up", "--storage", "hdfs", "--datanodes", "2", "--spark-workers", "1", "--json").stdout)
     assert first["storage"] == "hdfs"
+    assert first["spark"].startswith("spark://127.0.0.1:")
     assert first["warehouse"].startswith("hdfs://127.0.0.1:")
     assert first["warehouse"].removesuffix("/warehouse") in Path(first["hadoop_conf_dir"], "core-site.xml").read_text()
     storages = Storages(StorageOptions(hadoop_conf_dir=Path(first["hadoop_conf_dir"])))
@@ -34,14 +35,15 @@ def test_sandbox_when_on_hdfs_then_serves_the_warehouse_and_a_killed_namenode_st
     assert metastore.call("get_database", "default").locationUri == external
     metastore.close()
 
-    box = Sandbox(SandboxOptions(cli.state_dir, datanodes=2))
+    box = Sandbox(SandboxOptions(cli.state_dir, datanodes=2, spark_workers=1))
     box.stop_service(NAMENODE, kill=True)
     box.start_service(NAMENODE)
     box.pause_service(DATANODE)
     words = {state.name: state.word for state in box.status()}
     assert (words[NAMENODE], words[DATANODE]) == ("running", "silent")
 
-    assert "stopped metastore, kafka, datanode-2, datanode, namenode" in cli.run("down").stdout
+    stopped = ("metastore", "spark-worker-1", "spark-master", "kafka", "datanode-2", "datanode", "namenode")
+    assert f"stopped {', '.join(stopped)}" in " ".join(cli.run("down").stdout.split())  # in one line
 
 
 def test_sandbox_when_on_s3_then_serves_the_warehouse_until_its_server_stops(cli: Cli) -> None:
