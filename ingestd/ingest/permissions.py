@@ -127,9 +127,9 @@ def _writable_new_table(warehouse: Warehouse, database: str) -> str:
     those that exist: the directories of the database's tables, or else its own or the one above. Raises NotShared.
     """
     location = _database_location(warehouse.metastore, database)
-    if not location.startswith("file:"):  # otherwise the metastore creates it as the user of the client
-        return "is examined once the mapping has created the table"
     storage = warehouse.storages.at(location)
+    if not storage.capabilities.local_users:  # the metastore creates it as the user of the client
+        return "is examined once the mapping has created the table"
     if storage.exists(location):
         names = [entry.name for entry in storage.entries(location) if entry.is_directory]
         tables = [child(location, name) for name in names if not name.startswith(".") and not name.endswith(".db")]

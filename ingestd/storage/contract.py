@@ -57,11 +57,14 @@ class Capabilities:
     `rename`: a directory is renamed atomically, so a delta appears with all of its files at once. `append`: a file can
     be appended to and flushed while readers read it, as transaction batches do. `cheap_files`: a small file costs no
     more than its bytes, so the file `_orc_acid_version`, which Hive does not read, is written for other engines.
+    `local_users`: a directory belongs to the user of the process that creates it, whose umask applies; those that the
+    metastore creates belong to the metastore's user.
     """
 
     rename: bool
     append: bool
     cheap_files: bool
+    local_users: bool
 
 
 class Entry(NamedTuple):

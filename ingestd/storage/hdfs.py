@@ -52,7 +52,7 @@ class HdfsStorage:
     Methods also raise LoginFailed if the cluster rejects the credentials.
     """
 
-    capabilities = Capabilities(rename=True, append=False, cheap_files=False)
+    capabilities = Capabilities(rename=True, append=False, cheap_files=False, local_users=False)
 
     def __init__(self, root: str, options: StorageOptions) -> None:
         self.root = root

@@ -64,7 +64,7 @@ def local_path(uri: str) -> Path:
 class LocalStorage:
     """See `Storage`. A path is a `file:` URI, or an absolute path without a scheme."""
 
-    capabilities = Capabilities(rename=True, append=True, cheap_files=True)
+    capabilities = Capabilities(rename=True, append=True, cheap_files=True, local_users=True)
 
     def location(self, uri: str) -> LocalLocation:
         """See `Storage`."""

@@ -53,7 +53,7 @@ _CHECK = ".ingestd-check"
 class S3Storage:
     """See `Storage`. Raises ConfigError and InvalidTable as `resolve` does."""
 
-    capabilities = Capabilities(rename=False, append=False, cheap_files=False)
+    capabilities = Capabilities(rename=False, append=False, cheap_files=False, local_users=False)
 
     def __init__(self, bucket: str, options: StorageOptions) -> None:
         self.bucket = bucket
