@@ -214,6 +214,8 @@ class MappingLoop:
         with self._tolerating_a_swap():
             checkpoint = self._recovery.run()
             ledger = Ledger(self._services, checkpoint, self._on_commit)
+            # Before the transactions of this recovery, which replace the stored state.
+            self._reporter.recovered(ledger.state, checkpoint.aborted)
             if checkpoint.state is None:
                 if self._has_recovered:  # a mapping that runs must not start from the beginning
                     raise state_removed(self.options.control)

@@ -50,16 +50,19 @@ class Reporter:
         events.standby(self._name, claim)
         self.monitor.entered("standby", owner=claim.agent)
 
-    def owner(self, state: MappingState, aborted: list[int], *, is_takeover: bool) -> None:
-        """Report that this daemon owns the mapping and has recovered it.
+    def recovered(self, state: MappingState, aborted: list[int]) -> None:
+        """Report the ends of the transactions that were open before a recovery, which has read the stored `state`.
 
-        `state` is the stored state, and `aborted` contains the open transactions that the recovery aborted. A
-        transaction whose commit was not answered has committed if the stored state is its own.
+        `aborted` contains those that it aborted. A transaction whose commit was not answered has committed if the
+        stored state is its own.
         """
         adopted = self._open.pop(state.txn, None)
         if adopted is not None:
             self.committed(CommitResult(adopted, state))
         self.aborted({*aborted, *self._open})
+
+    def owner(self, state: MappingState, aborted: list[int], *, is_takeover: bool) -> None:
+        """Report that this daemon owns the mapping and has recovered it. `aborted` is that of `recovered`."""
         self.monitor.counted("takeovers", int(is_takeover))
         self.monitor.recovered(state.position.offsets)
         events.owner(self._name, sum(state.position.offsets.values()), aborted)

@@ -112,10 +112,11 @@ class _AbortAfterCommit(Hold):
     """Lets the mapping fail after its second commit, as if the outcome of the commit were never determined."""
 
     def __init__(self) -> None:
-        super().__init__("committed")
+        super().__init__("committed", times=2)
         self._commits = 0
 
     def __call__(self, step: str) -> None:
+        super().__call__(step)
         self._commits += step == "committed"
         if step == "committed" and self._commits == 2:
             raise TransactionAborted("aborted by the test")
@@ -125,12 +126,19 @@ def test_monitor_when_a_recovery_finds_that_a_transaction_has_committed_then_cou
     stack.topic(1)
     stack.table("id bigint", "dt string")
     stack.produce(_rows(*range(10)))
-    daemon = stack.start(stack.config(), hold=_AbortAfterCommit())
+    config, hold = stack.config(), _AbortAfterCommit()
+    daemon = stack.start(config, hold=hold)
     monitor = _monitor(daemon, stack.name)
-    eventually("the commit", lambda: monitor.snapshot().totals.rows == 10)
+    hold.wait()
+    # Before it continues, the recovery commits the name of another table of dead letters.
+    letters = {"on_error": "dead_letter", "dead_letter": {"table": f"default.{stack.name}_letters"}}
+    stack.config(letters).replace(config)
+    daemon.supervisor.reload().result()
+    hold.release()
+    eventually("the commits", lambda: monitor.snapshot().totals.commits == 3)
     eventually("the recovery", lambda: monitor.snapshot().state == "running")
     totals = monitor.snapshot().totals
-    assert (totals.commits, totals.records, totals.aborts) == (2, 10, 0)
+    assert (totals.commits, totals.records, totals.aborts) == (3, 10, 0)
     assert monitor.snapshot().open_transactions == 0
     assert stack.ids() == list(range(10))
 
