@@ -280,10 +280,10 @@ def test_storage_when_a_directory_is_not_writable_then_the_fault_names_it(cases:
     _, examined = result("doctor", "--timeout", _TIMEOUT)
     found = [one for one in examined["findings"] if one["check"] == "table.storage" and one["status"] != "ok"]
     code, findings = result("check", "--online")
-    assert code == 69
+    assert code == 77
     checked = [one["problem"] for one in findings if ", storage" in one["subject"] and one["problem"]]
     for one, problem, denied in zip(found, checked, (place, monday, dead), strict=True):
-        assert (one["status"], one["exit_code"]) == ("fault", 69)
+        assert (one["status"], one["exit_code"]) == ("fault", 77)
         assert problem["reason"] == "PermissionDenied"
         assert f"{denied}" in one["evidence"]
         assert f"{denied}" in problem["where"]
