@@ -92,7 +92,9 @@ def replay(source: str, target: str, folder: Path, commits: int, runs: int) -> T
             lags[name].append(one.measure(1))
     for name, some in cycles.items():
         table.add_row(
-            name, *_row(some), f"{_median(lags[name], lambda one: one.dump_seconds + one.load_seconds):.2f} s"
+            name,
+            *_row(some),
+            f"{_median(lags[name], lambda replayed: replayed.dump_seconds + replayed.load_seconds):.2f} s",
         )
     for one in copied.values():
         one.close()
@@ -102,11 +104,11 @@ def replay(source: str, target: str, folder: Path, commits: int, runs: int) -> T
 def _row(cycles: Sequence[Replayed]) -> list[str]:
     return [
         f"{cycles[0].commits:,}",
-        f"{_median(cycles, lambda one: one.events / one.load_seconds):.1f}",
-        f"{_median(cycles, lambda one: one.commits / one.load_seconds):.1f}",
-        f"{_median(cycles, lambda one: sum(one.calls.values()) / one.commits):.2f}",
-        f"{_median(cycles, lambda one: one.dump_seconds):.2f}",
-        f"{_median(cycles, lambda one: one.load_seconds):.2f}",
+        f"{_median(cycles, lambda replayed: replayed.events / replayed.load_seconds):.1f}",
+        f"{_median(cycles, lambda replayed: replayed.commits / replayed.load_seconds):.1f}",
+        f"{_median(cycles, lambda replayed: sum(replayed.calls.values()) / replayed.commits):.2f}",
+        f"{_median(cycles, lambda replayed: replayed.dump_seconds):.2f}",
+        f"{_median(cycles, lambda replayed: replayed.load_seconds):.2f}",
     ]
 
 

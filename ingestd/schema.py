@@ -150,7 +150,7 @@ class HiveType:
                 fields[name] = both
             return HiveType("struct", children=tuple(fields.values()), names=tuple(fields))
         pairs = zip(self.children, other.children, strict=True)
-        joined = tuple(one for mine, theirs in pairs if (one := mine.joined(theirs)) is not None)
+        joined = tuple(type_ for mine, theirs in pairs if (type_ := mine.joined(theirs)) is not None)
         return HiveType(self.kind, children=joined) if len(joined) == len(self.children) else None
 
     def extended(self, other: HiveType) -> HiveType:

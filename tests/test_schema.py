@@ -28,10 +28,10 @@ from ingestd.schema import HiveType
     ],
 )
 def test_type_when_wider_then_holds_every_value_but_not_the_reverse(wide: str, narrow: str) -> None:
-    one, other = HiveType.parse(wide), HiveType.parse(narrow)
-    assert one.holds(other)
-    assert one.holds(one)
-    assert not other.holds(one)
+    type_, other = HiveType.parse(wide), HiveType.parse(narrow)
+    assert type_.holds(other)
+    assert type_.holds(type_)
+    assert not other.holds(type_)
 
 
 @pytest.mark.parametrize(

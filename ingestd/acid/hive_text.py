@@ -42,14 +42,14 @@ def _json(kind: HiveType, scalar: pa.Scalar) -> str:
     if not scalar.is_valid:
         return "null"
     if kind.kind == "array":
-        return f"[{','.join(_json(kind.children[0], one) for one in scalar.values)}]"
+        return f"[{','.join(_json(kind.children[0], item) for item in scalar.values)}]"
     if kind.kind == "map":
         key, value = kind.children
         pairs = zip(scalar.values.field(0), scalar.values.field(1), strict=True)
-        return f"{{{','.join(f'{_json(key, one)}:{_json(value, other)}' for one, other in pairs)}}}"
+        return f"{{{','.join(f'{_json(key, item)}:{_json(value, other)}' for item, other in pairs)}}}"
     if kind.kind == "struct":
         fields = zip(kind.names, kind.children, scalar.values(), strict=True)
-        return f"{{{','.join(f'{_quoted(name)}:{_json(child, one)}' for name, child, one in fields)}}}"
+        return f"{{{','.join(f'{_quoted(name)}:{_json(child, item)}' for name, child, item in fields)}}}"
     text = _primitive(kind, scalar)
     is_quoted = kind.kind in (*_TEXTS, "date", "timestamp")
     return _quoted(text) if is_quoted else text

@@ -135,4 +135,4 @@ class Content:
     @property
     def compactions(self) -> frozenset[str]:
         """The names of the directories that compactions wrote."""
-        return frozenset(one.name for one in self.directories if one.visibility_txn)
+        return frozenset(directory.name for directory in self.directories if directory.visibility_txn)

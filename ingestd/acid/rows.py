@@ -54,15 +54,15 @@ def row_files(
     `txn_is_valid` is as for `visible_directories`.
     """
     entries = storage.entries(location)
-    seen = visible_directories((one.name for one in entries if one.is_directory), valid, txn_is_valid)
+    seen = visible_directories((entry.name for entry in entries if entry.is_directory), valid, txn_is_valid)
     found = [] if seen.base else list(original_files(storage, location, entries))
     for name in (*([seen.base.name] if seen.base else []), *(delta.name for delta in seen.deltas)):
         found += _listed(storage, location, name)
     deletes: dict[int, list[tuple[str, int]]] = {}
     for delta in seen.delete_deltas:
-        for one in _listed(storage, location, delta.name):
-            deletes.setdefault(_bucket(one.name), []).append((one.uri, one.length))
-    return [RowFile(one.uri, one.length, tuple(deletes.get(_bucket(one.name), ()))) for one in found]
+        for file in _listed(storage, location, delta.name):
+            deletes.setdefault(_bucket(file.name), []).append((file.uri, file.length))
+    return [RowFile(file.uri, file.length, tuple(deletes.get(_bucket(file.name), ()))) for file in found]
 
 
 def _listed(storage: Storage, location: str, name: str) -> list[BucketFile]:
@@ -140,7 +140,7 @@ def _visible(batch: pa.RecordBatch, valid: ValidWriteIds, deleted: pa.Table | No
 
 
 def _is_valid(write_ids: pa.Array, valid: ValidWriteIds) -> npt.NDArray[np.bool_]:
-    known = [one for one in pc.unique(write_ids).to_pylist() if valid.is_valid(one)]
+    known = [write_id for write_id in pc.unique(write_ids).to_pylist() if valid.is_valid(write_id)]
     return np.array(pc.is_in(write_ids, pa.array(known, write_ids.type)))
 
 

@@ -77,18 +77,22 @@ def visible_directories(
     `txn_is_valid` returns whether the transaction of a compaction (suffix `_v`) has committed. If it has not, the
     directory is ignored.
     """
-    parsed = [one for name in names if (one := parse_directory(name)) is not None]
-    usable = [one for one in parsed if one.visibility_txn == 0 or txn_is_valid(one.visibility_txn)]
-    bases = [one for one in usable if isinstance(one, Base) and _base_is_valid(one, valid)]
-    base = max(bases, key=lambda one: one.write_id, default=None)
+    parsed = [directory for name in names if (directory := parse_directory(name)) is not None]
+    usable = [
+        directory for directory in parsed if directory.visibility_txn == 0 or txn_is_valid(directory.visibility_txn)
+    ]
+    bases = [directory for directory in usable if isinstance(directory, Base) and _base_is_valid(directory, valid)]
+    base = max(bases, key=lambda valid_base: valid_base.write_id, default=None)
     working = [
-        one for one in usable if not isinstance(one, Base) and valid.valid_in(one.min_write_id, one.max_write_id) > 0
+        directory
+        for directory in usable
+        if not isinstance(directory, Base) and valid.valid_in(directory.min_write_id, directory.max_write_id) > 0
     ]
     chosen = _best_deltas(working, base, valid)
     return VisibleDirectories(
         base,
-        tuple(one for one in chosen if isinstance(one, Delta)),
-        tuple(one for one in chosen if isinstance(one, DeleteDelta)),
+        tuple(delta for delta in chosen if isinstance(delta, Delta)),
+        tuple(delta for delta in chosen if isinstance(delta, DeleteDelta)),
     )
 
 
@@ -111,7 +115,10 @@ def _best_deltas(
     statement = -1
     previous: Delta | DeleteDelta | None = None
     chosen: list[Delta | DeleteDelta] = []
-    for delta in sorted(working, key=lambda one: (one.min_write_id, -one.max_write_id, one.statement, one.name)):
+    for delta in sorted(
+        working,
+        key=lambda candidate: (candidate.min_write_id, -candidate.max_write_id, candidate.statement, candidate.name),
+    ):
         if delta.max_write_id > current:
             if valid.valid_in(current + 1, delta.max_write_id) == 0:
                 continue
@@ -140,7 +147,7 @@ def visible_rows(storage: Storage, location: str, valid: ValidWriteIds, txn_is_v
     be read.
     """
     entries = [entry for entry in storage.entries(location) if not is_hidden(entry.name)]
-    seen = visible_directories((one.name for one in entries if one.is_directory), valid, txn_is_valid)
+    seen = visible_directories((entry.name for entry in entries if entry.is_directory), valid, txn_is_valid)
     if seen.base:
         rows = _stored_rows(storage, child(location, seen.base.name))
     else:
@@ -156,7 +163,7 @@ def read_content(storage: Storage, location: str) -> Content:
 
 def content_of(names: Sequence[str]) -> Content:
     """Return the ACID directories among the names of a location."""
-    directories = tuple(one for name in names if (one := parse_directory(name)) is not None)
+    directories = tuple(directory for name in names if (directory := parse_directory(name)) is not None)
     return Content(directories, any(_ORIGINAL.fullmatch(name) for name in names))
 
 

@@ -175,7 +175,7 @@ class WriterPool(Generic[F]):
         if self._exceeds_limit() and self._can_merge():
             self._merge()
         while self._pending and self._exceeds_limit():
-            self._write(max(self._pending, key=lambda one: self._pending[one].bytes))
+            self._write(max(self._pending, key=lambda key: self._pending[key].bytes))
 
     def flush(self) -> None:
         """Write all pending rows to their files, starting with open files, before these are closed to open others."""
@@ -277,7 +277,7 @@ def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 def _array_count(fields: Iterable[pa.Field]) -> int:
     """Return the number of the arrays of some columns, with those inside others."""
-    return sum(1 + _array_count(_inner_fields(one.type)) for one in fields)
+    return sum(1 + _array_count(_inner_fields(inner.type)) for inner in fields)
 
 
 def _inner_fields(kind: pa.DataType) -> Iterator[pa.Field]:

@@ -120,12 +120,12 @@ def request(  # noqa: PLR0913, PLR0917 - one parameter for each option
             answers = wait(warehouse, target, answers, timeout or _WAIT_SECONDS, threading.Event())
     finally:
         metastore.close()
-    code = next((one.error.exit_code for one in answers if one.error), 0)
+    code = next((answer.error.exit_code for answer in answers if answer.error), 0)
     if output == "json":
         document = {"mapping": mapping, "table": str(options.table), "exit_code": code}
-        print_json(document | {"compactions": [_answer(one) for one in answers]})
+        print_json(document | {"compactions": [_answer(answer) for answer in answers]})
     else:
-        rows = [(one.partition, *_summary(one)) for one in answers]
+        rows = [(answer.partition, *_summary(answer)) for answer in answers]
         console().print(table([Column("partition"), number("id"), Column("kind"), Column("result")], rows))
         if not answers:
             click.echo("no partition has deltas that Hive could merge now")
@@ -179,8 +179,8 @@ def _row(state: PartitionState) -> list[object]:
     ]
 
 
-def _time(one: Compaction) -> str:
-    return datetime.fromtimestamp(one.ended or one.enqueued).astimezone().isoformat(" ", "seconds")
+def _time(found: Compaction) -> str:
+    return datetime.fromtimestamp(found.ended or found.enqueued).astimezone().isoformat(" ", "seconds")
 
 
 def _entry(options: MappingOptions, states: list[PartitionState], error: IngestdError | None) -> dict[str, Any]:
@@ -204,29 +204,29 @@ def _entry(options: MappingOptions, states: list[PartitionState], error: Ingestd
     }
 
 
-def _compaction(one: Compaction | None) -> dict[str, Any] | None:
-    if one is None:
+def _compaction(found: Compaction | None) -> dict[str, Any] | None:
+    if found is None:
         return None
     return {
-        "id": one.id,
-        "kind": one.kind,
-        "state": one.state,
-        "error": one.error,
-        "initiator": one.initiator,
-        "requested_unix": one.enqueued or None,
-        "ended_unix": one.ended or None,
+        "id": found.id,
+        "kind": found.kind,
+        "state": found.state,
+        "error": found.error,
+        "initiator": found.initiator,
+        "requested_unix": found.enqueued or None,
+        "ended_unix": found.ended or None,
     }
 
 
-def _answer(one: Answer) -> dict[str, Any]:
+def _answer(answer: Answer) -> dict[str, Any]:
     return {
-        "partition": one.partition,
-        "accepted": one.compaction is not None,
-        "compaction": _compaction(one.compaction),
-        "error": one.error and str(one.error),
+        "partition": answer.partition,
+        "accepted": answer.compaction is not None,
+        "compaction": _compaction(answer.compaction),
+        "error": answer.error and str(answer.error),
     }
 
 
-def _summary(one: Answer) -> list[object]:
-    known = one.compaction
-    return [known and known.id, known and known.kind, str(one.error) if one.error else known and known.state]
+def _summary(answer: Answer) -> list[object]:
+    known = answer.compaction
+    return [known and known.id, known and known.kind, str(answer.error) if answer.error else known and known.state]

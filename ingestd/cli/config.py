@@ -34,7 +34,7 @@ def show(files: tuple[Path, ...], directory: Path | None, output: Output) -> Non
         print_json([asdict(value) for value in values])
         return
     columns = (Column("key"), Column("value"), Column("source"))
-    console().print(table(columns, ((one.key, _text(one.value), one.source) for one in values)))
+    console().print(table(columns, ((value.key, _text(value.value), value.source) for value in values)))
 
 
 @config.command()

@@ -63,14 +63,14 @@ def list_letters(mapping: str, files: tuple[Path, ...], directory: Path | None, 
 
     def remaining() -> Iterable[LetterGroup]:
         nonlocal replayed
-        for one in Source(files, directory).letters(mapping):
-            if one.replay is None:
-                yield LetterGroup.of(one)
+        for letter in Source(files, directory).letters(mapping):
+            if letter.replay is None:
+                yield LetterGroup.of(letter)
             else:
                 replayed += 1
 
     groups = grouped(remaining())
-    count = sum(one.count for one in groups)
+    count = sum(group.count for group in groups)
     if output == "json":
         print_json({"mapping": mapping, "letters": count, "replayed": replayed, "reasons": _listed(groups)})
         return
@@ -133,7 +133,7 @@ def replay_letters(  # noqa: PLR0913 - the options of the command
     committed = f", transaction {done.transaction}" if done.transaction else ""
     console().print(f"{counted(done.replayed, 'dead letter')} of the mapping {mapping} {result}{committed}")
     if done.remaining:
-        count = sum(one.count for one in done.remaining)
+        count = sum(group.count for group in done.remaining)
         console().print(f"{counted(count, 'dead letter')} still {'does' if count == 1 else 'do'} not fit")
     if done.hidden:
         console().print(f"A concurrent TRUNCATE hides rows of: {', '.join(done.hidden)}")
@@ -151,7 +151,7 @@ def show(
     """Show the dead letter ID of MAPPING: origin, reason, key and headers of the record."""
     log.configure("auto", "error")
     letters = Source(files, directory).letters(mapping)
-    found = next((one for one in letters if one.id == identity), None)
+    found = next((letter for letter in letters if letter.id == identity), None)
     if found is None:
         hint = f"`ingestd deadletters list {mapping}` shows an id of each reason"
         raise NoSuchLetter("there is no such dead letter", where=f"mapping {mapping}, id {identity}", hint=hint)
@@ -164,7 +164,8 @@ def show(
 def _show_groups(groups: Sequence[LetterGroup], to: Console) -> None:
     if groups:
         rows = [
-            (one.topic, one.column, one.reason, one.count, _time(one.first), _time(one.last), one.id) for one in groups
+            (group.topic, group.column, group.reason, group.count, _time(group.first), _time(group.last), group.id)
+            for group in groups
         ]
         to.print(table(_GROUPS, rows), "")
 
@@ -172,15 +173,15 @@ def _show_groups(groups: Sequence[LetterGroup], to: Console) -> None:
 def _listed(groups: Iterable[LetterGroup]) -> list[dict[str, object]]:
     return [
         {
-            "topic": one.topic,
-            "column": one.column,
-            "reason": one.reason,
-            "letters": one.count,
-            "first": _time(one.first),
-            "last": _time(one.last),
-            "id": one.id,
+            "topic": group.topic,
+            "column": group.column,
+            "reason": group.reason,
+            "letters": group.count,
+            "first": _time(group.first),
+            "last": _time(group.last),
+            "id": group.id,
         }
-        for one in groups
+        for group in groups
     ]
 
 
@@ -193,7 +194,7 @@ def _replayed(mapping: str, done: ReplayResult, *, dry_run: bool) -> dict[str, o
         "partitions": done.partitions,
         "txn": done.transaction,
         "hidden": list(done.hidden),
-        "remaining": sum(one.count for one in done.remaining),
+        "remaining": sum(group.count for group in done.remaining),
         "reasons": _listed(done.remaining),
     }
 
@@ -256,7 +257,12 @@ def _text(value: bytes | None) -> str:
     if value is None:
         return "NULL"
     text = value.decode("utf-8", "backslashreplace")
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text) or "''"
+    return (
+        "".join(
+            character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+        )
+        or "''"
+    )
 
 
 def _size(value: bytes | None) -> str:

@@ -56,8 +56,8 @@ def _findings(files: tuple[Path, ...], directory: Path | None, timeout: int) -> 
     try:
         document = load(files, directory)
     except ConfigError as error:
-        for one in error.faults if isinstance(error, ConfigFaults) else [error]:
-            yield Finding("configuration", "configuration", refused(one))
+        for fault in error.faults if isinstance(error, ConfigFaults) else [error]:
+            yield Finding("configuration", "configuration", refused(fault))
         yield from examine_machine(0, limit_seconds=timeout)
         return
     yield from examine(document, limit_seconds=timeout)
@@ -72,11 +72,11 @@ def _print(found: Iterator[Finding]) -> list[Finding]:
             to.print(f"[bold]{escape(line.subject)}[/]")
         same = list(group)
         if line.skipped_because:
-            names = ", ".join(one.check for one in same)
+            names = ", ".join(finding.check for finding in same)
             to.print(f"  {_SIGNS['skipped']} {escape(line.skipped_because)}: {names}")
         else:
-            for one in same:
-                _print_one(to, one)
+            for finding in same:
+                _print_one(to, finding)
         findings += same
     counts = as_document(findings)["counts"]
     to.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))

@@ -112,7 +112,9 @@ def _loaded(draft: Draft) -> Document:
         try:
             return load([file])
         except ConfigFaults as error:
-            faults = [ConfigError(one.what, where=one.where.partition(": ")[2], hint=one.hint) for one in error.faults]
+            faults = [
+                ConfigError(fault.what, where=fault.where.partition(": ")[2], hint=fault.hint) for fault in error.faults
+            ]
             raise ConfigFaults(faults) from None
 
 

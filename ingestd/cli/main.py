@@ -44,8 +44,8 @@ def _name_variables(command: click.Command, path: str) -> None:
         if isinstance(parameter, click.Option):
             option = max(parameter.opts, key=len).lstrip("-")
             parameter.envvar = f"{path}_{option}".replace("-", "_").upper()
-    for name, one in command.commands.items() if isinstance(command, click.Group) else ():
-        _name_variables(one, f"{path}_{name}")
+    for name, child in command.commands.items() if isinstance(command, click.Group) else ():
+        _name_variables(child, f"{path}_{name}")
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -112,5 +112,5 @@ def _escaped(text: str) -> str:
     escaped = (
         text.replace("…", "...").replace("\\", "\\e").replace("-", "\\-").replace("~", "\\(ti").replace("^", "\\(ha")
     )
-    escaped = "".join(one if one.isascii() else f"\\[u{ord(one):04X}]" for one in escaped)
+    escaped = "".join(character if character.isascii() else f"\\[u{ord(character):04X}]" for character in escaped)
     return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped

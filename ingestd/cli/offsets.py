@@ -117,7 +117,7 @@ def rewind(mapping: str, partitions: tuple[str, ...], **options: Any) -> None:
     chosen = [_partition(text) for text in partitions]
 
     def wanted(stored: StoredMapping) -> Offsets:
-        return target.offsets(stored, chosen or [one.partition for one in stored.offsets])
+        return target.offsets(stored, chosen or [offset.partition for offset in stored.offsets])
 
     _change(mapping, wanted, **options)
 
@@ -270,13 +270,13 @@ def _document(found: StoredMapping) -> dict[str, object]:
         else None,
         "offsets": [
             {
-                "topic": one.partition.topic,
-                "partition": one.partition.partition,
-                "earliest": one.earliest,
-                "committed": one.committed,
-                "end": one.end,
-                "lag": one.lag,
+                "topic": offset.partition.topic,
+                "partition": offset.partition.partition,
+                "earliest": offset.earliest,
+                "committed": offset.committed,
+                "end": offset.end,
+                "lag": offset.lag,
             }
-            for one in found.offsets
+            for offset in found.offsets
         ],
     }

@@ -124,7 +124,7 @@ def alter(  # noqa: PLR0913, PLR0917 - one parameter for each option
 def list_policies(files: tuple[Path, ...], directory: Path | None, output: Output) -> None:
     """List the policies of the metastore, with their states and how far the targets are behind."""
     with opened(files, directory) as access:
-        found = [policy_entry(one) for one in read_statuses(access.cluster, access.policies, access.schedules)]
+        found = [policy_entry(status) for status in read_statuses(access.cluster, access.policies, access.schedules)]
     if output == "json":
         print_json(found)
     else:

@@ -90,7 +90,9 @@ def _show(found: Preview, to: Console) -> None:
     if found.rows:
         to.print(table(columns, [_cells(found, row) for row in found.rows]), "")
     if found.rejects:
-        to.print(table(_REJECTS, [(*astuple(one.origin), one.column, one.reason) for one in found.rejects]), "")
+        to.print(
+            table(_REJECTS, [(*astuple(reject.origin), reject.column, reject.reason) for reject in found.rejects]), ""
+        )
     if found.unfilled:
         names = ", ".join(found.unfilled)
         to.print(f"NULL in all rows, because no record has a field for them: {names}", "", markup=False, soft_wrap=True)
@@ -121,7 +123,12 @@ def _cell(value: str | None) -> str:
     if value is None:
         return "NULL"
     text = value[:_CELL_CHARACTERS] + ("…" if len(value) > _CELL_CHARACTERS else "")
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text) or "''"
+    return (
+        "".join(
+            character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+        )
+        or "''"
+    )
 
 
 def _size(count: float) -> str:
@@ -145,7 +152,9 @@ def _document(mapping: str, found: Preview) -> dict[str, object]:
             }
             for row in found.rows
         ],
-        "rejects": [asdict(one.origin) | {"column": one.column, "reason": one.reason} for one in found.rejects],
+        "rejects": [
+            asdict(reject.origin) | {"column": reject.column, "reason": reject.reason} for reject in found.rejects
+        ],
         "unfilled": list(found.unfilled),
         "estimate": found.estimate and asdict(found.estimate) | {"partitions": len(found.partitions)},
     }

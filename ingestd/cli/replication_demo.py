@@ -83,7 +83,9 @@ class ReplicationDemo:
         self._say("Starting two Hives on this machine, a source and a target (downloads 410 MiB the first time)")
         with progress_display() as progress:
             addresses = self.box.up(progress)
-        source, target = (Session(_required(one)) for one in (addresses.hiveserver2, addresses.target_hiveserver2))
+        source, target = (
+            Session(_required(address)) for address in (addresses.hiveserver2, addresses.target_hiveserver2)
+        )
         with closing(source), closing(target):
             self._say("Creating a database with two transactional tables and an external table on the source")
             self._execute(source, _BEFORE)

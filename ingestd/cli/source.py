@@ -166,7 +166,7 @@ class Source:
     def read_retirable(self, name: str) -> StoredMapping:
         """Read a mapping that may no longer be in the configuration."""
         with self._metastore() as metastore:
-            options = next((one for one in self.document.mappings if one.name == name), None)
+            options = next((mapping for mapping in self.document.mappings if mapping.name == name), None)
             if options is None:
                 options = find_options(metastore, name, self.document.control.database, self.document.kafka)
             return read_retirable(metastore, options or self.mapping(name))

@@ -71,8 +71,8 @@ def read_status(source: Source) -> dict[str, Any]:
     if answer is not None:
         return {"source": "daemon", "exit_code": 0, **answer}
     found = source.read_stored()
-    code = next((one.problem.exit_code for one in found if one.problem), 0)
-    mappings, policies = [_entry(one) for one in found], _policies(source)
+    code = next((mapping.problem.exit_code for mapping in found if mapping.problem), 0)
+    mappings, policies = [_entry(mapping) for mapping in found], _policies(source)
     return {"source": "services", "exit_code": code, "version": 1, "mappings": mappings, "policies": policies}
 
 
@@ -81,7 +81,10 @@ def _policies(source: Source) -> list[dict[str, Any]]:
     if source.document.replication is None:
         return []
     with opened(source.files, source.directory) as access:
-        return [policy_entry(one) for one in read_statuses(access.cluster, access.policies, access.schedules)]
+        return [
+            policy_entry(policy_status)
+            for policy_status in read_statuses(access.cluster, access.policies, access.schedules)
+        ]
 
 
 def _watch(source: Source) -> None:
@@ -196,7 +199,7 @@ def _entry(found: StoredMapping) -> dict[str, Any]:
         and {"reason": type(problem).__name__, "error": problem.what, "where": problem.where, "hint": problem.hint},
         "lag_offsets": found.lag,
         "lag_seconds": None,
-        "hidden_offsets": sum(one.hidden for one in found.offsets) if found.offsets else None,
+        "hidden_offsets": sum(offset.hidden for offset in found.offsets) if found.offsets else None,
         "hidden_seconds": None,
         "rows": state.rows if state else 0,
         "last_commit": state
@@ -208,15 +211,15 @@ def _entry(found: StoredMapping) -> dict[str, Any]:
         },
         "partitions": [
             {
-                "topic": one.partition.topic,
-                "partition": one.partition.partition,
-                "earliest": one.earliest,
-                "position": one.committed,
-                "end": one.end,
-                "lag_offsets": one.lag,
-                "hidden_offsets": one.hidden,
+                "topic": offset.partition.topic,
+                "partition": offset.partition.partition,
+                "earliest": offset.earliest,
+                "position": offset.committed,
+                "end": offset.end,
+                "lag_offsets": offset.lag,
+                "hidden_offsets": offset.hidden,
             }
-            for one in found.offsets
+            for offset in found.offsets
         ],
     }
 

@@ -47,7 +47,7 @@ class Compactor:
 
     def remove(self, watch: TableWatch) -> None:
         """Stop serving a watch, because its mapping was removed."""
-        self._watches = tuple(one for one in self._watches if one is not watch)
+        self._watches = tuple(other for other in self._watches if other is not watch)
 
     def start(self) -> None:
         """Start the thread."""

@@ -68,16 +68,19 @@ class Queue:
     """The newest entry of the compaction queue for each partition."""
 
     def __init__(self, entries: Iterable[Compaction]) -> None:
-        self.entries = sorted(entries, key=lambda one: one.id)
-        self._newest = {(one.table, one.partition): one for one in self.entries}
+        self.entries = sorted(entries, key=lambda compaction: compaction.id)
+        self._newest = {(entry.table, entry.partition): entry for entry in self.entries}
 
     def of(self, table: TableName) -> list[Compaction]:
         """Return all entries of a table, the oldest first."""
-        return [one for one in self.entries if one.table == table]
+        return [entry for entry in self.entries if entry.table == table]
 
     def newest_of(self, table: TableName) -> list[Compaction]:
         """Return the newest entry of each partition of a table, the oldest first."""
-        return sorted((one for one in self._newest.values() if one.table == table), key=lambda one: one.id)
+        return sorted(
+            (compaction for compaction in self._newest.values() if compaction.table == table),
+            key=lambda compaction: compaction.id,
+        )
 
     def allows(self, table: TableName, partition: str) -> bool:
         """Return whether the policy may request a compaction of a partition.
@@ -107,18 +110,22 @@ class Progress:
     def observe(self, queue: Queue) -> None:
         """Note the states of all entries. Call this after each reading of the queue."""
         at = monotonic()
-        if any(self._is_work(one) for one in queue.entries):
+        if any(self._is_work(entry) for entry in queue.entries):
             self._worked_at = at
-        self._running = sum(one.state == "working" for one in queue.entries)
-        self._since = {(one.id, one.state): self._since.get((one.id, one.state), at) for one in queue.entries}
+        self._running = sum(entry.state == "working" for entry in queue.entries)
+        self._since = {(entry.id, entry.state): self._since.get((entry.id, entry.state), at) for entry in queue.entries}
 
-    def _is_work(self, one: Compaction) -> bool:
+    def _is_work(self, compaction: Compaction) -> bool:
         """Return whether a worker has begun or ended this compaction since the last reading of the queue.
 
         The initiator ends compactions that it cannot begin, and the cleaner those that are ready for cleaning.
         """
-        is_cleaned = (one.id, "ready for cleaning") in self._since
-        return one.state in _WORKER_STATES and (one.id, one.state) not in self._since and not is_cleaned
+        is_cleaned = (compaction.id, "ready for cleaning") in self._since
+        return (
+            compaction.state in _WORKER_STATES
+            and (compaction.id, compaction.state) not in self._since
+            and not is_cleaned
+        )
 
     def stalls(self, entries: Sequence[Compaction], patience: float) -> list[Stall]:
         """Return the stalls of these entries that last longer than `patience` seconds."""
@@ -133,7 +140,7 @@ class Progress:
 
     def _waits(self, entries: Sequence[Compaction], state: str) -> list[float]:
         at = monotonic()
-        return [at - self._since.get((one.id, one.state), at) for one in entries if one.state == state]
+        return [at - self._since.get((entry.id, entry.state), at) for entry in entries if entry.state == state]
 
 
 class History:
@@ -144,6 +151,6 @@ class History:
 
     def ended(self, entries: Iterable[Compaction]) -> list[Compaction]:
         """Return the entries that have ended since the last call; none at the first call."""
-        over = {one.id: one for one in entries if one.has_result or one.has_failed}
+        over = {entry.id: entry for entry in entries if entry.has_result or entry.has_failed}
         known, self._known = self._known, set(over)
-        return [] if known is None else [one for number, one in over.items() if number not in known]
+        return [] if known is None else [compaction for number, compaction in over.items() if number not in known]

@@ -70,19 +70,19 @@ def examine(warehouse: Warehouse, table: Table, queue: Queue) -> list[PartitionS
     """Return all partitions, those with the most deltas first. Raises MetastoreUnavailable or StorageUnavailable."""
     found = survey(warehouse, table, _names(warehouse.metastore, table))
     entries: dict[str, list[Compaction]] = {}
-    for one in queue.of(table.name):
-        entries.setdefault(one.partition, []).append(one)
+    for compaction in queue.of(table.name):
+        entries.setdefault(compaction.partition, []).append(compaction)
     states = [
         PartitionState(
             name,
             files,
             newest=next(iter(entries.get(name, ())[::-1]), None),
-            succeeded=next((one for one in entries.get(name, ())[::-1] if one.has_result), None),
-            failed=next((one for one in entries.get(name, ())[::-1] if one.has_failed), None),
+            succeeded=next((compaction for compaction in entries.get(name, ())[::-1] if compaction.has_result), None),
+            failed=next((compaction for compaction in entries.get(name, ())[::-1] if compaction.has_failed), None),
         )
         for name, files in found.items()
     ]
-    return sorted(states, key=lambda one: (-one.files.deltas, one.name))
+    return sorted(states, key=lambda state: (-state.files.deltas, state.name))
 
 
 def find_partition(metastore: Metastore, table: Table, text: str) -> str:
@@ -160,14 +160,16 @@ def wait(
     """
     limit = Deadline.after(limit_seconds)
     while True:
-        entries = {one.id: one for one in read_compactions(warehouse.metastore)}
-        latest = [_latest(one, entries) for one in answers]
+        entries = {compaction.id: compaction for compaction in read_compactions(warehouse.metastore)}
+        latest = [_latest(answer, entries) for answer in answers]
         unused = _unused(warehouse, table, latest)
         if unused and limit.passed:
-            late = {one.id: _late(one, limit_seconds) for one in unused}
+            late = {compaction.id: _late(compaction, limit_seconds) for compaction in unused}
             return [
-                replace(one, error=late.get(one.compaction.id)) if one.compaction and not one.error else one
-                for one in latest
+                replace(answer, error=late.get(answer.compaction.id))
+                if answer.compaction and not answer.error
+                else answer
+                for answer in latest
             ]
         if not unused or pause(min(_POLL_SECONDS, limit.left), stop):
             return latest
@@ -175,15 +177,15 @@ def wait(
 
 def _unused(warehouse: Warehouse, table: Table, answers: Sequence[Answer]) -> list[Compaction]:
     """Return the compactions that have not failed and whose results readers do not use yet."""
-    known = [(one, one.compaction) for one in answers if one.compaction is not None]
+    known = [(answer, answer.compaction) for answer in answers if answer.compaction is not None]
     pending = [compaction for _, compaction in known if compaction.is_pending]
     # The worker reports its result before it commits. Once the cleaner has succeeded, it has certainly committed.
-    written = [(one, compaction) for one, compaction in known if compaction.state == "ready for cleaning"]
-    found = survey(warehouse, table, [one.partition for one, _ in written]) if written else {}
+    written = [(answer, compaction) for answer, compaction in known if compaction.state == "ready for cleaning"]
+    found = survey(warehouse, table, [answer.partition for answer, _ in written]) if written else {}
     return pending + [
         compaction
-        for one, compaction in written
-        if one.partition in found and not found[one.partition].compacted - one.before
+        for answer, compaction in written
+        if answer.partition in found and not found[answer.partition].compacted - answer.before
     ]
 
 

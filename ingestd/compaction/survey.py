@@ -72,7 +72,7 @@ def _read_files(
 ) -> PartitionFiles:
     """Return the visible files of one location. Raises NotFound if it does not exist."""
     entries = [entry for entry in storage.entries(location) if not is_hidden(entry.name)]
-    seen = visible_directories((one.name for one in entries if one.is_directory), valid, has_committed)
+    seen = visible_directories((entry.name for entry in entries if entry.is_directory), valid, has_committed)
     deltas: list[Delta | DeleteDelta] = [*seen.deltas, *seen.delete_deltas]
     if seen.base:
         base = _sizes(storage, child(location, seen.base.name))
@@ -87,7 +87,7 @@ def _read_files(
         delta_bytes=sum(sizes),
         base_bytes=sum(base),
         has_base=bool(seen.base or base),
-        compacted=frozenset(one.name for one in visible if one.visibility_txn),
+        compacted=frozenset(directory.name for directory in visible if directory.visibility_txn),
     )
 
 

@@ -128,7 +128,7 @@ class TableWatch:
 
     def committed(self, table: Table, files: Iterable[StagingFile]) -> None:
         """Count the deltas of a commit."""
-        deltas = Counter(name for name, _ in {(table.partition_name(one.partition), one.statement) for one in files})
+        deltas = Counter(name for name, _ in {(table.partition_name(file.partition), file.statement) for file in files})
         with self._lock:
             for name, count in deltas.items():
                 self._deltas[name] = self._deltas.get(name, 0) + count
@@ -201,7 +201,7 @@ class TableWatch:
         for service in stalls.keys() - self._stalls.keys():
             self._report.stalled(stalls[service])
         self._stalls = stalls
-        self._pending = sum(one.is_pending or one.state == "ready for cleaning" for one in entries)
+        self._pending = sum(entry.is_pending or entry.state == "ready for cleaning" for entry in entries)
         self._problem = self._find_problem(queue)
 
     def succeeded(self) -> None:
@@ -261,7 +261,7 @@ class TableWatch:
 
     def _update_pace(self) -> None:
         """Report the deltas of the last commits. The caller holds the lock."""
-        self._pace.counted([max((self._deltas.get(one, 0) for one in names), default=0) for names in self._written])
+        self._pace.counted([max((self._deltas.get(name, 0) for name in names), default=0) for names in self._written])
 
     def _end(self, compaction: Compaction) -> None:
         self._settling[compaction.partition] = Deadline.after(_SETTLE_SECONDS)
@@ -282,7 +282,7 @@ class TableWatch:
         """Return why compaction does not work; '' if it works, or if the table is excluded from it."""
         if self._stalls:
             return "; ".join(stall.hint for stall in self._stalls.values())
-        failed = [one for one in queue.newest_of(self._table) if one.state == "failed"]
+        failed = [compaction for compaction in queue.newest_of(self._table) if compaction.state == "failed"]
         if failed:
             return f"the last compaction of {failed[-1].partition or 'the table'} failed: {failed[-1].error}"
         return "; ".join(self._metastore_faults)

@@ -177,7 +177,7 @@ def _missing_sections(given: Mapping[str, Any]) -> Iterator[ConfigError]:
 def _repeated_names(document: Document) -> Iterator[ConfigError]:
     policies = document.replication.policies if document.replication else ()
     for kind, key, named in (("mapping", "mappings", document.mappings), ("policy", "replication.policies", policies)):
-        names = [one.name for one in named]
+        names = [item.name for item in named]
         for index, name in enumerate(names):
             if name in names[:index]:
                 yield ConfigError(f"another {kind} is named {name}", where=f"{key}[{index}].name", hint="rename it")
@@ -252,7 +252,7 @@ def _with_common_values(document: Document, own: MappingOptions, given: Mapping[
 
     return replace(
         own,
-        **{one.name: merged(one.name) for one in fields(DefaultOptions)},
+        **{option.name: merged(option.name) for option in fields(DefaultOptions)},
         kafka={**document.kafka, **own.kafka},
         control_database=document.control.database,
         # A reload that changes the registry must not restart other mappings.

@@ -32,7 +32,7 @@ _HARMLESS_NAME = re.compile(
 )
 _HARMLESS_TEXT = re.compile(r"true|false|\d+(\.\d+)?\s?[a-z]{0,3}", re.IGNORECASE)
 # The keys from which a mapping inherits values that it does not set itself.
-_DEFAULTS = "|".join(one.name for one in fields(DefaultOptions))
+_DEFAULTS = "|".join(field.name for field in fields(DefaultOptions))
 _INHERITED = {
     re.compile(rf"^mappings\[\d+\]\.({_DEFAULTS})\."): r"defaults.\1.",
     re.compile(r"^mappings\[\d+\]\.kafka\."): "kafka.",
@@ -69,7 +69,7 @@ def _leaves(options: Any, path: str) -> Iterator[tuple[str, Any]]:
             value = str(options.address or "off")
         if not sections(hint):
             if isinstance(value, Mapping):
-                yield from ((f"{own}.{key}", one) for key, one in value.items())
+                yield from ((f"{own}.{key}", inner) for key, inner in value.items())
             else:
                 yield own, value
         elif isinstance(value, tuple):
@@ -110,7 +110,7 @@ def _plain(value: Any) -> Value:
         moment = datetime.fromtimestamp(value.timestamp_ms / 1000, timezone.utc)
         return value.at if value.at != "timestamp" else f"{{timestamp: {moment.isoformat()}}}"
     if isinstance(value, frozenset):
-        return sorted(one.label if isinstance(one, Protection) else str(one) for one in value)
+        return sorted(element.label if isinstance(element, Protection) else str(element) for element in value)
     if type(value) is tuple:
-        return [str(one) for one in value]
+        return [str(element) for element in value]
     return str(value)

@@ -45,19 +45,19 @@ class _Generator(GenerateJsonSchema):
 def _accepting_references(part: Any) -> Any:
     """Return the schema with a reference as an alternative to each value that is not any text."""
     if isinstance(part, list):
-        return [_accepting_references(one) for one in part]
+        return [_accepting_references(element) for element in part]
     if not isinstance(part, dict):
         return part
     if not _is_value(part):
-        return {key: one if key in ("default", "required") else _accepting(key, one) for key, one in part.items()}
+        return {key: inner if key in ("default", "required") else _accepting(key, inner) for key, inner in part.items()}
     annotations = {key: part[key] for key in _ANNOTATIONS if key in part}
-    value = {key: one for key, one in part.items() if key not in _ANNOTATIONS}
+    value = {key: inner for key, inner in part.items() if key not in _ANNOTATIONS}
     return {"anyOf": [value, {"$ref": f"#/$defs/{_REFERENCE}"}], **annotations}
 
 
 def _accepting(keyword: str, part: Any) -> Any:
     if keyword in ("properties", "$defs"):  # their keys are names, even if they are those of keywords, such as pattern
-        return {name: _accepting_references(one) for name, one in part.items()}
+        return {name: _accepting_references(inner) for name, inner in part.items()}
     return _accepting_references(part)
 
 

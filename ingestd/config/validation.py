@@ -176,7 +176,9 @@ def _tagged_union(members: tuple[type, ...]) -> Any:
     def tag(value: Any) -> str | None:
         return _TAG.format(value.get("type", names[0])) if isinstance(value, dict) else None
 
-    tagged = (Annotated[_pydantic_type(one), Tag(_TAG.format(name))] for one, name in zip(members, names, strict=True))
+    tagged = (
+        Annotated[_pydantic_type(member), Tag(_TAG.format(name))] for member, name in zip(members, names, strict=True)
+    )
     return Annotated[Union[tuple(tagged)], Discriminator(tag), _AnyOf()]  # noqa: UP007 - the members are computed
 
 
@@ -286,7 +288,7 @@ def _unknown(options: type, location: tuple[str | int, ...]) -> str:
     at: tuple[type, ...] = (options,)
     for part in location[:-1]:
         if _NO_KEY.fullmatch(str(part)):
-            at = tuple(one for one in at if _TAG.format(type_name(one)) == part)
+            at = tuple(candidate for candidate in at if _TAG.format(type_name(candidate)) == part)
         elif isinstance(part, str):
             at = sections(key_types(at[0])[part]) or at
     known = list(key_types(at[0]))

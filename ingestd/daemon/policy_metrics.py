@@ -27,14 +27,14 @@ def policy_lines(policies: PolicyMetrics) -> Iterator[str]:
     """Yield the lines of all metrics with the label `policy`, whose values need no escaping unless noted."""
     for name, text, value in _GAUGES:
         yield head(name, "gauge", text)
-        for one in policies.statuses:
-            if (found := value(one)) is not None:
-                yield f'{name}{{policy="{escaped(one.policy.name)}"}} {found}\n'
+        for policy_status in policies.statuses:
+            if (found := value(policy_status)) is not None:
+                yield f'{name}{{policy="{escaped(policy_status.policy.name)}"}} {found}\n'
     yield head("ingestd_policy_state", "gauge", "1 for the state that the policy is in, otherwise 0")
-    for one in policies.statuses:
+    for policy_status in policies.statuses:
         for state in State:
-            labels = f'policy="{escaped(one.policy.name)}",state="{state.value}"'
-            yield f"ingestd_policy_state{{{labels}}} {int(one.state is state)}\n"
+            labels = f'policy="{escaped(policy_status.policy.name)}",state="{state.value}"'
+            yield f"ingestd_policy_state{{{labels}}} {int(policy_status.state is state)}\n"
     yield head("ingestd_policy_executions_total", "counter", "Executions of this process, by their result")
     for (name, status), count in sorted(policies.totals.executions.items()):
         yield f'ingestd_policy_executions_total{{policy="{escaped(name)}",status="{status}"}} {count}\n'
@@ -56,8 +56,8 @@ def escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _since_success(one: PolicyStatus) -> float | None:
-    ended = [run.ended for run in one.runs if run.status in (Status.SUCCESS, Status.SKIPPED) and run.ended]
+def _since_success(status: PolicyStatus) -> float | None:
+    ended = [run.ended for run in status.runs if run.status in (Status.SUCCESS, Status.SKIPPED) and run.ended]
     return max(0.0, round(now() - max(ended), 1)) if ended else None
 
 
@@ -65,12 +65,12 @@ _GAUGES: Sequence[tuple[str, str, Callable[[PolicyStatus], float | None]]] = (
     (
         "ingestd_policy_lag_events",
         "Events of the source that the target does not have; for a load, those that are dumped and not loaded",
-        lambda one: one.lag.events if one.lag else None,
+        lambda found: found.lag.events if found.lag else None,
     ),
     (
         "ingestd_policy_lag_seconds",
         "Age of the oldest of these events; for a load, time since the source had the state of the target",
-        lambda one: round(one.lag.seconds, 1) if one.lag else None,
+        lambda found: round(found.lag.seconds, 1) if found.lag else None,
     ),
     (
         "ingestd_policy_since_success_seconds",

@@ -102,8 +102,8 @@ def _end_by_force(signals: Signals, session: Callable[[], Session | None]) -> No
 def _has_queries(settings: Settings) -> bool:
     """Return whether mappings have SQL, which Spark's JVM then has to evaluate. The files are not validated yet."""
     mappings = settings.values.get("mappings")
-    given = [one for one in mappings if isinstance(one, dict)] if isinstance(mappings, list) else []
-    return any(one.get("where") or one.get("transform") for one in given)
+    given = [mapping for mapping in mappings if isinstance(mapping, dict)] if isinstance(mappings, list) else []
+    return any(mapping.get("where") or mapping.get("transform") for mapping in given)
 
 
 def _spark_options(settings: Settings) -> SparkOptions:

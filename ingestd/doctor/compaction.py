@@ -37,7 +37,9 @@ def _cleaner(service: Service) -> Iterator[Verdict]:
     if missing:
         yield warning(missing, "set metastore.compactor.cleaner.on=true in one metastore and restart it")
     now = health.read_clock(service.metastore).database_time
-    waiting = [one for one in read_compactions(service.metastore) if one.state == "ready for cleaning"]
+    waiting = [
+        compaction for compaction in read_compactions(service.metastore) if compaction.state == "ready for cleaning"
+    ]
     oldest = min(waiting, key=_since, default=None)
     if oldest is not None and now - _since(oldest) > _UNCLEANED_WARNING_SECONDS:
         yield warning(
@@ -54,8 +56,8 @@ def _worker(service: Service) -> Iterator[Verdict]:
     threads = max((int(n) for n in service.setting("metastore.compactor.worker.threads") if n.isdigit()), default=0)
     now = health.read_clock(service.metastore).database_time
     found = read_compactions(service.metastore)
-    queued = [one for one in found if one.state == "initiated"]
-    oldest = min(queued, key=lambda one: one.enqueued, default=None)
+    queued = [compaction for compaction in found if compaction.state == "initiated"]
+    oldest = min(queued, key=lambda compaction: compaction.enqueued, default=None)
     if in_hiveserver2:
         text = "workers must run in HiveServer2 (hive.metastore.runworker.in=hs2); " + _last_begun(found, now)
         fix = "set hive.compactor.worker.threads to 1 or more in hive-site.xml of HiveServer2, and check that it runs"
@@ -74,13 +76,17 @@ def _worker(service: Service) -> Iterator[Verdict]:
 
 def _last_begun(found: Sequence[Compaction], now: float) -> str:
     """Return when a worker last began a compaction: only this shows that one runs in HiveServer2."""
-    started = max((one.started for one in found), default=0.0)
+    started = max((compaction.started for compaction in found), default=0.0)
     return f"one last began a compaction {_hours(now - started)} ago" if started else "none is known to have run"
 
 
 def _slow_workers(service: Service, found: Sequence[Compaction], now: float) -> Iterator[Verdict]:
     """Report the compaction that has been running for longest, if its worker has probably died."""
-    running = min((one for one in found if one.state == "working" and one.started), key=_since, default=None)
+    running = min(
+        (compaction for compaction in found if compaction.state == "working" and compaction.started),
+        key=_since,
+        default=None,
+    )
     most = _RUNNING_PART * max(service.durations(_WORKER_TIMEOUT), default=86_400.0)
     if running is not None and now - running.started > most:
         yield warning(
@@ -94,20 +100,26 @@ def _history(service: Service) -> Iterator[Verdict]:
     """Report tables and partitions whose last compaction failed, and the last successful compaction of any."""
     found = read_compactions(service.metastore)
     now = health.read_clock(service.metastore).database_time
-    done = [one for one in found if one.has_result]
+    done = [compaction for compaction in found if compaction.has_result]
     newest = max(done, key=_since, default=None)
     text = "no successful compaction is remembered"
     if newest is not None:
         text = f"the last successful compaction, of {_target(newest)}, ended {_hours(now - _since(newest))} ago"
     last: dict[str, Compaction] = {}
-    for one in found:  # the oldest are first
-        if one.state in _OUTCOMES:
-            last[_target(one)] = one
-    failed = sorted((one for one in last.values() if one.state in _FAILURES), key=lambda one: -one.id)
-    for one in failed[:_SHOWN]:
-        more = f" (and {len(failed) - _SHOWN} more)" if len(failed) > _SHOWN and one is failed[_SHOWN - 1] else ""
+    for compaction in found:  # the oldest are first
+        if compaction.state in _OUTCOMES:
+            last[_target(compaction)] = compaction
+    failed = sorted(
+        (compaction for compaction in last.values() if compaction.state in _FAILURES),
+        key=lambda compaction: -compaction.id,
+    )
+    for compaction in failed[:_SHOWN]:
+        more = (
+            f" (and {len(failed) - _SHOWN} more)" if len(failed) > _SHOWN and compaction is failed[_SHOWN - 1] else ""
+        )
         yield warning(
-            f"compaction {one.id} of {_target(one)} failed: {_first_line(one.error) or one.state}{more}",
+            f"compaction {compaction.id} of {_target(compaction)} failed:"
+            f" {_first_line(compaction.error) or compaction.state}{more}",
             "see the log of the worker; after two failures Hive does not compact the table for 7 days: repair the"
             " cause, then run ALTER TABLE … COMPACT",
         )
@@ -122,12 +134,12 @@ def _switched_off(service: Service, name: str) -> str:
     return "" if service.is_on(name) else f"{name} is false in every metastore that answers"
 
 
-def _target(one: Compaction) -> str:
-    return f"{one.table} partition {one.partition}" if one.partition else str(one.table)
+def _target(compaction: Compaction) -> str:
+    return f"{compaction.table} partition {compaction.partition}" if compaction.partition else str(compaction.table)
 
 
-def _since(one: Compaction) -> float:
-    return one.ended or one.started or one.enqueued
+def _since(compaction: Compaction) -> float:
+    return compaction.ended or compaction.started or compaction.enqueued
 
 
 def _number(some: list[Compaction]) -> str:

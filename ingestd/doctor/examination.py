@@ -54,12 +54,13 @@ def _examine_services(document: Document, limit_seconds: float) -> Iterator[Find
     metastore = options.connect()
     members = {f"metastore {host}:{port}": _member(options, host, port) for host, port in metastore.addresses}
     warehouse = Warehouse(metastore, Storages(document.storage))
-    mappings = [Examined(one, warehouse) for one in document.mappings]
+    mappings = [Examined(mapping_options, warehouse) for mapping_options in document.mappings]
     clusters = _clusters(mappings)
     first = [job(check, options, "metastore login") for check in login.CHECKS]
     first += [job(service.VERSION, member, subject) for subject, member in members.items()]
     first += [
-        job(mapping.CLUSTER, one, clusters[one.cluster]) for one in {one.cluster: one for one in mappings}.values()
+        job(mapping.CLUSTER, probed, clusters[probed.cluster])
+        for probed in {probed.cluster: probed for probed in mappings}.values()
     ]
     cluster = spark.Cluster(document.spark, document.kafka_clusters, document.registries, limit_seconds)
     first += [job(check, cluster, f"spark {document.spark.master}") for check in spark.CHECKS]
@@ -95,34 +96,34 @@ def _member(options: MetastoreOptions, host: str, port: int) -> Metastore:
 def _clusters(mappings: Sequence[Examined]) -> dict[_Cluster, str]:
     """Return the name of each combination of brokers and credentials. The first mapping that has it is in the name."""
     names: dict[_Cluster, str] = {}
-    for one in mappings:
-        name = f"kafka {one.options.kafka['bootstrap.servers']}"
-        names.setdefault(one.cluster, f"{name} of mapping {one.options.name}" if name in names.values() else name)
+    for probed in mappings:
+        name = f"kafka {probed.options.kafka['bootstrap.servers']}"
+        names.setdefault(probed.cluster, f"{name} of mapping {probed.options.name}" if name in names.values() else name)
     return names
 
 
 def _tolerant(found: Sequence[Finding], members: set[str]) -> list[Finding]:
     """Return the findings; a missing address of the metastore is a warning if another address answers."""
-    if not any(one.subject in members and one.verdict.status == "ok" for one in found):
+    if not any(finding.subject in members and finding.verdict.status == "ok" for finding in found):
         return list(found)
     return [
-        replace(one, verdict=replace(one.verdict, status="warning", exit_code=0))
-        if one.subject in members and one.verdict.exit_code == Unavailable.exit_code
-        else one
-        for one in found
+        replace(finding, verdict=replace(finding.verdict, status="warning", exit_code=0))
+        if finding.subject in members and finding.verdict.exit_code == Unavailable.exit_code
+        else finding
+        for finding in found
     ]
 
 
 def _without_repetition(found: Iterable[Finding]) -> Iterator[Finding]:
     """Yield the findings; a check that failed with the fault of an earlier check of its subject counts as skipped."""
     earlier: dict[tuple[str, str], str] = {}
-    for one in found:
-        if one.verdict.status == "fault":
-            cause = earlier.setdefault((one.subject, one.verdict.evidence), one.check)
-            if cause != one.check:
-                yield replace(one, verdict=skipped(f"not examined, because of the fault that {cause} found"))
+    for finding in found:
+        if finding.verdict.status == "fault":
+            cause = earlier.setdefault((finding.subject, finding.verdict.evidence), finding.check)
+            if cause != finding.check:
+                yield replace(finding, verdict=skipped(f"not examined, because of the fault that {cause} found"))
                 continue
-        yield one
+        yield finding
 
 
 def _jobs(
@@ -131,9 +132,9 @@ def _jobs(
     is_up = bool(metastore.members)
     for of_service in (*service.CHECKS, *compaction.CHECKS):
         yield job(of_service, metastore, "metastore") if is_up else skip(of_service, "metastore", _NO_METASTORE)
-    for one in mappings:
-        subject = f"mapping {one.options.name}"
-        no_kafka = _NO_KAFKA if clusters[one.cluster] in down else ""
+    for probed in mappings:
+        subject = f"mapping {probed.options.name}"
+        no_kafka = _NO_KAFKA if clusters[probed.cluster] in down else ""
         no_metastore = "" if is_up else _NO_METASTORE
         for checks, missing in (
             (mapping.KAFKA_CHECKS, no_kafka),
@@ -144,4 +145,4 @@ def _jobs(
             (mapping.SAMPLE_CHECKS, no_kafka or no_metastore),
         ):
             for check in checks:
-                yield skip(check, subject, missing) if missing else job(check, one, subject)
+                yield skip(check, subject, missing) if missing else job(check, probed, subject)

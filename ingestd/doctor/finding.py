@@ -94,18 +94,18 @@ def refused(error: IngestdError) -> Verdict:
 
 def exit_code(findings: Sequence[Finding]) -> int:
     """Return the exit code of the first fault, or 0 if there is none."""
-    return next((one.verdict.exit_code for one in findings if one.verdict.status == "fault"), 0)
+    return next((finding.verdict.exit_code for finding in findings if finding.verdict.status == "fault"), 0)
 
 
 def as_document(findings: Sequence[Finding]) -> dict[str, Any]:
     """Return all findings as one JSON document with a stable schema (docs/commands.md)."""
     counts = dict.fromkeys(("ok", "warning", "fault", "skipped"), 0)
-    for one in findings:
-        counts[one.verdict.status] += 1
+    for finding in findings:
+        counts[finding.verdict.status] += 1
     return {
         "schema": _SCHEMA,
         "version": __version__,
         "exit_code": exit_code(findings),
         "counts": counts,
-        "findings": [one.as_dict() for one in findings],
+        "findings": [finding.as_dict() for finding in findings],
     }

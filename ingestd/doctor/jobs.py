@@ -57,16 +57,16 @@ def run(jobs: Iterable[Job], limit_seconds: float) -> Iterator[Finding]:
     """
     running: deque[_Running] = deque()
     slow = 0
-    for one in jobs:
+    for next_job in jobs:
         if slow < _MOST_SLOW and len(running) == _AT_ONCE:
             slow += running[0].is_slow()
             yield from running.popleft().result()
         if slow < _MOST_SLOW:
-            running.append(_Running(one, limit_seconds))
+            running.append(_Running(next_job, limit_seconds))
             continue
         while running:
             yield from running.popleft().result()
-        yield one.skipped(f"not examined, because {_MOST_SLOW} checks were slow or had no result")
+        yield next_job.skipped(f"not examined, because {_MOST_SLOW} checks were slow or had no result")
     while running:
         yield from running.popleft().result()
 
@@ -74,15 +74,15 @@ def run(jobs: Iterable[Job], limit_seconds: float) -> Iterator[Finding]:
 class _Running:
     """A job in a daemon thread. A thread that hangs is abandoned; it ends with the process."""
 
-    def __init__(self, one: Job, limit_seconds: float) -> None:
-        self._job = one
+    def __init__(self, task: Job, limit_seconds: float) -> None:
+        self._job = task
         self._seconds = limit_seconds
         self._limit = Deadline.after(limit_seconds)
         self._took = limit_seconds
         self._findings: list[Finding] = []
         self._error: BaseException | None = None
         self._done = threading.Event()
-        threading.Thread(target=self._work, name=f"doctor {one.check}", daemon=True).start()
+        threading.Thread(target=self._work, name=f"doctor {task.check}", daemon=True).start()
 
     def _work(self) -> None:
         began = monotonic()

@@ -30,7 +30,7 @@ _DISK_WARNING, _DISK_FAULT = _GIB, _GIB // 10
 
 def _python(_mappings: int) -> Iterator[Verdict]:
     found = f"Python {platform.python_version()} at {sys.executable}"
-    oldest, newest = (".".join(map(str, one)) for one in _PYTHONS)
+    oldest, newest = (".".join(map(str, version)) for version in _PYTHONS)
     if _PYTHONS[0] <= sys.version_info[:2] <= _PYTHONS[1]:
         yield ok(found)
     else:

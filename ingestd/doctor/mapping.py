@@ -96,14 +96,20 @@ def _group(mapping: Examined) -> Iterator[Verdict]:
 def _transactions(mapping: Examined) -> Iterator[Verdict]:
     """Records behind an open Kafka transaction are no part of the lag, because no consumer can read them yet."""
     broker = mapping.broker()
-    hidden = {p: one for p, one in find_hidden(broker, broker.partitions(mapping.options.topics)).items() if one.count}
+    hidden = {
+        p: behind
+        for p, behind in find_hidden(broker, broker.partitions(mapping.options.topics)).items()
+        if behind.count
+    }
     if not hidden:
         yield ok("no record is behind an open Kafka transaction")
         return
     begins = {record.partition: record.timestamp for record in _first_hidden(mapping, hidden) if record.exists}
-    for partition, one in sorted(hidden.items(), key=lambda item: begins.get(item[0], 0.0))[:_MOST_HIDDEN]:
+    for partition, behind in sorted(hidden.items(), key=lambda item: begins.get(item[0], 0.0))[:_MOST_HIDDEN]:
         age = now() - begins[partition] if partition in begins else None
-        found = f"{partition}: {counted(one.count, 'offset')} from {one.first} on, behind an open Kafka transaction"
+        found = (
+            f"{partition}: {counted(behind.count, 'offset')} from {behind.first} on, behind an open Kafka transaction"
+        )
         found += "" if age is None else f" whose first record is {age:,.0f} s old"
         if age is not None and age < _OPEN_SECONDS:
             yield ok(found)
@@ -112,9 +118,9 @@ def _transactions(mapping: Examined) -> Iterator[Verdict]:
         place = f"--topic {partition.topic} --partition {partition.partition}"
         yield warning(
             found,
-            f"`{tool} describe-producers {place}` prints the id of its producer, with {one.first} as "
+            f"`{tool} describe-producers {place}` prints the id of its producer, with {behind.first} as "
             "CurrentTransactionStartOffset; this client cannot ask for it. The transaction ends after the producer's "
-            f"transaction.timeout.ms; to abort it now, run `{tool} abort {place} --start-offset {one.first}`",
+            f"transaction.timeout.ms; to abort it now, run `{tool} abort {place} --start-offset {behind.first}`",
         )
     if len(hidden) > _MOST_HIDDEN:
         yield ok(f"{len(hidden) - _MOST_HIDDEN:,} more partitions have records behind open Kafka transactions")
@@ -122,7 +128,7 @@ def _transactions(mapping: Examined) -> Iterator[Verdict]:
 
 def _first_hidden(mapping: Examined, hidden: Mapping[TopicPartition, Hidden]) -> list[FirstRecord]:
     """Return the first record of the open transaction of each partition, of those that are read in time."""
-    offsets = {partition: one.first for partition, one in hidden.items()}
+    offsets = {partition: behind.first for partition, behind in hidden.items()}
     with closing(RecordTimestamps(mapping.options.reader, "read_uncommitted")) as client:
         return client.read(offsets, seconds=_ANSWER_SECONDS, stop=threading.Event())
 
@@ -130,12 +136,12 @@ def _first_hidden(mapping: Examined, hidden: Mapping[TopicPartition, Hidden]) ->
 def _retention(mapping: Examined) -> Iterator[Verdict]:
     broker, stored = mapping.broker(), read_mapping(mapping.metastore, mapping.options)
     for topic in mapping.options.topics:
-        offsets = [one for one in stored.offsets if one.partition.topic == topic]
-        position = {one.partition: _position(mapping.options, one) for one in offsets}
-        lag = sum(max(0, one.end - position[one.partition]) for one in offsets)
+        offsets = [offset for offset in stored.offsets if offset.partition.topic == topic]
+        position = {offset.partition: _position(mapping.options, offset) for offset in offsets}
+        lag = sum(max(0, offset.end - position[offset.partition]) for offset in offsets)
         found = f"topic {topic}: {lag:,} offsets are not stored yet"
-        deleted = {one.partition: one.earliest - position[one.partition] for one in offsets}
-        beyond = {one.partition: position[one.partition] - one.end for one in offsets}
+        deleted = {offset.partition: offset.earliest - position[offset.partition] for offset in offsets}
+        beyond = {offset.partition: position[offset.partition] - offset.end for offset in offsets}
         if stored.is_recreated(topic):
             yield _lost(mapping.options, f"{found}: the committed position is that of an earlier topic of this name")
         elif lost := _positive(deleted):
@@ -193,11 +199,11 @@ def _positive(counts: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]
     return {partition: count for partition, count in counts.items() if count > 0}
 
 
-def _position(options: MappingOptions, one: PartitionOffsets) -> int:
+def _position(options: MappingOptions, offsets: PartitionOffsets) -> int:
     """Return the committed position, or where the first run starts; the end if only the run itself determines it."""
-    if one.committed is not None:
-        return one.committed
-    return one.earliest if options.start.at == "earliest" else one.end
+    if offsets.committed is not None:
+        return offsets.committed
+    return offsets.earliest if options.start.at == "earliest" else offsets.end
 
 
 def _retention_ms(settings: Mapping[str, str]) -> int | None:

@@ -136,9 +136,9 @@ def _transactions(service: Service) -> Iterator[Verdict]:
             f"{text}; the first aborted one is {next(txn.id for txn in found if not txn.is_open)}",
             "check that the cleaner runs (compaction.cleaner); aborted transactions slow down every query",
         )
-    for one in _old(service, open_now, now):
+    for verdict in _old(service, open_now, now):
         is_fine = False
-        yield replace(one, evidence=f"{text}; {one.evidence}")
+        yield replace(verdict, evidence=f"{text}; {verdict.evidence}")
     if is_fine:
         yield ok(text)
 

@@ -36,7 +36,7 @@ class Replication:
 
 def _event_log(examined: Replication) -> Iterator[Verdict]:
     """A source needs an event log. A metastore that is only a target does not."""
-    dumps = [one.name for one in examined.policies.all() if isinstance(one.statement, ReplDump)]
+    dumps = [policy.name for policy in examined.policies.all() if isinstance(policy.statement, ReplDump)]
     if not dumps:
         yield ok("no policy dumps a database of this metastore, so it needs no event log")
         return

@@ -105,10 +105,10 @@ def _deltas(mapping: Examined, name: TableName) -> Iterator[Verdict]:
     names = _newest(mapping, table, _SURVEYED_PARTITIONS)
     counts: dict[str, int] = {}
     for some in by_call(names):
-        counts |= {one: files.deltas for one, files in survey(mapping.warehouse, table, some).items()}
+        counts |= {partition: files.deltas for partition, files in survey(mapping.warehouse, table, some).items()}
         if limit.passed:
             break
-    worst = max(counts, key=lambda one: counts[one], default=WHOLE_TABLE)
+    worst = max(counts, key=lambda partition: counts[partition], default=WHOLE_TABLE)
     crowded = sum(count > most for count in counts.values())
     found = f"at most {counts.get(worst, 0):,} deltas in a partition ({len(counts):,} of {len(names):,} examined)"
     if crowded:
@@ -133,11 +133,12 @@ def _row_counts(mapping: Examined, name: TableName) -> Iterator[Verdict]:
     table = load_acid_table(mapping.metastore, name)
     names = _newest(mapping, table, _AUDITED_PARTITIONS)
     audited = list(audit(mapping.warehouse, table, names, Deadline.after(_SECONDS)))
-    wrong = [one for one in audited if one.is_wrong]
-    for one in wrong[:_SHOWN]:
+    wrong = [count for count in audited if count.is_wrong]
+    for count in wrong[:_SHOWN]:
         more = f" ({len(wrong)} such counts)" if len(wrong) > _SHOWN else ""
         yield warning(
-            f"{_place(table, one.name)}: numRows is {one.claimed:,}, but the files contain {one.rows:,} rows{more}",
+            f"{_place(table, count.name)}: numRows is {count.claimed:,}, but the files contain {count.rows:,} rows"
+            f"{more}",
             "no action is needed if a daemon runs the mapping: it recounts the rows. Otherwise run"
             f" ANALYZE TABLE {table.name} COMPUTE STATISTICS",
         )

@@ -100,10 +100,10 @@ class DelimitedFormat:
         defaults = {option.name: option.default for option in fields(self)}
         chosen = {name: byte for name, byte in by_name.items() if getattr(self, name) != defaults[name]}
         pairs = [*combinations(chosen, 2), *(("escape", name) for name in names if by_name[name] == syntax.escape)]
-        for one, other in pairs:
-            if one == "escape" or chosen[one] == chosen[other]:
+        for first, other in pairs:
+            if first == "escape" or chosen[first] == chosen[other]:
                 raise ConfigError(
-                    f"{one} and {other} are both {chr(by_name[other])!r}", hint="use a different character for each"
+                    f"{first} and {other} are both {chr(by_name[other])!r}", hint="use a different character for each"
                 )
 
     def syntax(self) -> FieldSyntax:

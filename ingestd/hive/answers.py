@@ -185,9 +185,9 @@ def _subject(arguments: Sequence[Any]) -> str:
             names = [request.name, ""]
         if names[0]:
             return f"table {'.'.join(names)}" if names[1] else f"database {names[0]}"
-    texts = [one for one in arguments if isinstance(one, str)]
+    texts = [argument for argument in arguments if isinstance(argument, str)]
     return f"table {'.'.join(texts[:2])}" if len(texts) > 1 else ""
 
 
 def _first(request: Any, attributes: Sequence[str]) -> str:
-    return str(next(filter(None, (getattr(request, one, None) for one in attributes)), ""))
+    return str(next(filter(None, (getattr(request, attribute, None) for attribute in attributes)), ""))

@@ -40,7 +40,7 @@ class FunctionObject(Described):
     @property
     def resources(self) -> tuple[str, ...]:
         """The URIs of the jars, files and archives that the function needs."""
-        return tuple(one.uri for one in self.raw.resourceUris or ())
+        return tuple(resource.uri for resource in self.raw.resourceUris or ())
 
     def copied(self, database: str) -> FunctionObject:
         """Return the function in another database."""
@@ -53,7 +53,7 @@ def list_functions(metastore: Metastore, database: str) -> list[FunctionObject]:
     """Return the permanent functions of a database, sorted by name. Raises MetastoreUnavailable."""
     names = sorted(metastore.call("get_functions", database, "*"))
     found = (_find_function(metastore, database, name) for name in names)
-    return [one for one in found if one is not None]
+    return [function for function in found if function is not None]
 
 
 def _find_function(metastore: Metastore, database: str, name: str) -> FunctionObject | None:
@@ -207,17 +207,19 @@ def add_constraints(metastore: Metastore, table: TableName, constraints: Sequenc
 
     Raises InvalidTable if the table does not exist, MetastoreRefusal or MetastoreUnavailable.
     """
-    known = {(one.kind, one.name) for one in list_constraints(metastore, table)}
+    known = {(constraint.kind, constraint.name) for constraint in list_constraints(metastore, table)}
     for kind, spelling in _SPELLINGS.items():
-        new = [one for one in constraints if one.kind is kind and (kind, one.name) not in known]
+        new = [
+            constraint for constraint in constraints if constraint.kind is kind and (kind, constraint.name) not in known
+        ]
         if new:
-            columns = [column for one in new for column in one.columns]
+            columns = [column for constraint in new for column in constraint.columns]
             metastore.call(spelling.call, spelling.request(**{spelling.argument: columns}))
 
 
 def drop_constraint(metastore: Metastore, table: TableName, name: str) -> None:
     """Drop a constraint if it exists. Raises InvalidTable if the table does not exist, and MetastoreUnavailable."""
-    if any(one.name == name for one in list_constraints(metastore, table)):
+    if any(constraint.name == name for constraint in list_constraints(metastore, table)):
         request = ttypes.DropConstraintRequest(dbname=table.database, tablename=table.table, constraintname=name)
         metastore.call("drop_constraint", request)
 

@@ -287,7 +287,7 @@ def _where(host: str, port: int) -> str:
 def _is_timeout(error: BaseException) -> bool:
     """Return whether the call timed out. An address that did not answer is not tried again in the same call."""
     kinds = (error, getattr(error, "inner", None))
-    return any(isinstance(one, TimeoutError) for one in kinds) or getattr(error, "type", None) == _TIMED_OUT
+    return any(isinstance(kind, TimeoutError) for kind in kinds) or getattr(error, "type", None) == _TIMED_OUT
 
 
 def _message(error: BaseException) -> str:

@@ -67,7 +67,7 @@ class Compaction:
 def read_compactions(metastore: Metastore) -> list[Compaction]:
     """Return all entries of the queue and of its history, the oldest first. Raises MetastoreUnavailable."""
     answer = metastore.call("show_compact", ttypes.ShowCompactRequest())
-    return sorted(map(_compaction, answer.compacts or ()), key=lambda one: one.id)
+    return sorted(map(_compaction, answer.compacts or ()), key=lambda compaction: compaction.id)
 
 
 def request_compaction(
@@ -95,18 +95,18 @@ def request_compaction(
     return Compaction(int(answer.id), table, partition, kind, "initiated", "", now(), 0.0, 0.0, initiator)
 
 
-def _compaction(one: Any) -> Compaction:
+def _compaction(raw: Any) -> Compaction:
     return Compaction(
-        id=int(one.id or 0),
-        table=TableName((one.dbname or "").lower(), (one.tablename or "").lower()),
-        partition=one.partitionname or WHOLE_TABLE,
-        kind=_KINDS.get(one.type, "other"),  # type: ignore[arg-type]
-        state=(one.state or "").lower(),
-        error=(one.errorMessage or "").strip(),
-        enqueued=_seconds(one.enqueueTime),
-        started=_seconds(one.start),
-        ended=_seconds(one.endTime),
-        initiator=one.initiatorId or "",
+        id=int(raw.id or 0),
+        table=TableName((raw.dbname or "").lower(), (raw.tablename or "").lower()),
+        partition=raw.partitionname or WHOLE_TABLE,
+        kind=_KINDS.get(raw.type, "other"),  # type: ignore[arg-type]
+        state=(raw.state or "").lower(),
+        error=(raw.errorMessage or "").strip(),
+        enqueued=_seconds(raw.enqueueTime),
+        started=_seconds(raw.start),
+        ended=_seconds(raw.endTime),
+        initiator=raw.initiatorId or "",
     )
 
 

@@ -63,4 +63,4 @@ def _read(metastore: Metastore, raw: Any) -> frozenset[str]:
         found = metastore.call("get_not_null_constraints", request).notNullConstraints
     except UnknownCall:  # Hive before 3.0 has no such constraints
         return frozenset()
-    return frozenset(one.column_name.lower() for one in found or () if one.enable_cstr)
+    return frozenset(constraint.column_name.lower() for constraint in found or () if constraint.enable_cstr)

@@ -106,7 +106,7 @@ class EventLog:
         for expected, event in enumerate(found, after + 1):
             if event.eventId != expected:
                 raise self._expired(f"event {expected} is missing, and event {event.eventId} is present")
-        return [self._event(one) for one in found]
+        return [self._event(event) for event in found]
 
     def scan(self, after: int, skipped: Sequence[str]) -> Iterator[Event]:
         """Yield the events after `after` whose type is not in `skipped`; unlike `read`, this finds no gap."""
@@ -121,7 +121,7 @@ class EventLog:
         writes are read. Raises MetastoreUnavailable.
         """
         request = ttypes.GetAllWriteEventInfoRequest(txnId=transaction, dbName=database)
-        return [_write(one) for one in self._metastore.call("get_all_write_event_info", request)]
+        return [_write(write) for write in self._metastore.call("get_all_write_event_info", request)]
 
     def require(self, after: int) -> None:
         """Raise EventsExpired unless the event after `after` is still in the log, and MetastoreUnavailable."""

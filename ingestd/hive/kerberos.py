@@ -102,7 +102,7 @@ class KerberosExchange:
 
         Each consists of four bytes: the bits of the protections, and the largest frame that the sender accepts.
         """
-        offered = {one for one in Protection if len(offer) == 4 and one.value & offer[0]}
+        offered = {protection for protection in Protection if len(offer) == 4 and protection.value & offer[0]}
         common = offered & self._login.protection
         if not common:
             ours, theirs = (_labels(some) for some in (self._login.protection, offered))
@@ -111,7 +111,7 @@ class KerberosExchange:
                 where="metastore.kerberos.protection",
                 hint="allow one that the metastore offers, or change hadoop.rpc.protection of the metastore",
             )
-        best = max(common, key=lambda one: one.value)
+        best = max(common, key=lambda protection: protection.value)
         most = 0 if best is Protection.AUTH else _MAX_UNWRAPPED
         # No authorization id follows the four bytes: the metastore uses the principal of the ticket.
         reply = self._context.wrap(struct.pack(">I", best.value << 24 | most), False).message  # noqa: FBT003
@@ -293,4 +293,4 @@ def _message(error: Any) -> str:
 
 
 def _labels(some: Iterable[Protection]) -> str:
-    return ", ".join(one.label for one in sorted(some, key=lambda one: one.value))
+    return ", ".join(protection.label for protection in sorted(some, key=lambda protection: protection.value))

@@ -61,7 +61,7 @@ def notify_writes(
     HMS keeps only the last notification of a partition in a call (HMSHandler), so a partition must occur only once.
     Raises MetastoreUnavailable or InvalidTable.
     """
-    requests = [_request(txn, table, write_id, one) for one in partitions]
+    requests = [_request(txn, table, write_id, partition) for partition in partitions]
     for start in range(0, len(requests), _CHUNK):
         _send(metastore, table, requests[start : start + _CHUNK])
 

@@ -191,8 +191,8 @@ def crafted_list(table: TableName, write_id: int) -> str:
 
 def _move_statistics(statistics: Any, table: TableName) -> None:
     if statistics is not None:
-        one = statistics.statsDesc
-        one.dbName, one.tableName, one.catName = table.database, table.table, None
+        owner = statistics.statsDesc
+        owner.dbName, owner.tableName, owner.catName = table.database, table.table, None
 
 
 def _context() -> Any:
@@ -324,7 +324,9 @@ def find_partitions(metastore: Metastore, table: TableName, names: Sequence[str]
         return list(metastore.call("get_partitions_by_names_req", request).partitions)
 
     for found in by_request(names, read):
-        yield from (PartitionObject(one) for one in found if one.values)  # without values: it has just been dropped
+        yield from (
+            PartitionObject(partition) for partition in found if partition.values
+        )  # without values: it has just been dropped
 
 
 def add_partitions(metastore: Metastore, table: TableObject, partitions: Sequence[PartitionObject]) -> None:
@@ -338,13 +340,13 @@ def add_partitions(metastore: Metastore, table: TableObject, partitions: Sequenc
         request = ttypes.AddPartitionsRequest(
             dbName=table.name.database,
             tblName=table.name.table,
-            parts=[_without_statistics(one) for one in some],
+            parts=[_without_statistics(partition) for partition in some],
             ifNotExists=True,
             needResult=False,
         )
         metastore.call("add_partitions_req", request)
-        for write_id in sorted({one.raw.writeId for one in some}):
-            _store_statistics(metastore, table, [one for one in some if one.raw.writeId == write_id])
+        for write_id in sorted({partition.raw.writeId for partition in some}):
+            _store_statistics(metastore, table, [partition for partition in some if partition.raw.writeId == write_id])
 
 
 def _without_statistics(partition: PartitionObject) -> Any:
@@ -356,8 +358,8 @@ def _without_statistics(partition: PartitionObject) -> Any:
 def _store_statistics(metastore: Metastore, table: TableObject, partitions: Sequence[PartitionObject]) -> None:
     """Store the statistics of existing partitions that have the same write id."""
     write_id = partitions[0].raw.writeId
-    known = [one.raw.colStats for one in partitions if one.raw.colStats is not None]
-    others = [table.partition_name(one.values) for one in partitions if one.raw.colStats is None]
+    known = [partition.raw.colStats for partition in partitions if partition.raw.colStats is not None]
+    others = [table.partition_name(partition.values) for partition in partitions if partition.raw.colStats is None]
     if known:
         request = ttypes.SetPartitionsStatsRequest(
             colStats=known, needMerge=False, engine=_ENGINE, **_write_id_fields(table.name, write_id)
@@ -366,8 +368,8 @@ def _store_statistics(metastore: Metastore, table: TableObject, partitions: Sequ
     if others and write_id > 0:
         # An alteration replaces everything, including the location that the metastore has chosen.
         stored = list(find_partitions(metastore, table.name, others))
-        for one in stored:
-            one.raw.writeId = write_id
+        for partition in stored:
+            partition.raw.writeId = write_id
         alter_partitions(metastore, table.name, stored)
 
 
@@ -380,7 +382,7 @@ def alter_partitions(metastore: Metastore, table: TableName, partitions: Sequenc
         request = ttypes.AlterPartitionsRequest(
             dbName=table.database,
             tableName=table.table,
-            partitions=[one.raw for one in some],
+            partitions=[partition.raw for partition in some],
             environmentContext=_context(),
             **_write_id_fields(table, some[0].raw.writeId),
         )

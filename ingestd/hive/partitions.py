@@ -46,7 +46,7 @@ _ABOVE_LIMIT = re.compile(r"exceeds limit \(=(\d+)\)")
 
 def read_partitions(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]:
     """Return the Thrift partitions in `names` that exist. Names are escaped, as in `k=v/k2=v2`."""
-    return [one for found in by_request(names, partial(_read, metastore, table)) for one in found]
+    return [partition for found in by_request(names, partial(_read, metastore, table)) for partition in found]
 
 
 def by_request(names: Sequence[str], read: Callable[[Sequence[str]], T]) -> Iterator[T]:
@@ -88,7 +88,7 @@ def _read(metastore: Metastore, table: Table, names: Sequence[str]) -> list[Any]
         processorIdentifier="ingestd",
     )
     found = metastore.call("get_partitions_by_names_req", request).partitions
-    return [one for one in found if len(one.values or ()) == len(table.partition_columns)]
+    return [partition for partition in found if len(partition.values or ()) == len(table.partition_columns)]
 
 
 def partition_names(metastore: Metastore, table: Table, most: int = -1) -> list[str]:
@@ -171,7 +171,7 @@ class PartitionNames:
             self._valid = {}
         known = self._valid
         self._ask([value for value in dict.fromkeys(chain(*partitions)) if value not in known], known)
-        bad = {values: next((one for one in values if not known[one]), None) for values in partitions}
+        bad = {values: next((value for value in values if not known[value]), None) for values in partitions}
         return {
             values: f"the metastore refuses its partition: {value!r} does not match {_WHITELIST}, {self._pattern!r}"
             for values, value in bad.items()

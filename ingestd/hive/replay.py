@@ -173,7 +173,7 @@ class Replay:
         allocated by transactions that end at once, and those in `written` abort with locks. So readers do not see their
         rows, until a compaction removes them. The source ids of these transactions are negative.
         """
-        stated = min([ids.high_watermark, *(one - 1 for one in written)])
+        stated = min([ids.high_watermark, *(written_id - 1 for written_id in written)])
         request = ttypes.ReplTblWriteIdStateRequest(
             validWriteIdlist=as_text(ValidWriteIds(str(table), stated)),
             user=self._metastore.user,
@@ -250,7 +250,9 @@ class Replay:
         """Return whether an open transaction of the target has the write id."""
         valid = read_transactions(self._metastore)
         without = replace(valid, open=valid.open - {target_txn})
-        actual, committed = (read_snapshots(self._metastore, [table], one.text)[table] for one in (valid, without))
+        actual, committed = (
+            read_snapshots(self._metastore, [table], transactions.text)[table] for transactions in (valid, without)
+        )
         return committed.is_valid(write_id) and not actual.is_valid(write_id)
 
     def _run(self, txn_id: int, write_id: int, following: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -285,7 +287,7 @@ class Replay:
             txnid=txn_id,
             replPolicy=self._policy,
             txn_type=_REPL_CREATED,
-            writeEventInfos=[_write_info(one) for one in writes] or None,
+            writeEventInfos=[_write_info(write) for write in writes] or None,
             replLastIdInfo=last,
         )
         self._metastore.call("commit_txn", request)
@@ -296,7 +298,7 @@ class Replay:
 
 
 def _write_info(write: Write) -> ttypes.WriteEventInfo:
-    entries = ("#".join((one.uri, one.checksum, one.archive, one.folder)) for one in write.files)
+    entries = ("#".join((file.uri, file.checksum, file.archive, file.folder)) for file in write.files)
     return ttypes.WriteEventInfo(
         writeId=write.write_id,
         database=write.table.database,

@@ -160,8 +160,14 @@ class Schedules:
         request = ttypes.GetReplicationMetricsRequest(policy=policy)
         found = self._metastore.call("get_replication_metrics", request).replicationMetricList or []
         rows = [
-            MetricRow(one.scheduledExecutionId, one.policy, one.metadata, one.progress, one.dumpExecutionId or 0)
-            for one in found
+            MetricRow(
+                metric.scheduledExecutionId,
+                metric.policy,
+                metric.metadata,
+                metric.progress,
+                metric.dumpExecutionId or 0,
+            )
+            for metric in found
         ]
         return sorted(rows, key=lambda row: row.execution, reverse=True)
 

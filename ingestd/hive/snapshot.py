@@ -177,7 +177,7 @@ def read_write_ids(
     """
     ended = replace(valid, open=frozenset())
     everything = replace(ended, aborted=frozenset())
-    lists = [read_snapshots(metastore, tables, one.text) for one in (valid, ended, everything)]
+    lists = [read_snapshots(metastore, tables, view.text) for view in (valid, ended, everything)]
     return {table: _all_ids(*(found[table] for found in lists)) for table in tables}
 
 
@@ -197,7 +197,7 @@ def _settled(ids: ValidWriteIds) -> ValidWriteIds:
     """Return the write ids below the first open one."""
     first_open = min(ids.open, default=ids.high_watermark + 1)
     return ValidWriteIds(
-        ids.table, first_open - 1, frozenset(), frozenset(one for one in ids.aborted if one < first_open)
+        ids.table, first_open - 1, frozenset(), frozenset(write_id for write_id in ids.aborted if write_id < first_open)
     )
 
 

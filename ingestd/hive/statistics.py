@@ -54,7 +54,11 @@ def _trusted(metastore: Metastore, table: Table, names: Sequence[str]) -> list[s
 
     In a partition whose counts it does not trust, statistics of columns would set the flag instead.
     """
-    return [one.name for one in read_parameters(metastore, table, names) if _TRUSTED in one.values.get(_ACCURATE, "")]
+    return [
+        parameter.name
+        for parameter in read_parameters(metastore, table, names)
+        if _TRUSTED in parameter.values.get(_ACCURATE, "")
+    ]
 
 
 def _existing(metastore: Metastore, table: Table, names: Sequence[str]) -> dict[str, list[Any]]:

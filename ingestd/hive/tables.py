@@ -103,7 +103,11 @@ class Table:
 def list_tables(metastore: Metastore) -> list[TableName]:
     """Return the names of all tables and views, sorted. Makes one call per database. Raises MetastoreUnavailable."""
     databases = sorted(metastore.call("get_all_databases"))
-    return [TableName(one, name) for one in databases for name in sorted(metastore.call("get_all_tables", one))]
+    return [
+        TableName(database, name)
+        for database in databases
+        for name in sorted(metastore.call("get_all_tables", database))
+    ]
 
 
 def external_tables(metastore: Metastore, database: str) -> list[str]:

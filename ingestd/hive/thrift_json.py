@@ -60,7 +60,7 @@ def _encode_value(kind: int, details: Any, value: Any) -> Any:
         return _encode_struct(value)
     if kind in {_LIST, _SET}:
         element, inner, _ = details
-        return [_TAGS[element], len(value), *(_encode_value(element, inner, one) for one in value)]
+        return [_TAGS[element], len(value), *(_encode_value(element, inner, item) for item in value)]
     if kind == _MAP:
         key, key_details, element, inner, _ = details
         pairs = {str(_encode_value(key, key_details, k)): _encode_value(element, inner, v) for k, v in value.items()}
@@ -91,7 +91,7 @@ def _decode_value(kind: int, details: Any, value: Any) -> Any:
         return _decode_struct(value, details[0])
     if kind in {_LIST, _SET}:
         element, inner, _ = details
-        decoded = [_decode_value(element, inner, one) for one in value[2:]]
+        decoded = [_decode_value(element, inner, item) for item in value[2:]]
         return set(decoded) if kind == _SET else decoded
     if kind == _MAP:
         key, key_details, element, inner, _ = details

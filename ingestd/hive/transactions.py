@@ -291,7 +291,7 @@ def _not_granted(where: str) -> LockTimeout:
 
 
 def _listed(tables: Sequence[WriteLock]) -> str:
-    return f"table {', '.join(str(one.table) for one in tables)}"
+    return f"table {', '.join(str(write.table) for write in tables)}"
 
 
 def register_partitions(
@@ -372,14 +372,14 @@ def _components(tables: Sequence[WriteLock], kind: int, lease: TableName | None)
     writes = [
         ttypes.LockComponent(
             type=kind,
-            level=ttypes.LockLevel.PARTITION if one.partition else ttypes.LockLevel.TABLE,
-            dbname=one.table.database,
-            tablename=one.table.table,
-            partitionname=one.partition or None,
+            level=ttypes.LockLevel.PARTITION if write.partition else ttypes.LockLevel.TABLE,
+            dbname=write.table.database,
+            tablename=write.table.table,
+            partitionname=write.partition or None,
             operationType=ttypes.DataOperationType.INSERT,
             isTransactional=True,
-            isDynamicPartitionWrite=one.dynamic,
+            isDynamicPartitionWrite=write.dynamic,
         )
-        for one in tables
+        for write in tables
     ]
     return [*writes, lease_component(lease)] if lease else writes

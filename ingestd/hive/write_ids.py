@@ -59,7 +59,7 @@ def as_text(snapshot: ValidWriteIds) -> str:
 def parse(text: str) -> ValidWriteIds:
     """Parse the text of `as_text`. Raises ValueError if it is malformed."""
     table, high, _lowest, opened, aborted = text.split(":")
-    ids = [frozenset(int(one) for one in part.split(",") if one) for part in (opened, aborted)]
+    ids = [frozenset(int(number) for number in part.split(",") if number) for part in (opened, aborted)]
     return ValidWriteIds(table, int(high), *ids)
 
 
@@ -78,7 +78,7 @@ class ValidTransactions:
     def parse(cls, text: str) -> ValidTransactions:
         """Parse `text`. Raises ValueError if it is malformed."""
         high, _lowest, *lists = text.split(":")
-        opened, aborted = (frozenset(int(one) for one in ids.split(",") if one) for ids in lists)
+        opened, aborted = (frozenset(int(number) for number in ids.split(",") if number) for ids in lists)
         return cls(int(high), opened, aborted)
 
     @property

@@ -31,7 +31,7 @@ def last_heartbeat(metastore: Metastore, claim: Claim) -> float:
     An owner lease itself receives few heartbeats. Raises MetastoreUnavailable.
     """
     daemon = leases.claims(metastore, daemon_lease(claim.lease.database, claim.agent))
-    return max(one.beat[0] for one in (claim, *daemon)) / 1000
+    return max(holder.beat[0] for holder in (claim, *daemon)) / 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Claims:
         seen = {}
         for claim in claims:
             daemon = found.get(daemon_lease(self._database, claim.agent), [])
-            beats = (claim, *(one.beat for one in daemon))
+            beats = (claim, *(holder.beat for holder in daemon))
             known = self._seen.get(claim.lock_id)
             is_same = known is not None and known.beats == beats and not was_blind
             seen[claim.lock_id] = known if known is not None and is_same else _Observation(beats, answered)

@@ -165,18 +165,18 @@ class Committer:
         # 5. Register, 6. place, 7. announce, 8. count and 9. commit.
         writes = [
             TableWrite(
-                one.table,
-                one.write_id,
-                one.staging.location,
-                StagedFiles(one.files, one.staging),
-                self._counts[one.table.name],
+                target.table,
+                target.write_id,
+                target.staging.location,
+                StagedFiles(target.files, target.staging),
+                self._counts[target.table.name],
                 excludes_overwrites,
             )
-            for one in pending.targets
+            for target in pending.targets
         ]
         request = self._request(pending, text, after)
         done = publish(self._warehouse, pending.txn, writes, request, pending.watch.lap)
-        found = {name: _hidden(name, one) for name, one in done.items()}
+        found = {name: _hidden(name, publication) for name, publication in done.items()}
         return CommitResult(pending, after, {name: hidden for name, hidden in found.items() if hidden})
 
     def _lock_and_fence(self, pending: PendingTransaction, before: MappingState) -> tuple[str, bool]:
@@ -187,7 +187,7 @@ class Committer:
         transaction has ended, and an ended transaction cannot commit. Returns the text of the stored state, and whether
         the lock excludes TRUNCATE.
         """
-        tables = [one.table for one in pending.targets if one is pending.target or one.files]
+        tables = [target.table for target in pending.targets if target is pending.target or target.files]
         excludes_overwrites = transactions.lock_against_overwrites(
             self._metastore,
             pending.txn,

@@ -169,8 +169,8 @@ class DeadLetters:
             self._writer.close()
 
     def _records(self, letters: Iterable[Letter]) -> Iterable[Record]:
-        for one in letters:
-            yield replace(one.record, headers=(*one.record.headers, *self.origin.headers(one)))
+        for letter in letters:
+            yield replace(letter.record, headers=(*letter.record.headers, *self.origin.headers(letter)))
 
     def _rows(self, table: LetterTable) -> WriterPool[OpenStagingFile]:
         if self._pool is None:

@@ -175,7 +175,7 @@ def refuse_known(refused: Refused) -> Refuse | None:
     """Return a function that refuses these partitions; None if there are none."""
     if not refused:
         return None
-    return lambda partitions: {one: refused[one] for one in partitions if one in refused}
+    return lambda partitions: {partition: refused[partition] for partition in partitions if partition in refused}
 
 
 def _timestamp_units(kind: pa.DataType) -> Iterator[str]:
@@ -198,13 +198,13 @@ def _headers(batch: Batch, column: Column) -> tuple[pa.Array, Faults]:
     read = batch.headers()
     if column.name.startswith(KAFKA_HEADER):
         return _header(read, column.name.removeprefix(KAFKA_HEADER))
-    of_records = [one or () for one in read]
-    faults = {record: "the name of a header is not UTF-8" for record, one in enumerate(read) if one is None}
+    of_records = [of_record or () for of_record in read]
+    faults = {record: "the name of a header is not UTF-8" for record, of_record in enumerate(read) if of_record is None}
     if column.type.kind == "array":
         headers = list(chain.from_iterable(of_records))
         pairs = [
             pa.array([name for name, _ in headers], pa.string()),
-            pa.array([one for _, one in headers], pa.binary()),
+            pa.array([value for _, value in headers], pa.binary()),
         ]
         items = pa.StructArray.from_arrays(pairs, names=list(column.type.children[0].names))
         return pa.ListArray.from_arrays(_ends(of_records), items), faults
@@ -220,8 +220,8 @@ def _headers(batch: Batch, column: Column) -> tuple[pa.Array, Faults]:
 
 def _header(read: Sequence[Headers | None], name: str) -> tuple[pa.Array, Faults]:
     """Return the value of one header of each record; of several headers with the name, the last counts."""
-    faults = {record: "the name of a header is not UTF-8" for record, one in enumerate(read) if one is None}
-    values, bad = _texts(pa.array([dict(one or ()).get(name) for one in read], pa.binary()))
+    faults = {record: "the name of a header is not UTF-8" for record, of_record in enumerate(read) if of_record is None}
+    values, bad = _texts(pa.array([dict(of_record or ()).get(name) for of_record in read], pa.binary()))
     return values, faults | dict.fromkeys(bad, f"the header {name!r} is not UTF-8")
 
 

@@ -219,8 +219,8 @@ def lag_unknown(error: IngestdError) -> None:
 
 def left_hidden(mapping: str, hidden: Mapping[TopicPartition, Hidden]) -> None:
     """Log that the mapping ends with records behind open Kafka transactions, which it could not read."""
-    count = sum(one.count for one in hidden.values())
-    from_offset = {str(partition): one.first for partition, one in islice(sorted(hidden.items()), _MAX_NAMES)}
+    count = sum(behind.count for behind in hidden.values())
+    from_offset = {str(partition): behind.first for partition, behind in islice(sorted(hidden.items()), _MAX_NAMES)}
     _log.warning(
         "left_hidden",
         mapping=mapping,

@@ -43,7 +43,7 @@ def read_excerpt(
     properties, and `topics` is as in `read`, whose errors are raised.
     """
     limit = Deadline.after(_GROWTH_SECONDS)
-    total, offsets = sum(one.length for one in ranges), count
+    total, offsets = sum(part.length for part in ranges), count
     while True:
         chosen = _shortened(ranges, offsets, end)
         batches = _read(settings, chosen, topics, max_bytes)
@@ -79,11 +79,11 @@ def _shortened(ranges: Sequence[OffsetRange], offsets: int, end: End) -> list[Of
     first = cap(ranges, offsets)
     if end == "first":
         return first
-    lengths = {(one.topic, one.partition): one.length for one in first}
+    lengths = {(part.topic, part.partition): part.length for part in first}
     return [
-        replace(one, first=one.next - lengths[one.topic, one.partition])
-        for one in ranges
-        if (one.topic, one.partition) in lengths
+        replace(part, first=part.next - lengths[part.topic, part.partition])
+        for part in ranges
+        if (part.topic, part.partition) in lengths
     ]
 
 
@@ -93,14 +93,14 @@ def _without_surplus(
     """Return the parts of the ranges that contain exactly `count` of the records."""
     found = _offsets(batches)
     wanted = cap([OffsetRange(*partition, 0, len(offsets)) for partition, offsets in found.items()], count)
-    numbers = {TopicPartition(one.topic, one.partition): one.length for one in wanted}
+    numbers = {TopicPartition(part.topic, part.partition): part.length for part in wanted}
     parts = []
-    for one in ranges:
-        partition = TopicPartition(one.topic, one.partition)
+    for part in ranges:
+        partition = TopicPartition(part.topic, part.partition)
         if partition in numbers:
             number = numbers[partition]
             kept = found[partition][:number] if end == "first" else found[partition][-number:]
-            parts.append(replace(one, first=int(kept[0]), next=int(kept[-1]) + 1))
+            parts.append(replace(part, first=int(kept[0]), next=int(kept[-1]) + 1))
     return parts
 
 

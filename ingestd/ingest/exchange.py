@@ -71,7 +71,10 @@ def require_all(answers: Sequence[StageResult | IngestdError]) -> None:
     results = [answer for answer in answers if isinstance(answer, StageResult)]
     if len(results) < len(answers):
         return
-    decoded, written = sum(one.decoded for one in results), sum(file.rows for one in results for file in one.files)
+    decoded, written = (
+        sum(result.decoded for result in results),
+        sum(file.rows for result in results for file in result.files),
+    )
     if decoded != written:
         raise TransactionAborted(
             f"the tasks have decoded {decoded:,} rows, but written {written:,}",

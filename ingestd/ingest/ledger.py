@@ -78,7 +78,7 @@ class Ledger:
         watch = StepWatch(self._services.observe)
         # Checks that the directories of the tables exist, before the transaction is opened.
         storages = self._services.warehouse.storages
-        locations = [storages.location(one.location) for one in (table, letters) if one is not None]
+        locations = [storages.location(target.location) for target in (table, letters) if target is not None]
         agent = self._services.ownership.agent
         metastore = self._services.metastore
         txn, write_id = transactions.begin_writing(metastore, table.name, agent)

@@ -40,17 +40,17 @@ class LetterGroup:
 
     def __add__(self, more: LetterGroup) -> LetterGroup:
         """Return the group of the letters of both. A letter without a time precedes the others."""
-        one, other = (self, more) if _moment(self.first) <= _moment(more.first) else (more, self)
-        return replace(one, count=one.count + other.count, last=max(one.last, other.last, key=_moment))
+        earlier, other = (self, more) if _moment(self.first) <= _moment(more.first) else (more, self)
+        return replace(earlier, count=earlier.count + other.count, last=max(earlier.last, other.last, key=_moment))
 
 
 def grouped(letters: Iterable[LetterGroup]) -> tuple[LetterGroup, ...]:
     """Return the groups of letters, each of which is given as its own group: the largest group first."""
     groups: dict[tuple[str, str, str], LetterGroup] = {}
-    for one in letters:
-        key = (one.topic, one.column, _QUOTED.sub("…", one.reason))
-        groups[key] = groups[key] + one if key in groups else one
-    return tuple(sorted(groups.values(), key=lambda one: (-one.count, one.topic, one.column, one.reason)))
+    for letter in letters:
+        key = (letter.topic, letter.column, _QUOTED.sub("…", letter.reason))
+        groups[key] = groups[key] + letter if key in groups else letter
+    return tuple(sorted(groups.values(), key=lambda group: (-group.count, group.topic, group.column, group.reason)))
 
 
 def _moment(time: datetime | None) -> datetime:

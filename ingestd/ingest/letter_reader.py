@@ -139,7 +139,7 @@ def read_letters(warehouse: Warehouse, options: MappingOptions) -> Iterator[Lett
     target = letter_target(options)
     if target.table is not None:
         return _distinct(_of_table(warehouse, target.table, options.name))
-    return _distinct(one for one in _of_topic(options, target.topic) if one.mapping == options.name)
+    return _distinct(letter for letter in _of_topic(options, target.topic) if letter.mapping == options.name)
 
 
 def letter_target(options: MappingOptions) -> DeadLetterOptions:
@@ -166,7 +166,11 @@ def _of_topic(options: MappingOptions, topic: str) -> Iterator[Letter]:
     with broker.explained():
         partitions = broker.partitions([topic])
     first, ends = broker.earliest(partitions), broker.ends(partitions)
-    ranges = [OffsetRange(*one, first[one], ends[one]) for one in partitions if ends[one] > first[one]]
+    ranges = [
+        OffsetRange(*partition, first[partition], ends[partition])
+        for partition in partitions
+        if ends[partition] > first[partition]
+    ]
     for batch in read(options.reader, ranges, ReadLimits(silence_seconds=_ANSWER_SECONDS), keep_messages=True):
         for row, headers in enumerate(batch.headers()):
             # Other programs may have written headers that the client cannot read. No dead letter has them.
@@ -177,10 +181,10 @@ def _of_topic(options: MappingOptions, topic: str) -> Iterator[Letter]:
 
 def _distinct(letters: Iterable[Letter]) -> Iterator[Letter]:
     seen: set[str] = set()
-    for one in letters:
-        if one.id not in seen:
-            seen.add(one.id)
-            yield one
+    for letter in letters:
+        if letter.id not in seen:
+            seen.add(letter.id)
+            yield letter
 
 
 def _scalar(moment: datetime, kind: pa.DataType) -> pa.Scalar:

@@ -43,7 +43,7 @@ COLUMNS = tuple(
 )
 REPLAYED = "REPLAYED"
 _ORIGIN = ("id", "mapping", "record_topic", "record_partition", "record_offset")
-_SCHEMA = pa.schema([pa.field(one.name, one.type.arrow) for one in COLUMNS])
+_SCHEMA = pa.schema([pa.field(column.name, column.type.arrow) for column in COLUMNS])
 # The years 1678 to 2261, which timestamps in nanoseconds can store. Producers that confuse units set others.
 _FIRST_MS, _END_MS = -9_214_560_000_000, 9_214_646_400_000
 _NANOS = 1_000_000
@@ -90,21 +90,21 @@ def letter_rows(letters: Sequence[Letter]) -> pa.RecordBatch:
     """Return the rows of letters. A timestamp outside the years 1678 to 2261 is NULL."""
     rows = [
         {
-            "id": one.id,
-            "mapping": one.mapping,
-            "record_topic": one.partition.topic,
-            "record_partition": one.partition.partition,
-            "record_offset": one.offset,
-            "record_timestamp": _nanoseconds(one.record.timestamp_ms),
-            "record_key": one.record.key,
-            "record_value": one.record.value,
-            "record_headers": [{"key": key, "value": value} for key, value in one.record.headers],
-            "error_stage": one.stage,
-            "error_column": one.column,
-            "error_reason": one.reason,
-            "error_time": one.time and _nanoseconds(int(one.time.timestamp() * 1000)),
+            "id": letter.id,
+            "mapping": letter.mapping,
+            "record_topic": letter.partition.topic,
+            "record_partition": letter.partition.partition,
+            "record_offset": letter.offset,
+            "record_timestamp": _nanoseconds(letter.record.timestamp_ms),
+            "record_key": letter.record.key,
+            "record_value": letter.record.value,
+            "record_headers": [{"key": key, "value": value} for key, value in letter.record.headers],
+            "error_stage": letter.stage,
+            "error_column": letter.column,
+            "error_reason": letter.reason,
+            "error_time": letter.time and _nanoseconds(int(letter.time.timestamp() * 1000)),
         }
-        for one in letters
+        for letter in letters
     ]
     return pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
 
@@ -117,7 +117,7 @@ def letters_of(rows: pa.RecordBatch) -> Iterator[Letter]:
     }
     others = rows.select([name for name in rows.schema.names if name not in times]).to_pylist()
     for row, record_ms, error_ms in zip(others, *times.values(), strict=True):
-        headers = tuple((one["key"], one["value"]) for one in row["record_headers"] or ())
+        headers = tuple((header["key"], header["value"]) for header in row["record_headers"] or ())
         yield Letter(
             row["id"],
             row["mapping"],
@@ -142,10 +142,10 @@ def marks_of(letters: pa.RecordBatch, replay: Replay) -> pa.RecordBatch:
     }
     count = letters.num_rows
     arrays = [
-        letters.column(one.name).cast(one.type)
-        if one.name in _ORIGIN
-        else pa.repeat(pa.scalar(others.get(one.name), one.type), count)
-        for one in _SCHEMA
+        letters.column(field.name).cast(field.type)
+        if field.name in _ORIGIN
+        else pa.repeat(pa.scalar(others.get(field.name), field.type), count)
+        for field in _SCHEMA
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
 

@@ -175,8 +175,8 @@ class Liveness:
             with self._acquiring:
                 self._lock_id = self._acquire()
             self._verify_due = Deadline.after(0.0)
-        for one in self._snapshot().values():
-            one.on_beat()
+        for lock in self._snapshot().values():
+            lock.on_beat()
         if self._transactions_due.passed:
             with self._guard:
                 transactions = set(self._transactions)
@@ -184,12 +184,12 @@ class Liveness:
             leases.heartbeat_transactions(self._metastore, transactions)
             self._transactions_due = Deadline.after(self._transactions_seconds)
         limit = Deadline.after(_LEASE_BEATS_SECONDS)
-        for lock_id, one in sorted(self._snapshot().items(), key=lambda kept: kept[1].due.at):
-            if not one.due.passed or limit.passed or self._ended.is_set():
+        for lock_id, lock in sorted(self._snapshot().items(), key=lambda kept: kept[1].due.at):
+            if not lock.due.passed or limit.passed or self._ended.is_set():
                 break
             if not leases.heartbeat(self._metastore, lock_id):
-                self._lose({lock_id: one})
-            one.due = Deadline.after(self._leases_seconds)
+                self._lose({lock_id: lock})
+            lock.due = Deadline.after(self._leases_seconds)
 
     def _check(self) -> None:
         """Release the leases that could not be released before, and look for owner leases that have ended."""
@@ -211,7 +211,7 @@ class Liveness:
         if kept:
             found = self.claims.all()
             existing = {claim.lock_id for claim in found}
-            self._lose({lock_id: one for lock_id, one in kept.items() if lock_id not in existing})
+            self._lose({lock_id: lock for lock_id, lock in kept.items() if lock_id not in existing})
             self._release_unused(found)
 
     def _release_unused(self, found: Sequence[Claim]) -> None:
@@ -236,8 +236,8 @@ class Liveness:
             return dict(self._kept)
 
     def _lose(self, lost: dict[int, _Kept], error: Exception | None = None) -> None:
-        for lock_id, one in lost.items():
+        for lock_id, lock in lost.items():
             with self._guard:
                 is_kept = self._kept.pop(lock_id, None) is not None
             if is_kept:
-                one.on_lost(error)
+                lock.on_lost(error)

@@ -194,17 +194,21 @@ class Snapshot:
     @property
     def hidden_offsets(self) -> int | None:
         """The number of offsets behind open Kafka transactions, which are not part of the lag; None if unknown."""
-        return None if self.hidden is None else sum(one.count for one in self.hidden.values())
+        return None if self.hidden is None else sum(records.count for records in self.hidden.values())
 
     @property
     def hidden_since(self) -> float | None:
         """The Unix time since when the same transaction has hidden records; None if there is none, or if unknown."""
-        return min((one.since for one in self.hidden.values()), default=None) if self.hidden else None
+        return min((records.since for records in self.hidden.values()), default=None) if self.hidden else None
 
     @property
     def hidden_seconds(self) -> float | None:
         """How long the same transaction had hidden records when that was last seen; 0 without one, None if unknown."""
-        return None if self.hidden is None else max((one.at - one.since for one in self.hidden.values()), default=0.0)
+        return (
+            None
+            if self.hidden is None
+            else max((records.at - records.since for records in self.hidden.values()), default=0.0)
+        )
 
 
 class Monitor:

@@ -129,7 +129,7 @@ class Pipeline:
         self._services.ownership.check()
         self._monitor.polled(self._ledger.state.position.offsets, ends)
         self._monitor.planned()
-        self._services.staging.sweep_if_due(one for one in (self._table, self._letters) if one is not None)
+        self._services.staging.sweep_if_due(table for table in (self._table, self._letters) if table is not None)
 
     # --- stage
 
@@ -219,9 +219,9 @@ class Pipeline:
 
     def _letter_targets(self, pending: PendingTransaction) -> LetterTargets:
         topic = self._options.dead_letter.topic if self._options.dead_letter else ""
-        if (one := pending.letters) is None:
+        if (target := pending.letters) is None:
             return LetterTargets(topic)
-        return LetterTargets(topic, LetterTable(one.table.shape, one.write_id, one.staging.uri))
+        return LetterTargets(topic, LetterTable(target.table.shape, target.write_id, target.staging.uri))
 
     # --- commit
 
@@ -264,4 +264,4 @@ def _results(pending: PendingTransaction, answers: Sequence[StageResult | Ingest
 def _explained(pending: PendingTransaction, error: StorageUnavailable) -> IngestdError:
     """Return what to raise when staged files are inaccessible; see `Staging.explain`."""
     explained = (target.staging.explain(error) for target in pending.targets)
-    return next((one for one in explained if one is not error), error)
+    return next((explanation for explanation in explained if explanation is not error), error)

@@ -66,8 +66,8 @@ class Target:
         if self.at == "offset":
             return dict.fromkeys(partitions, self.value)
         if self.at == "earliest":
-            return {one.partition: one.earliest for one in known}
-        ends = {one.partition: one.end for one in known}
+            return {offsets.partition: offsets.earliest for offsets in known}
+        ends = {offsets.partition: offsets.end for offsets in known}
         if self.at == "latest":
             return ends
         found = Broker(stored.options.kafka).at_time(partitions, self.value)
@@ -100,7 +100,7 @@ def position_change(moves: Iterable[PartitionMove]) -> PositionChange:
 
 def _known(stored: StoredMapping, partitions: Sequence[TopicPartition]) -> list[PartitionOffsets]:
     """Return what is known about the partitions, in their order."""
-    known = {one.partition: one for one in stored.offsets}
+    known = {offset.partition: offset for offset in stored.offsets}
     if unknown := sorted(set(partitions) - known.keys()):
         names = ", ".join(map(str, unknown))
         hint = "see `ingestd offsets show`"

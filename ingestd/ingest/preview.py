@@ -173,14 +173,16 @@ def preview(
     query = decoding_of(table, options).query
     if query is not None:
         partitioning = partitioning_of(table, options)
-        results = [_queried(engine(), query, table, partitioning, *one) for one in zip(batches, results, strict=True)]
+        results = [_queried(engine(), query, table, partitioning, *pair) for pair in zip(batches, results, strict=True)]
     rows: list[PreviewRow] = []
     rejects: list[PreviewReject] = []
     for batch, decoded in zip(batches, results, strict=True):
         records = decoded.records_of_rows(batch.values).tolist()
         found = zip(records, _rows(table, static, decoded), strict=True)
         rows += [PreviewRow(Origin.of(batch, record), *row) for record, row in found]
-        rejects += [PreviewReject(Origin.of(batch, one.row), one.column, one.reason) for one in decoded.rejects]
+        rejects += [
+            PreviewReject(Origin.of(batch, reject.row), reject.column, reject.reason) for reject in decoded.rejects
+        ]
     return Preview(
         table,
         tuple(filter(None, (*creations, *alterations))),
@@ -208,7 +210,7 @@ def _decode(
     decoder = decoder_for(table, options)
     decoded = [decoder.decode(batch) for batch in batches]
     evolved = columns_for(options.schema_evolution, decoder, table.shape)
-    return decoded, evolved, _unfilled(decoder, batches, [rows for one in decoded for rows in one.batches])
+    return decoded, evolved, _unfilled(decoder, batches, [rows for result in decoded for rows in result.batches])
 
 
 def _unfilled(decoder: RowDecoder, batches: Sequence[Batch], rows: Sequence[pa.RecordBatch]) -> tuple[str, ...]:
@@ -217,7 +219,7 @@ def _unfilled(decoder: RowDecoder, batches: Sequence[Batch], rows: Sequence[pa.R
         return ()
     absent = frozenset.intersection(*(decoder.absent_columns(batch) for batch in batches))
     names = [name for name in rows[0].schema.names if name in absent]
-    return tuple(name for name in names if all(one.column(name).null_count == one.num_rows for one in rows))
+    return tuple(name for name in names if all(row.column(name).null_count == row.num_rows for row in rows))
 
 
 def _queried(
@@ -230,9 +232,9 @@ def _queried(
     results: list[pa.RecordBatch] = []
     records: list[int] = []
     for record, (_, found) in zip(decoded.records_of_rows(batch.values).tolist(), done, strict=True):
-        for one in found:
-            results.append(table_rows(one, table.shape, partitioning))
-            records += [record] * one.num_rows
+        for result in found:
+            results.append(table_rows(result, table.shape, partitioning))
+            records += [record] * result.num_rows
     return DecodeResult(results, decoded.rejects, decoded.skipped, np.array(records, np.int64))
 
 

@@ -64,14 +64,14 @@ class Recovery:
         aborted = services.ownership.abort_leftovers()
         table = ensure_target(services.metastore, self._options)
         letters = ensure_letters(services.metastore, self._options)
-        tables = [one for one in (table, letters) if one is not None]
+        tables = [target for target in (table, letters) if target is not None]
         services.staging.fence(tables)
         self._control = control = self._control or ensure_control_table(services.metastore, self._options.control)
         committer = Committer(
             services.warehouse,
             self._options,
             control,
-            {one.name: self._row_counts(one) for one in tables},
+            {target.name: self._row_counts(target) for target in tables},
             services.signals.abort,
             services.reporter.waiting,
         )

@@ -80,8 +80,8 @@ class ReplayResult:
     @classmethod
     def of(cls, staged: Staged) -> ReplayResult:
         """Return what a commit of the staged files would do."""
-        rows = sum(one.rows for one in staged.rows)
-        partitions = len({one.partition for one in staged.rows})
+        rows = sum(row.rows for row in staged.rows)
+        partitions = len({row.partition for row in staged.rows})
         return cls(staged.replayed, rows, partitions, staged.remaining)
 
 
@@ -163,15 +163,15 @@ def _load_tables(
 def _counted(services: Services, tables: Iterable[Table]) -> Iterator[dict[TableName, RowCounts]]:
     """Maintain the row counts of the tables during the block. Repairs those that a killed replay left wrong."""
     writer = f"{services.options.control_database}.{services.options.name}"
-    counts = {one.name: RowCounts(services.warehouse, one.name, writer, services.reporter) for one in tables}
+    counts = {table.name: RowCounts(services.warehouse, table.name, writer, services.reporter) for table in tables}
     try:
-        for one in counts.values():
-            one.survey(0.0)
+        for count in counts.values():
+            count.survey(0.0)
         yield counts
     finally:
         deadline = Deadline.after(_CLOSE_SECONDS)
-        for one in counts.values():
-            one.close(deadline, services.signals.abort)
+        for count in counts.values():
+            count.close(deadline, services.signals.abort)
 
 
 class _Replay:
@@ -227,7 +227,7 @@ class _Replay:
         """Open a transaction with write ids for both tables, and take the lease of replays."""
         services, storages = self._services, self._services.warehouse.storages
         # Checks that the directories of the tables exist, before the transaction is opened.
-        locations = [storages.location(one.location) for one in (self._table, self._letters)]
+        locations = [storages.location(table.location) for table in (self._table, self._letters)]
         txn, write_id = transactions.begin_writing(self._metastore, self._table.name, services.ownership.agent)
         services.ownership.track(txn.id)
         more = transactions.allocate(self._metastore, txn, self._letters.name)
@@ -254,23 +254,23 @@ class _Replay:
         """Lock the tables, publish and commit. Return the partitions whose rows are or may be hidden."""
         services = self._services
         services.ownership.check()
-        locks = [WriteLock(one.table.name, dynamic=bool(one.table.partition_columns)) for one in targets]
+        locks = [WriteLock(target.table.name, dynamic=bool(target.table.partition_columns)) for target in targets]
         excludes_overwrites = transactions.lock_against_overwrites(self._metastore, txn, locks, wait=self._wait())
-        for one in targets:
-            if load_acid_table(self._metastore, one.table.name) != one.table:
+        for target in targets:
+            if load_acid_table(self._metastore, target.table.name) != target.table:
                 hint = "repeat the command"
-                raise TableChanged("the definition of the table changed", where=f"table {one.table.name}", hint=hint)
+                raise TableChanged("the definition of the table changed", where=f"table {target.table.name}", hint=hint)
         services.observe("locked")
         writes = [
             TableWrite(
-                one.table,
-                one.write_id,
-                one.staging.location,
-                StagedFiles(one.files, one.staging),
-                self._counts[one.table.name],
+                target.table,
+                target.write_id,
+                target.staging.location,
+                StagedFiles(target.files, target.staging),
+                self._counts[target.table.name],
                 excludes_overwrites,
             )
-            for one in targets
+            for target in targets
         ]
         has_committed = partial(is_committed, self._metastore, txn.id)
         request = CommitRequest(has_committed, services.reporter.waiting, services.signals.abort)

@@ -121,7 +121,7 @@ class ReplayStage:
                 decoded = self._decode(decoder, letters)
                 output.write(decoded.batches)
                 fits = np.ones(letters.num_rows, np.bool_)
-                fits[[one.row for one in decoded.rejects]] = False
+                fits[[reject.row for reject in decoded.rejects]] = False
                 rejects = grouped([*rejects, *_rejects(letters, decoded)])
                 if fits.any():
                     replayed += int(fits.sum())
@@ -219,7 +219,7 @@ def _batch(letters: pa.RecordBatch, *, keep_messages: bool) -> Batch:
         letters.column("record_partition").to_numpy(zero_copy_only=False),
         letters.column("record_offset").to_numpy(zero_copy_only=False),
         sum(map(len, filter(None, values))),
-        messages=[one.record.message(one.partition, one.offset) for one in letters_of(letters)]
+        messages=[letter.record.message(letter.partition, letter.offset) for letter in letters_of(letters)]
         if keep_messages
         else (),
     )
@@ -227,7 +227,7 @@ def _batch(letters: pa.RecordBatch, *, keep_messages: bool) -> Batch:
 
 def _rejects(letters: pa.RecordBatch, decoded: DecodeResult) -> Iterator[LetterGroup]:
     """Yield the letters that remain, with their present columns and reasons."""
-    ordered = sorted(decoded.rejects, key=lambda one: one.row)
-    rows = letters.take(pa.array([one.row for one in ordered], pa.int64()))
+    ordered = sorted(decoded.rejects, key=lambda found: found.row)
+    rows = letters.take(pa.array([reject_.row for reject_ in ordered], pa.int64()))
     for reject, letter in zip(ordered, letters_of(rows), strict=True):
         yield LetterGroup.of(replace(letter, column=reject.column, reason=reject.reason))

@@ -337,7 +337,7 @@ def _stop_at_rejects(task: StageTask, batch: Batch, decoded: DecodeResult) -> No
     stops = decoded.rejects
     if task.on_error != "stop":
         # Tombstones have an option of their own.
-        stops = [one for one in stops if task.format.tombstones == "stop" and batch.values[one.row] is None]
+        stops = [stop for stop in stops if task.format.tombstones == "stop" and batch.values[stop.row] is None]
     if stops:
         raise stopping(Rejects.of(batch, stops))
 

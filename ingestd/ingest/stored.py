@@ -68,7 +68,7 @@ class StoredMapping:
     @property
     def lag(self) -> int | None:
         """The number of offsets that are not committed; None if the offsets are unknown."""
-        return sum(one.lag for one in self.offsets) if self.offsets else None
+        return sum(offset.lag for offset in self.offsets) if self.offsets else None
 
     def is_recreated(self, topic: str) -> bool:
         """Return whether the committed position belongs to another topic with the same name."""

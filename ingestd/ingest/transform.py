@@ -100,7 +100,7 @@ def table_rows(
         kind, array = arrow_of(column.type, "us"), arrays.get(column.name)
         made.append(pa.nulls(batch.num_rows, kind) if array is None else _stored(column, array.cast(kind)))
     rows = pa.RecordBatch.from_arrays(made, names=[column.name for column in columns])
-    computed = [one for one in partitioning.expressions if one[0].name not in arrays]
+    computed = [expression for expression in partitioning.expressions if expression[0].name not in arrays]
     if computed:
         [rows] = Partitioning(partitioning.static, tuple(computed)).fill(DecodeResult([rows], [], 0)).batches
     if unfit := unfit_rows(rows, shape, refuse_known(refused)):
@@ -119,7 +119,7 @@ def _fits(kind: HiveType, result: HiveType) -> bool:
     if kind == result or (result.kind == "string" and kind.kind in _SIZED):
         return True
     if kind.is_complex and kind.kind == result.kind and kind.names == result.names:
-        return all(_fits(one, other) for one, other in zip(kind.children, result.children, strict=True))
+        return all(_fits(type_, other) for type_, other in zip(kind.children, result.children, strict=True))
     return kind.kind in _NUMBERS and result.kind in _NUMBERS and kind.holds(result)
 
 

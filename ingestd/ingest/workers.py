@@ -154,7 +154,7 @@ class _Turns:
 
     def _next(self) -> None:
         while self._free and self._waiting:
-            turn = min(self._waiting, key=lambda one: self._rank(self._waiting[one]))
+            turn = min(self._waiting, key=lambda future: self._rank(self._waiting[future]))
             worker = self._waiting.pop(turn)
             self._free -= 1
             self._count += 1

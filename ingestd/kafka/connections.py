@@ -103,11 +103,11 @@ class ConnectionLog:
         The result is LoginFailed, or BrokerUnavailable while the login may be rejected, or if this side rejects the
         certificate of the broker. Connects to the broker in the latter case, for a few seconds at most.
         """
-        recent = [one for one in self._recorded() if monotonic() - one.at <= _RECENT_SECONDS]
-        rejected = next((one for one in reversed(recent) if one.is_rejected_login), None)
+        recent = [failure for failure in self._recorded() if monotonic() - failure.at <= _RECENT_SECONDS]
+        rejected = next((failure for failure in reversed(recent) if failure.is_rejected_login), None)
         if rejected is not None:
             return self._tolerated(self._login_error(rejected))
-        untrusted = next((one for one in reversed(recent) if one.error.code() == KafkaError._SSL), None)
+        untrusted = next((failure for failure in reversed(recent) if failure.error.code() == KafkaError._SSL), None)
         return self._certificate_error(untrusted) if untrusted is not None else None
 
     def oversized(self, since: float = float("-inf")) -> int | None:
@@ -115,7 +115,7 @@ class ConnectionLog:
 
         None if there was no such answer.
         """
-        failures = (_OVERSIZED.search(one.error.str()) for one in self._recorded() if one.at >= since)
+        failures = (_OVERSIZED.search(failure.error.str()) for failure in self._recorded() if failure.at >= since)
         return next((int(found[1]) for found in failures if found), None)
 
     def retriable_refusal(self) -> BrokerUnavailable | None:

@@ -56,8 +56,8 @@ class KafkaClients:
                 replaced = self._mirrors.pop(key, None)  # two mappings may have the same group
                 self._mirrors[key] = mirror
                 evicted = [self._mirrors.pop(next(iter(self._mirrors)))] if len(self._mirrors) > _MOST_MIRRORS else []
-            for one in [*evicted, *([replaced] if replaced else [])]:
-                one.close()
+            for unused in [*evicted, *([replaced] if replaced else [])]:
+                unused.close()
 
     def interrupt(self) -> None:
         """Make all requests of the brokers fail, so that no caller waits any longer (`Broker.interrupt`)."""

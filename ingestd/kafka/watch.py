@@ -205,7 +205,7 @@ class Watch:
 
     def _start(self) -> None:
         """Start the threads that subscriptions need; the caller holds `changed`."""
-        for is_slow in {one.is_slow for one in self._subscriptions}:
+        for is_slow in {subscription.is_slow for subscription in self._subscriptions}:
             if not self._is_running[is_slow]:
                 self._is_running[is_slow] = True
                 threading.Thread(target=self._run, args=(is_slow,), name="kafka-watch", daemon=True).start()
@@ -217,15 +217,17 @@ class Watch:
             asked = monotonic()
             try:
                 described, failure = self._describe(due, asked, seconds)
-                ends = self.broker.find_ends((p for one in due for p in one.partitions(described)), seconds)
+                ends = self.broker.find_ends(
+                    (p for subscription in due for p in subscription.partitions(described)), seconds
+                )
             except Exception as error:  # noqa: BLE001 - each subscriber raises it in its own thread
-                answers = [partial(one.fail, asked, error) for one in due]
+                answers = [partial(subscription.fail, asked, error) for subscription in due]
             else:
                 answers = [
-                    partial(one.fail, asked, failure)
-                    if failure and (is_slow or not one.latest.topics)
-                    else partial(one.answer, asked, described, ends)
-                    for one in due
+                    partial(subscription.fail, asked, failure)
+                    if failure and (is_slow or not subscription.latest.topics)
+                    else partial(subscription.answer, asked, described, ends)
+                    for subscription in due
                 ]
             with self.changed:
                 for answer in answers:
@@ -240,7 +242,7 @@ class Watch:
 
         A subscription that knows its topics does not need them at once. They are described with the next request.
         """
-        names = {name for one in due if one.needs_topics(asked) for name in one.topics}
+        names = {name for subscription in due if subscription.needs_topics(asked) for name in subscription.topics}
         try:
             return self.broker.describe(sorted(names), seconds), None
         except BrokerUnavailable as error:
@@ -249,10 +251,12 @@ class Watch:
     def _next_due(self, *, is_slow: bool) -> list[Subscription]:
         """Wait until a subscription is due; return those that are due now or soon, or [] if none is left."""
         with self.changed:
-            while ours := [one for one in self._subscriptions if one.is_slow is is_slow]:
-                seconds = min(one.due.left for one in ours)
+            while ours := [subscription for subscription in self._subscriptions if subscription.is_slow is is_slow]:
+                seconds = min(subscription.due.left for subscription in ours)
                 if seconds <= 0:
-                    return [one for one in ours if one.due.left <= one.early_seconds]
+                    return [
+                        subscription for subscription in ours if subscription.due.left <= subscription.early_seconds
+                    ]
                 self.changed.wait(seconds)
             self._is_running[is_slow] = False
             return []

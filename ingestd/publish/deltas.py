@@ -109,7 +109,7 @@ class StagedFiles:
 
     def _locations(self, partitions: Iterable[PartitionInfo], listings: Mapping[str, Listing]) -> dict[str, Location]:
         """Return the location of each partition by name; those that are not in `listings` are looked up."""
-        uris = {one.name: one.location for one in partitions}
+        uris = {partition.name: partition.location for partition in partitions}
         if WHOLE_TABLE in uris:
             return {WHOLE_TABLE: self.staging.location}
         found = self.staging.storages.locations(uri for uri in uris.values() if uri not in listings)
@@ -139,7 +139,7 @@ class StagedFiles:
 
     def withdraw(self, deltas: Iterable[DeltaFiles]) -> None:
         """Remove deltas of a transaction that can no longer commit, as far as possible; never raises."""
-        self.staging.storages.discard(child(one.location, one.delta) for one in deltas)
+        self.staging.storages.discard(child(delta.location, delta.delta) for delta in deltas)
 
     def discard(self) -> None:
         """Remove the staging directory; never raises."""
@@ -167,7 +167,9 @@ def create_partitions(
     def make_directories(names: Sequence[str]) -> None:
         run_all([partial(location.mark_directory, *name.split("/")) for name in names], _DIRECTORY_THREADS)
 
-    return ensure_partitions(metastore, table, {table.partition_name(one): one for one in partitions}, make_directories)
+    return ensure_partitions(
+        metastore, table, {table.partition_name(partition): partition for partition in partitions}, make_directories
+    )
 
 
 def register(
@@ -210,9 +212,9 @@ def announce(metastore: Metastore, txn: Transaction, table: Table, write_id: int
     if not keeps_event_log(metastore):
         return
     by_partition: dict[tuple[str, ...], dict[tuple[str, str], None]] = {}
-    for one in placed:
-        files = by_partition.setdefault(one.partition, {})
-        files.update(dict.fromkeys((f"{one.location}/{one.delta}/{name}", one.delta) for name in one.files))
+    for delta in placed:
+        files = by_partition.setdefault(delta.partition, {})
+        files.update(dict.fromkeys((f"{delta.location}/{delta.delta}/{name}", delta.delta) for name in delta.files))
     partitions = [WrittenPartition(values, list(files)) for values, files in by_partition.items()]
     notify_writes(metastore, txn, table, write_id, partitions)
 

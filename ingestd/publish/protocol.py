@@ -114,7 +114,9 @@ def publish(
     whether the transaction has committed.
     """
     # Sorted, so that all transactions wait for the counting leases of their tables in the same order.
-    tables = [_TablePublisher(warehouse, txn, one) for one in sorted(writes, key=lambda one: str(one.table.name))]
+    tables = [
+        _TablePublisher(warehouse, txn, write) for write in sorted(writes, key=lambda write: str(write.table.name))
+    ]
     try:
         for table in tables:
             table.register()
@@ -166,7 +168,9 @@ class _TablePublisher:
     def register(self) -> None:
         """Create and register the partitions that were not registered earlier in the transaction."""
         write, table = self._write, self._write.table
-        missing = [one for one in write.files.partitions if table.partition_name(one) not in self._partitions]
+        missing = [
+            partition for partition in write.files.partitions if table.partition_name(partition) not in self._partitions
+        ]
         if missing:
             write.location.check()  # before the metastore creates directories under it
             found = deltas.create_partitions(self._warehouse.metastore, table, write.location, missing)

@@ -188,8 +188,10 @@ def _has_committed(write_id: int, content: Content, known: Known) -> bool:
     only its writer knows that it has committed.
     """
     return write_id == known.committed or any(
-        isinstance(one, Delta) and not one.visibility_txn and one.min_write_id <= write_id <= one.max_write_id
-        for one in content.directories
+        isinstance(directory, Delta)
+        and not directory.visibility_txn
+        and directory.min_write_id <= write_id <= directory.max_write_id
+        for directory in content.directories
     )
 
 
@@ -278,17 +280,17 @@ class CountedIds:
         """
         if known.committed and known.committed not in self:
             return False
-        for one in content.directories:
-            if not _is_shared(one, known) and not self.has_all(*write_id_range(one), valid):
+        for directory in content.directories:
+            if not _is_shared(directory, known) and not self.has_all(*write_id_range(directory), valid):
                 return False
         return True
 
 
-def write_id_range(one: Base | Delta | DeleteDelta) -> WriteIdRange:
+def write_id_range(directory: Base | Delta | DeleteDelta) -> WriteIdRange:
     """Return the first and the last write id that may have rows in a directory."""
-    if not isinstance(one, Base):
-        return one.min_write_id, one.max_write_id
-    return (1 if one.visibility_txn else one.write_id), one.write_id
+    if not isinstance(directory, Base):
+        return directory.min_write_id, directory.max_write_id
+    return (1 if directory.visibility_txn else directory.write_id), directory.write_id
 
 
 def is_empty(content: Content, valid: ValidWriteIds, known: Known) -> bool:
@@ -296,15 +298,15 @@ def is_empty(content: Content, valid: ValidWriteIds, known: Known) -> bool:
     if content.has_originals:
         return False
     return not any(
-        (isinstance(one, Base) and one.write_id < 1) or valid.valid_in(*write_id_range(one))
-        for one in content.directories
-        if known.committed or not _is_shared(one, known)
+        (isinstance(directory, Base) and directory.write_id < 1) or valid.valid_in(*write_id_range(directory))
+        for directory in content.directories
+        if known.committed or not _is_shared(directory, known)
     )
 
 
-def _is_shared(one: Base | Delta | DeleteDelta, known: Known) -> bool:
+def _is_shared(directory: Base | Delta | DeleteDelta, known: Known) -> bool:
     """Return whether a directory contains the files of one of the writer's own transaction batches."""
-    return isinstance(one, Delta) and not one.visibility_txn and write_id_range(one) in known.batches
+    return isinstance(directory, Delta) and not directory.visibility_txn and write_id_range(directory) in known.batches
 
 
 def _ranges(write_ids: Iterable[int]) -> Iterable[WriteIdRange]:

@@ -216,9 +216,9 @@ class RowCountRepair:
         if self._halt.is_set():
             return None
         if state.closing:
-            is_due = state.survey_due is not None or any(not one.checks for one in state.watched.values())
+            is_due = state.survey_due is not None or any(not watched.checks for watched in state.watched.values())
             return monotonic() if is_due else None
-        times = [one.due for one in state.watched.values()]
+        times = [watched.due for watched in state.watched.values()]
         if state.survey_due is not None:
             times.append(state.survey_due)
         return min(times, default=None)
@@ -229,9 +229,9 @@ class RowCountRepair:
             until = monotonic() + _TOGETHER_SECONDS
             is_closing = self._state.closing
             due = {
-                name: one
-                for name, one in self._state.watched.items()
-                if (not one.checks if is_closing else one.due <= until)
+                name: watched
+                for name, watched in self._state.watched.items()
+                if (not watched.checks if is_closing else watched.due <= until)
             }
             self._state.running = self._next_time() is not None
             if not self._state.running:
@@ -273,7 +273,7 @@ class RowCountRepair:
             return
         table = load_acid_table(self._metastore, self._table)
         found = _check(self._warehouse, table, list(due), self.known)
-        self._repair(table, [name for name, one in found.items() if not one.is_right])
+        self._repair(table, [name for name, check in found.items() if not check.is_right])
         with self._changed:
             for name, watched in due.items():
                 if self._state.watched.get(name) is not watched:
@@ -308,7 +308,7 @@ class RowCountRepair:
             if pause(_BETWEEN_SECONDS if start else 0.0, self._halt):
                 return
             found = _check(self._warehouse, table, names[start : start + PARTITIONS_PER_CALL], self.known)
-            self._repair(table, [name for name, one in found.items() if one.is_ours and not one.is_right])
+            self._repair(table, [name for name, check in found.items() if check.is_ours and not check.is_right])
         with self._changed:
             self._state.survey_due = None
 
@@ -398,7 +398,7 @@ class RowCountRepair:
         own = transactions.allocate(self._metastore, txn, table.name)
 
         def change(found: Sequence[Parameters]) -> list[dict[str, str]]:
-            return [recounted(one.values, rows[one.name], snapshot, own) for one in found]
+            return [recounted(parameters.values, rows[parameters.name], snapshot, own) for parameters in found]
 
         change_parameters(self._metastore, table, list(rows), change, WriterView(own, snapshot), wait)
         transactions.commit(self._metastore, txn)

@@ -118,8 +118,8 @@ class RowCounts:
             return doubtful(values)
 
         def change(found: Sequence[Parameters]) -> list[dict[str, str]]:
-            names = self._storages.names(one.location for one in found)
-            return [increment(one, content_of(names[one.location])) for one in found]
+            names = self._storages.names(parameters.location for parameters in found)
+            return [increment(parameters, content_of(names[parameters.location])) for parameters in found]
 
         view = WriterView(write_id, snapshot)
         change_parameters(self._metastore, table, list(increments), change, view, wait)

@@ -132,20 +132,22 @@ def sweep(
     Raises MetastoreUnavailable, and StorageUnavailable after it has tried to remove each directory.
     """
     storages, spared = warehouse.storages, set(spare)
-    found = [one for one in _leftovers(storages, table.location, roots) if one.owner not in spared]
-    ended = ended_owners(warehouse.metastore, table, {one.owner for one in found})
+    found = [leftover for leftover in _leftovers(storages, table.location, roots) if leftover.owner not in spared]
+    ended = ended_owners(warehouse.metastore, table, {leftover.owner for leftover in found})
     failures: dict[str, StorageUnavailable] = {}
     removed = []
-    for one in sorted(found, key=lambda one: one.has_notes):  # staged files first: until then, a copy can begin
-        if one.owner not in ended or one.owner in failures:
+    for leftover in sorted(
+        found, key=lambda leftover: leftover.has_notes
+    ):  # staged files first: until then, a copy can begin
+        if leftover.owner not in ended or leftover.owner in failures:
             continue
         try:
-            if one.has_notes:
-                prevent(storages, one.owner, read_notes(storages, one.uri))
-            storages.at(one.uri).remove(one.uri)
-            removed.append(one.uri)
+            if leftover.has_notes:
+                prevent(storages, leftover.owner, read_notes(storages, leftover.uri))
+            storages.at(leftover.uri).remove(leftover.uri)
+            removed.append(leftover.uri)
         except StorageUnavailable as error:
-            failures[one.owner] = error
+            failures[leftover.owner] = error
     for failure in failures.values():
         raise failure
     return removed
@@ -166,7 +168,7 @@ def remove_copies(warehouse: Warehouse, table: Table, location: str, names: Iter
 def ended_owners(metastore: Metastore, table: Table, owners: set[str]) -> set[str]:
     """Return the owners whose transaction has committed or aborted; without owners, the metastore is not queried."""
     ids = {int(owner) for owner in owners if _OWN.fullmatch(owner)}
-    ended = {str(one) for one in ended_transactions(metastore, ids)} if ids else set()
+    ended = {str(txn) for txn in ended_transactions(metastore, ids)} if ids else set()
     joined = {owner: int(match[1]) for owner in owners if (match := _JOINED.fullmatch(owner))}
     if joined:
         snapshot = read_snapshot(metastore, table.name)
@@ -189,15 +191,15 @@ def _leftovers(storages: Storages, location: str, roots: Iterable[str]) -> Itera
     """
     storage = storages.at(location)
     for root in (child(location, name) for name in roots):
-        for one in storage.leftovers(root):
-            owner = owner_of_notes(one)
+        for leftover in storage.leftovers(root):
+            owner = owner_of_notes(leftover)
             if owner is not None:
-                yield _Leftover(child(root, one), owner, has_notes=True)
-            elif _is_owner(one):
-                yield _Leftover(child(root, one), one)
+                yield _Leftover(child(root, leftover), owner, has_notes=True)
+            elif _is_owner(leftover):
+                yield _Leftover(child(root, leftover), leftover)
             else:
-                inner = filter(_is_owner, storage.leftovers(child(root, one)))
-                yield from (_Leftover(child(root, one, two), two) for two in inner)
+                inner = filter(_is_owner, storage.leftovers(child(root, leftover)))
+                yield from (_Leftover(child(root, leftover, two), two) for two in inner)
 
 
 def _is_owner(name: str) -> bool:

@@ -170,7 +170,7 @@ class TableListing:
                 raise
 
     def _add_partitions(self, table: TableObject, partitions: Sequence[PartitionObject], ids: ValidWriteIds) -> None:
-        names = [table.partition_name(one.values) for one in partitions]
+        names = [table.partition_name(member.values) for member in partitions]
         for name, partition in zip(names, partitions, strict=True):
             self.writer.add(PartitionRecord(table.name.table, name, for_copy(partition, ids).text))
         if table.kind is TableKind.EXTERNAL:
@@ -205,6 +205,6 @@ class TableListing:
             where = (table.table, partition, file.directory, file.name)
             self.writer.add(FileRecord(*where, file.uri, file.length, file.written))
             if file.batch:
-                aborted.update(one for one in ids.aborted if one in file.batch)
+                aborted.update(write_id for write_id in ids.aborted if write_id in file.batch)
         if aborted:
             self.writer.add(AbortedRecord(table.table, partition, tuple(sorted(aborted))))

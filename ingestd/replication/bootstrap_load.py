@@ -187,7 +187,7 @@ class _Load:
         metastore, database = self.target.metastore, self.options.database
         wanted = [FunctionObject.parse(record.text) for record in self.manifest.read(FunctionRecord)]
         for function in list_functions(metastore, database):
-            if function.name not in {one.name for one in wanted}:
+            if function.name not in {kept.name for kept in wanted}:
                 drop_function(metastore, database, function.name)
         for function in wanted:
             create_function(metastore, function.copied(database))

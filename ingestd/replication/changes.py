@@ -105,7 +105,7 @@ class Changes:
 
     def truncated(self) -> set[str]:
         """Return the tables with a TRUNCATE of which the events do not tell whether its transaction commits."""
-        return {one[1] for one in self._truncations if self._outcomes.of(*one) is None}
+        return {truncation[1] for truncation in self._truncations if self._outcomes.of(*truncation) is None}
 
     def bootstrap(self, tables: Iterable[str]) -> None:
         """Drop the changes of tables: they are copied as they are after the changes."""
@@ -120,7 +120,7 @@ class Changes:
     def bootstrapped(self, tables: Iterable[str]) -> set[str]:
         """Return the tables to copy, whether they exist or not; `tables` are those of the source."""
         self.bootstrap(())
-        entered = {one for one in tables if self._wanted.scope.contains(one) and not self._is_followed(one)}
+        entered = {table for table in tables if self._wanted.scope.contains(table) and not self._is_followed(table)}
         return self._bootstrapped | entered
 
     def events(self) -> Iterator[EventRecord]:
@@ -131,14 +131,14 @@ class Changes:
 
     def writes(self) -> list[CommittedWrite]:
         """Return the writes of the commits to replay."""
-        return [one for one in self._writes if self._is_replayed(one.event, one.write.table.table)]
+        return [write for write in self._writes if self._is_replayed(write.event, write.write.table.table)]
 
     def known_writes(self) -> Iterator[CommittedWrite]:
         """Yield the writes of `writes`, and those to tables that the target has, but whose changes are left out."""
-        for one in self._writes:
-            table = one.write.table.table
-            if self._is_replayed(one.event, table) or table in self._bootstrapped:
-                yield one
+        for write in self._writes:
+            table = write.write.table.table
+            if self._is_replayed(write.event, table) or table in self._bootstrapped:
+                yield write
 
     def _is_replayed(self, event: int, table: str) -> bool:
         return self._is_followed(table) and not self._kinds.is_view(event, table)
@@ -203,7 +203,7 @@ class Changes:
             return
         message = event.message
         before, after = (TableObject.parse(message[f"tableObj{when}Json"]) for when in ("Before", "After"))
-        old, new = (one.name.table if one.name.database == database else None for one in (before, after))
+        old, new = (table.name.table if table.name.database == database else None for table in (before, after))
         is_new = new is not None and self._wanted.scope.contains(new)
         if old is None or not self._wanted.scope.contains(old):
             if new is not None and is_new:

@@ -105,7 +105,7 @@ def _sums(storages: Storages, layout: Layout, chunk: Chunk) -> dict[str, Outcome
     return found
 
 
-def _added(one: Outcome, other: Outcome) -> Outcome:
-    if isinstance(one, str):
-        return one
-    return other if isinstance(other, str) else one + other
+def _added(first: Outcome, other: Outcome) -> Outcome:
+    if isinstance(first, str):
+        return first
+    return other if isinstance(other, str) else first + other

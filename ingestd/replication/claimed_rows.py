@@ -27,7 +27,7 @@ def wrong_claim(rows: int, copies: tuple[Described, Described], original: Descri
     `copies` are the definitions before and after the rows were counted: other ones would be of another moment. A wrong
     number that the source has too is no error of the copy.
     """
-    claims = {(claimed_rows(one, ids), one.raw.writeId) for one in copies}
+    claims = {(claimed_rows(copy, ids), copy.raw.writeId) for copy in copies}
     claim = next(iter(claims))[0] if len(claims) == 1 else None
     if claim in (None, rows, _exact_rows(original.parameters)):
         return ""

@@ -36,7 +36,7 @@ class Checksums:
     def __add__(self, other: Checksums) -> Checksums:
         """Return the checksums of the rows of both."""
         pairs = zip(self.columns, other.columns, strict=True)
-        return Checksums(self.rows + other.rows, tuple((one + two) & _MASK for one, two in pairs))
+        return Checksums(self.rows + other.rows, tuple((pair + two) & _MASK for pair, two in pairs))
 
     @classmethod
     def none(cls, columns: int) -> Checksums:

@@ -30,10 +30,10 @@ def _is_explained(directory: Directory | None, others: Collection[Directory]) ->
     `directory` is None for original files, which only a base contains otherwise.
     """
     if directory is None:
-        return any(isinstance(one, Base) for one in others)
-    if any(_is_compacted(one) and _covers(one, directory) for one in others):
+        return any(isinstance(other, Base) for other in others)
+    if any(_is_compacted(other) and _covers(other, directory) for other in others):
         return True
-    return _is_compacted(directory) and any(_overlap(one, directory) for one in others)
+    return _is_compacted(directory) and any(_overlap(other, directory) for other in others)
 
 
 def _is_compacted(directory: Directory) -> bool:
@@ -41,13 +41,13 @@ def _is_compacted(directory: Directory) -> bool:
     return isinstance(directory, Base) or directory.statement < 0 or directory.min_write_id < directory.max_write_id
 
 
-def _covers(one: Directory, other: Directory) -> bool:
-    (first, last), (low, high) = _range(one), _range(other)
+def _covers(directory: Directory, other: Directory) -> bool:
+    (first, last), (low, high) = _range(directory), _range(other)
     return first <= low and high <= last
 
 
-def _overlap(one: Directory, other: Directory) -> bool:
-    (first, last), (low, high) = _range(one), _range(other)
+def _overlap(directory: Directory, other: Directory) -> bool:
+    (first, last), (low, high) = _range(directory), _range(other)
     return first <= high and low <= last
 
 

@@ -88,7 +88,7 @@ class View:
     @property
     def file_format(self) -> FileFormat | None:
         """The format of the files; None if their rows cannot be read."""
-        known = {one.value: one for one in FileFormat}
+        known = {format_.value: format_ for format_ in FileFormat}
         return known.get(self.table.raw.sd.inputFormat)
 
     @property
@@ -108,7 +108,7 @@ class View:
         if not self.table.partition_columns:
             return {WHOLE_TABLE: self.table}
         found = find_partitions(self.cluster.metastore, self.table.name, names)
-        return {self.table.partition_name(one.values): one for one in found}
+        return {self.table.partition_name(partition.values): partition for partition in found}
 
     def objects_now(self, names: Sequence[str]) -> dict[str, Described]:
         """Return the same as `objects`, but read the table again as well."""
@@ -118,16 +118,16 @@ class View:
     def files(self, location: str | None) -> _Files:
         """Return the files of a location; none if it does not exist."""
         found = self._listed(location)
-        names = {one.directory.partition("/")[0] for one in found} if self.table.kind is TableKind.FULL_ACID else ()
+        names = {file.directory.partition("/")[0] for file in found} if self.table.kind is TableKind.FULL_ACID else ()
         return _Files(
-            frozenset((one.directory, one.name, one.length) for one in found),
+            frozenset((file.directory, file.name, file.length) for file in found),
             frozenset((name, self._valid_in(name)) for name in names),
         )
 
     def versions(self, location: str) -> dict[str, Version]:
         """Return the versions of the files of a location, by their relative paths."""
         found = self._listed(location)
-        return {f"{one.directory}/{one.name}".lstrip("/"): Version(one.length, one.version) for one in found}
+        return {f"{file.directory}/{file.name}".lstrip("/"): Version(file.length, file.version) for file in found}
 
     def directories(self, location: str | None) -> list[Directory]:
         """Return the directories of a transactional table that readers open; none if the location does not exist."""
@@ -135,17 +135,17 @@ class View:
             entries = self.cluster.storages.at(location).entries(location) if location else []
         except NotFound:
             return []
-        names = (one.name for one in entries if one.is_directory)
+        names = (entry.name for entry in entries if entry.is_directory)
         seen = visible_directories(names, self.ids, self.is_committed)
         return [*filter(None, [seen.base]), *seen.deltas, *seen.delete_deltas]
 
     def has_rows(self, location: str | None, directories: Collection[str]) -> bool:
         """Return whether directories, as they are copied, have rows; True if these cannot be counted."""
-        found = [one for one in self._listed(location) if one.directory.partition("/")[0] in directories]
+        found = [file for file in self._listed(location) if file.directory.partition("/")[0] in directories]
         known = self.file_format
         if known is None:
             return bool(found)
-        files = ((self.cluster.storages.at(one.uri), RowFile(one.uri, one.length)) for one in found)
+        files = ((self.cluster.storages.at(file.uri), RowFile(file.uri, file.length)) for file in found)
         return any(count_rows(storage, file, known) for storage, file in files)
 
     def _listed(self, location: str | None) -> list[ListedFile]:
@@ -173,7 +173,7 @@ class View:
         if self.table.kind is TableKind.FULL_ACID:
             return self._visible_rows(location)
         storages, file_format = self.cluster.storages, self.file_format
-        return sum(count_rows(storages.at(one.uri), one, file_format) for one in self.row_files(location))
+        return sum(count_rows(storages.at(file.uri), file, file_format) for file in self.row_files(location))
 
     def _visible_rows(self, location: str | None) -> int:
         if location is None:
@@ -186,7 +186,7 @@ class View:
     def row_files(self, location: str | None) -> list[RowFile]:
         """Return the files with the rows of a location; none if it does not exist."""
         if self.table.kind is not TableKind.FULL_ACID:
-            return [RowFile(one.uri, one.length) for one in self._listed(location)]
+            return [RowFile(file.uri, file.length) for file in self._listed(location)]
         try:
             storage = self.cluster.storages.at(location) if location else None
             return row_files(storage, location, self.ids, self.is_committed) if storage and location else []
@@ -195,9 +195,9 @@ class View:
 
     def is_compacted_beyond(self, location: str) -> bool:
         """Return whether a committed base contains write ids after the high watermark."""
-        parsed = (parse_directory(one.name) for one in self.cluster.storages.at(location).entries(location))
-        bases = [one for one in parsed if isinstance(one, Base) and one.visibility_txn]
-        return any(one.write_id > self.ids.high_watermark and self.is_committed(one.visibility_txn) for one in bases)
+        parsed = (parse_directory(entry.name) for entry in self.cluster.storages.at(location).entries(location))
+        bases = [base for base in parsed if isinstance(base, Base) and base.visibility_txn]
+        return any(base.write_id > self.ids.high_watermark and self.is_committed(base.visibility_txn) for base in bases)
 
 
 def compare_locations(before: View, after: View, columns: ColumnChecks | None) -> list[Compared]:
@@ -209,7 +209,9 @@ def compare_locations(before: View, after: View, columns: ColumnChecks | None) -
     found: list[Compared] = []
     for names in by_call(sorted({*before.partitions(), *after.partitions()})):
         originals, copies = before.objects(names), after.objects(names)
-        here, there = ({name: one.location for name, one in known.items()} for known in (originals, copies))
+        here, there = (
+            {name: known_object.location for name, known_object in known.items()} for known in (originals, copies)
+        )
         calls = [partial(_compare, name, before, after, here.get(name), there.get(name)) for name in names]
         some = run_all(calls, _THREADS)
         some = _compare_claims(some, after, originals, copies)
@@ -225,15 +227,17 @@ def _compare_claims(
     """Compare the numbers of rows with those of the statistics that the target's readers trust."""
     if not after.table.kind.is_transactional:
         return list(found)
-    again = after.objects_now([one.name for one in found])
+    again = after.objects_now([comparison.name for comparison in found])
     known = originals.keys() & copies.keys() & again.keys()
     compared = []
-    for one in found:
+    for comparison in found:
         wrong = ""
-        if one.verdict is Verdict.EQUAL and one.target_rows is not None and one.name in known:
-            claims = copies[one.name], again[one.name]
-            wrong = wrong_claim(one.target_rows, claims, originals[one.name], after.ids)
-        compared.append(replace(one, verdict=Verdict.DIFFERENT, finding=_at(one.name, wrong)) if wrong else one)
+        if comparison.verdict is Verdict.EQUAL and comparison.target_rows is not None and comparison.name in known:
+            claims = copies[comparison.name], again[comparison.name]
+            wrong = wrong_claim(comparison.target_rows, claims, originals[comparison.name], after.ids)
+        compared.append(
+            replace(comparison, verdict=Verdict.DIFFERENT, finding=_at(comparison.name, wrong)) if wrong else comparison
+        )
     return compared
 
 
@@ -291,8 +295,8 @@ def _changed(before: View, after: View, here: str | None, there: str | None) -> 
     if before.table.kind is not TableKind.EXTERNAL or here is None or there is None:
         return 0
     copied = copied_versions(after.cluster.storages, Mirror(here, there))
-    lengths = {path: one.length for path, one in copied.items()}
-    if not copied or lengths != {path: one.length for path, one in after.versions(there).items()}:
+    lengths = {path: version.length for path, version in copied.items()}
+    if not copied or lengths != {path: version.length for path, version in after.versions(there).items()}:
         return 0
     now = before.versions(here)
     return sum(now.get(path) != copied.get(path) for path in now.keys() | copied.keys())
@@ -318,13 +322,18 @@ def _compare_columns(
     columns: ColumnChecks,
 ) -> list[Compared]:
     """Compare the values of the locations that are equal so far."""
-    equal = [one.name for one in found if one.verdict is Verdict.EQUAL]
+    equal = [comparison.name for comparison in found if comparison.verdict is Verdict.EQUAL]
     sums, copied = (
         _columns_of(view, {name: known.get(name) for name in equal}, columns)
         for view, known in zip((before, after), locations, strict=True)
     )
     names = [field.name for field in before.table.raw.sd.cols]
-    return [_with_columns(one, sums[one.name], copied[one.name], names) if one.name in sums else one for one in found]
+    return [
+        _with_columns(comparison, sums[comparison.name], copied[comparison.name], names)
+        if comparison.name in sums
+        else comparison
+        for comparison in found
+    ]
 
 
 def _columns_of(view: View, locations: Mapping[str, str | None], columns: ColumnChecks) -> dict[str, Outcome]:
@@ -343,7 +352,7 @@ def _with_columns(found: Compared, sums: Outcome, copied: Outcome, names: Sequen
         return replace(found, verdict=Verdict.NOT_COMPARABLE, finding=_at(found.name, text))
     found = replace(found, rows=sums.rows, target_rows=copied.rows)
     pairs = zip(names, sums.columns, copied.columns, strict=True)
-    if different := [name for name, one, other in pairs if one != other]:
+    if different := [name for name, pair, other in pairs if pair != other]:
         text = f"the values of these columns are different: {', '.join(different)}"
         return replace(found, verdict=Verdict.DIFFERENT, finding=_at(found.name, text))
     return found

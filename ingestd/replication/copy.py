@@ -291,7 +291,7 @@ class _Jobs:
 
     def suit(self, assignments: Sequence[Assignment]) -> bool:
         """Return whether files are so many or so large that a job copies them faster than this process."""
-        total = sum(one.file.length for one in assignments)
+        total = sum(assignment.file.length for assignment in assignments)
         return len(assignments) >= self._options.job_files or total >= self._options.job_bytes
 
     def copy(
@@ -311,7 +311,9 @@ class _Jobs:
         if limit is not None:
             rate = limit / max(1, min(len(tasks), self._engine.slots))
         # Even if all tasks ran one after the other.
-        seconds = sum(one.file.length + _FILE_COST for one in assignments) / min(_SLOWEST, (rate or _SLOWEST) / 2)
+        seconds = sum(assignment.file.length + _FILE_COST for assignment in assignments) / min(
+            _SLOWEST, (rate or _SLOWEST) / 2
+        )
         counter, group, ended = self._engine.counter(), JobGroup("copy"), threading.Event()
 
         def watch() -> None:
@@ -369,14 +371,14 @@ def packed(assignments: Sequence[Assignment], parallelism: int) -> list[list[Ass
     A task has at most 1 GiB, unless it has one file only, and 1000 files. If possible, there are at least `parallelism`
     tasks.
     """
-    ordered = sorted(assignments, key=lambda one: one.file.length, reverse=True)
-    tasks = [[one] for one in ordered if one.file.length >= _TASK_BYTES]
+    ordered = sorted(assignments, key=lambda assignment: assignment.file.length, reverse=True)
+    tasks = [[assignment] for assignment in ordered if assignment.file.length >= _TASK_BYTES]
     rest = ordered[len(tasks) :]
-    weight = sum(one.file.length + _FILE_COST for one in rest)
+    weight = sum(assignment.file.length + _FILE_COST for assignment in rest)
     count = max(-(-weight // _TASK_BYTES), -(-len(rest) // _TASK_FILES), min(parallelism, len(rest)))
     heap: list[tuple[int, int, list[Assignment]]] = [(0, number, []) for number in range(count)]
-    for one in rest:
+    for assignment in rest:
         done, number, task = heapq.heappop(heap)
-        task.append(one)
-        heapq.heappush(heap, (done + one.file.length + _FILE_COST, number, task))
+        task.append(assignment)
+        heapq.heappush(heap, (done + assignment.file.length + _FILE_COST, number, task))
     return tasks + [task for _, _, task in sorted(heap, key=lambda entry: entry[:2], reverse=True)]

@@ -62,13 +62,13 @@ class CopyAhead:
         result = copier.copy([file for file, _ in files.values()], stop=stop, on_progress=self._report)
         self.copied.add(result)
         lost: dict[str, str] = {}
-        for one in result.lost:
-            record = files[one.file.target][1]
+        for loss in result.lost:
+            record = files[loss.file.target][1]
             if self.plan.is_dropped(record.event, record.table, record.partition):
-                self.absent.add(one.file.target)
+                self.absent.add(loss.file.target)
             else:
-                lost.setdefault(record.table, one.reason)
-        self._remove(one.file for one in result.copied if files[one.file.target][1].table in lost)
+                lost.setdefault(record.table, loss.reason)
+        self._remove(copied.file for copied in result.copied if files[copied.file.target][1].table in lost)
         for table, reason in lost.items():
             self.lost.add(table, f"a file of the source vanished before it was copied: {reason}")
         return True

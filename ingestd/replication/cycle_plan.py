@@ -107,12 +107,12 @@ class CyclePlan:
         barriers, known = self._barriers.get(table, []), self._allocations[table]
         next_barrier = bisect_right(barriers, event)
         end = barriers[next_barrier] if next_barrier < len(barriers) else math.inf
-        for place in range(bisect_left(known, event, key=lambda one: one.event), len(known)):
-            one = known[place]
-            if one.event > end:
+        for place in range(bisect_left(known, event, key=lambda allocation: allocation.event), len(known)):
+            allocation = known[place]
+            if allocation.event > end:
                 return
-            if one.event > event or one.write_id > write_id:
-                yield one.txn_id, one.write_id
+            if allocation.event > event or allocation.write_id > write_id:
+                yield allocation.txn_id, allocation.write_id
 
     def last_barrier(self, event: int, table: str) -> int:
         """Return the last event before `event` that moves or removes files of a table, or creates it; 0 if none."""
@@ -155,8 +155,8 @@ class CyclePlan:
             self._drops[record.table, ""] = record.event
         elif record.type == "DROP_PARTITION":
             table = TableObject.parse(record.message["tableObjJson"])
-            for one in record.message["partitions"]:
-                name = table.partition_name([one[key] for key in table.partition_columns])
+            for values in record.message["partitions"]:
+                name = table.partition_name([values[key] for key in table.partition_columns])
                 self._drops[record.table, name] = record.event
 
 

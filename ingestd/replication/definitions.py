@@ -271,7 +271,8 @@ class Definitions:
             return
         described = [PartitionObject.parse(text) for text in message["partitionListJson"]]
         copies = [
-            one.copied(found.name, self._location(found, one), without_marks(one.parameters)) for one in described
+            member.copied(found.name, self._location(found, member), without_marks(member.parameters))
+            for member in described
         ]
         add_partitions(self._metastore, found, copies)
 
@@ -305,18 +306,18 @@ class Definitions:
 
     def _change_partitions(self, table: TableObject, described: Sequence[PartitionObject], message: _Message) -> None:
         """Replace the definitions of partitions that exist."""
-        existing = self._existing(table, [one.values for one in described])
+        existing = self._existing(table, [member.values for member in described])
         if len(existing) < len(described) and not self._accepts_missing:
             raise self._missing(f"{table.name.table}, a partition")
         write_id = write_id_of(message)
         if is_truncation(message):
             self._truncate(table, [table.partition_name(values) for values in existing], write_id)
         changed = []
-        for one in described:
-            if one.values in existing:
-                old = existing[one.values]
-                location = self._external(one.location) if table.kind is TableKind.EXTERNAL else old.location
-                changed.append(one.copied(table.name, location, self._parameters(one.parameters, old.parameters)))
+        for member in described:
+            if member.values in existing:
+                old = existing[member.values]
+                location = self._external(member.location) if table.kind is TableKind.EXTERNAL else old.location
+                changed.append(member.copied(table.name, location, self._parameters(member.parameters, old.parameters)))
                 if write_id > 0:
                     changed[-1].raw.writeId = write_id
         self._objects.alter_partitions(table, changed)
@@ -324,14 +325,15 @@ class Definitions:
     def _existing(
         self, table: TableObject, values: Sequence[tuple[str, ...]]
     ) -> dict[tuple[str, ...], PartitionObject]:
-        found = self._objects.partitions(table, [table.partition_name(one) for one in values])
-        return {one.values: one for one in found.values()}
+        found = self._objects.partitions(table, [table.partition_name(value) for value in values])
+        return {member.values: member for member in found.values()}
 
     def _drop_partitions(self, table: str, message: _Message) -> None:
         found = self.table(table)
         if found is not None:
             names = [
-                found.partition_name([one[key] for key in found.partition_columns]) for one in message["partitions"]
+                found.partition_name([values[key] for key in found.partition_columns])
+                for values in message["partitions"]
             ]
             delete_data = found.kind not in _WITHOUT_DATA
             drop_partitions(self._metastore, found.name, names, delete_data=delete_data)
@@ -359,7 +361,9 @@ class Definitions:
             return
         if partition:
             partitions = self._objects.partitions(found, [partition]).values()
-            copies = [one.copied(found.name, one.raw.sd.location, inexact(one.parameters)) for one in partitions]
+            copies = [
+                member.copied(found.name, member.raw.sd.location, inexact(member.parameters)) for member in partitions
+            ]
             self._objects.alter_partitions(found, copies)
         else:
             changed = found.copied(found.name, found.raw.sd.location, inexact(found.parameters))
@@ -378,7 +382,7 @@ class Definitions:
             for text in message[field]:
                 by_name[Constraint.parse(constraint_kind, [text]).name].append(text)
             constraints = [Constraint.parse(constraint_kind, texts) for texts in by_name.values()]
-            copies = [one.copied(self._source, self._database) for one in constraints]
+            copies = [constraint.copied(self._source, self._database) for constraint in constraints]
             add_constraints(self._metastore, found.name, copies)
 
     def _drop_constraint(self, table: str, message: _Message) -> None:

@@ -284,9 +284,9 @@ class DumpDirectory:
         self._storage.create(child(dump.uri, _DUMPED), b"")
         entries = list(self._storage.entries(self.uri))
         dumps = self.dumps()
-        earlier = [one.uri for one in dumps if one.state.number < dump.state.number]
+        earlier = [other.uri for other in dumps if other.state.number < dump.state.number]
         # A process that was suspended here must not remove what others have dumped since.
-        later = [one.uri for one in dumps if one.state.number > dump.state.number]
+        later = [other.uri for other in dumps if other.state.number > dump.state.number]
         kept = {*earlier[len(earlier) - keep :], dump.uri, *later}
         for entry in entries:
             if entry.is_directory and child(self.uri, entry.name) not in kept:

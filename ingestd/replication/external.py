@@ -50,9 +50,9 @@ def encoded(found: Iterable[ExternalDirectory]) -> bytes:
     by commas.
     """
     lines = []
-    for one in found:
-        path = base64.b64encode(one.uri.encode()).decode()
-        lines.append(",".join((one.table, *filter(None, [one.partition]), path)) + "\n")
+    for directory in found:
+        path = base64.b64encode(directory.uri.encode()).decode()
+        lines.append(",".join((directory.table, *filter(None, [directory.partition]), path)) + "\n")
     return "".join(lines).encode()
 
 
@@ -142,7 +142,7 @@ def mirrors(found: Iterable[ExternalDirectory], base: str | None) -> list[Mirror
     those of two clusters or buckets may be, and if one would be copied into itself.
     """
     kept: list[Mirror] = []
-    for uri in sorted({one.uri.rstrip("/") for one in found}, key=len):
+    for uri in sorted({directory.uri.rstrip("/") for directory in found}, key=len):
         if any(_contains(mirror.source, uri) for mirror in kept):
             continue
         target = target_location(uri, base)

@@ -108,15 +108,15 @@ class Holds:
         A dump that is repeated keeps its hold, if that has not ended. Raises MetastoreUnavailable.
         """
         with self._lock:
-            own = [one for one in self._holds if one.policy == policy]
-        if seconds <= 0 or any(one.number == dump.state.number and one.is_open() for one in own):
+            own = [other for other in self._holds if other.policy == policy]
+        if seconds <= 0 or any(earlier.number == dump.state.number and earlier.is_open() for earlier in own):
             return
         scope = dump.state.scope
         names = filter(scope.contains, table_names(self._metastore, scope.database))
         tables = [TableName(scope.database, name) for name in names]
         transaction = ReadTransaction(self._metastore, f"{HOLD} {policy}")
         try:
-            reached = (one.moment for one in reversed(own) if one.moment.event <= dump.state.from_event)
+            reached = (earlier.moment for earlier in reversed(own) if earlier.moment.event <= dump.state.from_event)
             transaction.keep_files(tables, next(reached, _BEGINNING).missing(dump.state))
             moment = _Moment.now(self._metastore, tables)
         except BaseException:
@@ -136,21 +136,21 @@ class Holds:
         """
         with self._lock:
             held = list(self._holds)
-        ended = [one for one in held if one.deadline.passed or one.policy not in policies]
-        for one in ended:
-            _log.info("files for dump %d of the policy %s are not kept any longer", one.number + 1, one.policy)
-            self._end(one)
-        for one in held:
-            if one not in ended and not one.is_needed():
-                self._end(one)
+        ended = [hold for hold in held if hold.deadline.passed or hold.policy not in policies]
+        for hold in ended:
+            _log.info("files for dump %d of the policy %s are not kept any longer", hold.number + 1, hold.policy)
+            self._end(hold)
+        for hold in held:
+            if hold not in ended and not hold.is_needed():
+                self._end(hold)
 
     def close(self) -> None:
         """End all holds, and begin no more."""
         with self._lock:
             self._is_closed = True
             held = list(self._holds)
-        for one in held:
-            self._end(one)
+        for hold in held:
+            self._end(hold)
 
     def _end(self, hold: _Hold) -> None:
         with self._lock:

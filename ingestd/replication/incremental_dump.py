@@ -110,9 +110,9 @@ def _write_changes(source: Cluster, log: EventLog, changes: Changes, writer: Man
     changes.bootstrap({*unusable, *changes.truncated()})
     for event in changes.events():
         writer.add(event)
-    for one in changes.known_writes():
-        writer.add(WriteRecord(one.event, one.write.table.table, one.write.partition, one.write.write_id))
-    followed = {one.write.table.table for one in changes.writes()}
+    for write in changes.known_writes():
+        writer.add(WriteRecord(write.event, write.write.table.table, write.write.partition, write.write.write_id))
+    followed = {write.write.table.table for write in changes.writes()}
     for record in files.records():
         if record.table in followed:
             writer.add(record)
@@ -152,5 +152,5 @@ def _external_directories(source: Cluster, scope: Scope) -> Iterator[ExternalDir
         if table.partition_columns:
             names = all_partition_names(source.metastore, table.name)
             partitions = find_partitions(source.metastore, table.name, names)
-            locations = {table.partition_name(one.values): one.location for one in partitions}
+            locations = {table.partition_name(partition.values): partition.location for partition in partitions}
         yield from directories(name, table.location, locations)

@@ -167,21 +167,21 @@ class _Load:
         if self._is_first:
             return
         highest: dict[str, int] = {}
-        for one in self._plan.allocations:
-            if one.table in self._lost or self._plan.last_barrier(one.event, one.table):
+        for allocation in self._plan.allocations:
+            if allocation.table in self._lost or self._plan.last_barrier(allocation.event, allocation.table):
                 continue
-            table = self._definitions.find(one.table)
-            if table is None or int(table.parameters.get(SETTLED, 0)) >= one.event:
+            table = self._definitions.find(allocation.table)
+            if table is None or int(table.parameters.get(SETTLED, 0)) >= allocation.event:
                 continue
-            if one.table not in highest:
-                highest[one.table] = self._replay.highest_write_id(table.name)
-            if one.txn_id in self._replay.open_transactions or one.txn_id in self._plan.aborted:
+            if allocation.table not in highest:
+                highest[allocation.table] = self._replay.highest_write_id(table.name)
+            if allocation.txn_id in self._replay.open_transactions or allocation.txn_id in self._plan.aborted:
                 continue
-            if one.write_id <= highest[one.table] and not self._is_unstored_commit(one.txn_id):
-                raise self._changed(one.table, one.write_id)
+            if allocation.write_id <= highest[allocation.table] and not self._is_unstored_commit(allocation.txn_id):
+                raise self._changed(allocation.table, allocation.write_id)
 
     def _is_unstored_commit(self, txn_id: int) -> bool:
-        return any(self._replay.is_ambiguous(event) for event, one in self._plan.commits.items() if one == txn_id)
+        return any(self._replay.is_ambiguous(event) for event, commit in self._plan.commits.items() if commit == txn_id)
 
     def _changed(self, table: str, write_id: int) -> TargetChanged:
         return TargetChanged(
@@ -312,8 +312,8 @@ class _Load:
                     continue
                 location = partition.location if partition else table.location
                 own = by_write[write.table, write.partition, write.write_id]
-                written = (self._written(location, one) for one in own)
-                present = tuple(one for one in written if one.uri not in self._ahead.absent)
+                written = (self._written(location, record) for record in own)
+                present = tuple(placed for placed in written if placed.uri not in self._ahead.absent)
                 texts = table.text, partition.text if partition else ""
                 if present:  # HMS fails for a write without files
                     found.append(Write(table.name, write.partition, write.write_id, present, *texts))

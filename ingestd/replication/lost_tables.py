@@ -45,9 +45,9 @@ class LostTables:
 
     def add(self, table: str, reason: str) -> None:
         """Give up a table, and those that need it; the first reason is kept. Raises StorageUnavailable."""
-        for one in sorted(self._renamed(table)):
-            if one not in self._tables:
-                _log.warning("the table %s cannot be loaded, so the next dump will contain all of it: %s", one, reason)
+        for name in sorted(self._renamed(table)):
+            if name not in self._tables:
+                _log.warning("the table %s cannot be loaded, so the next dump will contain all of it: %s", name, reason)
                 with suppress(AlreadyExists):
-                    self._storage.create(child(self._directory, f"{_PREFIX}{one}"), reason.encode())
-                self._tables.add(one)
+                    self._storage.create(child(self._directory, f"{_PREFIX}{name}"), reason.encode())
+                self._tables.add(name)

@@ -99,18 +99,20 @@ class Mirrors:
 
         The directories of `pairs` must not overlap. An update that fails or is killed is continued by the next one.
         """
-        trees = self._trees([one.source for one in pairs] + [one.target for one in pairs])
-        updates = [_Update(self._storages, one, trees[one.source], trees[one.target], self._copier) for one in pairs]
-        found = [one for one in updates if one.source.exists]
-        run_all([one.prepare for one in found], _THREADS)
-        files = [file for one in found for file in one.files]
+        trees = self._trees([pair.source for pair in pairs] + [pair.target for pair in pairs])
+        updates = [
+            _Update(self._storages, pair, trees[pair.source], trees[pair.target], self._copier) for pair in pairs
+        ]
+        found = [update for update in updates if update.source.exists]
+        run_all([update.prepare for update in found], _THREADS)
+        files = [file for update in found for file in update.files]
         result = self._copier.copy(files, stop=stop, on_progress=on_progress)
-        lost = {one.file.source for one in result.lost}
-        removed = run_all([partial(one.finish, lost) for one in found], _THREADS)
-        missing = tuple(one.pair for one in updates if not one.source.exists)
+        lost = {loss.file.source for loss in result.lost}
+        removed = run_all([partial(update.finish, lost) for update in found], _THREADS)
+        missing = tuple(update.pair for update in updates if not update.source.exists)
         for pair in missing:
             self._storages.at(pair.target).make_directories(pair.target)
-        copied = sum(one.file.length for one in result.copied)
+        copied = sum(done.file.length for done in result.copied)
         return MirrorResult(len(result.copied), copied, sum(removed), result.lost, missing)
 
     def close(self) -> None:
@@ -206,7 +208,7 @@ class _Update:
         self._remove_directories(directories)
         self._remove_files(path for path in gone if _parent(path) not in directories)
         present = self.source.files.items()
-        self._write_record({path: one for path, one in present if child(self.pair.source, path) not in lost})
+        self._write_record({path: version for path, version in present if child(self.pair.source, path) not in lost})
         return len(gone)
 
     def _remove_obstacles(self) -> None:
@@ -216,8 +218,8 @@ class _Update:
         tops = self._target.directories & self.source.files.keys()
         self._remove_directories(tops)
         below = tuple(f"{top}/" for top in tops)
-        left = {path: one for path, one in self._target.files.items() if path not in files}
-        self._target.files = {path: one for path, one in left.items() if not path.startswith(below)}
+        left = {path: file for path, file in self._target.files.items() if path not in files}
+        self._target.files = {path: version for path, version in left.items() if not path.startswith(below)}
         self._target.directories = {path for path in self._target.directories - tops if not path.startswith(below)}
 
     def _remove_files(self, paths: Iterable[str]) -> None:
@@ -254,7 +256,7 @@ def copied_versions(storages: Storages, pair: Mirror) -> dict[str, Version]:
         except PermissionDenied:  # above the base directory
             return {}
         if record:
-            return {name.removeprefix(path): one for name, one in record.items() if name.startswith(path)}
+            return {name.removeprefix(path): version for name, version in record.items() if name.startswith(path)}
         (source, _, name), (target, _, other) = source.rpartition("/"), target.rpartition("/")
         if name != other or not split(target).path.strip("/"):
             return {}

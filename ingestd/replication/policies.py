@@ -155,7 +155,7 @@ class Policies:
 
     def loads(self, name: str = "") -> dict[str, ReplLoad]:
         """Return what the policies that load run, by name, except the policy `name`."""
-        found = {one.name: one.statement for one in self.all() if one.name != name}
+        found = {policy.name: policy.statement for policy in self.all() if policy.name != name}
         return {other: statement for other, statement in found.items() if isinstance(statement, ReplLoad)}
 
     def _names(self) -> list[str]:

@@ -156,7 +156,7 @@ def _dump_lag(cluster: Cluster, directory: DumpDirectory, dumps: Sequence[Dump])
 
 
 def _load_lag(cluster: Cluster, directory: DumpDirectory, dumps: Sequence[Dump], target: str) -> Lag | None:
-    finished, loaded = [one for one in dumps if one.is_finished], [one for one in dumps if one.is_loaded]
+    finished, loaded = [dump for dump in dumps if dump.is_finished], [dump for dump in dumps if dump.is_loaded]
     database = find_database(cluster.metastore, target)
     last = None if database is None else last_event(database.parameters)
     if not finished or last is None:

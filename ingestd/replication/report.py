@@ -42,7 +42,7 @@ class Copied:
             self.bytes += result.copied_bytes
         else:
             self.files += len(result.copied)
-            self.bytes += sum(one.file.length for one in result.copied)
+            self.bytes += sum(copied.file.length for copied in result.copied)
 
     def report(self, events: int, bootstrapped: Sequence[str], lost: Sequence[str]) -> LoadReport:
         """Return the report of the load."""

@@ -119,7 +119,10 @@ class Run:
                 metadata.get("replicationType") or "",
                 metadata.get("stagingDir") or "",
                 int(metadata.get("lastReplId") or 0),
-                {one["name"]: (int(one["currentCount"]), int(one["totalCount"])) for one in stage.get("metrics") or ()},
+                {
+                    metric["name"]: (int(metric["currentCount"]), int(metric["totalCount"]))
+                    for metric in stage.get("metrics") or ()
+                },
                 stage.get("reason") or "",
                 stage.get("error") or "",
                 stage.get("errorClass") or "",

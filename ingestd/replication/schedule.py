@@ -63,19 +63,21 @@ class Every:
     @property
     def is_exact(self) -> bool:
         """Whether the metastore computes all times correctly from `cron`."""
-        one = self._largest()
-        return _IN_NEXT[one.unit] % one.number == 0
+        every = self._largest()
+        return _IN_NEXT[every.unit] % every.number == 0
 
     @property
     def cron(self) -> str:
         """The expression of Quartz that the metastore evaluates: these times, or the nearest ones."""
-        one = self._largest()
-        seconds, minutes, hours = one.offset % 60, one.offset // 60 % 60, one.offset // 3600
+        every = self._largest()
+        seconds, minutes, hours = every.offset % 60, every.offset // 60 % 60, every.offset // 3600
         fields = [str(seconds), str(minutes), str(hours), "*", "*", "?", "*"]
-        position = list(_IN_NEXT).index(one.unit)
-        if one.unit is not Unit.DAY:
-            repeats = one.number < _IN_NEXT[one.unit]
-            fields[position] = f"{(seconds, minutes, hours)[position] % one.number}/{one.number}" if repeats else "0"
+        position = list(_IN_NEXT).index(every.unit)
+        if every.unit is not Unit.DAY:
+            repeats = every.number < _IN_NEXT[every.unit]
+            fields[position] = (
+                f"{(seconds, minutes, hours)[position] % every.number}/{every.number}" if repeats else "0"
+            )
             fields[position + 1 : 3] = ["*"] * (2 - position)
         return " ".join(fields)
 
@@ -83,12 +85,12 @@ class Every:
         """Return the first Unix time later than `after`, given the first one of `cron`."""
         if self.is_exact:
             return next_of_cron
-        one = self._largest()
-        if one.unit is Unit.DAY:
-            day = (next_of_cron - one.offset + _LATEST_ZONE) // _DAY
-            return next_of_cron + -day % one.number * _DAY
-        period: int = one.number * one.unit.value
-        offset = one.offset % period
+        every = self._largest()
+        if every.unit is Unit.DAY:
+            day = (next_of_cron - every.offset + _LATEST_ZONE) // _DAY
+            return next_of_cron + -day % every.number * _DAY
+        period: int = every.number * every.unit.value
+        offset = every.offset % period
         return ((after - offset) // period + 1) * period + offset
 
     def __str__(self) -> str:
@@ -103,10 +105,10 @@ class Every:
 
     def _largest(self) -> Every:
         """Return the same interval in the largest unit: 120 minutes are 2 hours."""
-        one = self
-        while one.unit in _NEXT and one.number % _IN_NEXT[one.unit] == 0:
-            one = Every(one.number // _IN_NEXT[one.unit], _NEXT[one.unit], one.offset)
-        return one
+        every = self
+        while every.unit in _NEXT and every.number % _IN_NEXT[every.unit] == 0:
+            every = Every(every.number // _IN_NEXT[every.unit], _NEXT[every.unit], every.offset)
+        return every
 
 
 @dataclass(frozen=True, slots=True)

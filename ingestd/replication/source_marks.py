@@ -29,7 +29,7 @@ def mark_source(metastore: Metastore, name: str, policy: str) -> None:
     """Mark a database, if it exists, with a policy, '' for runs by hand."""
     found = find_database(metastore, name)
     if found is not None:
-        kept = [one for one in _policies(found) if not (policy and one == BY_HAND)]
+        kept = [listed for listed in _policies(found) if not (policy and listed == BY_HAND)]
         _store(metastore, found, [*kept, *({policy or BY_HAND} - set(kept))])
 
 
@@ -37,11 +37,11 @@ def unmark_source(metastore: Metastore, name: str, policy: str) -> None:
     """Remove a policy from the mark of a database, if it exists."""
     found = find_database(metastore, name)
     if found is not None:
-        _store(metastore, found, [one for one in _policies(found) if one != policy])
+        _store(metastore, found, [listed for listed in _policies(found) if listed != policy])
 
 
 def _policies(database: DatabaseObject) -> list[str]:
-    return [one.strip() for one in database.parameters.get(SOURCE_FOR, "").split(",") if one.strip()]
+    return [name.strip() for name in database.parameters.get(SOURCE_FOR, "").split(",") if name.strip()]
 
 
 def _store(metastore: Metastore, database: DatabaseObject, policies: list[str]) -> None:

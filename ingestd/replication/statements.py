@@ -53,7 +53,7 @@ class ReplDump:
 
     def __str__(self) -> str:
         """Return the text of the statement."""
-        patterns = (one for one in (self.scope.include, self.scope.exclude) if one is not None)
+        patterns = (pattern for pattern in (self.scope.include, self.scope.exclude) if pattern is not None)
         return ".".join((f"REPL DUMP {self.scope.database}", *map(quoted, patterns))) + _with(self.given)
 
 
@@ -293,7 +293,7 @@ class _Parser:
         number = 1
         if self._token.kind is Kind.NUMBER:
             number = int(self._next().text[:_MOST_DIGITS])
-        unit = _UNITS[self._keyword(*_UNITS, expected=tuple(one.name for one in Unit))]
+        unit = _UNITS[self._keyword(*_UNITS, expected=tuple(known.name for known in Unit))]
         offset = 0
         if self._peek("AT", "OFFSET"):
             if self._keyword("AT", "OFFSET") == "OFFSET":
@@ -330,7 +330,7 @@ class _Parser:
 
     def _symbol(self, symbol: str, *others: str) -> None:
         if not self._accept(symbol):
-            raise self._unexpected(" or ".join((symbol, *(one for one in others if one != symbol))))
+            raise self._unexpected(" or ".join((symbol, *(other for other in others if other != symbol))))
 
     def _name(self, what: str) -> str:
         if self._token.kind not in (Kind.WORD, Kind.QUOTED_NAME):
@@ -357,7 +357,7 @@ class _Parser:
         try:
             return construct()
         except ConfigError as error:
-            texts = {one.text: one for one in reversed(self._tokens) if one.kind is Kind.STRING and one.text}
+            texts = {token.text: token for token in reversed(self._tokens) if token.kind is Kind.STRING and token.text}
             is_setting = error.where in texts or error.where == ROOT_KEY
             what = f"{error.where}: {error.what}" if is_setting else error.what
             raise error_at(texts.get(error.where, begin), what, error.hint) from error

@@ -48,11 +48,11 @@ class _Alteration:
             found = {_TABLE: TableObject.parse(message["tableObjAfterJson"])}
         else:
             texts = message.get("partitionListJson") or [message["partitionObjAfterJson"]]
-            found = {one.values: one for one in map(PartitionObject.parse, texts)}
+            found = {text.values: text for text in map(PartitionObject.parse, texts)}
         write_id = int(message.get("writeId") or 0)
-        if write_id <= 0 or any(one.raw.colStats is not None for one in found.values()):
+        if write_id <= 0 or any(object_.raw.colStats is not None for object_ in found.values()):
             return None
-        definition = "\n".join([record.type, *(_without_statistics(one) for _, one in sorted(found.items()))])
+        definition = "\n".join([record.type, *(_without_statistics(object_) for _, object_ in sorted(found.items()))])
         return cls(tuple(sorted(found)), definition, write_id)
 
 
@@ -125,9 +125,9 @@ class StatisticsRuns:
             self._close_all(record.table)
         run = of_table.get(alteration.objects[0])
         if run is None or (run.objects, run.definition) != (alteration.objects, alteration.definition):
-            for one in alteration.objects:
-                if one in of_table:
-                    self._close(of_table, of_table[one])
+            for object_ in alteration.objects:
+                if object_ in of_table:
+                    self._close(of_table, of_table[object_])
             run = _Run(alteration.objects, alteration.definition)
             of_table |= dict.fromkeys(alteration.objects, run)
         run.events.append(record.event)
@@ -144,8 +144,8 @@ class StatisticsRuns:
             self._close(of_table, next(iter(of_table.values())))
 
     def _close(self, of_table: dict[_Values, _Run], run: _Run) -> None:
-        for one in run.objects:
-            del of_table[one]
+        for object_ in run.objects:
+            del of_table[object_]
         run.is_closed = True
         last, first = run.last, run.events[0]
         if last is not None and last.event > first:

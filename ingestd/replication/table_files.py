@@ -40,7 +40,7 @@ def visible_files(
     `is_committed` tells whether the snapshot contains the transaction of a compaction. Raises StorageUnavailable.
     """
     entries = [entry for entry in storage.entries(location) if not is_hidden(entry.name)]
-    seen = visible_directories((one.name for one in entries if one.is_directory), ids, is_committed)
+    seen = visible_directories((entry.name for entry in entries if entry.is_directory), ids, is_committed)
     chosen: list[Base | Delta | DeleteDelta] = [*seen.deltas, *seen.delete_deltas]
     if seen.base is not None:
         chosen.append(seen.base)
@@ -49,7 +49,7 @@ def visible_files(
         for file in _tree(storage, child(location, directory.name), copied_name(directory, ids)):
             yield replace(file, batch=batch) if batch else file
     if seen.base is None:
-        originals = [one for one in entries if not (one.is_directory and parse_directory(one.name))]
+        originals = [entry for entry in entries if not (entry.is_directory and parse_directory(entry.name))]
         yield from _listed(storage, location, "", originals)
 
 
@@ -75,7 +75,7 @@ def copied_name(directory: Base | Delta | DeleteDelta, ids: ValidWriteIds) -> st
     if not directory.visibility_txn:
         return directory.name
     if isinstance(directory, Base) and directory.write_id > 0 and not ids.is_valid(directory.write_id):
-        last = next((one for one in range(directory.write_id, 0, -1) if ids.is_valid(one)), 0)
+        last = next((write_id for write_id in range(directory.write_id, 0, -1) if ids.is_valid(write_id)), 0)
         return f"base_{last:07d}"
     return without_visibility(directory.name)
 

@@ -128,7 +128,7 @@ class TableLoad:
 
     def create(self, left_out: Container[str]) -> dict[str, Placed]:
         """Create the tables, except some; return them by their names on the source."""
-        records = (one for one in self.manifest.read(TableRecord) if one.table not in left_out)
+        records = (record for record in self.manifest.read(TableRecord) if record.table not in left_out)
         return {record.table: self._create(record) for record in records}
 
     def _create(self, record: TableRecord) -> Placed:
@@ -191,8 +191,8 @@ class TableLoad:
             on_progress = partial(self._report_files, done, total)
             result = copier.copy([file for _, file in some], stop=stop, on_progress=on_progress)
             copied.add(result)
-            for one in result.lost:
-                lost[tables[one.file.target]].append(one.reason)
+            for loss in result.lost:
+                lost[tables[loss.file.target]].append(loss.reason)
             done += len(some)
         self.observe(LoadStep.COPIED)
         return {
@@ -213,9 +213,9 @@ class TableLoad:
         """Give the tables whose files are in place the write ids of the snapshot."""
         replay = Replay(self.target.metastore, self.database, accepts_gaps=lambda _: True)
         aborted: dict[str, dict[int, list[str]]] = defaultdict(lambda: defaultdict(list))
-        for one in self.manifest.read(AbortedRecord):
-            for write_id in one.write_ids:
-                aborted[one.table][write_id].append(one.partition)
+        for aborted_record in self.manifest.read(AbortedRecord):
+            for write_id in aborted_record.write_ids:
+                aborted[aborted_record.table][write_id].append(aborted_record.partition)
         for record in self.manifest.read(TableRecord):
             if record.write_ids and record.table in placed and not placed[record.table].is_complete:
                 name = placed[record.table].table.name
@@ -229,9 +229,9 @@ class TableLoad:
                 while some := list(islice(records, _PARTITIONS_AT_ONCE)):
                     self._add_partitions(placed[name], some)
                     self.observe(LoadStep.PARTITIONS)
-        for one in placed.values():
-            if not one.is_complete:
-                self._mark_complete(one.table.name)
+        for target in placed.values():
+            if not target.is_complete:
+                self._mark_complete(target.table.name)
         self.observe(LoadStep.COMPLETE)
 
     def _add_partitions(self, placed: Placed, records: list[PartitionRecord]) -> None:
@@ -259,26 +259,30 @@ class TableLoad:
     def replace_tables(self, placed: Mapping[str, Placed]) -> None:
         """Replace the tables of the source's names by the complete copies."""
         metastore = self.target.metastore
-        for name, one in placed.items():
-            if one.table.name.table == name:
+        for name, target in placed.items():
+            if target.table.name.table == name:
                 continue
             final = TableName(self.database, name)
             self.drop(final)
             self.observe(LoadStep.DROPPED)
-            table = find_table(metastore, one.table.name)
+            table = find_table(metastore, target.table.name)
             if table is None:
-                raise self._dropped(one.table.name)
-            alter_table(metastore, one.table.name, table.copied(final, table.raw.sd.location, table.parameters))
+                raise self._dropped(target.table.name)
+            alter_table(metastore, target.table.name, table.copied(final, table.raw.sd.location, table.parameters))
             self.observe(LoadStep.REPLACED)
 
     # --- constraints
 
     def create_constraints(self, tables: Collection[str], source: str) -> None:
         """Create the constraints of tables: foreign keys after all others. `source` is the database of the dump."""
-        found = [one for one in self._constraints(source) if one.table.table in tables]
+        found = [constraint for constraint in self._constraints(source) if constraint.table.table in tables]
         for is_foreign in (False, True):
-            for name, constraints in groupby(found, key=lambda one: one.table):
-                some = [one for one in constraints if (one.kind is ConstraintKind.FOREIGN_KEY) == is_foreign]
+            for name, constraints in groupby(found, key=lambda constraint: constraint.table):
+                some = [
+                    constraint
+                    for constraint in constraints
+                    if (constraint.kind is ConstraintKind.FOREIGN_KEY) == is_foreign
+                ]
                 if some:
                     add_constraints(self.target.metastore, name, some)
         self.observe(LoadStep.CONSTRAINTS)

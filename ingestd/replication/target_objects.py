@@ -48,7 +48,7 @@ class TargetObjects:
         found = {name: self._partitions[of_table, name] for name in names if (of_table, name) in self._partitions}
         if missing:
             read = find_partitions(self._metastore, table.name, missing)
-            found |= {table.partition_name(one.values): one for one in read}
+            found |= {table.partition_name(partition.values): partition for partition in read}
         self._keep(table, found)
         return found
 
@@ -61,7 +61,7 @@ class TargetObjects:
 
     def alter_partitions(self, table: TableObject, changed: Sequence[PartitionObject]) -> None:
         """Replace the definitions of partitions, which keep their values and have the same write id."""
-        named = {table.partition_name(one.values): one for one in changed}
+        named = {table.partition_name(partition.values): partition for partition in changed}
         for name in named:
             self._partitions.pop((table.name.table, name), None)
         alter_partitions(self._metastore, table.name, changed)
@@ -74,4 +74,4 @@ class TargetObjects:
 
     def _keep(self, table: TableObject, partitions: Mapping[str, PartitionObject]) -> None:
         if len(partitions) <= _MOST_PARTITIONS:
-            self._partitions |= {(table.name.table, name): one for name, one in partitions.items()}
+            self._partitions |= {(table.name.table, name): partition for name, partition in partitions.items()}

@@ -67,7 +67,7 @@ def tokens(text: str) -> list[Token]:
 def quoted(text: str) -> str:
     """Return the literal of a text."""
     special = {value: key for key, value in _ESCAPED.items() if key != '"'}
-    return "'" + "".join(f"\\{special[one]}" if one in special else one for one in text) + "'"
+    return "'" + "".join(f"\\{special[character]}" if character in special else character for character in text) + "'"
 
 
 def _tokens(text: str) -> Iterator[Token]:

@@ -141,34 +141,34 @@ class Transfer:
         outcomes: list[Outcome] = []
         failures: list[IngestdError] = []
 
-        def copy(one: Assignment) -> None:
+        def copy(assignment: Assignment) -> None:
             if self._stop.is_set() or len(failures) >= _MOST_FAILURES:
                 return
             try:
                 self._on_read(0)
-                outcome: Outcome = self._copy(one)
+                outcome: Outcome = self._copy(assignment)
             except IngestdError as error:
                 failures.append(error)
-                outcome = Failed(one.file, error)
+                outcome = Failed(assignment.file, error)
             outcomes.append(outcome)
             on_outcome(outcome)
 
-        run_all([partial(copy, one) for one in assignments], threads)
+        run_all([partial(copy, assignment) for assignment in assignments], threads)
         return outcomes
 
-    def _copy(self, one: Assignment) -> Copied | Lost:
+    def _copy(self, assignment: Assignment) -> Copied | Lost:
         reasons = []
-        for source in (one.file.source, one.file.archive):
+        for source in (assignment.file.source, assignment.file.archive):
             if source is not None:
-                found = self._copy_from(source, one)
+                found = self._copy_from(source, assignment)
                 if isinstance(found, Copied):
                     return found
                 reasons.append(f"{source}: {found}")
-        return Lost(one.file, "; ".join(reasons))
+        return Lost(assignment.file, "; ".join(reasons))
 
-    def _copy_from(self, source: str, one: Assignment) -> Copied | str:
+    def _copy_from(self, source: str, assignment: Assignment) -> Copied | str:
         """Copy a file from one of its sources; return a reason if that is not the expected file."""
-        file, storage = one.file, self._storages.at(source)
+        file, storage = assignment.file, self._storages.at(source)
         try:
             stream = storage.stream(source)
         except NotFound as error:
@@ -182,7 +182,7 @@ class Transfer:
                 return "the file was written at another time, in place of the expected one"
             content = _Content(stream, file.checksum, self._on_read)
             target = self._storages.at(file.directory)
-            store = target.replace if one.replaces else target.receive
+            store = target.replace if assignment.replaces else target.receive
             try:
                 store(file.target, content, f"{TEMPORARY}{self._run}-{uuid.uuid4().hex}")
             except StorageUnavailable:

@@ -138,18 +138,18 @@ class _Pair:
         return replace(report, behind=behind, write_ids=as_text(current), target_write_ids=as_text(copied))
 
     def _compare_content(self, before: View, after: View) -> TableReport:
-        found = [self._excused(one) for one in compare_locations(before, after, self.columns)]
-        verdicts = {one.verdict for one in found}
+        found = [self._excused(compared) for compared in compare_locations(before, after, self.columns)]
+        verdicts = {compared.verdict for compared in found}
         order = (Verdict.DIFFERENT, Verdict.NOT_COMPARABLE)
         return TableReport(
             self.there.table,
-            next((one for one in order if one in verdicts), Verdict.EQUAL),
-            tuple(one.finding for one in found if one.finding),
+            next((verdict for verdict in order if verdict in verdicts), Verdict.EQUAL),
+            tuple(compared.finding for compared in found if compared.finding),
             locations=len(found),
-            behind=sum(one.behind for one in found),
-            files=sum(one.files for one in found),
-            rows=_sum(one.rows for one in found),
-            target_rows=_sum(one.target_rows for one in found),
+            behind=sum(compared.behind for compared in found),
+            files=sum(compared.files for compared in found),
+            rows=_sum(compared.rows for compared in found),
+            target_rows=_sum(compared.target_rows for compared in found),
         )
 
     def _excused(self, found: Compared) -> Compared:
@@ -168,10 +168,10 @@ def _view(cluster: Cluster, table: TableObject) -> View:
 def _sum(numbers: Iterable[int | None]) -> int | None:
     """Return the sum, None if a number is unknown."""
     total = 0
-    for one in numbers:
-        if one is None:
+    for number in numbers:
+        if number is None:
             return None
-        total += one
+        total += number
     return total
 
 
@@ -186,7 +186,7 @@ def compare_write_ids(source: ValidWriteIds, target: ValidWriteIds) -> list[str]
     findings = []
     if added := range(source.high_watermark + 1, target.high_watermark + 1):
         findings.append(f"the target has write ids that the source has not allocated: {_shown(added)}")
-    if ended := sorted(one for one in source.open - target.open if one <= target.high_watermark):
+    if ended := sorted(write_id for write_id in source.open - target.open if write_id <= target.high_watermark):
         findings.append(f"write ids that are open on the source have ended on the target: {_shown(ended)}")
     return findings
 
@@ -200,6 +200,7 @@ def _shared(one_side: ValidWriteIds, other: ValidWriteIds) -> ValidWriteIds:
     """Return the write ids of one side, up to the last that both have; those that are open on either side are open."""
     high = min(one_side.high_watermark, other.high_watermark)
     opened, aborted = (
-        frozenset(one for one in ids if one <= high) for ids in (one_side.open | other.open, one_side.aborted)
+        frozenset(write_id for write_id in ids if write_id <= high)
+        for ids in (one_side.open | other.open, one_side.aborted)
     )
     return ValidWriteIds(one_side.table, high, opened, aborted)

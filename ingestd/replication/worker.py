@@ -89,14 +89,14 @@ class PolicyWorker:
         self._woken.set()
         self._is_outdated.set()
         with self._lock:
-            for one in self._running.values():
-                one.stop.set()
+            for running in self._running.values():
+                running.stop.set()
 
     @property
     def active(self) -> list[str]:
         """The names of the policies that run in this process."""
         with self._lock:
-            return sorted(one.execution.name for one in self._running.values())
+            return sorted(running.execution.name for running in self._running.values())
 
     @property
     def is_running(self) -> bool:
@@ -226,7 +226,7 @@ class PolicyWorker:
             try:
                 self.statuses = list(read_statuses(self._cluster, self._policies, self._schedules))
                 self.read_at = now()
-                self._holds.review({one.policy.name for one in self.statuses if one.policy.is_enabled})
+                self._holds.review({status.policy.name for status in self.statuses if status.policy.is_enabled})
             except IngestdError as error:
                 policy_events.policies_unavailable(error, _WATCH_SECONDS)
             pause(_WATCH_SECONDS, self._is_outdated)

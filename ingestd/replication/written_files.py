@@ -54,7 +54,9 @@ class Move:
 def moves_since(log: EventLog, event: int, database: str) -> list[Move]:
     """Return the moves of directories after an event, up to now: those of events after the dump have happened too."""
     events = log.scan(event, _WITHOUT_MOVES)
-    return [move for one in events if one.database == database or _names(one, database) for move in _moves(one)]
+    return [
+        move for logged in events if logged.database == database or _names(logged, database) for move in _moves(logged)
+    ]
 
 
 def _names(event: Event, database: str) -> bool:
@@ -72,7 +74,7 @@ def _moves(event: Event) -> Iterator[Move]:
         if event.type in {"DROP_TABLE", "DROP_PARTITION"}:
             table = TableObject.parse(message["tableObjJson"])
             parts = message.get("partitions")
-            names = [table.partition_name([one[key] for key in table.partition_columns]) for one in parts or ()]
+            names = [table.partition_name([part[key] for key in table.partition_columns]) for part in parts or ()]
             for place in [child(table.location, name) for name in names] if parts else [table.location]:
                 yield Move(event.id, place, None)
         return
@@ -87,7 +89,7 @@ class WrittenFiles:
         self._storages = storages
         self._moves = moves
         self._writes = writes
-        places = {self._directory(one.event, file) for one in writes for file in one.write.files}
+        places = {self._directory(write.event, file) for write in writes for file in write.write.files}
         parents = sorted(parent for parent in places if parent is not None)
         self._found = run_each(storages.files, parents, _LISTING_THREADS)
 
@@ -112,17 +114,17 @@ class WrittenFiles:
         Hidden files are left out, and those whose table or partition was dropped since. Then the target has the table
         without these rows until it replays the drop.
         """
-        for one in self._writes:
-            for file in one.write.files:
-                yield from self._records(one, file)
+        for write in self._writes:
+            for file in write.write.files:
+                yield from self._records(write, file)
 
-    def _records(self, one: CommittedWrite, file: WrittenFile) -> Iterator[WrittenFileRecord]:
-        name, parent = _name(file.uri), self._directory(one.event, file)
+    def _records(self, write: CommittedWrite, file: WrittenFile) -> Iterator[WrittenFileRecord]:
+        name, parent = _name(file.uri), self._directory(write.event, file)
         if is_hidden(name) or parent is None:
             return
         present, archive = self._found[parent], _archived(file)
         directory = _OF_COMPACTION.sub("", _below_location(file))
-        where = (one.event, one.write.table.table, one.write.partition, one.write.write_id, directory)
+        where = (write.event, write.write.table.table, write.write.partition, write.write.write_id, directory)
         if name not in present:
             yield WrittenFileRecord(*where, name, child(parent, name), archive, self._archived_size(archive))
             return

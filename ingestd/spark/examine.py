@@ -94,7 +94,7 @@ def _started(options: SparkOptions, seconds: float) -> Session:
 
 def _look(services: Sequence[str], _number: int) -> _Answer:
     """Run on an executor, and return what it finds there."""
-    unreached = tuple(one for one in services if not any(map(_is_reached, one.split(","))))
+    unreached = tuple(service for service in services if not any(map(_is_reached, service.split(","))))
     return _Answer(socket.gethostname(), platform.python_version(), unreached)
 
 
@@ -109,9 +109,9 @@ def _is_reached(address: str) -> bool:
 
 def _require_reached(answers: Sequence[_Answer], registries: Sequence[str]) -> None:
     """Raise BrokerUnavailable or RegistryUnavailable if an executor cannot ingest."""
-    for one in answers:
-        where, hint = f"executor on {one.machine}", "check names, routes and firewalls from that machine; executors"
-        for service in one.unreached:
+    for answer in answers:
+        where, hint = f"executor on {answer.machine}", "check names, routes and firewalls from that machine; executors"
+        for service in answer.unreached:
             if service in registries:
                 what = f"the executor cannot connect to the schema registry at {service}"
                 raise RegistryUnavailable(what, where=where, hint=f"{hint} read schemas themselves")
@@ -121,7 +121,7 @@ def _require_reached(answers: Sequence[_Answer], registries: Sequence[str]) -> N
 
 def _found(master: str, answers: Sequence[_Answer], slots: int) -> str:
     """Return one line about the executors."""
-    machines = len({one.machine for one in answers})
+    machines = len({answer.machine for answer in answers})
     return (
         f"{master} runs {slots} tasks at the same time; {machines} machine(s) answered with Python {answers[0].python}"
     )

@@ -33,5 +33,5 @@ def prepare() -> Path:
             class_path, options = engine.java_command()
         finally:
             engine.stop()
-        kept = [one for one in options if one.startswith(_KEPT_OPTIONS) and str(classes) not in one]
+        kept = [option for option in options if option.startswith(_KEPT_OPTIONS) and str(classes) not in option]
         return write_archive(java, classes, class_path, kept)

@@ -120,8 +120,8 @@ class Queries:
             none = pickle.dumps(None)
             return [(pickle.loads(reports.get((job, at), none)), pickle.loads(result)) for at, result in ordered]
         finally:
-            for one in [one for one in list(self._reports.value) if one[0] == job]:
-                del self._reports.value[one]
+            for key in [key for key in list(self._reports.value) if key[0] == job]:
+                del self._reports.value[key]
 
     def _frame(self, query: Query, source: Callable[[Batches], Batches], tasks: int) -> DataFrame:
         rows = self._session.range(0, tasks, 1, tasks).mapInArrow(source, _definition(query.columns))

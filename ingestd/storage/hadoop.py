@@ -42,7 +42,7 @@ def read_properties(directory: Path | None, overrides: Mapping[str, str] = Mappi
     """
     named = os.environ.get("HADOOP_CONF_DIR", "") if directory is None else str(directory)
     read = [_read(Path(named) / name) for name in _FILES] if named else []
-    found = [one for one in read if one is not None]
+    found = [document for document in read if document is not None]
     if not found and directory is not None:
         raise ConfigError(
             "the directory contains neither core-site.xml nor hdfs-site.xml",
@@ -50,8 +50,8 @@ def read_properties(directory: Path | None, overrides: Mapping[str, str] = Mappi
             hint="set storage.hadoop_conf_dir to the configuration directory of a Hadoop client",
         )
     raw: dict[str, str] = {}
-    for one in found:
-        raw |= one
+    for document in found:
+        raw |= document
     raw |= overrides
     return {name: _substituted(value, raw) for name, value in raw.items()}
 
@@ -66,7 +66,10 @@ def _read(file: Path) -> dict[str, str] | None:
         raise ConfigError(f"cannot read the configuration: {error}", where=str(file)) from error
     if any(element.tag.endswith("}include") for element in root.iter()):
         raise ConfigError("XML includes are not supported", where=str(file), hint="copy the included properties")
-    pairs = ((one.findtext("name", "").strip(), one.findtext("value", "").strip()) for one in root.iter("property"))
+    pairs = (
+        (element.findtext("name", "").strip(), element.findtext("value", "").strip())
+        for element in root.iter("property")
+    )
     return {name: value for name, value in pairs if name}
 
 

@@ -103,7 +103,7 @@ class HdfsClient:
 
     def mount(self, path: str) -> str:
         """Return the mount point of viewfs that contains a path; "" if there is none."""
-        return max((one for one in self._mounts if f"{path}/".startswith(f"{one}/")), key=len, default="")
+        return max((mount for mount in self._mounts if f"{path}/".startswith(f"{mount}/")), key=len, default="")
 
     def run(self, uri: str, request: Callable[[Client], T]) -> T:
         """Send a request about `uri` and return its answer.

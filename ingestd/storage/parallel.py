@@ -58,7 +58,7 @@ def discard_each(remove: Callable[[str], None], directories: Iterable[str], thre
             except IngestdError:
                 pass
 
-    run_all([partial(discard, one) for one in directories], threads)
+    run_all([partial(discard, directory) for directory in directories], threads)
 
 
 def results(futures: list[Future[T]]) -> list[T]:

@@ -88,10 +88,10 @@ class S3Storage:
         prefix = prefix_of(directory)
         found = []
         for page in self._pages("list_objects_v2", directory, Delimiter="/"):
-            names = (one["Prefix"][len(prefix) :].rstrip("/") for one in page.get("CommonPrefixes", ()))
+            names = (listed["Prefix"][len(prefix) :].rstrip("/") for listed in page.get("CommonPrefixes", ()))
             found += [Entry(name, is_directory=True, size=0) for name in names]
-            files = ((one["Key"][len(prefix) :], one) for one in page.get("Contents", ()))
-            found += [_entry(name, one) for name, one in files if name]  # not the marker
+            files = ((listed["Key"][len(prefix) :], listed) for listed in page.get("Contents", ()))
+            found += [_entry(name, listed) for name, listed in files if name]  # not the marker
         return found
 
     def listings(self, directories: Sequence[str]) -> dict[str, Listing]:
@@ -109,7 +109,7 @@ class S3Storage:
     def _keys(self, prefix: str, after: str) -> Keys:
         with errors(f"s3://{self.bucket}/{prefix}"):
             answer = self._client.list_objects_v2(Bucket=self.bucket, Prefix=prefix, StartAfter=after)
-        return Keys([one["Key"] for one in answer.get("Contents", ())], answer.get("IsTruncated", False))
+        return Keys([listed["Key"] for listed in answer.get("Contents", ())], answer.get("IsTruncated", False))
 
     def exists(self, directory: str) -> bool:
         """See `Storage`."""
@@ -274,7 +274,7 @@ class S3Storage:
         # First the uploads: one that is completed meanwhile becomes an object.
         self._uploads.abort(directory)
         for page in self._pages("list_objects_v2", directory):
-            self._objects.delete([one["Key"] for one in page.get("Contents", ())], directory)
+            self._objects.delete([listed["Key"] for listed in page.get("Contents", ())], directory)
 
     def remove_file(self, file: str) -> None:
         """See `Storage`."""

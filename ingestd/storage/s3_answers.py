@@ -32,7 +32,9 @@ def is_from_s3(operation: str, parsed: Mapping[str, Any], content: Callable[[], 
     elements = _ELEMENTS.get(operation)
     if elements is None:
         return True
-    return any("ETag" in parsed[one] if one.endswith("Result") else True for one in elements if one in parsed)
+    return any(
+        "ETag" in parsed[element] if element.endswith("Result") else True for element in elements if element in parsed
+    )
 
 
 def is_page(operation: str, error: Mapping[str, Any]) -> bool:

@@ -40,11 +40,15 @@ def list_together(request: Callable[[str, str], Keys], prefixes: Iterable[str]) 
         if keys != sorted({key for key in keys if key > after}):
             break
         last = keys[-1] if keys else ""
-        complete = [one for one in waiting if not answer.is_truncated or (one < last and not last.startswith(one))]
-        found |= {one: _names(keys, one) for one in complete}
+        complete = [
+            directory
+            for directory in waiting
+            if not answer.is_truncated or (directory < last and not last.startswith(directory))
+        ]
+        found |= {directory: _names(keys, directory) for directory in complete}
         if len(complete) < _LEAST_DIRECTORIES:
             break
-        waiting = [one for one in waiting if one not in found]
+        waiting = [directory for directory in waiting if directory not in found]
     return found
 
 

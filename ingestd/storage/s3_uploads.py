@@ -29,9 +29,9 @@ class Uploads:
         prefix = prefix_of(directory)
         keys: list[str] = []
         for page in self._pages(directory, Delimiter="/"):
-            keys += [one["Prefix"] for one in page.get("CommonPrefixes", ())]
-            keys += [one["Key"] for one in page.get("Uploads", ())]  # some servers ignore the delimiter
-        return {name for name, slash, _ in (one[len(prefix) :].partition("/") for one in keys) if slash}
+            keys += [listed["Prefix"] for listed in page.get("CommonPrefixes", ())]
+            keys += [upload["Key"] for upload in page.get("Uploads", ())]  # some servers ignore the delimiter
+        return {name for name, slash, _ in (key[len(prefix) :].partition("/") for key in keys) if slash}
 
     def abort(self, directory: str, is_garbage: Callable[[str], bool] = lambda _file: True) -> list[str]:
         """Abort the uploads of files below a directory that are garbage, and return the URIs of these files."""

@@ -115,9 +115,9 @@ def _is_kept(value: Any, kind: pa.DataType) -> bool:
         return kind.unit == "ns" or not getattr(value, "nanosecond", 0)
     if of.is_struct(kind) and isinstance(value, dict):
         fields = {field.name: field.type for field in kind}
-        return all(_is_kept(one, fields[name]) for name, one in value.items() if one is not None)
+        return all(_is_kept(inner, fields[name]) for name, inner in value.items() if inner is not None)
     if hasattr(kind, "value_type") and not isinstance(value, (str, bytes)):
-        return all(_is_kept(one, kind.value_type) for one in value if one is not None)
+        return all(_is_kept(inner, kind.value_type) for inner in value if inner is not None)
     return True
 
 

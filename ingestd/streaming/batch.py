@@ -74,7 +74,7 @@ class Partitions:
     def locate(self, partitions: Iterable[Partition]) -> Mapping[str, PartitionInfo]:
         """Register `partitions`, and return all partitions of the transaction by name."""
         name = self._session.table.partition_name
-        missing = [one for one in partitions if name(one) not in self.known]
+        missing = [partition for partition in partitions if name(partition) not in self.known]
         if missing:
             # Translate errors here: callers could not tell them from errors of the other metastore calls.
             with streaming_errors(REGISTERING_PARTITION):

@@ -159,7 +159,7 @@ class HiveStreamingConnection:
         self._check()
         self._lifecycle.open_batch()
         check_list("partitions", partitions, 'list the values of each: [["Asia", "India"], ["Asia", "Japan"]]')
-        values = tuple(normal_values(self.table, one) for one in partitions)
+        values = tuple(normal_values(self.table, partition) for partition in partitions)
         key_value = self._lifecycle.key_value(key, value)
         self._write_path.drain()
         self._lifecycle.commit(Extras(values, key_value))

@@ -212,7 +212,7 @@ class StreamingConnection:
             if isinstance(error, InvalidTable):
                 raise
             raise TransactionBatchUnAvailable(error.what, where=error.where, hint=error.hint) from error
-        self._batches = [one for one in self._batches if not one.is_closed()]
+        self._batches = [open_batch for open_batch in self._batches if not open_batch.is_closed()]
         connection.hand_over()
         batch = TransactionBatch(connection, count)
         self._batches.append(batch)
@@ -364,9 +364,9 @@ def _check_names(name: str, given: object) -> None:
         raise StreamingException(
             f"{name} must be a list of names, not {type(given).__name__}", where=name, hint='for example ["id", "note"]'
         )
-    for place, one in enumerate(given):
-        if one is not None:
-            check_text(f"{name}[{place}]", one, kind=StreamingException)
+    for place, value in enumerate(given):
+        if value is not None:
+            check_text(f"{name}[{place}]", value, kind=StreamingException)
 
 
 class _Reordered:

@@ -76,7 +76,7 @@ def test_distribute_when_batches_are_cut_elsewhere_then_each_row_has_the_same_wr
     shape, writers = Shape(DATA, cities, bucketing, STANDARD), Writers(4)
 
     def writers_of_rows(batches: list[pa.RecordBatch]) -> dict[int, int]:
-        sent = [pair for one in batches for pair in distribute(one, shape, (), writers, 1)]
+        sent = [pair for batch in batches for pair in distribute(batch, shape, (), writers, 1)]
         assert all(rows.schema == batch.schema for _, rows in sent)
         pairs = [(n, number) for number, rows in sent for n in rows.column("n").to_pylist()]
         assert len(pairs) == len(dict(pairs)) == batch.num_rows

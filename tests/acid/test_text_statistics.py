@@ -37,10 +37,10 @@ _MINIMUM, _MAXIMUM, _LOWER, _UPPER = 1, 2, 4, 5
 
 
 def batch(texts: list[str], first: int = 0) -> pa.RecordBatch:
-    nested = [{"a": one, "b": [one, None], "c": [(one, one)]} for one in texts]
-    binary = [one.encode() for one in texts]
+    nested = [{"a": text, "b": [text, None], "c": [(text, text)]} for text in texts]
+    binary = [text.encode() for text in texts]
     arrays = [range(first, first + len(texts)), texts, texts, pa.array(nested, NESTED.arrow), binary]
-    return pa.record_batch([pa.array(one) for one in arrays], names=[column.name for column in COLUMNS])
+    return pa.record_batch([pa.array(array) for array in arrays], names=[column.name for column in COLUMNS])
 
 
 def messages(message: bytes, key: int) -> list[bytes]:
@@ -55,9 +55,9 @@ def statistics_of(path: Path) -> Iterator[tuple[str, dict[int, int | bytes]]]:
     """Yield the statistics of texts in the footer, the metadata and the index of a file, and check its offsets."""
     with path.open("rb") as file:
         post_script, footer, start = read_tail(file)
-        found = [("file", one) for one in messages(footer, 7)]
+        found = [("file", message) for message in messages(footer, 7)]
         for stripe in messages(read_metadata(file, post_script, start), 1):
-            found += [("stripe", one) for one in messages(stripe, 1)]
+            found += [("stripe", message) for message in messages(stripe, 1)]
         for stripe in messages(footer, 3):
             position, index, data, length = (value_of(stripe, key) for key in (1, 2, 3, 4))
             end = position + index + data
@@ -67,7 +67,7 @@ def statistics_of(path: Path) -> Iterator[tuple[str, dict[int, int | bytes]]]:
                 stored = file.read(value_of(stream, 3))
                 if value_of(stream, 1) == 6:
                     entries = messages(decode_chunks(stored, post_script), 1)
-                    found += [("entry", one) for entry in entries for one in messages(entry, 2)]
+                    found += [("entry", message) for entry in entries for message in messages(entry, 2)]
                 position += len(stored)
             assert position == end
     for kind, one in found:

@@ -248,7 +248,7 @@ def test_retire_when_the_owner_was_cut_off_then_it_does_not_read_everything_agai
         )
         daemon = stack.start(config)
         both = {mapping.name, other}
-        eventually("the daemon to own both", lambda: {one["mapping"] for one in daemon.events("owner")} == both)
+        eventually("the daemon to own both", lambda: {event["mapping"] for event in daemon.events("owner")} == both)
         between.flowing.clear()
         retired = run("mappings", "retire", mapping.name, "--yes", "--config", mapping.config)
         assert retired.code == 0, retired.text
@@ -288,7 +288,7 @@ def test_retire_when_the_owner_was_killed_then_no_staged_file_remains(run: Run, 
     def staged() -> list[Path]:
         names = (TableName("default", stack.name), TableName.parse(letters))
         places = [local_path(read_table(stack.metastore, name).sd.location) for name in names]
-        return [one for place in places for one in (place / DAEMON).glob("*")]
+        return [path for place in places for path in (place / DAEMON).glob("*")]
 
     assert len(staged()) == 2
     # The mapping has been removed from the configuration.

@@ -51,7 +51,7 @@ def test_compaction_when_requested_then_status_shows_it_and_rows_stay_the_same(s
 
     write_deltas(stack, 2, first=20, day=ODD)
     # It waits for transactions of other tests, which end after 300 s at the latest.
-    eventually("the cleaner", lambda: all(one.state == "succeeded" for one in entries(stack)), 2 * LIMIT)
+    eventually("the cleaner", lambda: all(entry.state == "succeeded" for entry in entries(stack)), 2 * LIMIT)
     [minor] = ask("request", name, "--minor", "--partition", f"day={ODD}", "--wait")["compactions"]
     assert (minor["partition"], minor["compaction"]["kind"], minor["error"]) == (ODD_NAME, "minor", None)
     assert sorted(stack.ids()) == [0, 1, 2, 10, 20, 21]
@@ -107,4 +107,4 @@ def test_compaction_when_it_fails_or_is_refused_then_the_error_is_shown(stack: S
     refused = run("compaction", "request", name, "--partition", "day=é", "--config", config)
     assert refused.code == 69
     assert "ASCII" in refused.out
-    assert len([one for one in entries(stack) if one.initiator.startswith("ingestd/")]) == 1
+    assert len([entry for entry in entries(stack) if entry.initiator.startswith("ingestd/")]) == 1

@@ -34,4 +34,6 @@ def test_demo_when_run_in_an_empty_folder_then_queries_every_record_and_leaves_n
     assert "Traceback" not in done.stdout + done.stderr
     assert "Stopped all services and removed all files" in done.stdout
     assert [*folder.iterdir(), *temporary.glob("ingestd-*")] == []
-    assert not [one.pid for one in psutil.process_iter(["cmdline"]) if str(temporary) in str(one.info["cmdline"])]
+    assert not [
+        process.pid for process in psutil.process_iter(["cmdline"]) if str(temporary) in str(process.info["cmdline"])
+    ]

@@ -60,7 +60,7 @@ def test_init_when_the_table_exists_then_the_file_passes_check_and_says_what_fit
     assert file.read_text(encoding="utf-8") == text
     assert _init(run, stack, *chosen, "--force").code == 0
     assert "client.id" not in file.read_text(encoding="utf-8")
-    assert [one.name for one in tmp_path.iterdir()] == ["first.yaml"]
+    assert [path.name for path in tmp_path.iterdir()] == ["first.yaml"]
     stack.sql(f"CREATE TABLE {stack.name}_b (id binary) CLUSTERED BY (id) INTO 2 BUCKETS STORED AS ORC {ACID}")
     refused = _init(
         run, stack, "--topic", stack.name, "--table", f"default.{stack.name}_b", "--output-file", file, "--force"

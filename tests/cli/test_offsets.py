@@ -136,8 +136,8 @@ def test_target_when_records_arrive_after_the_position_was_read_then_is_at_most_
 ) -> None:
     stored = read_mapping(ingested.stack.metastore, load([ingested.config]).mappings[0])
     # As if the last record of each partition had arrived after `stored` was read.
-    earlier = replace(stored, offsets=tuple(replace(one, end=one.end - 1) for one in stored.offsets))
-    partitions = [one.partition for one in stored.offsets]
+    earlier = replace(stored, offsets=tuple(replace(offset, end=offset.end - 1) for offset in stored.offsets))
+    partitions = [offset.partition for offset in stored.offsets]
     for target in (Target("latest"), Target("timestamp", 4102444800000)):
         offsets = target.offsets(earlier, partitions)
         assert [move.after for move in preview(earlier, offsets)] == [9, 7]
@@ -145,8 +145,8 @@ def test_target_when_records_arrive_after_the_position_was_read_then_is_at_most_
 
 def test_preview_when_the_position_is_after_the_end_then_counts_only_offsets_that_exist(ingested: Ingested) -> None:
     stored = read_mapping(ingested.stack.metastore, load([ingested.config]).mappings[0])
-    truncated = replace(stored, offsets=tuple(replace(one, end=4) for one in stored.offsets))
-    moves = preview(truncated, {one.partition: 3 for one in stored.offsets})
+    truncated = replace(stored, offsets=tuple(replace(offset, end=4) for offset in stored.offsets))
+    moves = preview(truncated, {offset.partition: 3 for offset in stored.offsets})
     assert [(move.before, move.read_again, move.skipped) for move in moves] == [(10, 1, 0), (5, 1, 0)]
 
 

@@ -272,7 +272,7 @@ def test_preview_when_the_mapping_has_sql_then_shows_the_result_and_check_examin
     shown = _command("preview", stack.name[-40:], "--output", "json", "--config", config)
     rows = [(row["offset"], row["values"]) for row in shown["rows"]]
     assert rows == [(0, {"id": "1", "tag": "a"}), (0, {"id": "1", "tag": "b"})]
-    assert [one["offset"] for one in shown["rejects"]] == [1]
+    assert [reject["offset"] for reject in shown["rejects"]] == [1]
     findings = {one["subject"]: one for one in _command("check", "--online", "--output", "json", "--config", config)}
     assert findings[f"mapping {stack.name[-40:]}, transform"]["problem"] is None
     problem = findings[f"mapping {other['name']}, where"]["problem"]

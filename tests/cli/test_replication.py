@@ -208,7 +208,7 @@ def test_policy_when_it_had_stopped_then_resume_continues_both_sides(
     where = ("--config", config["source"])
     pair.create()
     pair.dump(Step("dump"))
-    directory = next(one for one in pair.root.glob("*/*") if one.is_dir())
+    directory = next(path for path in pair.root.glob("*/*") if path.is_dir())
     (directory / "_non_recoverable").write_text("TargetChanged: table x: changed → undo it")
     shown = _json(run("policy", "show", "dump", *where, "--output", "json"))
     assert (shown["state"], shown["problem"]) == ("needs_resume", "TargetChanged: table x: changed → undo it")
@@ -249,7 +249,7 @@ def test_status_and_check_when_only_policies_are_configured_then_show_them(
     pair.dump(Step("dump"))
     document = _json(run("status", *where, "--output", "json"))
     assert (document["source"], document["mappings"]) == ("services", [])
-    assert [(one["name"], one["state"]) for one in document["policies"]] == [("dump", "idle")]
+    assert [(policy["name"], policy["state"]) for policy in document["policies"]] == [("dump", "idle")]
     lines = run("status", *where).out.splitlines()
     assert lines[0] == "read from Hive and Kafka: 1 policy"
     assert lines[2].split()[:3] == ["dump", "DUMP", pair.database]

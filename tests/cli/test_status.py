@@ -78,14 +78,14 @@ def test_offsets_show_then_shows_committed_and_available_offsets(run: Run, stack
     name = stack.name[-40:]
     before = run("offsets", "show", name, "--output", "json", "--config", config).json
     assert before["last_commit"] is None
-    assert [one["committed"] for one in before["offsets"]] == [None, None]
+    assert [offset["committed"] for offset in before["offsets"]] == [None, None]
     stack.produce(_rows(0, 10), partition=0)
     stack.drain(config)
     stack.produce(_rows(10, 13), partition=1)
     after = run("offsets", "show", name, "--output", "json", "--config", config).json
     keys = ("topic", "partition", "earliest", "committed", "end", "lag")
     expected = [[stack.name, 0, 0, 10, 10, 0], [stack.name, 1, 0, 0, 3, 3]]
-    assert [[one[key] for key in keys] for one in after["offsets"]] == expected
+    assert [[offset[key] for key in keys] for offset in after["offsets"]] == expected
     assert after["last_commit"]["txn"] > 0
     table = run("offsets", "show", name, "--config", config).out.splitlines()
     assert table[0].split() == list(keys)

@@ -38,7 +38,11 @@ def write_deltas(stack: Stack, count: int, *, first: int = 0, **more: Any) -> No
 
 def entries(stack: Stack) -> list[Compaction]:
     """Return the queue's entries of the test's table."""
-    return [one for one in read_compactions(stack.metastore) if one.table == TableName("default", stack.name)]
+    return [
+        compaction
+        for compaction in read_compactions(stack.metastore)
+        if compaction.table == TableName("default", stack.name)
+    ]
 
 
 @dataclass

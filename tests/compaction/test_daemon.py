@@ -94,7 +94,9 @@ def test_daemon_when_deltas_pile_up_then_it_compacts_paces_and_recovers_without_
             eventually("a requested compaction", lambda: daemon.events("compaction_finished"))
             known = daemon.events("committed")  # rows are readable while compactions run
             assert len(stack.ids(auto)) >= sum(one["rows"] for one in known if one["mapping"] == first)
-        eventually("the last record", lambda: sum(one["rows"] for one in daemon.events("committed")) == 2 * len(sent))
+        eventually(
+            "the last record", lambda: sum(event["rows"] for event in daemon.events("committed")) == 2 * len(sent)
+        )
         request_compaction(stack.metastore, TableName("default", paced), "", "major", "tests")
         eventually("the end of pacing", lambda: _pacing(daemon, second)[-1:] == [""])
         daemon.terminate()
@@ -104,5 +106,7 @@ def test_daemon_when_deltas_pile_up_then_it_compacts_paces_and_recovers_without_
         assert stack.count(name=name) == len(sent)
     *_, over = (event for event in daemon.events("pacing") if event["mapping"] == second)
     assert over["interval"] == 0.2
-    assert {one["mapping"] for one in daemon.events("compaction_requested")} == {first}
-    assert {one["initiator"] for one in daemon.events("compaction_finished") if one["mapping"] == second} == {"tests"}
+    assert {event["mapping"] for event in daemon.events("compaction_requested")} == {first}
+    assert {event["initiator"] for event in daemon.events("compaction_finished") if event["mapping"] == second} == {
+        "tests"
+    }

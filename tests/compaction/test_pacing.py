@@ -17,7 +17,7 @@ def _pace(interval: float = 10.0, **options: float) -> tuple[Pace, list[Pacing]]
 
 def _reasons(changes: list[Pacing]) -> list[str]:
     """Return the reasons without repetitions."""
-    return [reason for reason, _ in groupby(one.reason for one in changes)]
+    return [reason for reason, _ in groupby(change.reason for change in changes)]
 
 
 def test_pace_when_measurements_are_within_their_bounds_then_is_the_configured_interval() -> None:

@@ -84,9 +84,9 @@ def test_progress_when_no_worker_starts_anything_then_it_is_a_stall_until_one_do
 def test_progress_when_only_the_cleaner_works_then_the_worker_is_still_missing() -> None:
     progress, waiting, cleaned = Progress(), _entry(1, "initiated"), _entry(2, "ready for cleaning", partition="day=y")
     progress.observe(Queue([waiting, cleaned]))
-    eventually("time to pass", lambda: [one.service for one in progress.stalls([waiting], 0.05)] == ["worker"])
+    eventually("time to pass", lambda: [stall.service for stall in progress.stalls([waiting], 0.05)] == ["worker"])
     progress.observe(Queue([waiting, _entry(2, "succeeded", partition="day=y")]))
-    assert [one.service for one in progress.stalls([waiting], 0.05)] == ["worker"]
+    assert [stall.service for stall in progress.stalls([waiting], 0.05)] == ["worker"]
 
 
 def test_progress_when_replaced_files_are_not_removed_then_it_is_a_stall() -> None:
@@ -101,9 +101,9 @@ def test_progress_when_replaced_files_are_not_removed_then_it_is_a_stall() -> No
 def test_history_when_entries_ended_before_the_first_reading_then_they_are_not_reported() -> None:
     history = History()
     assert not history.ended([_entry(1, "failed"), _entry(2, "working")])
-    assert [one.id for one in history.ended([_entry(1, "failed"), _entry(2, "succeeded")])] == [2]
+    assert [compaction.id for compaction in history.ended([_entry(1, "failed"), _entry(2, "succeeded")])] == [2]
     assert not history.ended([_entry(1, "failed"), _entry(2, "succeeded")])
-    assert [one.id for one in history.ended([_entry(3, "ready for cleaning")])] == [3]
+    assert [compaction.id for compaction in history.ended([_entry(3, "ready for cleaning")])] == [3]
 
 
 def test_watch_when_the_metastore_is_unavailable_then_says_so_once() -> None:

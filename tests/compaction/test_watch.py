@@ -51,17 +51,22 @@ def test_policy_when_partitions_have_too_many_deltas_then_each_is_compacted_once
         (first, notes), (_, other) = watches
 
         def requests() -> list[tuple[str, str]]:
-            asked = sorted((one for one, _ in notes.asked + other.asked), key=lambda one: one.id)
-            return [(one.partition, one.kind) for one in asked]
+            asked = sorted(
+                (compaction for compaction, _ in notes.asked + other.asked), key=lambda compaction: compaction.id
+            )
+            return [(compaction.partition, compaction.kind) for compaction in asked]
 
         def wait_for(*compactions: tuple[str, str]) -> int:
             """Wait until these compactions are done and visible, and return the number of requests so far.
 
             A compaction is requested again if its result becomes visible only long after its end. So wait for all.
             """
-            eventually("the compactions", lambda: {*compactions} <= {(one.partition, one.kind) for one in notes.done})
+            eventually(
+                "the compactions",
+                lambda: {*compactions} <= {(compaction.partition, compaction.kind) for compaction in notes.done},
+            )
             eventually("the survey", lambda: first.status.deltas < 3)
-            eventually("an empty queue", lambda: not [one for one in entries(stack) if one.is_pending])
+            eventually("an empty queue", lambda: not [entry for entry in entries(stack) if entry.is_pending])
             return len(requests())
 
         asked = wait_for((odd, "major"), (y, "major"))
@@ -77,7 +82,7 @@ def test_policy_when_partitions_have_too_many_deltas_then_each_is_compacted_once
         assert len(requests()) == wanted
         assert not first.status.problem
 
-    made = {(one.partition, one.kind) for one in entries(stack)}
+    made = {(entry.partition, entry.kind) for entry in entries(stack)}
     assert made == {(odd, "major"), (y, "major"), (odd, "minor")}
     after = survey(warehouse, table, [odd, y, z])
     assert {name: (files.deltas, files.has_base) for name, files in after.items()} == {
@@ -224,4 +229,4 @@ def test_policy_when_many_partitions_are_crowded_then_one_survey_suffices_to_req
     with watching(metastore, name, CompactionOptions(deltas=1)) as [(_, notes)]:
         eventually("all requests", lambda: len(notes.asked) == len(days))
     metastore.close()
-    assert sorted(one.partition for one, _ in notes.asked) == [f"day={day}" for day in days]
+    assert sorted(compaction.partition for compaction, _ in notes.asked) == [f"day={day}" for day in days]

@@ -174,7 +174,7 @@ def test_history_when_it_is_long_then_bounded_and_six_hours_have_one_value_per_m
     for span in SPANS:
         found = history.read("orders", span)
         values = found["records_per_second"], found["lag_offsets"], found["lag_seconds"], found["latency_seconds"]
-        lengths[span] = found["step_seconds"], {len(one) for one in values}
+        lengths[span] = found["step_seconds"], {len(value) for value in values}
     assert lengths == {"15m": (10, {90}), "1h": (10, {360}), "6h": (60, {360})}
     found = history.read("orders", "6h")
     assert found["records_per_second"][-2:] == [0, 1]
@@ -339,12 +339,12 @@ def test_server_when_many_clients_read_large_documents_then_health_checks_are_an
         fleet.run(f"tenant_{number:03}")
     documents = [client.open() for _ in range(60)]
     with ExitStack() as opened:
-        for one in documents:
-            opened.enter_context(closing(one)).request("GET", "/status")
+        for document in documents:
+            opened.enter_context(closing(document)).request("GET", "/status")
         assert client.get("/livez").status == 200
-        waiting = [one for one in documents if not select.select([one.sock], [], [], 0)[0]]
+        waiting = [document for document in documents if not select.select([document.sock], [], [], 0)[0]]
         assert waiting
-        assert {one.getresponse().status for one in documents} == {200}
+        assert {document.getresponse().status for document in documents} == {200}
 
 
 @pytest.mark.soak

@@ -123,7 +123,7 @@ def _refuses_invalid_changes(
     """Check that a configuration is rejected as a whole, and that the daemon continues with the previous one."""
     other = {**mappings[0], "name": f"{mappings[0]['name'][:30]}_other"}
     moved = {**mappings[0], "table": mappings[1]["table"]}
-    before = [_options(daemon, one) for one in mappings]
+    before = [_options(daemon, mapping) for mapping in mappings]
     for sections, first, words in (
         ({"spark": {"master": "local[1]"}}, mappings[0], "spark: a running daemon cannot change"),
         ({"kafak": {}}, mappings[0], "kafak"),

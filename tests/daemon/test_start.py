@@ -24,9 +24,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def _processes(folder: Path) -> list[int]:
     """Return the processes whose TMPDIR is this directory, without those that have ended."""
     found = [
-        one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("TMPDIR") == str(folder)
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get("TMPDIR") == str(folder)
     ]
-    return [one.pid for one in found if one.pid != os.getpid() and one.is_running()]
+    return [process.pid for process in found if process.pid != os.getpid() and process.is_running()]
 
 
 def _started(stack: Stack, **keys: object) -> DaemonProcess:

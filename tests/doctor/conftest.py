@@ -25,7 +25,11 @@ class Report:
 
     def all(self, check: str, subject: str = "") -> list[dict[str, Any]]:
         """Return the findings of a check whose subject ends with `subject`."""
-        found = [one for one in self.document["findings"] if one["check"] == check and one["subject"].endswith(subject)]
+        found = [
+            finding
+            for finding in self.document["findings"]
+            if finding["check"] == check and finding["subject"].endswith(subject)
+        ]
         assert found, f"{check} of {subject or 'any'} is missing in {self.text}"
         return found
 
@@ -37,7 +41,7 @@ class Report:
     @property
     def bad(self) -> set[str]:
         """The checks with a warning or a fault."""
-        return {one["check"] for one in self.document["findings"] if one["status"] in ("warning", "fault")}
+        return {finding["check"] for finding in self.document["findings"] if finding["status"] in ("warning", "fault")}
 
 
 Examine = Callable[..., Report]

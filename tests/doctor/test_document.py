@@ -137,4 +137,4 @@ def test_services_when_none_answers_then_names_both_and_skips_what_needs_them(ex
     assert report.one("metastore.version")["status"] == "fault"
     assert report.one("kafka.cluster")["status"] == "fault"
     assert report.one("table.definition")["status"] == "skipped"
-    assert {one["status"] for one in report.document["findings"]} <= STATUSES
+    assert {finding["status"] for finding in report.document["findings"]} <= STATUSES

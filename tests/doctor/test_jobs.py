@@ -53,7 +53,7 @@ def test_jobs_when_some_hang_fail_or_are_defective_then_all_are_reported_in_orde
         job(Check("good", _good), "x", "x"),
     ]
     found = list(run(jobs, 5.0))  # the others need much less time, even on a busy machine
-    assert [(one.check, one.verdict.status, one.verdict.exit_code) for one in found] == [
+    assert [(finding.check, finding.verdict.status, finding.verdict.exit_code) for finding in found] == [
         ("hanging", "fault", 69),
         ("refused", "ok", 0),
         ("refused", "fault", 65),
@@ -71,7 +71,7 @@ def test_jobs_when_many_hang_then_the_others_are_skipped_after_a_few_time_limits
     before = _hanging_threads()
     found = list(run((_hanging(released) for _ in range(1_000)), 0.3))
     assert len(found) == 1_000
-    statuses = [one.verdict.status for one in found]
+    statuses = [finding.verdict.status for finding in found]
     assert statuses.count("fault") < 40  # several of them hang at the same time
     assert set(statuses[40:]) == {"skipped"}
     assert len(_hanging_threads() - before) == statuses.count("fault")

@@ -106,7 +106,7 @@ class _Cases:
         txn, write_id = transactions.begin_writing(metastore, name, "tests")
 
         def change(found: Sequence[Parameters]) -> list[dict[str, str]]:
-            return [{**one.values, "numRows": "7"} for one in found]
+            return [{**parameters.values, "numRows": "7"} for parameters in found]
 
         view = WriterView(write_id, read_snapshot(metastore, name))
         change_parameters(metastore, table, [""], change, view, Wait(Deadline.after(60), threading.Event()))
@@ -158,7 +158,7 @@ def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def _bad(report: Report, mapping: str) -> dict[str, str]:
     """Return the checks of a mapping with a warning or a fault, and their status."""
-    found = [one for one in report.document["findings"] if one["subject"] == f"mapping {mapping}"]
+    found = [finding for finding in report.document["findings"] if finding["subject"] == f"mapping {mapping}"]
     assert found
     # The tables of tests are excluded from automatic compaction.
     found = [one for one in found if one["check"] != "table.compaction"]
@@ -211,7 +211,7 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
         stack, mappings = cases.stack, _mappings(cases, stop)
         config = stack.config(*mappings, registry={"url": "http://127.0.0.1:1"})
         report = examine(config, "--timeout", _TIMEOUT)
-    assert {str(one["name"]): _bad(report, str(one["name"])) for one in mappings} == {
+    assert {str(mapping["name"]): _bad(report, str(mapping["name"])) for mapping in mappings} == {
         cases.name("fine"): {},
         cases.name("no_topic"): {"kafka.topic": "fault"},
         cases.name("no_table"): {"table.definition": "fault"},
@@ -240,11 +240,13 @@ def test_mappings_when_each_is_broken_differently_then_each_fault_is_named_and_n
     assert f"dead letters in default.{stack.name}_many: " in report.all("table.deltas", "letters")[1]["evidence"]
     assert report.one("kafka.topic", cases.name("no_topic"))["exit_code"] == 65
     # Another test may have left the services a fault, which comes first.
-    assert report.code == next(one["exit_code"] for one in report.document["findings"] if one["status"] == "fault")
+    assert report.code == next(
+        finding["exit_code"] for finding in report.document["findings"] if finding["status"] == "fault"
+    )
     assert "numRows is 7, but the files contain 2 rows" in report.one("table.row_counts", "miscounted")["evidence"]
     assert "last heartbeat" in report.one("mapping.lease", "suspended")["evidence"]
     assert "deleted 1 offset of" in report.one("kafka.retention", cases.name("lost"))["evidence"]
-    assert all(one["fix"] for one in report.document["findings"] if one["status"] in ("warning", "fault"))
+    assert all(finding["fix"] for finding in report.document["findings"] if finding["status"] in ("warning", "fault"))
     fine = TableName("default", f"{stack.name}_fine")
     assert not list(local_path(load_acid_table(stack.metastore, fine).location).glob(".ingestd-check*"))
 
@@ -278,10 +280,12 @@ def test_storage_when_a_directory_is_not_writable_then_the_fault_names_it(cases:
         return done.returncode, json.loads(done.stdout)
 
     _, examined = result("doctor", "--timeout", _TIMEOUT)
-    found = [one for one in examined["findings"] if one["check"] == "table.storage" and one["status"] != "ok"]
+    found = [
+        finding for finding in examined["findings"] if finding["check"] == "table.storage" and finding["status"] != "ok"
+    ]
     code, findings = result("check", "--online")
     assert code == 77
-    checked = [one["problem"] for one in findings if ", storage" in one["subject"] and one["problem"]]
+    checked = [finding["problem"] for finding in findings if ", storage" in finding["subject"] and finding["problem"]]
     for one, problem, denied in zip(found, checked, (place, monday, dead), strict=True):
         assert (one["status"], one["exit_code"]) == ("fault", 77)
         assert problem["reason"] == "PermissionDenied"

@@ -50,7 +50,7 @@ def test_doctor_when_policies_work_or_have_stopped_then_says_so(pair: Pair, exam
     assert "events are kept for 168 h" in healthy.one("replication.event_log")["evidence"]
     assert healthy.one("replication.policies")["evidence"].startswith("policy dump: idle; ")
 
-    directory = next(one for one in pair.root.glob("*/*") if one.is_dir())
+    directory = next(path for path in pair.root.glob("*/*") if path.is_dir())
     (directory / "_non_recoverable").write_text("EventsExpired: the log lacks events")
     stopped = examine(config)
     found = stopped.one("replication.policies")

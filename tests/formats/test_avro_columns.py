@@ -83,7 +83,7 @@ def test_schemas_when_they_differ_then_columns_store_the_records_of_both() -> No
 
 def _needed(fields: dict[str, Any], **columns: str) -> dict[str, str]:
     stored = [Column(name, HiveType.parse(text)) for name, text in columns.items()]
-    return {one.name: str(one.type) for one in needed_columns(read_schema(schema_of(fields)).record, stored)}
+    return {column.name: str(column.type) for column in needed_columns(read_schema(schema_of(fields)).record, stored)}
 
 
 def test_needed_columns_when_fields_have_columns_then_keep_their_names_and_places() -> None:
@@ -104,7 +104,7 @@ def test_needed_columns_when_a_record_is_one_of_several_then_all_their_fields_ha
     row = json.dumps([record("c", id="int"), record("d", id="long", s=either)])
     stored = [Column("id", HiveType.parse("int")), Column("s", HiveType.parse("struct<x:date>"))]
     found = needed_columns(read_schema(row).record, stored)
-    assert {one.name: str(one.type) for one in found} == {"id": "bigint", "s": "struct<x:date,y:string,z:int>"}
+    assert {column.name: str(column.type) for column in found} == {"id": "bigint", "s": "struct<x:date,y:string,z:int>"}
 
 
 def test_needed_columns_when_a_field_has_an_alias_of_a_column_then_it_needs_no_other() -> None:

@@ -35,7 +35,7 @@ class SeveralGenerator(Generator):
         count = random.randint(0, 4)
         objects = [self.record(columns) if random.random() < 0.3 else random.choice(usual) for _ in range(count)]
         if several == "lines":
-            objects = [one.replace(b"\n", b" ") for one in objects]
+            objects = [object_.replace(b"\n", b" ") for object_ in objects]
             objects += [random.choice([b"", b" ", b"\r", b"\t \r"])] * (random.random() < 0.3)
             random.shuffle(objects)
             return random.choice([b"\n", b"\r\n"]).join(objects) + random.choice([b"", b"\n", b"\n\n", b"\r\n"])
@@ -190,6 +190,6 @@ def test_decode_when_arrays_exceed_a_piece_then_each_row_belongs_to_its_record()
     values[50] = values[50][:-1]
     decoded = SeveralDecoder(ID, "array").decode(values)
     present = [index for index in range(150) if index != 50]
-    assert ids(decoded) == [one["id"] for index in present for one in arrays[index]]
+    assert ids(decoded) == [array["id"] for index in present for array in arrays[index]]
     assert decoded.records_of_rows(values).tolist() == [index for index in present for _ in range(40)]
     assert [reject.row for reject in decoded.rejects] == [50]

@@ -52,7 +52,7 @@ def block(content: bytes) -> bytes:
 
 def fields(content: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
     """Return any fields, whose numbers and wire types may be those of the schema. `content` is that of blocks."""
-    one = st.one_of(
+    strategy = st.one_of(
         st.builds(lambda number, value, extra: tag(number, 0, varint(value, extra)), NUMBERS, VARINTS, st.just(0)),
         st.builds(lambda number, value: tag(number, 0, varint(value, 2)), NUMBERS, st.integers(0, 5)),
         st.builds(lambda number, value: tag(number, 5, value), NUMBERS, st.binary(min_size=4, max_size=4)),
@@ -60,7 +60,7 @@ def fields(content: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
         st.builds(lambda number, value: tag(number, 2, block(value)), NUMBERS, content),
         st.builds(lambda number, value: tag(number, 3, value) + tag(number, 4, b""), NUMBERS, content),
     )
-    return st.lists(one, max_size=6).map(b"".join)
+    return st.lists(strategy, max_size=6).map(b"".join)
 
 
 PACKED = st.lists(VARINTS.map(varint), max_size=4).map(b"".join)

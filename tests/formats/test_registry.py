@@ -51,9 +51,9 @@ def test_decode_when_serializer_is_confluents_then_schemas_are_found_once(server
 
     decoded = [AvroOptions().decoder(COLUMNS, registry).decode(records) for _ in range(2)]
 
-    for one in decoded:
-        assert rows_of(one) == [{"id": n, "name": None if n % 3 else f"n{n}"} for n in range(30) if n not in (5, 6)]
-        assert reasons(one) == [
+    for result in decoded:
+        assert rows_of(result) == [{"id": n, "name": None if n % 3 else f"n{n}"} for n in range(30) if n not in (5, 6)]
+        assert reasons(result) == [
             (5, "", "the registry has no schema 77"),
             (6, "", "record does not begin with the header of the framing confluent"),
         ]

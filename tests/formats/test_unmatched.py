@@ -214,7 +214,7 @@ def test_decode_when_records_are_arbitrary_then_outcome_is_that_of_the_record_al
     objects: list[dict[str, Any]], repeated: int, types: dict[str, str], lenient: bool, ordinary: int
 ) -> None:
     columns = columns_of(**types)
-    values = [json.dumps(one).encode() for one in objects] * repeated
+    values = [json.dumps(object_).encode() for object_ in objects] * repeated
     values += [json.dumps({next(iter(types)): 1}).encode()] * ordinary
     options = JsonOptions(lenient=lenient)
     decoder = options.decoder(columns)

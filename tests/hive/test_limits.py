@@ -46,7 +46,7 @@ def test_limits_when_partitions_or_transactions_exceed_them_then_are_respected_o
         names = partition_names(client, table)
         with pytest.raises(IngestdError, match=r"exceeds limit .*metastore\.limit\.partition\.request"):
             client.call("get_partitions_by_names", name.database, name.table, names)
-        assert sorted(one.values[0] for one in read_partitions(client, table, names)) == days
+        assert sorted(partition.values[0] for partition in read_partitions(client, table, names)) == days
         assert len(list(find_partitions(client, name, names))) == count
 
         def refused() -> IngestdError | None:

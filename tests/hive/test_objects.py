@@ -202,24 +202,24 @@ def test_partitions_when_copied_then_have_their_statistics(replica: Replica) -> 
     add_partitions(source, table, [_partition(table, day) for day in days])
     names = all_partition_names(source, name)
     assert set(names) == {table.partition_name([day]) for day in days}
-    found = [PartitionObject.parse(one.text) for one in find_partitions(source, name, names)]
+    found = [PartitionObject.parse(partition.text) for partition in find_partitions(source, name, names)]
     assert len(found) == 250
-    assert all(_highest(one.raw.colStats) == 9 for one in found)
-    for number, one in enumerate(found):
-        one.raw.writeId = 4 + number % 2
-        one.raw.colStats = one.raw.colStats if number % 3 else None
-    copies = [one.copied(there, None, {**one.parameters, "mark": "1"}) for one in found]
+    assert all(_highest(partition.raw.colStats) == 9 for partition in found)
+    for number, partition in enumerate(found):
+        partition.raw.writeId = 4 + number % 2
+        partition.raw.colStats = partition.raw.colStats if number % 3 else None
+    copies = [partition.copied(there, None, {**partition.parameters, "mark": "1"}) for partition in found]
     copied = table.copied(there, None, table.parameters)
     add_partitions(target, copied, copies)
     add_partitions(target, copied, copies[:3])
     made = list(find_partitions(target, there, names))
     assert len(made) == 250
-    expected = {one.values: (one.raw.writeId, one.raw.colStats is None) for one in found}
-    assert {one.values: (one.raw.writeId, one.raw.colStats is None) for one in made} == expected
-    assert {_highest(one.raw.colStats) for one in made if one.raw.colStats} == {9}
-    assert all({key: one.parameters.get(key) for key in QUICK} == QUICK for one in made)
-    assert all(one.parameters["COLUMN_STATS_ACCURATE"] == ACCURATE for one in made)
-    assert all(str(replica.target.warehouse) in one.location for one in made)
+    expected = {partition.values: (partition.raw.writeId, partition.raw.colStats is None) for partition in found}
+    assert {partition.values: (partition.raw.writeId, partition.raw.colStats is None) for partition in made} == expected
+    assert {_highest(partition.raw.colStats) for partition in made if partition.raw.colStats} == {9}
+    assert all({key: partition.parameters.get(key) for key in QUICK} == QUICK for partition in made)
+    assert all(partition.parameters["COLUMN_STATS_ACCURATE"] == ACCURATE for partition in made)
+    assert all(str(replica.target.warehouse) in partition.location for partition in made)
     drop_partitions(target, there, [*names[:240], "day=unknown"], delete_data=True)
     assert sorted(all_partition_names(target, there)) == sorted(names[240:])
 
@@ -259,7 +259,7 @@ def test_functions_when_created_twice_then_exist_once(replica: Replica) -> None:
     assert found.resources == ("file:///tmp/twice.jar",)
     for _ in range(2):
         create_function(replica.target.metastore, FunctionObject.parse(found.text).copied(there))
-    assert [one.name for one in list_functions(replica.target.metastore, there)] == ["twice"]
+    assert [function.name for function in list_functions(replica.target.metastore, there)] == ["twice"]
     for _ in range(2):
         drop_function(replica.target.metastore, there, "twice")
     assert list_functions(replica.target.metastore, there) == []
@@ -275,21 +275,23 @@ def test_constraints_when_copied_then_keep_their_names_and_columns(replica: Repl
     for table in ("parent", "child"):
         add_constraints(source, TableName(name, table), _constraints(name, table))
     found = {table: list_constraints(source, TableName(name, table)) for table in ("parent", "child")}
-    assert [one.kind for one in found["child"]] == [ConstraintKind.NOT_NULL, ConstraintKind.FOREIGN_KEY]
+    assert [constraint.kind for constraint in found["child"]] == [ConstraintKind.NOT_NULL, ConstraintKind.FOREIGN_KEY]
     for _ in range(2):
         for table, constraints in found.items():
-            copies = [Constraint.parse(one.kind, one.texts).copied(name, there) for one in constraints]
+            copies = [
+                Constraint.parse(constraint.kind, constraint.texts).copied(name, there) for constraint in constraints
+            ]
             add_constraints(target, TableName(there, table), copies)
-    made = [one for table in found for one in list_constraints(target, TableName(there, table))]
-    assert [(one.kind, one.name) for one in made] == [
-        (one.kind, one.name) for constraints in found.values() for one in constraints
+    made = [constraint for table in found for constraint in list_constraints(target, TableName(there, table))]
+    assert [(constraint.kind, constraint.name) for constraint in made] == [
+        (constraint.kind, constraint.name) for constraints in found.values() for constraint in constraints
     ]
-    (key,) = (one for one in made if one.kind is ConstraintKind.FOREIGN_KEY)
+    (key,) = (constraint for constraint in made if constraint.kind is ConstraintKind.FOREIGN_KEY)
     assert (key.columns[0].pktable_db, key.columns[0].fktable_db) == (there, there)
     assert key.table == TableName(there, "child")
     for _ in range(2):
         drop_constraint(target, key.table, key.name)
-    assert [one.name for one in list_constraints(target, key.table)] == ["child_id"]
+    assert [constraint.name for constraint in list_constraints(target, key.table)] == ["child_id"]
 
 
 def _constraints(database: str, table: str) -> list[Constraint]:

@@ -115,8 +115,8 @@ def test_transaction_when_it_writes_two_tables_then_both_have_its_ids(metastore:
     other = TableName(table.database, "u")
     make_table(metastore, other)
     to = _replay(metastore, table)
-    assert [to.allocate(7, one, 1) for one in (table, other)] == [MAPPED, MAPPED]
-    assert [_replay(metastore, table).allocate(7, one, 1) for one in (table, other)] == [MAPPED, MAPPED]
+    assert [to.allocate(7, name, 1) for name in (table, other)] == [MAPPED, MAPPED]
+    assert [_replay(metastore, table).allocate(7, name, 1) for name in (table, other)] == [MAPPED, MAPPED]
     assert _valid(metastore, table, 1) == _valid(metastore, other, 1) == []
     to.commit(7, [], 12)
     assert _valid(metastore, table, 1) == _valid(metastore, other, 1) == [1]
@@ -128,13 +128,15 @@ def test_ids_when_those_of_later_transactions_follow_then_one_call_allocates_the
     methods: list[str] = []
     with closing(Metastore(_uri(metastore), on_call=lambda method, *_: methods.append(method))) as observed:
         to, ids = _replay(observed, table), [(40 + write_id, write_id) for write_id in range(1, 6)]
-        assert [to.allocate(*_at(table, one), ids[place:]) for place, one in enumerate(ids, 1)] == [MAPPED] * 5
+        assert [to.allocate(*_at(table, identity), ids[place:]) for place, identity in enumerate(ids, 1)] == [
+            MAPPED
+        ] * 5
         assert methods.count("allocate_table_write_ids") == 1
         to.commit(43, [], 10)
-        assert [to.allocate(*_at(table, one)) for one in ids] == [MAPPED, MAPPED, FINISHED, MAPPED, MAPPED]
+        assert [to.allocate(*_at(table, identity)) for identity in ids] == [MAPPED, MAPPED, FINISHED, MAPPED, MAPPED]
     assert _valid(metastore, table, 5) == [3]
     again = _replay(metastore, table)
-    assert [again.allocate(*_at(table, one)) for one in ids] == [MAPPED, MAPPED, FINISHED, MAPPED, MAPPED]
+    assert [again.allocate(*_at(table, identity)) for identity in ids] == [MAPPED, MAPPED, FINISHED, MAPPED, MAPPED]
     again.commit(41, [], 11)
     again.abort(45)
     assert _valid(metastore, table, 5) == [1, 3]

@@ -136,7 +136,7 @@ def test_read_transaction_when_open_then_no_event_and_no_wait(metastore: Metasto
         assert _wait(metastore, table).write_ids[table].high_watermark == 0
         held.check()
         assert not _named(log, before, held.id)
-        described = {one.id: one for one in transactions.describe_transactions(metastore)}
+        described = {transaction.id: transaction for transaction in transactions.describe_transactions(metastore)}
         eventually("a heartbeat", lambda: _beat(metastore, held.id) > described[held.id].lastHeartbeatTime)
     assert not _named(log, before, held.id)
 
@@ -148,7 +148,9 @@ def _named(log: EventLog, after: int, txn_id: int) -> list[Event]:
 
 
 def _beat(metastore: Metastore, txn_id: int) -> int:
-    found = {one.id: one.lastHeartbeatTime for one in transactions.describe_transactions(metastore)}
+    found = {
+        transaction.id: transaction.lastHeartbeatTime for transaction in transactions.describe_transactions(metastore)
+    }
     return int(found[txn_id])
 
 

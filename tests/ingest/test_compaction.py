@@ -121,7 +121,7 @@ def _part(partition: str) -> str:
 
 def _run(stack: Stack, seconds: float, rounds: int, properties: Mapping[str, str] = _BY_MAPREDUCE) -> None:
     traffic = _Traffic(stack, properties)
-    parts = [(table, _part(one)) for table, partitions in traffic.tables.items() for one in partitions]
+    parts = [(table, _part(partition)) for table, partitions in traffic.tables.items() for partition in partitions]
     analyze = [f"ANALYZE TABLE {table}{part} COMPUTE STATISTICS NOSCAN" for table, part in parts]
     requests = [f"ALTER TABLE {table}{part} COMPACT '{kind}'" for table, part in parts for kind in ("minor", "major")]
     for _ in range(rounds):

@@ -146,7 +146,7 @@ def test_reject_when_it_becomes_a_dead_letter_then_the_others_become_rows_and_bo
 def test_dead_letters_when_a_topic_and_a_table_are_given_then_both_have_the_same_ids(cases: _Cases) -> None:
     found = cases.stack.sql(f"SELECT id FROM {cases.shared} WHERE mapping = '{cases.name('both')}'")
     letters = read_all(cases.stack, f"{cases.stack.name}.dead")
-    ids = sorted(value.decode() for one in letters for key, value in one.headers() or [] if key == "ingestd.id")
+    ids = sorted(value.decode() for letter in letters for key, value in letter.headers() or [] if key == "ingestd.id")
     assert ids == sorted(row[0] for row in found)
     assert len(ids) == 2
 
@@ -265,7 +265,9 @@ def test_owner_when_suspended_in_a_commit_then_publishes_no_dead_letter_after_a_
     suspended, gates = stack.start_held(config, ("locked", "placed"))
     os.kill(suspended.process.pid, signal.SIGSTOP)
     successor = stack.start(config)
-    eventually("the successor to commit", lambda: {one["mapping"] for one in successor.events("committed")} == {*names})
+    eventually(
+        "the successor to commit", lambda: {event["mapping"] for event in successor.events("committed")} == {*names}
+    )
     for gate in gates:
         gate.touch()
     os.kill(suspended.process.pid, signal.SIGCONT)

@@ -91,4 +91,4 @@ def test_preview_when_records_are_arrays_then_shows_the_rows_of_each_record(load
         (0, "dt=b", ("2", "1", "0")),
         (4, "dt=b", ("3", "5", "4")),
     ]
-    assert (found.records, found.skipped, [one.origin.offset for one in found.rejects]) == (5, 1, [2])
+    assert (found.records, found.skipped, [reject.origin.offset for reject in found.rejects]) == (5, 1, [2])

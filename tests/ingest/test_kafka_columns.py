@@ -70,17 +70,17 @@ def batch_of(records: Sequence[Record]) -> Batch:
     messages = [
         Message(
             topic="clicks",
-            key=one.key,
-            value=one.value,
-            headers=list(one.headers) or None,
+            key=record.key,
+            value=record.value,
+            headers=list(record.headers) or None,
             timestamp=(TIMESTAMP_NOT_AVAILABLE, 0)
-            if one.timestamp_ms is None
-            else (TIMESTAMP_CREATE_TIME, one.timestamp_ms),
+            if record.timestamp_ms is None
+            else (TIMESTAMP_CREATE_TIME, record.timestamp_ms),
         )
-        for one in records
+        for record in records
     ]
     count = len(records)
-    values = [one.value for one in records]
+    values = [record.value for record in records]
     size = sum(map(len, filter(None, values)))
     return Batch(
         "clicks", values, np.arange(count, dtype=np.int32) % 3, np.arange(count) + 100, size, messages=messages
@@ -108,7 +108,7 @@ def expected(record: Record, index: int, *, is_text: bool, tombstones: Tombstone
     at = value.get("at")
     time = None if record.timestamp_ms == -1 else record.timestamp_ms
     texts = [(name, None if one is None else one.decode()) for name, one in last.items()] if is_text else []
-    pairs = [{"key": name, "value": one} for name, one in record.headers]
+    pairs = [{"key": name, "value": header} for name, header in record.headers]
     return {
         "id": value.get("id"),
         "at": None if at is None else datetime.fromisoformat(at),
@@ -149,13 +149,13 @@ def test_decode_when_records_are_arbitrary_then_each_row_has_the_fields_of_its_r
 
     decoded = decoder.decode(batch)
 
-    outcomes = [expected(one, index, is_text=is_text, tombstones=tombstones) for index, one in enumerate(records)]
+    outcomes = [expected(record, index, is_text=is_text, tombstones=tombstones) for index, record in enumerate(records)]
     rows = [row for found in decoded.batches for row in pa.Table.from_batches([found]).to_pylist()]
     assert dict(zip(decoded.records_of_rows(batch.values).tolist(), rows, strict=True)) == {
-        index: one for index, one in enumerate(outcomes) if isinstance(one, dict)
+        index: outcome for index, outcome in enumerate(outcomes) if isinstance(outcome, dict)
     }
-    assert [(one.row, one.column) for one in decoded.rejects] == [
-        (index, one) for index, one in enumerate(outcomes) if isinstance(one, str)
+    assert [(reject.row, reject.column) for reject in decoded.rejects] == [
+        (index, outcome) for index, outcome in enumerate(outcomes) if isinstance(outcome, str)
     ]
     assert decoded.skipped == outcomes.count(None)
 
@@ -173,7 +173,7 @@ def test_fill_when_records_have_several_rows_then_all_rows_of_a_reject_are_dropp
         {"id": 20, "k": "c", "o": 102},
         {"id": 1, "k": "a", "o": 100},
     ]
-    assert [(one.row, one.column, one.reason) for one in filled.rejects] == [
+    assert [(reject.row, reject.column, reject.reason) for reject in filled.rejects] == [
         (1, "k", "the key of the record is not UTF-8")
     ]
     assert filled.records_of_rows(batch.values).tolist() == [0, 2, 0]
@@ -266,12 +266,12 @@ class _Loaded:
     def skipped(self, mapping: str) -> list[tuple[int, str, str]]:
         """Return the offset, the column and the reason of each reject of a mapping. All are in partition 2."""
         rejects = [
-            one
+            reject
             for event in self.daemon.events("rejects_skipped")
             if event["mapping"] == mapping
-            for one in event["first"]
+            for reject in event["first"]
         ]
-        return sorted((one["offset"], one["column"], one["reason"]) for one in rejects)
+        return sorted((reject["offset"], reject["column"], reject["reason"]) for reject in rejects)
 
 
 @pytest.fixture(scope="module")
@@ -325,7 +325,7 @@ def test_preview_when_columns_are_of_kafka_then_shows_them(loaded: _Loaded) -> N
         (2, 2, "p=2"),
     ]
     assert found.rows[2].values == (None, "gone", '{"op":"delete"}', "1", _time(2), loaded.topic)
-    assert [(one.origin.offset, one.column) for one in found.rejects] == [(0, "k"), (1, "h"), (3, "h")]
+    assert [(reject.origin.offset, reject.column) for reject in found.rejects] == [(0, "k"), (1, "h"), (3, "h")]
 
 
 def test_kafka_columns_when_they_do_not_fit_the_table_then_load_target_names_the_mapping(loaded: _Loaded) -> None:

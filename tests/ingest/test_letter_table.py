@@ -46,7 +46,7 @@ def test_letters_when_written_to_a_file_and_read_then_are_the_same(tmp_path: Pat
     pool.add((), 0, letter_rows(letters))
     pool.close()
     rows = [orc.read_table(local_path(file.uri))["row"].combine_chunks() for file in files.closed]
-    found = [letter for one in rows for letter in letters_of(pa.RecordBatch.from_struct_array(one))]
+    found = [letter for row in rows for letter in letters_of(pa.RecordBatch.from_struct_array(row))]
     assert sorted(found, key=lambda letter: letter.offset) == letters
 
 

@@ -85,7 +85,7 @@ def test_partitioning_when_an_expression_is_a_header_then_its_last_value_is_the_
         [("X-Region", b"x" * 300)],
         [("X-Region", b"")],
     ]
-    messages = [Message("t", value=b'{"n": 1}', headers=one) for one in headers]
+    messages = [Message("t", value=b'{"n": 1}', headers=header) for header in headers]
     values = [message.value() for message in messages]
     count = len(values)
     decoded = decoder.decode(Batch("t", values, np.zeros(count, np.int32), np.arange(count), 0, messages=messages))

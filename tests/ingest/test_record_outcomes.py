@@ -80,7 +80,7 @@ def _texts(value: Values) -> dict[str, str | None]:
 
 
 def _json(value: Values) -> bytes:
-    texts = {name: one for name, one in _texts(value).items() if one is not None}
+    texts = {name: text for name, text in _texts(value).items() if text is not None}
     return json.dumps(texts | {"x": value["x"], "ok": value["ok"], "id": value["id"]}).encode()
 
 
@@ -243,8 +243,10 @@ def test_records_when_valid_damaged_or_hostile_then_each_is_a_right_row_or_an_ex
     stack, records, config, letters = loaded
     (values, written), case, table = records[name], CASES[name], f"{stack.name}_{name}"
     columns = list(columns_of(**case.types))
-    options = next(one for one in load([config]).mappings if one.topics == (table,))
-    alone = [_outcomes(columns, decoder_of(options.format, columns, None).decode([one]), [one])[0] for one in values]
+    options = next(mapping for mapping in load([config]).mappings if mapping.topics == (table,))
+    alone = [
+        _outcomes(columns, decoder_of(options.format, columns, None).decode([value]), [value])[0] for value in values
+    ]
 
     rows = _rows(stack, table, columns)
     dead = [row[1:] for row in letters if row[0] == table]

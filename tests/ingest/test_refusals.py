@@ -55,8 +55,8 @@ def strict(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     with metastore(home, "strict", _STRICT) as server:
         with closing(_client(server, "owner")) as client:
             for user, privileges in (("owner", ["All"]), ("writer", ["Select", "Create", "Update"])):
-                for one in privileges:
-                    client.call("grant_privileges", _grant(user, one))
+                for privilege in privileges:
+                    client.call("grant_privileges", _grant(user, privilege))
         yield server
 
 
@@ -141,7 +141,9 @@ def test_rows_when_the_user_may_not_alter_their_table_then_they_are_committed_wi
         for table in tables:
             _claim_rows(client, table, 7)
         daemon = stack.drain(stack.config(*mappings, metastore={"uri": strict.uri}))
-        assert {one["mapping"] for one in daemon.events("committed") if one["rows"]} == {m["name"] for m in mappings}
+        assert {event["mapping"] for event in daemon.events("committed") if event["rows"]} == {
+            m["name"] for m in mappings
+        }
         for name, table in zip(names, tables, strict=True):
             assert visible_ids(client, name) == [0, 1, 2, 3]
             [found] = read_parameters(client, table, ["day=a"])
@@ -172,7 +174,9 @@ def _claim_rows(client: Metastore, table: Table, rows: int) -> None:
     view = WriterView(write_id, read_snapshot(client, table.name))
     claimed = {"numRows": str(rows), "COLUMN_STATS_ACCURATE": '{"BASIC_STATS":"true"}'}
     wait = Wait(Deadline.after(60), threading.Event())
-    change_parameters(client, table, ["day=a"], lambda found: [{**one.values, **claimed} for one in found], view, wait)
+    change_parameters(
+        client, table, ["day=a"], lambda found: [{**parameters.values, **claimed} for parameters in found], view, wait
+    )
     transactions.commit(client, txn)
 
 
@@ -194,7 +198,7 @@ def test_partition_when_the_metastore_refuses_its_value_then_its_records_are_rej
         assert visible_ids(client, name) == []
 
         skipped = stack.drain(_config(stack, strict, on_error="skip"))
-        assert sum(one.get("rejects", 0) for one in skipped.events("committed")) == 2
+        assert sum(event.get("rejects", 0) for event in skipped.events("committed")) == 2
         assert visible_ids(client, name) == [0, 2, 4]
         assert open_transactions(client, "ingestd/ingestd/") == []
         table = local_path(load_acid_table(client, name).location)
@@ -216,6 +220,6 @@ def test_partition_when_the_metastore_refuses_its_value_then_its_records_are_rej
             records = [json.dumps({"id": n, "note": "n", "day": day}).encode() for n, day in enumerate(days, 10)]
             with pytest.raises(SerializationError, match="whitelist") as caught:
                 connection.write(records)
-            assert [(one.index, one.column) for one in caught.value.rejects] == [(1, "day"), (3, "day")]
+            assert [(reject.index, reject.column) for reject in caught.value.rejects] == [(1, "day"), (3, "day")]
             connection.commit_transaction()
         assert visible_ids(client, name) == [0, 0, 2, 2, 4, 4, 10, 12, 14]

@@ -32,7 +32,7 @@ def _errors(daemon: Daemon) -> dict[str, str]:
 
 
 def _committed(daemon: Daemon, case: str) -> int:
-    return sum(one["rows"] for one in daemon.events("committed") if one["mapping"].endswith(f"_{case}"))
+    return sum(event["rows"] for event in daemon.events("committed") if event["mapping"].endswith(f"_{case}"))
 
 
 def test_targets_when_hive_refuses_them_at_the_start_then_their_mappings_stop_without_a_write_id(stack: Stack) -> None:

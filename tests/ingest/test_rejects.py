@@ -37,8 +37,8 @@ def _rejects(first: int, count: int) -> Rejects:
 
 def test_rejects_when_there_are_many_then_all_are_counted_and_few_are_kept() -> None:
     total = _rejects(10, 3) + _rejects(100, 1000)
-    assert (total.count, [one.offset for one in total.first]) == (1003, [10, 11, 12, 100, 101])
-    assert max(len(one.reason) for one in total.first) == 500
+    assert (total.count, [reject.offset for reject in total.first]) == (1003, [10, 11, 12, 100, 101])
+    assert max(len(reject.reason) for reject in total.first) == 500
 
 
 @pytest.mark.parametrize("limit", [None, RejectLimit(count=3), RejectLimit(percent=RejectLimit().percent + 1)])
@@ -99,13 +99,13 @@ def test_rejects_when_skipped_then_the_other_records_become_rows_and_the_commit_
     assert (commit["rows"], commit["records"], commit["rejects"]) == (10, 13, 3)
     [event] = cases.events("rejects_skipped", "mixed")
     assert (event["txn"], event["rejects"], event["records"]) == (commit["txn"], 3, 13)
-    assert [(one["partition"], one["offset"], one["column"]) for one in event["first"]] == [
+    assert [(reject["partition"], reject["offset"], reject["column"]) for reject in event["first"]] == [
         (0, 5, ""),
         (0, 6, "id"),
         (0, 7, "id"),
     ]
-    assert {one["topic"] for one in event["first"]} == {cases.name("mixed")}
-    assert all(one["reason"] for one in event["first"])
+    assert {reject["topic"] for reject in event["first"]} == {cases.name("mixed")}
+    assert all(reject["reason"] for reject in event["first"])
     assert MALFORMED.decode() not in json.dumps(event)
 
 
@@ -146,6 +146,6 @@ def test_tombstone_when_its_policy_is_null_row_then_becomes_a_row_or_a_reject(ca
     assert not cases.events("rejects_skipped", "nulls")
     assert cases.stack.ids(cases.name("unfit")) == [0, 1]
     [event] = cases.events("rejects_skipped", "unfit")
-    assert [(one["offset"], one["column"], one["reason"]) for one in event["first"]] == [
+    assert [(reject["offset"], reject["column"], reject["reason"]) for reject in event["first"]] == [
         (1, "id", "is NULL, but the column is NOT NULL")
     ]

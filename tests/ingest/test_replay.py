@@ -79,7 +79,7 @@ class Cases:
     def letters(self, case: str) -> dict[int, bool]:
         """Return the offsets of the letters, and whether they were replayed."""
         with self.warehouse() as warehouse:
-            return {one.offset: one.replay is not None for one in read_letters(warehouse, self.options(case))}
+            return {letter.offset: letter.replay is not None for letter in read_letters(warehouse, self.options(case))}
 
     def assert_stored(self, case: str, *replayed: int, others: tuple[int, ...] = ()) -> None:
         """Check that the table has these ids once, and a mark for each, by a scan and by a trusted row count."""
@@ -123,9 +123,9 @@ def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
             letters = {"on_error": "dead_letter", "dead_letter": {"table": made.dead(case)}}
             mappings.append({"name": name, "table": f"default.{name}"} | letters | more)
         stack.drain(stack.config(*mappings))
-        fixed = [one | {"format": {"type": "csv", "fields": ["id"]}} for one in mappings]
+        fixed = [mapping | {"format": {"type": "csv", "fields": ["id"]}} for mapping in mappings]
         made = replace(made, config=stack.config(*fixed))
-        made.mappings.update({one.name: one for one in load([made.config]).mappings})
+        made.mappings.update({mapping.name: mapping for mapping in load([made.config]).mappings})
         yield made
 
 
@@ -160,7 +160,7 @@ def test_replay_when_letters_are_selected_then_only_these_are_replayed_and_repet
     first = [offset for offset, is_replayed in cases.letters("some").items() if is_replayed]
     cases.stack.sql(f"INSERT INTO {dead} SELECT * FROM {dead} WHERE error_stage <> 'REPLAYED'")
     with cases.warehouse() as warehouse:
-        ids = {one.offset: one.id for one in read_letters(warehouse, cases.options("some"))}
+        ids = {letter.offset: letter.id for letter in read_letters(warehouse, cases.options("some"))}
     third = next(offset for offset in range(1, 5) if offset not in first)
     assert cases.replay("some", ids=frozenset([ids[third], ids[first[0]]])).replayed == 1
     assert cases.replay("some", reason="no such reason").replayed == 0
@@ -259,7 +259,7 @@ def test_replay_when_the_daemon_writes_the_same_tables_then_both_commit(cases: C
         if step == "staged":
             daemon = stack.start(document, hold=hold)
             eventually("the mapping to be owned", lambda: daemon.events("owner"))
-            stack.produce([b"%d" % one for one in daemon_ids])
+            stack.produce([b"%d" % id_ for id_ in daemon_ids])
             hold.wait()
 
     assert cases.replay("beside", run_daemon, limit=2).replayed == 2

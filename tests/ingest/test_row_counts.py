@@ -47,7 +47,7 @@ class _Tables:
     def commit(self, daemon: Daemon, ids: range) -> None:
         """Commit a row per id to each table."""
         wanted = self.rows(daemon) + len(ids) * len(self.partitions)
-        self.stack.produce({"id": one, "dt": "a"} for one in ids)
+        self.stack.produce({"id": identity, "dt": "a"} for identity in ids)
         eventually("the commits of the daemon", lambda: self.rows(daemon) == wanted)
 
     def parameters(self) -> dict[str, dict[str, str]]:
@@ -162,12 +162,12 @@ def test_analyze_when_it_ends_after_a_commit_that_it_did_not_see_then_hive_scans
 
 def test_revert_when_another_writer_commits_next_then_the_wrong_count_is_repaired(stack: Stack) -> None:
     stack.table("id int, note string")
-    with connect(stack) as one, connect(stack) as two:
-        with one.transaction():
-            one.write(rows(0))
+    with connect(stack) as connection, connect(stack) as two:
+        with connection.transaction():
+            connection.write(rows(0))
         old = read_parameters(stack)
-        with one.transaction():
-            one.write(rows(10))
+        with connection.transaction():
+            connection.write(rows(10))
         write_parameters(stack, old)
         with two.transaction():
             two.write(rows(20))

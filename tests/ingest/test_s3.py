@@ -52,7 +52,7 @@ def addresses(box: Sandbox) -> Addresses:
 
 @pytest.fixture
 def proxy(box: Sandbox) -> Iterator[S3Proxy]:
-    (server,) = (one for one in box.status() if one.name == "s3")
+    (server,) = (service for service in box.status() if service.name == "s3")
     with s3_proxy(int(server.address.rpartition(":")[2])) as proxy:
         yield proxy
 

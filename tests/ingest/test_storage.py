@@ -23,7 +23,7 @@ def _place(stack: Stack) -> Path:
 
 
 def _staged(place: Path) -> list[str]:
-    return [one.name for one in (place / ".ingestd-staging").glob("*")]
+    return [path.name for path in (place / ".ingestd-staging").glob("*")]
 
 
 class _Unmounted:
@@ -54,7 +54,7 @@ class _Unmounted:
         return bool(sum(event["rows"] for event in self.daemon.events("committed")) == rows)
 
     def waits(self) -> list[dict[str, Any]]:
-        return [one for one in self.daemon.events("waiting") if one["reason"] == "NotFound"]
+        return [event for event in self.daemon.events("waiting") if event["reason"] == "NotFound"]
 
     def has_waited(self, times: int) -> bool:
         return len(self.waits()) >= times
@@ -115,15 +115,15 @@ def test_partition_when_on_another_file_system_then_written_and_incomplete_copie
     ended, living = (transactions.begin(stack.metastore, "tests").id for _ in range(2))
     transactions.abort(stack.metastore, ended)
     half = [other_disk / f".ingestd-incoming-{txn}-delta_0000001_0000001_0000" for txn in (ended, living)]
-    for one in half:
-        one.mkdir()
-        (one / "bucket_00000").write_bytes(b"ORC")
+    for path in half:
+        path.mkdir()
+        (path / "bucket_00000").write_bytes(b"ORC")
     stack.produce({"id": number, "dt": "a"} for number in range(10))
 
     stack.drain()
 
     assert stack.ids() == list(range(10))
-    assert sorted(one.name for one in other_disk.iterdir() if one.name.startswith(".")) == [half[1].name]
+    assert sorted(path.name for path in other_disk.iterdir() if path.name.startswith(".")) == [half[1].name]
     assert _staged(_place(stack)) == []
     transactions.abort(stack.metastore, living)
 
@@ -144,7 +144,7 @@ def test_table_when_moved_while_a_transaction_is_staged_then_no_staging_files_re
     hold.release()
 
     assert daemon.wait() == 0, daemon.text()[-2000:]
-    assert "TableChanged" in [one["reason"] for one in daemon.events("waiting")]
+    assert "TableChanged" in [event["reason"] for event in daemon.events("waiting")]
     assert stack.ids() == list(range(10))
     assert _staged(old) == _staged(new) == []
 

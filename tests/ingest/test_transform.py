@@ -140,7 +140,7 @@ def test_where_when_mappings_share_a_topic_then_each_table_has_its_rows(cases: _
         assert cases.stack.count(name=f"default.{cases.name(case)}") == rows
         assert _letters(cases, case)[0] == (6, "")
         commits = [one for one in cases.daemon.events("committed") if one["mapping"] == cases.name(case)]
-        [event] = [one for one in commits if one["records"]]
+        [event] = [commit for commit in commits if commit["records"]]
         assert (event["records"], event["rows"], event["decoded"]) == (8, rows, 8 - event["rejects"])
 
 

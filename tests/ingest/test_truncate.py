@@ -63,13 +63,13 @@ def test_truncate_when_a_commit_is_in_progress_then_waits_for_it(stack: Stack, p
     hold.release()
     truncating.join(LIMIT)
     assert not truncating.is_alive()
-    eventually("the commit to be logged", lambda: sum(one["rows"] for one in daemon.events("committed")) == 30)
+    eventually("the commit to be logged", lambda: sum(event["rows"] for event in daemon.events("committed")) == 30)
     assert stack.ids() == []
 
     stack.produce(_rows(30, 35))
     eventually("the rows of the next commit", lambda: stack.ids() == list(range(30, 35)))
     assert stack.count() == 5
-    assert "TransactionAborted" not in [one["reason"] for one in daemon.events("waiting")]
+    assert "TransactionAborted" not in [event["reason"] for event in daemon.events("waiting")]
     daemon.terminate()
     assert daemon.wait() == 0
 
@@ -84,7 +84,7 @@ def test_truncate_when_begun_before_the_lock_of_a_commit_then_the_transaction_is
     assert daemon.wait() == 0, daemon.text()[-2000:]
     assert stack.ids() == list(range(10, 30))
     assert stack.count() == 20
-    aborts = [one["error"] for one in daemon.events("waiting") if one["reason"] == "TransactionAborted"]
+    aborts = [event["error"] for event in daemon.events("waiting") if event["reason"] == "TransactionAborted"]
     assert [error for error in aborts if "truncated" in error]
 
 
@@ -131,11 +131,11 @@ def test_truncate_when_run_in_a_loop_then_no_later_commit_is_hidden(stack: Stack
     assert daemon.wait() == 0, daemon.text()[-2000:]
     stack.drain(config)
 
-    commits = {one["write_id"]: one["rows"] for one in daemon.events("committed")}
+    commits = {event["write_id"]: event["rows"] for event in daemon.events("committed")}
     assert len(seen) > 5
     assert len(commits) > 10
     hidden = [(w, base) for w in commits for base, stored in seen if stored < w < base]
-    told = {one["write_id"] for one in daemon.events("commit_hidden")}
+    told = {event["write_id"] for event in daemon.events("commit_hidden")}
     assert [pair for pair in hidden if pair[0] not in told] == []
     ids = stack.ids()
     assert len(ids) == len(set(ids)) == stack.count()
@@ -164,4 +164,4 @@ def _produce_until(stack: Stack, done: threading.Event) -> None:
 def _newest_base(stack: Stack, *, partitioned: bool) -> int:
     root = local_path(load_acid_table(stack.metastore, TableName("default", stack.name)).location)
     bases = (root / "dt=a" if partitioned else root).glob("base_*")
-    return max(int(one.name.partition("_")[2]) for one in bases if "_v" not in one.name)
+    return max(int(base.name.partition("_")[2]) for base in bases if "_v" not in base.name)

@@ -110,10 +110,10 @@ def test_split_and_cap_when_there_are_no_ranges_then_return_no_ranges() -> None:
     ],
 )
 def test_differs_when_a_topic_id_is_unknown_then_compares_the_cluster_ids(
-    one: TopicIdentity, other: TopicIdentity, differ: bool
+    identity: TopicIdentity, other: TopicIdentity, differ: bool
 ) -> None:
-    assert one.differs(other) is differ
-    assert other.differs(one) is differ
+    assert identity.differs(other) is differ
+    assert other.differs(identity) is differ
 
 
 def test_merged_when_an_id_is_known_once_then_keeps_it() -> None:

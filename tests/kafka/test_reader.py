@@ -36,9 +36,9 @@ def test_read_when_headers_are_large_then_batches_with_messages_are_smaller(stac
     settings = {"bootstrap.servers": stack.addresses.kafka}
     limits = ReadLimits(batch_bytes=1_000_000)
     ranges = [OffsetRange(topic, 0, 0, count)]
-    plain = [len(one.values) for one in read(settings, ranges, limits)]
+    plain = [len(batch.values) for batch in read(settings, ranges, limits)]
     assert plain == [count]
-    kept = [len(one.values) for one in read(settings, ranges, limits, keep_messages=True)]
+    kept = [len(batch.values) for batch in read(settings, ranges, limits, keep_messages=True)]
     assert sum(kept) == count
     assert len(kept) > 1
 

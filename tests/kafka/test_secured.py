@@ -167,7 +167,7 @@ def test_password_when_it_is_changed_while_the_mapping_runs_then_waits_and_later
     kafka.remove_user("eve")
     told = eventually(
         "the rejected login to be named",
-        lambda: next((one for one in daemon.events("waiting") if "invalid credentials" in one["error"]), None),
+        lambda: next((event for event in daemon.events("waiting") if "invalid credentials" in event["error"]), None),
     )
     assert told["reason"] == "BrokerUnavailable"
     assert "gives up if it is rejected for 12 s" in told["error"]
@@ -201,7 +201,7 @@ def test_permission_when_it_is_revoked_while_the_mapping_runs_then_it_is_named_a
     [failed] = daemon.events("failed")
     assert failed["reason"] == "TopicDenied"
     assert f"permission denied: {operation} on the topic" in failed["error"]
-    assert "TopicDenied" in {one["reason"] for one in daemon.events("waiting")}
+    assert "TopicDenied" in {event["reason"] for event in daemon.events("waiting")}
     assert visible_ids(stack.metastore, TableName.parse(mapping["table"])) == [1]
 
 

@@ -129,9 +129,9 @@ def test_reader_settings_when_the_user_sets_fixed_properties_then_overrides_them
 
 
 def test_reader_settings_when_mappings_have_other_groups_then_each_uses_its_own_and_clients_are_shared() -> None:
-    mappings = [MappingOptions(one, ("t",), TableName("d", "t"), kafka=SERVERS) for one in ("clicks", "orders")]
-    assert [reader_settings(one.reader)["group.id"] for one in mappings] == ["ingestd-clicks", "ingestd-orders"]
-    assert len({client_key(one.reader) for one in mappings}) == 1
+    mappings = [MappingOptions(name, ("t",), TableName("d", "t"), kafka=SERVERS) for name in ("clicks", "orders")]
+    assert [reader_settings(mapping.reader)["group.id"] for mapping in mappings] == ["ingestd-clicks", "ingestd-orders"]
+    assert len({client_key(mapping.reader) for mapping in mappings}) == 1
 
 
 def test_reader_settings_when_answers_are_limited_then_a_fetch_is_not_larger() -> None:

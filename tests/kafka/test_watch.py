@@ -58,14 +58,14 @@ def test_watch_when_many_subscribe_then_few_requests_serve_all_and_news_are_repo
     watch, broker = _watch(stack)
     others = set(threading.enumerate())
     news = [threading.Event() for _ in range(100)]
-    subscriptions = [watch.subscribe([topic], 0.2, one.set) for one in news]
-    assert {tuple(one.read().ends.values()) for one in subscriptions} == {(0, 0)}
-    for one in news:
-        one.clear()
+    subscriptions = [watch.subscribe([topic], 0.2, event.set) for event in news]
+    assert {tuple(subscription.read().ends.values()) for subscription in subscriptions} == {(0, 0)}
+    for event in news:
+        event.clear()
     began, before = monotonic(), broker.requests
     stack.produce([{"id": 1}], partition=1)
-    assert all(one.wait(LIMIT) for one in news)
-    assert {one.checked().ends[TopicPartition(topic, 1)] for one in subscriptions} == {1}
+    assert all(event.wait(LIMIT) for event in news)
+    assert {subscription.checked().ends[TopicPartition(topic, 1)] for subscription in subscriptions} == {1}
     assert broker.requests - before <= 2 + 20 * (monotonic() - began)
     for subscription in subscriptions:
         subscription.close()

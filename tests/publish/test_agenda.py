@@ -49,7 +49,7 @@ def test_agenda_when_work_is_planned_by_many_then_few_threads_do_all_of_it_and_e
     assert count.most == 3
 
     def threads() -> list[threading.Thread]:
-        return [one for one in threading.enumerate() if one.name == "agenda" and one not in before]
+        return [thread for thread in threading.enumerate() if thread.name == "agenda" and thread not in before]
 
     eventually("the threads to end", lambda: not threads())
 

@@ -66,8 +66,8 @@ class Case:
 
     def deltas(self) -> list[str]:
         """Return the names of the delta directories of both tables."""
-        places = [local_path(one.table.location) for one in (self.plain, self.by_day)]
-        found = [one.name for place in places for one in place.rglob("delta_*") if one.is_dir()]
+        places = [local_path(write.table.location) for write in (self.plain, self.by_day)]
+        found = [path.name for place in places for path in place.rglob("delta_*") if path.is_dir()]
         return [name for name in found if parse_directory(name)]
 
 
@@ -98,12 +98,12 @@ def case(stack: Stack) -> Iterator[Case]:
         assert transactions.lock_against_overwrites(metastore, txn, locks, wait=wait)
         yield Case(metastore, between, txn, *writes)
         transactions.abort(stack.metastore, txn.id)
-        for one in writes:
-            one.counts.close(Deadline.after(60), threading.Event())
+        for write in writes:
+            write.counts.close(Deadline.after(60), threading.Event())
 
 
 def _visible(case: Case) -> list[list[int]]:
-    return [visible_ids(case.metastore, one.table.name) for one in (case.plain, case.by_day)]
+    return [visible_ids(case.metastore, write.table.name) for write in (case.plain, case.by_day)]
 
 
 def test_two_tables_when_published_then_both_are_visible_with_one_commit(stack: Stack, case: Case) -> None:
@@ -120,12 +120,12 @@ def test_two_tables_when_published_then_both_are_visible_with_one_commit(stack: 
     assert seen["counted"] == [[], []]
     assert seen["committed"] == [list(range(10)), list(range(10, 15))]
     assert case.between.calls["commit_txn"] == 1
-    assert [len(done[one.table.name].deltas) for one in (case.plain, case.by_day)] == [1, 1]
-    assert not any(one.hidden for one in done.values())
+    assert [len(done[write.table.name].deltas) for write in (case.plain, case.by_day)] == [1, 1]
+    assert not any(publication.hidden for publication in done.values())
     assert number(stack, table=case.plain.table.name.table) == 10
     assert number(stack, f"day={DAY}", case.by_day.table.name.table) == 5
-    for one in (case.plain, case.by_day):
-        assert not list((local_path(one.table.location) / staging.DAEMON).iterdir())
+    for write in (case.plain, case.by_day):
+        assert not list((local_path(write.table.location) / staging.DAEMON).iterdir())
 
 
 @pytest.mark.parametrize("step", STEPS[1:4])

@@ -25,7 +25,7 @@ from ingestd.publish.row_count_parameters import (
 
 def _content(*names: str) -> Content:
     directories = [parse_directory(name) for name in names]
-    return Content(tuple(one for one in directories if one is not None))
+    return Content(tuple(directory for directory in directories if directory is not None))
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,9 @@ def test_bootstrap_when_tables_have_all_kinds_of_transactions_then_target_has_th
     dump = copying.dump()
     copying.load()
     assert copying.rows(*TABLES) == TABLES
-    assert [one for one in TABLES if not same_write_ids(copying, one)] == []
-    for one in TABLES:
-        assert table_of(copying.replica.target.metastore, TableName(copying.target, one)).parameters[
+    assert [table for table in TABLES if not same_write_ids(copying, table)] == []
+    for table in TABLES:
+        assert table_of(copying.replica.target.metastore, TableName(copying.target, table)).parameters[
             "hive.repl.ckpt.key"
         ] == (dump.uri)
     marks = copying.marks()
@@ -169,9 +169,9 @@ def test_bootstrap_when_tables_have_constraints_and_functions_then_target_has_th
         create_function(metastore, FunctionObject(raw))
     copying.dump()
     copying.load()
-    assert [one.name for one in list_functions(target, copying.target)] == ["f"]
-    copied = [list_constraints(target, TableName(copying.target, one)) for one in ("parent", "child")]
-    assert [[one.name for one in some] for some in copied] == [["the_key"], ["the_reference"]]
+    assert [function.name for function in list_functions(target, copying.target)] == ["f"]
+    copied = [list_constraints(target, TableName(copying.target, name)) for name in ("parent", "child")]
+    assert [[constraint.name for constraint in some] for some in copied] == [["the_key"], ["the_reference"]]
 
 
 def test_bootstrap_when_the_database_has_a_view_then_target_has_it(copying: Copying) -> None:
@@ -242,9 +242,9 @@ def test_load_when_the_target_is_not_empty_or_of_another_source_then_is_refused(
 
 def test_bootstrap_when_repeated_then_replaces_tables_and_drops_those_without_source(copying: Copying) -> None:
     source, target = copying.replica.source, copying.replica.target.metastore
-    for one in ("kept", "dropped"):
-        make_table(source.metastore, TableName(copying.database, one))
-        insert(source, TableName(copying.database, one), [(1, "a")])
+    for name in ("kept", "dropped"):
+        make_table(source.metastore, TableName(copying.database, name))
+        insert(source, TableName(copying.database, name), [(1, "a")])
     copying.dump()
     copying.load()
     source.metastore.call("drop_table", copying.database, "dropped", True)
@@ -327,7 +327,7 @@ def test_load_when_killed_after_each_step_then_is_continued(copying: Copying) ->
             assert "repl.last.id" not in copied.marks(), step
         _load_again(copied, dump)
         assert copied.rows(*TABLES) == TABLES, step
-        assert [one for one in TABLES if not same_write_ids(copied, one)] == [], step
+        assert [table for table in TABLES if not same_write_ids(copied, table)] == [], step
 
 
 def _load_again(copying: Copying, dump: Dump) -> None:

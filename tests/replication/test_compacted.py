@@ -34,5 +34,5 @@ DELETES = "delete_delta_0000003_0000003_0000"
 def test_directories_when_they_differ_then_explained_if_a_compaction_covers_them(
     names: Sequence[str], others: Sequence[str], left: Sequence[str]
 ) -> None:
-    found = [one for one in map(parse_directory, others) if one is not None]
+    found = [other for other in map(parse_directory, others) if other is not None]
     assert unexplained(names, found) == left

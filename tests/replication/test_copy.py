@@ -96,16 +96,18 @@ def test_copy_when_between_any_storages_then_equal_and_not_read_twice(places: Pl
     files = _files(here, there, contents)
     copier, seen = Copier(places.storages), list[Progress]()
     result = copier.copy(files, on_progress=seen.append)
-    assert {one.file for one in result.copied} == set(files)
+    assert {copied.file for copied in result.copied} == set(files)
     assert not result.lost
     assert not result.equal
-    for one in result.copied:
-        content = contents[one.file.source.removeprefix(f"{here}/")]
-        assert one.checksum == f"crc32:{zlib.crc32(content):08x}"
-        assert _read(places.storages, one.file.target) == content
-        assert [entry.name for entry in places.storages.at(there).entries(one.file.directory)].count(one.file.name) == 1
+    for copied in result.copied:
+        content = contents[copied.file.source.removeprefix(f"{here}/")]
+        assert copied.checksum == f"crc32:{zlib.crc32(content):08x}"
+        assert _read(places.storages, copied.file.target) == content
+        assert [entry.name for entry in places.storages.at(there).entries(copied.file.directory)].count(
+            copied.file.name
+        ) == 1
     total = sum(map(len, contents.values()))
-    assert [one.files for one in seen] == [1, 2, 3]
+    assert [progress.files for progress in seen] == [1, 2, 3]
     assert seen[-1] == Progress(3, total, 3, total)
 
     places.storages.at(here).remove(here)
@@ -126,14 +128,14 @@ def test_copy_when_the_source_is_not_the_expected_file_then_from_the_archive_or_
     for name, content in {"longer": b"content and more", "shorter": b"cont", "other": b"CONTENT"}.items():
         _put(places.storages, child(here, name), content)
     checksum = f"crc32:{zlib.crc32(b'content'):08x}"
-    written = {one.name: one.written for one in places.storages.at(here).entries(here)}
+    written = {entry.name: entry.written for entry in places.storages.at(here).entries(here)}
     written |= {"later": written["later"] - 5, "fine": written["fine"] + 1}
     files = [
         CopyFile(child(here, name), 7, there, name, checksum=checksum, written=written.get(name, 0)) for name in names
     ]
     found = Copier(places.storages).copy(files)
-    assert [one.file.name for one in found.copied] == ["fine"]
-    reasons = {one.file.name: one.reason for one in found.lost}
+    assert [copied.file.name for copied in found.copied] == ["fine"]
+    reasons = {lost.file.name: lost.reason for lost in found.lost}
     assert "16 bytes instead of 7" in reasons["longer"]
     assert "4 bytes instead of 7" in reasons["shorter"]
     assert f"instead of {checksum}" in reasons["other"]
@@ -144,10 +146,10 @@ def test_copy_when_the_source_is_not_the_expected_file_then_from_the_archive_or_
     places.storages.at(archive).remove_file(missing[0])
     _put(places.storages, missing[1], b"c")
     found = Copier(places.storages).copy([replace(file, archive=child(archive, file.name)) for file in files])
-    assert {one.file.name for one in found.copied} == {"longer", "other", "later"}
-    assert {one.file.name for one in found.lost} == {"removed", "shorter"}
-    assert all(archive in one.reason for one in found.lost)
-    assert {one.name for one in places.storages.at(there).entries(there)} == {"fine", "longer", "other", "later"}
+    assert {copied.file.name for copied in found.copied} == {"longer", "other", "later"}
+    assert {lost.file.name for lost in found.lost} == {"removed", "shorter"}
+    assert all(archive in lost.reason for lost in found.lost)
+    assert {entry.name for entry in places.storages.at(there).entries(there)} == {"fine", "longer", "other", "later"}
 
 
 class Meddler(Storages):
@@ -212,7 +214,7 @@ def test_copy_when_the_source_changes_meanwhile_then_its_first_content_or_lost(
     (file,) = _local(tmp_path, {"d/file": content})
     found = Copier(Meddler(change)).copy([file])
     if change in {_truncate, _append}:
-        assert [one.reason for one in found.lost] == [f"{file.source}: the file was written while it was read"]
+        assert [lost.reason for lost in found.lost] == [f"{file.source}: the file was written while it was read"]
         assert _tree(tmp_path / "target") == {}
     else:  # the open file still exists
         assert _tree(tmp_path / "target") == {"d/file": content}
@@ -225,7 +227,7 @@ def test_copy_when_the_target_differs_then_replaced_if_longer_or_stale(tmp_path:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(b"old")
     found = Copier(Storages()).copy([replace(file, is_stale=file.name == "stale") for file in files])
-    assert [one.name for one in found.equal] == ["equal"]
+    assert [file.name for file in found.equal] == ["equal"]
     expected = {"d/longer": b"new content", "d/stale": b"new", "d/equal": b"old"}
     assert _tree(tmp_path / "target") == expected
 
@@ -233,7 +235,7 @@ def test_copy_when_the_target_differs_then_replaced_if_longer_or_stale(tmp_path:
 def test_copy_when_a_target_is_named_twice_then_the_last_file_is_copied(tmp_path: Path) -> None:
     first, second = _local(tmp_path, {"a/file": b"a", "b/file": b"b"})
     found = Copier(Storages()).copy([replace(first, directory=second.directory), second])
-    assert [one.file for one in found.copied] == [second]
+    assert [copied.file for copied in found.copied] == [second]
     assert Copier(Storages()).copy([]).copied == ()
 
 
@@ -274,7 +276,7 @@ def test_copy_when_killed_then_the_next_one_continues_and_leaves_no_temporary_fi
     assert len(before) < 40
     files = [CopyFile(f"{source}/{n}", 300_000, f"file:{target}/{n % 3}", str(n)) for n in range(40)]
     found = Copier(Storages()).copy(files)
-    assert {f"{int(one.name) % 3}/{one.name}" for one in found.equal} == before
+    assert {f"{int(file.name) % 3}/{file.name}" for file in found.equal} == before
     assert _tree(target) == {f"{int(name) % 3}/{name}": content for name, content in contents.items()}
 
 
@@ -297,7 +299,7 @@ def test_copy_when_larger_than_a_limit_then_one_spark_job_with_the_same_result(p
     with closing(Copier(Storages(), shared_engine(), CopyOptions(job_files=10))) as copier:
         found = copier.copy(files, on_progress=seen.append)
         assert len(found.copied) == 59
-        assert [one.file.name for one in found.lost] == ["bucket_00003"]
+        assert [lost.file.name for lost in found.lost] == ["bucket_00003"]
         assert seen[-1].files == 60
         lacking = {path: content for path, content in contents.items() if path != "delta_3/bucket_00003"}
         assert _tree(tmp_path / "target") == lacking
@@ -385,7 +387,7 @@ def test_tasks_when_packed_then_bounded_and_even() -> None:
         return [Assignment(CopyFile("s", length, "d", str(n)), replaces=False) for n, length in enumerate(lengths)]
 
     def lengths(tasks: list[list[Assignment]]) -> list[list[int]]:
-        return [[one.file.length for one in task] for task in tasks]
+        return [[assignment.file.length for assignment in task] for task in tasks]
 
     large = 3 << 30
     assert lengths(packed(assignments(1, large, 2), 1)) == [[large], [2, 1]]

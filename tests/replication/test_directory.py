@@ -158,7 +158,7 @@ def test_dump_when_suspended_after_it_was_announced_then_later_dumps_stay(local_
 
     slow = DumpDirectory(_Suspended(meanwhile), local_root.uri, "Db1")
     _finish(slow, _begin(slow, event=7), 7)
-    assert [(one.state.number, one.is_loaded) for one in others.dumps()] == [(2, True), (3, False)]
+    assert [(dump.state.number, dump.is_loaded) for dump in others.dumps()] == [(2, True), (3, False)]
 
 
 def test_failure_when_not_recoverable_then_both_sides_stop_until_resumed(root: Root) -> None:

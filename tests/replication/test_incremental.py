@@ -82,7 +82,7 @@ def test_bootstrap_when_the_source_changes_meanwhile_then_the_first_cycle_makes_
     copying = new_copying(replica, tmp_path)
     following = Following(replica, copying.database, copying.target, tmp_path)
     side, metastore = replica.source, replica.source.metastore
-    first, second = (following.name(one) for one in ("first", "second"))
+    first, second = (following.name(name) for name in ("first", "second"))
     for name in (first, second):
         make_table(metastore, name)
         write(side, name, INSERT)
@@ -194,7 +194,7 @@ def test_reader_when_transactions_write_two_tables_then_it_never_sees_one_withou
     following: Following,
 ) -> None:
     side, metastore = following.replica.source, following.replica.source.metastore
-    names = [following.name(one) for one in ("left", "right")]
+    names = [following.name(name) for name in ("left", "right")]
     for name in names:
         make_table(metastore, name)
     following.cycle()
@@ -331,8 +331,10 @@ def test_definitions_when_changed_then_target_has_them(following: Following) -> 
     source.call("drop_function", following.database, "dropped")
     following.cycle()
     copied = TableName(following.target, "t")
-    assert [(one.kind, one.name) for one in list_constraints(target, copied)] == [(ConstraintKind.PRIMARY_KEY, "pk")]
-    assert [one.column_name for one in list_constraints(target, copied)[0].columns] == ["id", "day"]
+    assert [(constraint.kind, constraint.name) for constraint in list_constraints(target, copied)] == [
+        (ConstraintKind.PRIMARY_KEY, "pk")
+    ]
+    assert [column.column_name for column in list_constraints(target, copied)[0].columns] == ["id", "day"]
     assert [one.name for one in list_functions(target, following.target)] == ["kept"]
     assert following.marks()["team"] == "web"
     assert following.last_event() > 5
@@ -412,7 +414,7 @@ def _columns_with_statistics(side: Side, name: TableName, partition: str) -> lis
 
 
 def test_files_when_of_many_commits_then_one_spark_job_copies_them_first(following: Following) -> None:
-    side, names = following.replica.source, [following.name(one) for one in ("s", "t")]
+    side, names = following.replica.source, [following.name(name) for name in ("s", "t")]
     for name in names:
         make_table(side.metastore, name)
     following.cycle()

@@ -73,7 +73,7 @@ def test_load_when_interrupted_after_an_object_is_gone_then_earlier_changes_of_i
     following: Following,
 ) -> None:
     metastore = following.replica.source.metastore
-    names = parted, dropped, renamed_from = [following.name(one) for one in ("parted", "dropped", "old")]
+    names = parted, dropped, renamed_from = [following.name(name) for name in ("parted", "dropped", "old")]
     for name in names:
         location = f"file:{following.replica.source.external}/{following.database}/{name.table}"
         make_table(metastore, name, partitioned=name == parted, parameters=EXTERNAL, location=location)
@@ -111,7 +111,7 @@ def test_load_when_interrupted_after_an_object_is_gone_then_earlier_changes_of_i
 def test_load_when_killed_after_a_step_then_the_next_one_completes_it(
     following: Following, steps: tuple[ProcessStep | ReplayStep, ...]
 ) -> None:
-    others = [(one, following.other_target()) for one in steps]
+    others = [(step, following.other_target()) for step in steps]
     do_everything(following)
     following.dump()
     for step, other in others:
@@ -219,4 +219,4 @@ def test_load_when_it_loses_its_lease_within_an_event_then_changes_nothing_more(
 
 
 def _heartbeats() -> list[threading.Thread]:
-    return [one for one in threading.enumerate() if one.name == "ingestd-lease-heartbeat"]
+    return [thread for thread in threading.enumerate() if thread.name == "ingestd-lease-heartbeat"]

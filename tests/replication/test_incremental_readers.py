@@ -122,7 +122,11 @@ def test_bootstrap_when_the_target_is_compacted_before_the_last_file_then_has_al
             eventually("the other files", lambda: len(list(place.glob("delta_*/bucket_*"))) == 2)
             made = request_compaction(metastore, name, WHOLE_TABLE, "major", "tests")
             eventually(
-                "its end", lambda: made.id not in {one.id for one in read_compactions(metastore) if one.is_pending}
+                "its end",
+                lambda: (
+                    made.id
+                    not in {compaction.id for compaction in read_compactions(metastore) if compaction.is_pending}
+                ),
             )
 
     cluster, copier = Cluster(metastore, Storages()), Copier(Meddler(compact))

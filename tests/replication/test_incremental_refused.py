@@ -22,8 +22,8 @@ from tests.support.replica_tables import make_table
 
 def test_target_when_another_client_has_written_then_nothing_is_replayed(following: Following) -> None:
     side, target = following.replica.source, following.replica.target
-    for one in ("s", "t"):
-        make_table(side.metastore, following.name(one))
+    for name in ("s", "t"):
+        make_table(side.metastore, following.name(name))
     following.cycle()
     before = following.last_event()
     commit(target.metastore, begin_writing(target.metastore, TableName(following.target, "t"), "somebody")[0])

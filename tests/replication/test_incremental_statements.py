@@ -54,8 +54,8 @@ def test_transaction_when_it_writes_two_databases_then_each_target_has_its_rows(
     root = tmp_path / "other"
     root.mkdir()
     other = new_following(replica, root)
-    for one in (following, other):
-        run(one, f"CREATE TABLE {{db}}.t (id INT) {ACID}", "INSERT INTO {db}.t VALUES (1), (2)")
+    for follower in (following, other):
+        run(follower, f"CREATE TABLE {{db}}.t (id INT) {ACID}", "INSERT INTO {db}.t VALUES (1), (2)")
     run(following, f"FROM {{db}}.t INSERT INTO {{db}}.t SELECT id + 10 INSERT INTO {other.database}.t SELECT id + 20")
     other.cycle()
     following.cycle()
@@ -65,9 +65,9 @@ def test_transaction_when_it_writes_two_databases_then_each_target_has_its_rows(
     )
     following.cycle()
     other.cycle()
-    for one, count in ((following, 8), (other, 8)):
-        assert_equal(one, "SELECT * FROM {db}.t")
-        assert one.replica.target.sql(f"SELECT count(*) FROM {one.target}.t") == [(count,)]
+    for follower, count in ((following, 8), (other, 8)):
+        assert_equal(follower, "SELECT * FROM {db}.t")
+        assert follower.replica.target.sql(f"SELECT count(*) FROM {follower.target}.t") == [(count,)]
 
 
 def test_partitions_when_changed_by_every_statement_then_target_has_them(following: Following) -> None:
@@ -197,6 +197,8 @@ def test_definitions_when_changed_by_statements_then_target_has_them(following: 
 
 def _constraints(metastore: Metastore, database: str) -> list[tuple[ConstraintKind, str]]:
     """Return the kind and the column of each constraint of both tables."""
-    found = [one for table in ("c", "r") for one in list_constraints(metastore, TableName(database, table))]
-    columns = [(one.kind, vars(one.columns[0])) for one in found]
+    found = [
+        constraint for table in ("c", "r") for constraint in list_constraints(metastore, TableName(database, table))
+    ]
+    columns = [(constraint.kind, vars(constraint.columns[0])) for constraint in found]
     return [(kind, str(column.get("column_name") or column["fkcolumn_name"])) for kind, column in columns]

@@ -246,7 +246,7 @@ def test_scope_when_changed_then_new_tables_are_copied_and_others_leave(followin
 
 def test_copy_when_the_source_changes_meanwhile_then_the_next_cycle_makes_it_equal(following: Following) -> None:
     side, metastore = following.replica.source, following.replica.source.metastore
-    followed, copied, recreated, moved = (following.name(one) for one in ("followed", "copied", "recreated", "moved"))
+    followed, copied, recreated, moved = (following.name(name) for name in ("followed", "copied", "recreated", "moved"))
     following.dump(Scope(following.database, "followed"))
     following.load()
     _fill(following, "followed", "copied", "recreated", "moved")

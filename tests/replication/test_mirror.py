@@ -67,7 +67,7 @@ def test_mirror_when_files_are_added_changed_and_removed_then_the_target_follows
     assert not root.storages.at(root.uri).exists(child(pair.target, "p=2"))
 
     below = copied_versions(root.storages, Mirror(child(pair.source, "p=1"), child(pair.target, "p=1")))
-    assert {path: one.length for path, one in below.items()} == {"b": 14}
+    assert {path: version.length for path, version in below.items()} == {"b": 14}
     assert copied_versions(root.storages, pair).keys() == {"a", "p=1/b", "new/e"}
     assert copied_versions(root.storages, Mirror(child(root.uri, "other"), pair.target)) == {}
 
@@ -159,7 +159,7 @@ def test_mirror_when_a_file_vanishes_while_it_is_copied_then_reported_and_remove
         _put(local_root, f"source/{name}", b"content")
         _put(local_root, f"target/{name}", b"old")
     found = _update(_Vanishing(), pair)
-    assert [one.file.name for one in found.lost] == ["vanishes"]
+    assert [lost.file.name for lost in found.lost] == ["vanishes"]
     assert _tree(local_root, pair.target) == {"stays": b"content", "vanishes": b"old"}
     assert _update(local_root.storages, pair).removed == 1
 

@@ -194,7 +194,7 @@ def _assert_equal(pair: Pair) -> None:
     reports = list(
         verify(pair.cluster(source), pair.cluster(target), Scope(pair.database), pair.target, ColumnChecks())
     )
-    assert [one for one in reports if one.verdict is not Verdict.EQUAL or one.behind] == []
+    assert [report for report in reports if report.verdict is not Verdict.EQUAL or report.behind] == []
     for name in names:
         before, after = (
             sorted(side.sql(f"SELECT * FROM {database}.{name}"), key=str)

@@ -41,7 +41,7 @@ def _partitions_altered(event: int, write_id: int, *days: str) -> EventRecord:
         ttypes.Partition(values=[day], sd=_storage(), parameters={"numRows": str(write_id)}, writeId=write_id)
         for day in days
     ]
-    message = {"partitionListJson": [PartitionObject(one).text for one in parts], "writeId": write_id}
+    message = {"partitionListJson": [PartitionObject(part).text for part in parts], "writeId": write_id}
     return EventRecord(event, "ALTER_PARTITIONS", "t", json.dumps(message))
 
 
@@ -56,8 +56,10 @@ def _ended(event: int, write_id: int, how: str = COMMIT) -> EventRecord:
 def _replayed(*records: EventRecord, after: int = 0) -> list[tuple[int, int]]:
     """Return the events of the alterations that are replayed, each with the write id of its statistics."""
     runs = StatisticsRuns.of(records, after)
-    replayed = [runs.replayed(one) for one in records if one.type.startswith("ALTER_") and one.event > after]
-    return [(one.event, one.message["writeId"]) for one in replayed if one is not None]
+    replayed = [
+        runs.replayed(record) for record in records if record.type.startswith("ALTER_") and record.event > after
+    ]
+    return [(record.event, record.message["writeId"]) for record in replayed if record is not None]
 
 
 def test_alterations_when_one_table_has_several_then_the_first_has_the_last_statistics() -> None:

@@ -41,34 +41,34 @@ def _make(location: Path, *names: str) -> str:
 def test_table_when_it_has_a_base_then_visible_directories_are_copied_under_visible_names(tmp_path: Path) -> None:
     location = _make(tmp_path, *FILES)
     found = list(visible_files(LocalStorage(), location, IDS, lambda txn: txn < 50))
-    assert {f"{one.directory}/{one.name}" for one in found} == {
+    assert {f"{file.directory}/{file.name}" for file in found} == {
         "base_0000003/bucket_00000",  # of the base 5, whose last two write ids were aborted
         "delta_0000006_0000006_0000/bucket_00000",
         "delta_0000006_0000006_0000/bucket_00000_flush_length",
         "delta_0000007_0000009/HIVE_UNION_SUBDIR_1/000000_0",
         "delete_delta_0000006_0000006_0000/bucket_00001",
     }
-    assert {one.uri for one in found if one.directory == "base_0000003"} == {
+    assert {file.uri for file in found if file.directory == "base_0000003"} == {
         f"{location}/base_0000005_v0000020/bucket_00000"
     }
-    assert {one.length for one in found} == {5}
-    names = {one.directory.partition("/")[0] for one in found}
+    assert {file.length for file in found} == {5}
+    names = {file.directory.partition("/")[0] for file in found}
     seen = visible_directories(names, IDS, lambda _: False)
     assert seen.base is not None
-    visible = {seen.base.name, *(one.name for one in seen.deltas), *(one.name for one in seen.delete_deltas)}
+    visible = {seen.base.name, *(delta.name for delta in seen.deltas), *(delta.name for delta in seen.delete_deltas)}
     assert visible == names
 
 
 def test_table_when_it_has_no_base_then_original_files_are_copied(tmp_path: Path) -> None:
     location = _make(tmp_path, "000000_0", "part/000001_0", "_tmp/x", "delta_0000008_0000008_0000/bucket_00000")
     found = visible_files(LocalStorage(), location, IDS, lambda _: True)
-    assert {(one.directory, one.name) for one in found} == {("", "000000_0"), ("part", "000001_0")}
+    assert {(file.directory, file.name) for file in found} == {("", "000000_0"), ("part", "000001_0")}
 
 
 def test_table_when_without_transactions_then_all_files_but_hidden_ones_are_copied(tmp_path: Path) -> None:
     location = _make(tmp_path, "a", "b/c", ".d", "_e/f")
     found = all_files(LocalStorage(), location)
-    assert {(one.directory, one.name) for one in found} == {("", "a"), ("b", "c")}
+    assert {(file.directory, file.name) for file in found} == {("", "a"), ("b", "c")}
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def copied(replica: Replica, tmp_path: Path) -> Copying:
 def _verify(copying: Copying, *names: str, columns: ColumnChecks | None = None) -> dict[str, TableReport]:
     source, target = (Cluster(side.metastore, Storages()) for side in (copying.replica.source, copying.replica.target))
     reports = verify(source, target, Scope(copying.database), copying.target, columns)
-    return {one.table: one for one in reports if not names or one.table in names}
+    return {report.table: report for report in reports if not names or report.table in names}
 
 
 def _location(side: Side, database: str, table: str) -> Path:
@@ -52,7 +52,7 @@ def _location(side: Side, database: str, table: str) -> Path:
 
 def test_copy_when_complete_then_is_equal_file_by_file(copied: Copying) -> None:
     reports = _verify(copied)
-    assert [name for name, one in reports.items() if (one.verdict, one.findings) != (Verdict.EQUAL, ())] == []
+    assert [name for name, report in reports.items() if (report.verdict, report.findings) != (Verdict.EQUAL, ())] == []
     assert reports.keys() == TABLES.keys()
     assert reports["parted"].locations == 3
     plain = reports["plain"]
@@ -124,7 +124,7 @@ def test_copy_when_tables_were_dropped_and_created_then_is_different(copied: Cop
 
 def test_copy_when_changes_are_not_replayed_yet_then_is_not_comparable(copied: Copying) -> None:
     metastore = copied.replica.source.metastore
-    plain, parted, only, later = (TableName(copied.database, one) for one in ("plain", "parted", "only", "later"))
+    plain, parted, only, later = (TableName(copied.database, name) for name in ("plain", "parted", "only", "later"))
     drop_table(metastore, plain, delete_data=True)
     drop_partitions(metastore, parted, ["day=a"], delete_data=True)
     changed = table_of(metastore, only)
@@ -153,15 +153,15 @@ def test_copy_when_one_side_is_compacted_then_rows_are_compared(copied: Copying)
     compact(copied.replica.source, TableName(copied.database, "only"), write_id=1, of_write_id=1)
     compact(copied.replica.target, TableName(copied.target, "plain"), write_id=1, of_write_id=1)
     reports = _verify(copied, "plain", "only")
-    assert {one.verdict for one in reports.values()} == {Verdict.EQUAL}
+    assert {report.verdict for report in reports.values()} == {Verdict.EQUAL}
 
 
 def test_columns_when_compared_then_are_equal_although_each_side_is_compacted(copied: Copying) -> None:
     compact(copied.replica.source, TableName(copied.database, "only"), write_id=1, of_write_id=1)
     compact(copied.replica.target, TableName(copied.target, "plain"), write_id=1, of_write_id=1)
     reports = _verify(copied, columns=ColumnChecks())
-    assert {(one.verdict, one.findings) for one in reports.values()} == {(Verdict.EQUAL, ())}
-    assert {name: (one.rows, one.target_rows) for name, one in reports.items()} == {
+    assert {(report.verdict, report.findings) for report in reports.values()} == {(Verdict.EQUAL, ())}
+    assert {name: (report.rows, report.target_rows) for name, report in reports.items()} == {
         name: (len(rows), len(rows)) for name, rows in TABLES.items()
     }
 

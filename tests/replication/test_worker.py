@@ -216,7 +216,7 @@ def test_policy_when_it_cannot_run_here_then_fails_with_the_reason(pair: Pair) -
         assert run.status is Status.FAILED
         assert "'SELECT' where REPL" in run.error
         # Names that other clients have created are recorded when they run.
-        eventually("its name", lambda: "select" in {one.name for one in pair.policies(source).all()})
+        eventually("its name", lambda: "select" in {policy.name for policy in pair.policies(source).all()})
 
 
 def test_policies_when_several_are_due_then_run_at_the_same_time_in_two_processes(pair: Pair) -> None:
@@ -305,7 +305,7 @@ def test_policies_of_the_configuration_when_different_then_are_created_and_alter
         assert not changed.is_enabled, "a policy that an operator has disabled stays disabled"
         worker.define([replace(wanted, enabled=True)])
         eventually("the change", lambda: policies.get("dump").is_enabled)
-        eventually("the status", lambda: [one.policy.name for one in worker.statuses] == ["dump"])
+        eventually("the status", lambda: [status.policy.name for status in worker.statuses] == ["dump"])
         totals = worker.totals
         _execute(pair, source)
         assert totals.executions == {}

@@ -31,9 +31,9 @@ def _found(moves: list[Move], *files: WrittenFile, event: int = 5) -> Found:
     found = WrittenFiles(Storages(), moves, [CommittedWrite(event, write)])
     records = list(found.records())
     assert [" has vanished" in one for one in found.unusable().values()] == [True] * any(
-        one.length < 0 for one in records
+        record.length < 0 for record in records
     )
-    return [(one.directory, one.name, one.source.removeprefix("file:"), one.length) for one in records]
+    return [(record.directory, record.name, record.source.removeprefix("file:"), record.length) for record in records]
 
 
 def test_files_when_in_place_then_have_their_lengths_and_side_files(table: Path) -> None:
@@ -50,7 +50,7 @@ def test_files_when_in_place_then_have_their_lengths_and_side_files(table: Path)
 
 def test_files_when_in_directories_of_a_union_then_keep_them_apart(table: Path) -> None:
     parts = ["delta_3_3_0000/HIVE_UNION_SUBDIR_1", "delta_3_3_0000/HIVE_UNION_SUBDIR_2"]
-    files = [WrittenFile(_write(table / one / "000000_0", one[-1]), "", "", "delta_3_3_0000") for one in parts]
+    files = [WrittenFile(_write(table / part / "000000_0", part[-1]), "", "", "delta_3_3_0000") for part in parts]
     assert [directory for directory, *_ in _found([], *files)] == parts
 
 

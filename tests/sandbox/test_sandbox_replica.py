@@ -117,7 +117,7 @@ def test_statements_when_run_on_a_side_then_work_and_each_commit_names_its_files
 def _compactions(side: Side, table: str) -> set[str]:
     """Return the states of the compactions of a table."""
     answer = side.metastore.call("show_compact", ttypes.ShowCompactRequest())
-    return {one.state for one in answer.compacts if f"{one.dbname}.{one.tablename}" == table}
+    return {compact.state for compact in answer.compacts if f"{compact.dbname}.{compact.tablename}" == table}
 
 
 def _announced(side: Side, database: str, after: int) -> int:

@@ -31,8 +31,10 @@ engine.stop()
 
 def _mapped(pid: int) -> list[str]:
     """Return the class archives that the JVM of the process's Spark session has mapped."""
-    children = [one for one in psutil.Process(pid).children() if one.status() != psutil.STATUS_ZOMBIE]
-    [machine] = [one.pid for one in children if any(word.startswith("org.apache.spark") for word in one.cmdline())]
+    children = [child for child in psutil.Process(pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+    [machine] = [
+        child.pid for child in children if any(word.startswith("org.apache.spark") for word in child.cmdline())
+    ]
     lines = Path(f"/proc/{machine}/maps").read_text().splitlines()
     return sorted({line.split()[-1] for line in lines if line.endswith(".jsa") and "classes-" in line})
 

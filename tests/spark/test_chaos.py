@@ -147,7 +147,7 @@ class _Chaos:
             self.daemon = self._start()
 
     def _executor(self) -> list[psutil.Process]:
-        running = [one for worker in self._cluster.workers for one in self._cluster.executors(worker)]
+        running = [executor for worker in self._cluster.workers for executor in self._cluster.executors(worker)]
         return tree(self._dice.choice(running)) if running else []
 
     def _kill_executor(self) -> None:
@@ -181,7 +181,7 @@ class _Chaos:
 
     def _kill_driver_jvm(self) -> None:
         children = psutil.Process(self.daemon.process.pid).children()
-        _send([one for one in children if one.name() == "java"], psutil.Process.kill)
+        _send([process for process in children if process.name() == "java"], psutil.Process.kill)
 
 
 def _send(processes: list[psutil.Process], signal: Callable[[psutil.Process], None]) -> None:
@@ -219,7 +219,7 @@ def test_tables_when_processes_of_the_cluster_end_at_random_then_each_record_is_
     daemon.terminate()
     assert daemon.wait() == 0, daemon.text()[-3000:]
     pair.check(sent)
-    eventually("no executor", lambda: not any(cluster.executors(one) for one in cluster.workers))
+    eventually("no executor", lambda: not any(cluster.executors(worker) for worker in cluster.workers))
     assert _spools(cluster.folder) == [], f"seed {_SEED}, {chaos.done}"
 
 
@@ -250,9 +250,9 @@ def test_tables_when_an_executor_resumes_after_its_transactions_have_ended_then_
         pair.wait(sent)
     finally:
         _send(jvms + workers, psutil.Process.resume)
-    eventually("their end", lambda: not any(one.is_running() for one in jvms + workers))
+    eventually("their end", lambda: not any(process.is_running() for process in jvms + workers))
     daemon.terminate()
     assert daemon.wait() == 0, daemon.text()[-3000:]
     pair.check(sent)
-    eventually("no executor", lambda: not any(cluster.executors(one) for one in cluster.workers))
+    eventually("no executor", lambda: not any(cluster.executors(worker) for worker in cluster.workers))
     assert _spools(cluster.folder) == []

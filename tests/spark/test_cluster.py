@@ -145,7 +145,7 @@ def test_mapping_when_an_executor_and_the_driver_are_killed_then_each_record_is_
     daemon = stack.start_process(config, SPARK_SUBMIT_OPTS=f"-Dlog4j2.configurationFile={info.as_uri()}")
     with flow.flowing():
         _next_commit(daemon)
-        eventually("two executors", lambda: all(cluster.executors(one) for one in cluster.workers))
+        eventually("two executors", lambda: all(cluster.executors(worker) for worker in cluster.workers))
         _check_secrets(cluster, daemon, int(conf["spark.ui.port"]), tmp_path / "events")
         # A task is retried on the other executor, or on the one that replaces it.
         for process in tree(cluster.executors(cluster.workers[0])[0]):
@@ -186,11 +186,13 @@ def test_mapping_when_workers_are_killed_and_an_executor_is_suspended_then_each_
         # Without any executor, the mapping waits, and then continues with those that appear.
         cluster.kill(first)
         cluster.kill(second)
-        waits = eventually("the event waiting", lambda: [one for one in daemon.events("waiting") if _is_starved(one)])
+        waits = eventually(
+            "the event waiting", lambda: [event for event in daemon.events("waiting") if _is_starved(event)]
+        )
         assert "Spark has had no executor for 3 s" in waits[0]["error"]
         cluster.start(first, second)
         _next_commit(daemon)
-    eventually("two executors", lambda: all(cluster.executors(one) for one in cluster.workers))
+    eventually("two executors", lambda: all(cluster.executors(worker) for worker in cluster.workers))
     _win_by_speculation(flow, daemon, cluster)
     eventually("all rows", lambda: stack.count() >= flow.sent)
     _assert_stored_once(stack, daemon, flow)
@@ -215,11 +217,11 @@ def _check_secrets(cluster: Cluster, daemon: DaemonProcess, port: int, events: P
     shown |= {name: _page(f"{api}/{name}") for name in ("jobs", "stages", "environment", "allexecutors", "storage/rdd")}
     shown |= {str(log): log.read_text(errors="replace") for log in (*cluster.logs(), *events.iterdir())}
     shown["log of the daemon"] = daemon.text()
-    processes = [one for worker in cluster.workers for one in cluster.executors(worker)]
+    processes = [executor for worker in cluster.workers for executor in cluster.executors(worker)]
     processes += psutil.Process(daemon.process.pid).children(recursive=True)
-    shown |= {f"process {one.pid}": _command_line(one) for one in processes}
-    executors = [one for worker in cluster.workers for jvm in cluster.executors(worker) for one in tree(jvm)]
-    shown |= {f"environment {one.pid}": _environment(one) for one in executors}
+    shown |= {f"process {process.pid}": _command_line(process) for process in processes}
+    executors = [process for worker in cluster.workers for jvm in cluster.executors(worker) for process in tree(jvm)]
+    shown |= {f"environment {executor.pid}": _environment(executor) for executor in executors}
     assert len(executors) > len(cluster.workers), "no Python worker"
     private = [path for path in files_below(cluster.folder) if contains(path, _SECRET)]
     assert private, "the executors have no file with the broadcast variable"
@@ -246,8 +248,8 @@ def _environment(process: psutil.Process) -> str:
 
 def _is_public(file: Path, root: Path) -> bool:
     """Return whether other users can read a file below `root`."""
-    folders = [one for one in file.parents if one.is_relative_to(root) and one != root]
-    return bool(file.stat().st_mode & stat.S_IROTH) and all(one.stat().st_mode & stat.S_IXOTH for one in folders)
+    folders = [parent for parent in file.parents if parent.is_relative_to(root) and parent != root]
+    return bool(file.stat().st_mode & stat.S_IROTH) and all(folder.stat().st_mode & stat.S_IXOTH for folder in folders)
 
 
 def _page(url: str) -> str:
@@ -269,7 +271,7 @@ def _kill(process: psutil.Process) -> None:
 
 def _large(daemon: DaemonProcess, first: int) -> list[dict[str, Any]]:
     """Return the commits of many rows, beginning with the commit number `first`."""
-    return [one for one in daemon.events("committed")[first:] if one["rows"] >= _TWO_TASKS]
+    return [event for event in daemon.events("committed")[first:] if event["rows"] >= _TWO_TASKS]
 
 
 def _win_by_speculation(flow: _Flow, daemon: DaemonProcess, cluster: Cluster) -> None:
@@ -309,7 +311,7 @@ def test_mapping_when_executors_are_allocated_dynamically_then_they_end_when_idl
     for _ in range(2):
         flow.send_at_once(_TWO_TASKS)
         eventually("all rows", lambda: stack.count() == flow.sent)
-        eventually("no executor", lambda: not any(cluster.executors(one) for one in cluster.workers))
+        eventually("no executor", lambda: not any(cluster.executors(worker) for worker in cluster.workers))
     daemon.terminate()
     assert daemon.wait() == 0, daemon.text()[-3000:]
     assert stack.ids() == list(range(flow.sent))
@@ -384,6 +386,6 @@ def test_check_when_online_then_examines_the_executors(
     config = stack.config(spark=cluster.options(conf | other))
     command = [sys.executable, "-m", "ingestd", "check", "--online", "--output", "json", "--config", str(config)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
-    [executors] = [one for one in json.loads(checked.stdout) if one["subject"] == "spark executors"]
+    [executors] = [load for load in json.loads(checked.stdout) if load["subject"] == "spark executors"]
     assert found in json.dumps(executors)
     assert (checked.returncode == 0) == (not conf)

@@ -54,7 +54,9 @@ def _receive(folder: str, received: tuple[int, Iterable[int]]) -> list[int]:
 def _executor() -> list[psutil.Process]:
     """Return the process of this task and its parents up to the JVM of the executor; none with a local master."""
     parents = psutil.Process().parents()
-    places = [place for place, one in enumerate(parents) if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())]
+    places = [
+        place for place, parent in enumerate(parents) if "CoarseGrainedExecutorBackend" in " ".join(parent.cmdline())
+    ]
     return parents[: places[0] + 1] if places else []
 
 

@@ -120,7 +120,7 @@ def test_storage_when_directories_and_files_have_any_name_then_they_are_listed_r
     table.mark_directory(ODD, "q=x")
     assert table.names() == [ODD]
     table.mark_directory(ODD, "q=y")
-    assert [one for one in storage.entries(child(table.uri, ODD)) if one.name == "q=y"] == [Entry("q=y", True, 0)]
+    assert [entry for entry in storage.entries(child(table.uri, ODD)) if entry.name == "q=y"] == [Entry("q=y", True, 0)]
     assert storage.exists(child(table.uri, ODD, "q=y"))
     assert storage.entries(child(table.uri, ODD, "q=y")) == []
     held = table.hold()
@@ -152,7 +152,7 @@ def test_storage_when_many_directories_are_listed_then_each_has_its_names(case: 
     for number, uri in enumerate(uris[::2]):
         case.storage.write(child(uri, f"f{number}"), b"1")
     found = case.storage.listings(uris)
-    assert {uri: (one.location.uri, list(one.names)) for uri, one in found.items()} == {
+    assert {uri: (listing.location.uri, list(listing.names)) for uri, listing in found.items()} == {
         uri: (uri, [] if number % 2 else [f"f{number // 2}"]) for number, uri in enumerate(uris)
     }
     assert case.storage.listings([]) == {}

@@ -49,7 +49,7 @@ class Case:
 
     def names(self) -> list[str]:
         """Return the names in the table except the staging directory, not through the proxy."""
-        return sorted(one.name for one in self._direct.entries(self._uri) if one.name != ".staging")
+        return sorted(entry.name for entry in self._direct.entries(self._uri) if entry.name != ".staging")
 
     def staged(self) -> list[str]:
         return self._direct.leftovers(child(self._uri, ".staging"))
@@ -59,7 +59,7 @@ class Case:
         assert self.names() == [name]
         directory = child(self._uri, name)
         found = self._direct.entries(directory)
-        return {one.name: self._direct.read(child(directory, one.name)) for one in found} == CONTENTS
+        return {entry.name: self._direct.read(child(directory, entry.name)) for entry in found} == CONTENTS
 
     def works(self) -> bool:
         """Stage and publish a delta, and return whether it is complete and the only one."""

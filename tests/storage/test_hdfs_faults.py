@@ -199,7 +199,7 @@ def test_publish_when_the_namenode_is_suspended_then_the_withdrawal_of_many_delt
     own: Cluster,
 ) -> None:
     storage = _mounted(own, TIMEOUT, "withdrawal-a", "withdrawal-b")
-    table, other = (storage.location(f"viewfs://all/{one}") for one in ("withdrawal-a", "withdrawal-b"))
+    table, other = (storage.location(f"viewfs://all/{name}") for name in ("withdrawal-a", "withdrawal-b"))
     staging = table.make_directory(".staging")
     threads = len(limited_threads())
 

@@ -223,10 +223,10 @@ def test_s3_when_many_directories_are_listed_then_few_requests_are_sent(server: 
     expected[uris[0]].insert(0, "base_1")
     with s3_proxy(server.port) as proxy:
         through = S3Storage(BUCKET, server.options_at(proxy.endpoint))
-        assert {uri: one.names for uri, one in through.listings(uris).items()} == expected
+        assert {uri: listing.names for uri, listing in through.listings(uris).items()} == expected
         assert proxy.requests == {"LIST": 1}
         proxy.refuse("LIST", 403, "AccessDenied", times=1)  # the user may not list the directory of the table
-        assert {uri: one.names for uri, one in through.listings(uris).items()} == expected
+        assert {uri: listing.names for uri, listing in through.listings(uris).items()} == expected
         assert proxy.requests == {"LIST": 2 + len(uris)}
 
 

@@ -42,7 +42,7 @@ VALUES = [f"{number}{end}" for number in range(30) for end in ("", "-x", "!", "Ã
 def test_listing_when_directories_have_few_objects_then_few_requests_list_them_all(parent: str, objects: int) -> None:
     prefixes = [f"{parent}p={value}/" for value in VALUES]
     markers = prefixes[::2]
-    files = [f"{one}{name}" for one in prefixes for name in ("delta_1/b", "delta_1-x/b")[:objects]]
+    files = [f"{prefix}{name}" for prefix in prefixes for name in ("delta_1/b", "delta_1-x/b")[:objects]]
     bucket = _Bucket([*markers, *files, "wh/a", "wh/zz", f"{parent}p=/x", "wh/t/.staging/7/f"])
     found = list_together(bucket.request, prefixes)
     assert all(names == bucket.names(one) for one, names in found.items())
@@ -54,12 +54,12 @@ def test_listing_when_directories_are_nested_or_repeated_then_each_has_its_names
     prefixes = ["t/", *(f"t/p={value}/" for value in VALUES), "t/p=1/"]
     bucket = _Bucket([*(f"t/p={value}/d/b" for value in VALUES[:50]), "t/f"])
     found = list_together(bucket.request, prefixes)
-    assert found == {one: bucket.names(one) for one in prefixes}
+    assert found == {prefix: bucket.names(prefix) for prefix in prefixes}
 
 
 def test_listing_when_answers_contain_few_directories_then_only_one_request_is_sent() -> None:
     prefixes = [f"t/p={value}/" for value in VALUES]
-    bucket = _Bucket([f"{one}d_{number}/b" for one in prefixes for number in range(10)])
+    bucket = _Bucket([f"{prefix}d_{number}/b" for prefix in prefixes for number in range(10)])
     found = list_together(bucket.request, prefixes)
     assert bucket.requests == 1
     assert len(found) < 20
@@ -74,6 +74,6 @@ def test_listing_when_the_directories_are_few_then_no_request_is_sent() -> None:
 
 def test_listing_when_the_server_does_not_sort_then_nothing_is_concluded_from_its_answers() -> None:
     prefixes = [f"t/p={value}/" for value in VALUES]
-    bucket = _Bucket([f"{one}b" for one in prefixes], shuffles=True)
+    bucket = _Bucket([f"{prefix}b" for prefix in prefixes], shuffles=True)
     assert list_together(bucket.request, prefixes) == {}
     assert bucket.requests == 1

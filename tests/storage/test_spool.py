@@ -129,7 +129,7 @@ def test_spool_when_a_process_was_killed_then_only_its_directory_is_removed(base
     )
     subprocess.run([sys.executable, "-c", code], check=False)
     (left,) = base.iterdir()
-    assert [one.name for one in left.iterdir() if one.name == "f"]
+    assert [path.name for path in left.iterdir() if path.name == "f"]
     used = Spool()
     assert not left.exists()
     other = Spool()

@@ -22,7 +22,7 @@ from tests.support.stack import Stack
 def rows(first: int, count: int = 10, **more: list[str]) -> pa.Table:
     """Return `count` rows with consecutive ids from `first`, notes, and the columns in `more`."""
     ids = list(range(first, first + count))
-    return pa.table({"id": pa.array(ids, pa.int32()), "note": [f"note {one}" for one in ids], **more})
+    return pa.table({"id": pa.array(ids, pa.int32()), "note": [f"note {identity}" for identity in ids], **more})
 
 
 def batches(data: object, **types: str) -> list[pa.RecordBatch]:
@@ -47,7 +47,7 @@ def counted(stack: Stack, name: str = "") -> int:
     if not table.partition_columns:
         return int(table.parameters["numRows"])
     names = stack.metastore.call("get_partition_names", table.name.database, table.name.table, -1)
-    return sum(int(one.parameters["numRows"]) for one in read_partitions(stack.metastore, table, names))
+    return sum(int(partition.parameters["numRows"]) for partition in read_partitions(stack.metastore, table, names))
 
 
 def client(stack: Stack, script: str, *arguments: str) -> subprocess.Popen[str]:

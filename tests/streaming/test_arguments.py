@@ -298,8 +298,8 @@ def test_custom_decoder_when_it_breaks_its_contract_then_rejected_and_nothing_is
                 connection.write([b"x"])
     with pytest.raises(StreamingException, match=r"Own\.decoder returned int, which has no method decode"):
         connect(stack, record_writer=Own(5))
-    one = Own(Answers(lambda _: DecodeResult([ONE], [], 0)))
-    with connect(stack, record_writer=one) as connection, connection.transaction():
+    own = Own(Answers(lambda _: DecodeResult([ONE], [], 0)))
+    with connect(stack, record_writer=own) as connection, connection.transaction():
         connection.write(io.BytesIO(b"x"))
     two = Own(Answers(lambda _: DecodeResult([ONE, ONE], [], 0, np.array([0, 0]))))
     with connect(stack, record_writer=two) as connection, connection.transaction():

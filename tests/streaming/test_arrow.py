@@ -194,7 +194,7 @@ def is_kept(value: Any, found: Any, kind: str) -> bool:
     make = FLOATS[kind][0]
     others = [np.nextafter(make(found), make(end)) for end in (-math.inf, math.inf)]
     error = abs(Fraction(found) - Fraction(value))
-    return all(not np.isfinite(one) or error <= abs(Fraction(float(one)) - Fraction(value)) for one in others)
+    return all(not np.isfinite(other) or error <= abs(Fraction(float(other)) - Fraction(value)) for other in others)
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")

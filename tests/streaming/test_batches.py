@@ -306,9 +306,9 @@ def state(connection: HiveStreamingConnection) -> TxnState:
 def test_calls_when_in_the_wrong_order_then_rejected(stack: Stack) -> None:
     make_table(stack)
     refused: list[Callable[[HiveStreamingConnection], object]] = [
-        lambda one: one.write(rows(0)),
-        lambda one: one.commit_transaction(),
-        lambda one: one.abort_transaction(),
+        lambda connection: connection.write(rows(0)),
+        lambda connection: connection.commit_transaction(),
+        lambda connection: connection.abort_transaction(),
     ]
 
     with connect(stack, transaction_batch_size=2) as connection:

@@ -53,7 +53,7 @@ def test_builder_then_has_exactly_one_method_per_option() -> None:
 def test_constructor_then_its_parameters_are_the_options_for_help_and_type_checkers() -> None:
     parameters = inspect.signature(HiveStreamingConnection).parameters
     assert list(parameters) == [field.name for field in fields(ConnectionOptions)]
-    assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for one in parameters.values())
+    assert all(parameter.kind is inspect.Parameter.KEYWORD_ONLY for parameter in parameters.values())
     # mypy reports an unused "type: ignore", so these lines also test the static types.
     with pytest.raises(InvalidConnection, match="no option 'tabel'"):
         HiveStreamingConnection(record_writer=ArrowWriter(), tabel="t")  # type: ignore[call-arg]

@@ -260,9 +260,9 @@ def test_write_directories_when_committed_then_list_deltas_and_files(stack: Stac
         assert shared.write_directories == ()
 
     for found, days in ((connection.write_directories, ["a", "b"]), (shared.write_directories, ["a"])):
-        assert [one.partition for one in found] == [(day,) for day in days]
-        for one in found:
-            assert all((local_path(one.location) / one.delta / file).is_file() for file in one.files)
+        assert [delta.partition for delta in found] == [(day,) for day in days]
+        for delta in found:
+            assert all((local_path(delta.location) / delta.delta / file).is_file() for file in delta.files)
 
 
 @pytest.mark.parametrize(

@@ -325,7 +325,9 @@ def test_commit_when_its_outcome_cannot_be_queried_then_outcome_unknown_and_not_
         assert not caught.value.is_retriable
         with pytest.raises(InvalidTransactionState):  # the rows may be visible
             connection.abort_transaction()
-        assert [(local_path(one.location) / one.delta).is_dir() for one in connection.write_directories] == [True]
+        assert [
+            (local_path(directory.location) / directory.delta).is_dir() for directory in connection.write_directories
+        ] == [True]
         for method in ("commit_txn", "get_open_txns"):
             between.lose_answer(method, -100)
         with connection.transaction():

@@ -214,10 +214,10 @@ def test_program_when_killed_while_writing_then_a_later_client_removes_its_files
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=LIMIT)
     staging = staging_of(stack)
-    assert [one.name for one in staging.iterdir()] == [str(txn_id)]
+    assert [path.name for path in staging.iterdir()] == [str(txn_id)]
 
     with connect(stack):
-        assert [one.name for one in staging.iterdir()] == [str(txn_id)]  # the transaction is still open
+        assert [path.name for path in staging.iterdir()] == [str(txn_id)]  # the transaction is still open
     transactions.abort(stack.metastore, txn_id)
     with connect(stack):
         assert list(staging.iterdir()) == []

@@ -36,16 +36,16 @@ def text_of(number: int) -> str:
 
 
 def rows(ids: range, time: datetime) -> pa.Table:
-    texts = [text_of(one) for one in ids]
-    nested = [{"a": one, "b": [one, None], "c": [(one, one)]} for one in texts]
+    texts = [text_of(identity) for identity in ids]
+    nested = [{"a": text, "b": [text, None], "c": [(text, text)]} for text in texts]
     return pa.table(
         {
             "id": pa.array(ids, pa.int32()),
             "s": texts,
-            "v": [one[:4000] for one in texts],
-            "c": [one[:200] for one in texts],
+            "v": [text[:4000] for text in texts],
+            "c": [text[:200] for text in texts],
             "n": pa.array(nested, HiveType.parse(NESTED).arrow),
-            "p": [one.encode() for one in texts],
+            "p": [text.encode() for text in texts],
             "t": pa.array([time] * len(ids), pa.timestamp("us")),
         }
     )
@@ -98,7 +98,7 @@ def test_read_when_texts_are_long_then_predicates_find_them(stack: Stack) -> Non
 
 def _bytes(stack: Stack, name: str) -> int:
     root = local_path(stack.addresses.warehouse) / name
-    return sum(one.stat().st_size for one in files_below(root) if one.name.startswith("bucket_"))
+    return sum(path.stat().st_size for path in files_below(root) if path.name.startswith("bucket_"))
 
 
 def test_write_when_each_text_has_a_mebibyte_then_the_file_is_as_small_as_that_of_hive(stack: Stack) -> None:

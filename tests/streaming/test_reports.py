@@ -44,15 +44,15 @@ def test_rejects_when_records_are_bad_then_have_index_and_the_whole_record(stack
         connection.write(b'{"id": 0}')
         with pytest.raises(SerializationError) as caught:
             connection.write(long)
-        assert [(one.row, one.index, one.record) for one in caught.value.rejects] == [(1, 0, long)]
+        assert [(reject.row, reject.index, reject.record) for reject in caught.value.rejects] == [(1, 0, long)]
         many = [b'{"id": 1}', b"[]", b'{"id": 2}', long]
         with pytest.raises(SerializationError) as caught:
             connection.write(many)
-        assert [(one.row, one.index) for one in caught.value.rejects] == [(3, 1), (5, 3)]
+        assert [(reject.row, reject.index) for reject in caught.value.rejects] == [(3, 1), (5, 3)]
         assert caught.value.rejects[1].record is long
         with pytest.raises(SerializationError) as caught:
             connection.write(io.BytesIO(b'{"id": 3}\nbad\n{"id": 4}\n'))
-        assert [(one.row, one.index, one.record) for one in caught.value.rejects] == [(7, 1, b"bad")]
+        assert [(reject.row, reject.index, reject.record) for reject in caught.value.rejects] == [(7, 1, b"bad")]
         connection.commit_transaction()
 
     sees(stack, [0, 1, 2, 3, 4])
@@ -68,9 +68,9 @@ def test_rejects_of_a_stream_when_above_the_size_limit_then_the_last_have_only_t
         connection.begin_transaction()
         with pytest.raises(SerializationError) as caught:
             connection.write(io.BytesIO(b"\n".join([bad] * 16)))
-        kept = [one.record is not None for one in caught.value.rejects]
+        kept = [reject.record is not None for reject in caught.value.rejects]
         assert kept == [True] * 12 + [False] * 4
-        assert all(one.head == bad[:80] for one in caught.value.rejects)
+        assert all(reject.head == bad[:80] for reject in caught.value.rejects)
 
 
 @pytest.mark.parametrize(

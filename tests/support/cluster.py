@@ -47,7 +47,7 @@ class Cluster:
 
     def executors(self, worker: str) -> list[psutil.Process]:
         """Return the JVMs of the executors that a worker has started and that run."""
-        [state] = [one for one in self._sandbox.status() if one.name == worker]
+        [state] = [service for service in self._sandbox.status() if service.name == worker]
         children = psutil.Process(state.pid).children() if state.pid else []
         return [child for child in children if _is_executor(child)]
 

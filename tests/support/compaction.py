@@ -39,14 +39,14 @@ def request_compaction(stack: Stack, table: str, kind: str, partition: str = "")
 
 def _request(stack: Stack, table: str, statement: str) -> int:
     """Request a compaction and return its id."""
-    before = {one.id for one in _requested(stack, table)}
+    before = {compaction.id for compaction in _requested(stack, table)}
     try:
         # The cleaner waits for the transactions of killed daemons, which end after 300 s at the latest.
         eventually("the compaction request to be accepted", lambda: _accepted(stack, statement), 2 * LIMIT)
     except AssertionError as error:
         shown = [f"{statement}: {stack.sql(statement)}" for statement in ("SHOW TRANSACTIONS", "SHOW COMPACTIONS")]
         raise AssertionError("\n".join([str(error), *shown])) from error
-    [added] = {one.id for one in _requested(stack, table)} - before
+    [added] = {compaction.id for compaction in _requested(stack, table)} - before
     return added
 
 
@@ -86,11 +86,19 @@ def compaction_states(stack: Stack, tables: Collection[str]) -> list[str]:
 
 def _requested(stack: Stack, table: str) -> list[Compaction]:
     """Return the compactions of `db.table` that were requested by a statement."""
-    return [one for one in read_compactions(stack.metastore) if str(one.table) == table and _MANUAL in one.initiator]
+    return [
+        compaction
+        for compaction in read_compactions(stack.metastore)
+        if str(compaction.table) == table and _MANUAL in compaction.initiator
+    ]
 
 
 def _ended(stack: Stack, number: int) -> Compaction | None:
-    found = [one for one in read_compactions(stack.metastore) if one.id == number and not one.is_pending]
+    found = [
+        compaction
+        for compaction in read_compactions(stack.metastore)
+        if compaction.id == number and not compaction.is_pending
+    ]
     return found[0] if found else None
 
 

@@ -58,7 +58,7 @@ class EveryTable:
             f"SELECT mapping, count(DISTINCT id), count(id) FROM {self._letters} GROUP BY mapping"
         )
         each = RECORDS // _REJECTED
-        assert sorted(letters) == sorted((one["name"], each, each) for one in self.mappings)
+        assert sorted(letters) == sorted((mapping["name"], each, each) for mapping in self.mappings)
 
     def assert_distributed(self, committed: list[dict[str, Any]]) -> None:
         """Check by the events `committed` that each partition and bucket has one file."""
@@ -76,6 +76,6 @@ def every_table(stack: Stack) -> Iterator[EveryTable]:
         for partition in (0, 1):
             ids = range(partition, RECORDS, 2)
             records = {n: {"id": n, "note": f"note {n}", "day": f"d{n % _DAYS}"} for n in ids}
-            values = (serialize(serializer, topic, one) if n % _REJECTED else b"{" for n, one in records.items())
+            values = (serialize(serializer, topic, record) if n % _REJECTED else b"{" for n, record in records.items())
             stack.produce(values, partition=partition)
         yield EveryTable(stack, server.url)

@@ -122,17 +122,17 @@ class KafkaBroker:
         """Add access rules, and wait until the broker applies them."""
         for answer in self.admin.create_acls(list(bindings)).values():
             answer.result(LIMIT)
-        for one in bindings:
+        for binding in bindings:
             rule = AclBindingFilter(
-                one.restype,
-                one.name,
-                one.resource_pattern_type,
-                one.principal,
-                one.host,
-                one.operation,
-                one.permission_type,
+                binding.restype,
+                binding.name,
+                binding.resource_pattern_type,
+                binding.principal,
+                binding.host,
+                binding.operation,
+                binding.permission_type,
             )
-            eventually(f"{one} to apply", lambda rule=rule: self.admin.describe_acls(rule).result(LIMIT))  # type: ignore[misc]
+            eventually(f"{binding} to apply", lambda rule=rule: self.admin.describe_acls(rule).result(LIMIT))  # type: ignore[misc]
 
     def truncate_log(self, name: str) -> None:
         """Remove all records of partition 0 from the disk of the stopped broker.

@@ -53,7 +53,7 @@ def assert_invariant(answers: Sequence[tuple[Any, ...]]) -> None:
     """Assert that the answers of INVARIANT, in the order in which they were given, are states of the source."""
     for left, left_sum, right, right_sum, accounts, total in answers:
         assert (left, left_sum, accounts, total) == (right, right_sum, _ACCOUNTS, 0)
-    counts = [one[0] for one in answers]
+    counts = [answer[0] for answer in answers]
     assert counts == sorted(counts)
 
 
@@ -293,8 +293,8 @@ class RandomSource:
         metastore = self._replica.target.metastore
         if find_database(metastore, self._target) is None:
             return
-        tables = (find_table(metastore, TableName(self._target, one)) for one in table_names(metastore, self._target))
-        if full := [one for one in tables if one is not None and one.kind is TableKind.FULL_ACID]:
+        tables = (find_table(metastore, TableName(self._target, name)) for name in table_names(metastore, self._target))
+        if full := [table for table in tables if table is not None and table.kind is TableKind.FULL_ACID]:
             with suppress(InvalidTable):  # a load has dropped or renamed it meanwhile
                 self._request(metastore, self._dice.choice(full))
 
@@ -357,4 +357,4 @@ class RandomSource:
         if not table_of(metastore, name).partition_columns:
             return []
         names = all_partition_names(metastore, name)
-        return sorted(one.values[0] for one in find_partitions(metastore, name, names))
+        return sorted(partition.values[0] for partition in find_partitions(metastore, name, names))

@@ -29,14 +29,14 @@ def read_all(stack: Stack, topic: str) -> list[Message]:
 def produce_all(stack: Stack, topic: str, records: Sequence[Record]) -> None:
     """Write records with their keys, headers and timestamps to partition 0 of a topic."""
     producer = Producer({"bootstrap.servers": stack.addresses.kafka})
-    for one in records:
+    for record in records:
         producer.produce(
             topic,
-            one.value,
-            one.key,
+            record.value,
+            record.key,
             partition=0,
-            headers=list(one.headers),
-            timestamp=one.timestamp_ms or 0,
+            headers=list(record.headers),
+            timestamp=record.timestamp_ms or 0,
             on_delivery=_on_delivery,
         )
     assert producer.flush(LIMIT) == 0

@@ -43,7 +43,7 @@ def start(config: Path, directory: Path, steps: Mapping[str, str]) -> subprocess
 
 
 def _replay(document: Document, name: str, engine: LocalEngine, failpoint: Failpoint) -> None:
-    [options] = [one for one in document.mappings if one.name == name]
+    [options] = [mapping for mapping in document.mappings if mapping.name == name]
     metastore = document.metastore.connect()
     try:
         replay(Warehouse(metastore, Storages(document.storage)), options, Selection(), engine, failpoint)

@@ -76,7 +76,7 @@ def column_statistics(partition: str) -> ColumnStatistics:
 def do_everything(following: Following) -> None:
     """Do everything that a source may do, in two tables that exist and in tables that come and go."""
     side, metastore = following.replica.source, following.replica.source.metastore
-    plain, parted, only = (following.name(one) for one in ("plain", "parted", "only"))
+    plain, parted, only = (following.name(name) for name in ("plain", "parted", "only"))
     for name in (plain, parted, only):
         make_table(
             metastore,
@@ -116,6 +116,10 @@ def visible_write_ids(side: Side, names: list[TableName]) -> list[frozenset[int]
         ids = [one for one in range(1, 30) if snapshots[name].is_valid(one)]
         # Ids without a file belong to transactions that were aborted on the source before the target knew them.
         found.append(
-            frozenset(one for one in ids if (place / f"delta_{one:07d}_{one:07d}_0000" / "bucket_00000").exists())
+            frozenset(
+                identity
+                for identity in ids
+                if (place / f"delta_{identity:07d}_{identity:07d}_0000" / "bucket_00000").exists()
+            )
         )
     return found

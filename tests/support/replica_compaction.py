@@ -31,7 +31,11 @@ def compact_first_write(metastore: Metastore, storages: Storages, name: TableNam
         if info is not None:
             _work(metastore, storages, info)
         answer = metastore.call("show_compact", ttypes.ShowCompactRequest())
-        states = [one.state for one in answer.compacts if (one.dbname, one.tablename) == (name.database, name.table)]
+        states = [
+            compact.state
+            for compact in answer.compacts
+            if (compact.dbname, compact.tablename) == (name.database, name.table)
+        ]
         assert not {"failed", "refused", "did not initiate"} & set(states), states
         return bool({"ready for cleaning", "succeeded"} & set(states))
 

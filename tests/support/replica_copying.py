@@ -90,7 +90,7 @@ class Copying:
 
     def rows(self, *tables: str) -> dict[str, Rows]:
         """Return the rows on the target, by table."""
-        return {one: read_rows(self.replica.target.metastore, TableName(self.target, one)) for one in tables}
+        return {table: read_rows(self.replica.target.metastore, TableName(self.target, table)) for table in tables}
 
     def process(self, side: str, step: str, count: int = 1) -> int:
         """Run a dump or a load in a process that kills itself after a step; return its exit code."""
@@ -119,7 +119,7 @@ def new_copying(replica: Replica, root: Path) -> Copying:
 def fill(copying: Copying) -> None:
     """Create tables of every kind with committed, aborted and open transactions; TABLES are their rows."""
     side, metastore = copying.replica.source, copying.replica.source.metastore
-    names = {one: TableName(copying.database, one) for one in TABLES}
+    names = {table: TableName(copying.database, table) for table in TABLES}
     for one, name in names.items():
         make_table(metastore, name, partitioned=one == "parted", parameters=INSERT_ONLY if one == "only" else ACID)
     insert(side, names["plain"], [(1, "a"), (2, "b")])

@@ -188,7 +188,7 @@ def _contents(side: Side, name: TableName, location: str) -> dict[str, bytes]:
     names = [entry.name for entry in root.iterdir()] if root.is_dir() else []
     seen = visible_directories(names, ids, committed_transactions(side.metastore))
     folders = [seen.base.name] if seen.base else []
-    folders += [one.name for one in seen.deltas] + [one.name for one in seen.delete_deltas]
+    folders += [delta.name for delta in seen.deltas] + [delta.name for delta in seen.delete_deltas]
     return {
         f"{without_visibility(folder)}/{file.name}": file.read_bytes()
         for folder in folders
@@ -207,7 +207,7 @@ def write(
     """
     txn, write_id = begin_writing(side.metastore, name, "tests/writer")
     place_files(side, name, txn, write_id, folders, partition)
-    (then or (lambda one: commit(side.metastore, one)))(txn)
+    (then or (lambda transaction: commit(side.metastore, transaction)))(txn)
     return txn
 
 

@@ -83,7 +83,7 @@ def _connection(side: Side, name: TableName, batch_size: int) -> HiveStreamingCo
 
 
 def _table(rows: Rows) -> pa.Table:
-    return pa.table({"id": [one for one, _ in rows], "day": [day for _, day in rows]})
+    return pa.table({"id": [row for row, _ in rows], "day": [day for _, day in rows]})
 
 
 def insert_into_insert_only(side: Side, name: TableName, rows: Rows) -> None:
@@ -152,7 +152,9 @@ def forget_aborted_transactions(metastore: Metastore) -> None:
     """Wait until HMS has forgotten the aborted transactions without locks; it keeps the newest transaction."""
     first, last = begin(metastore, "test"), begin(metastore, "test")
     abort_all(metastore, [first.id, last.id])
-    eventually("the cleaning", lambda: first.id not in {one.id for one in describe_transactions(metastore)})
+    eventually(
+        "the cleaning", lambda: first.id not in {transaction.id for transaction in describe_transactions(metastore)}
+    )
 
 
 def begin_with_copies(side: Side, name: TableName, partition: str = "", of_write_id: int = 1) -> Transaction:
@@ -212,7 +214,7 @@ def _files(
     names = [entry.name for entry in LocalStorage().entries(location)]
     seen = visible_directories(names, ids, is_committed)
     assert not seen.delete_deltas, "this reader knows only inserts"
-    for directory in [*([seen.base.name] if seen.base else []), *(one.name for one in seen.deltas)]:
+    for directory in [*([seen.base.name] if seen.base else []), *(delta.name for delta in seen.deltas)]:
         yield from sorted(path for path in (root / directory).iterdir() if not is_hidden(path.name))
 
 

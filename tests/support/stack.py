@@ -67,9 +67,9 @@ def wait_for_topic(admin: AdminClient, name: str, partitions: int) -> None:
 def _is_ready(admin: AdminClient, name: str, partitions: int) -> bool:
     found = admin.list_topics(name, timeout=LIMIT)
     # A client gets its first metadata from the only broker that it knows.
-    others = [] if len(found.brokers) == 1 else [f"{one.host}:{one.port}" for one in found.brokers.values()]
+    others = [] if len(found.brokers) == 1 else [f"{broker.host}:{broker.port}" for broker in found.brokers.values()]
     answers = [
-        AdminClient({"bootstrap.servers": one, "log_level": 2}).list_topics(name, timeout=LIMIT) for one in others
+        AdminClient({"bootstrap.servers": other, "log_level": 2}).list_topics(name, timeout=LIMIT) for other in others
     ]
     for known in (answer.topics[name].partitions for answer in (found, *answers)):
         if len(known) < partitions or any(one.leader < 0 for one in known.values()):
@@ -115,7 +115,7 @@ def _is_accident(message: str, metastore: Metastore) -> bool:
 
 def _is_compacted(table: str, metastore: Metastore) -> bool:
     answer = metastore.call("show_compact", ttypes.ShowCompactRequest())
-    return any(one.tablename == table and one.state in COMPACTED for one in answer.compacts)
+    return any(compact.tablename == table and compact.state in COMPACTED for compact in answer.compacts)
 
 
 class Stack:

@@ -59,6 +59,6 @@ def waits_for_lock(metastore: Metastore, table: TableName) -> bool:
     """Return whether an UPDATE, DELETE or TRUNCATE of the table is waiting for its lock."""
     request = ttypes.ShowLocksRequest(dbname=table.database, tablename=table.table)
     return any(
-        one.type == ttypes.LockType.EXCL_WRITE and one.state == ttypes.LockState.WAITING
-        for one in metastore.call("show_locks", request).locks or []
+        lock.type == ttypes.LockType.EXCL_WRITE and lock.state == ttypes.LockState.WAITING
+        for lock in metastore.call("show_locks", request).locks or []
     )

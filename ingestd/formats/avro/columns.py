@@ -65,7 +65,7 @@ def without_fields(record: AvroType, names: Collection[str]) -> AvroType:
     """Return a schema of records without the fields of these lower-case names."""
     if record.kind == "union":
         return replace(record, children=tuple(without_fields(branch, names) for branch in record.children))
-    return replace(record, fields=tuple(one for one in record.fields if one.name.lower() not in names))
+    return replace(record, fields=tuple(field for field in record.fields if field.name.lower() not in names))
 
 
 def _needed(avro: AvroType, stored: HiveType, path: str, outer: tuple[AvroType, ...]) -> HiveType:
@@ -99,12 +99,12 @@ def _needed_struct(fields: Sequence[AvroField], stored: HiveType, place: str, ou
         if index is not None:
             used.add(index)
             types[name] = _needed(fields[index].type, kind, f"{place}{fields[index].name}", outer)
-    names = [one.name.lower() for one in fields]
-    for index, one in enumerate(fields):
+    names = [field.name.lower() for field in fields]
+    for index, field in enumerate(fields):
         if index not in used:
             if names.count(names[index]) > 1:
-                raise InvalidSchema(f"{place}{one.name}: the name of another field differs only in case")
-            types[names[index]] = _type(one.type, f"{place}{one.name}", outer)
+                raise InvalidSchema(f"{place}{field.name}: the name of another field differs only in case")
+            types[names[index]] = _type(field.type, f"{place}{field.name}", outer)
     return HiveType("struct", children=tuple(types.values()), names=tuple(types))
 
 
@@ -143,13 +143,13 @@ def _primitive(avro: AvroType, path: str) -> HiveType:
 
 
 def _struct(fields: Sequence[AvroField], path: str, outer: tuple[AvroType, ...]) -> HiveType:
-    names = tuple(one.name.lower() for one in fields)
+    names = tuple(field.name.lower() for field in fields)
     if not names or len(set(names)) < len(names):
         what = "have the same name except for case" if names else "are missing"
         raise InvalidSchema(f"{path or 'the record'}: fields {what}")
     place = f"{path}." if path else ""
     return HiveType(
-        "struct", children=tuple(_type(one.type, f"{place}{one.name}", outer) for one in fields), names=names
+        "struct", children=tuple(_type(field.type, f"{place}{field.name}", outer) for field in fields), names=names
     )
 
 

@@ -130,7 +130,7 @@ class AvroDecoder(ColumnarDecoder[int]):
             return replace(record, children=tuple(map(self._matched, record.children)))
         if record.fault or not record.fields or len(self._absent_in_record(record)) < len(self.columns):
             return record
-        fields, columns = ([one.name for one in names] for names in (record.fields, self.columns))
+        fields, columns = ([name.name for name in names] for names in (record.fields, self.columns))
         return replace(record, fault=no_column_of_schema(fields, columns))
 
     def _absent_in_record(self, record: AvroType) -> frozenset[str]:

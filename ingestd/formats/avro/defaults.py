@@ -40,7 +40,7 @@ def check_defaults(kind: AvroType) -> None:
             inner.append(field.type)
             if field.default is not NO_DEFAULT:
                 encoded(field.type, field.default, field.name)
-        found += [one for one in dict.fromkeys(inner) if one not in found]
+        found += [branch for branch in dict.fromkeys(inner) if branch not in found]
         index += 1
 
 

@@ -185,11 +185,11 @@ def _examined(schema: Any) -> Any:
         found["fields"] = [
             {
                 _DEFAULT if key == "default" else key: _examined(value) if key == "type" else value
-                for key, value in one.items()
+                for key, value in inner.items()
             }
-            if isinstance(one, dict)
-            else one
-            for one in schema["fields"]
+            if isinstance(inner, dict)
+            else inner
+            for inner in schema["fields"]
         ]
     if found.get("logicalType") == "decimal" and not _logical(found, found.get("type")):
         found[_UNEXAMINED] = found.pop("logicalType")

@@ -79,7 +79,9 @@ class FieldConverter:
             raise self._mixed(converted)
         if len(units) > 1:
             try:
-                converted = [in_micros(one) if i in self._timestamps else one for i, one in enumerate(converted)]
+                converted = [
+                    in_micros(column) if i in self._timestamps else column for i, column in enumerate(converted)
+                ]
             except NotColumnar:
                 raise self._mixed(converted) from None
         return batch_of(self._columns, converted), rejects

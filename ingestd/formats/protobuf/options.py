@@ -133,4 +133,4 @@ def _schema_file(found: RegisteredSchema, what: str) -> SchemaFile:
             where="registry.url",
             hint="use a registry whose API has the parameter format=serialized",
         )
-    return SchemaFile(found.text, [(one.name, one.text) for one in found.references])
+    return SchemaFile(found.text, [(reference.name, reference.text) for reference in found.references])

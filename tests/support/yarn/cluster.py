@@ -108,8 +108,8 @@ class Yarn:
 
     def executors(self) -> list[psutil.Process]:
         """Return the JVMs of executors."""
-        found = [one for one in psutil.process_iter() if str(self.folder) in _command_line(one)]
-        return [one for one in found if _EXECUTOR in _command_line(one) and one.name() == "java"]
+        found = [process for process in psutil.process_iter() if str(self.folder) in _command_line(process)]
+        return [process for process in found if _EXECUTOR in _command_line(process) and process.name() == "java"]
 
     def logs(self) -> list[Path]:
         """Return the log files of the servers and the containers."""
@@ -125,8 +125,8 @@ class Yarn:
             process = self._processes.pop(main)
             process.terminate()
             process.wait(LIMIT)
-        for one in self.executors():
-            one.kill()
+        for executor in self.executors():
+            executor.kill()
 
     def _metrics(self) -> dict[str, Any]:
         try:
