@@ -254,7 +254,8 @@ def _add(
             explained = type(error)(what, where=error.where, hint=hint)
             if not isinstance(explained, MetastoreRefusal) or not is_of_value(error):
                 raise explained from error
-            refused[name] = explained
+            # A reject has a reason without a hint.
+            refused[name] = type(explained)(f"{explained.what} ({explained.hint})", where=error.where, hint=hint)
             return ()
         partition_names(metastore, table, most=1)  # raises if it is not about the partitions
         names, half = list(values), len(values) // 2

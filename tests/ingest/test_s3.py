@@ -100,7 +100,7 @@ def test_check_when_the_bucket_is_read_only_then_names_the_request_to_write(stac
     proxy.refuse("LIST", 403, "RequestOfTheRemoval")
     command = [sys.executable, "-m", "ingestd", "check", "--online", "--config", str(_through(stack, proxy))]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert said.returncode == 69
+    assert said.returncode == 77
     assert "AccessDenied" in said.stdout
     assert "RequestOfTheRemoval" not in said.stdout
 

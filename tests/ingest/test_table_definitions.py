@@ -113,7 +113,7 @@ def test_not_null_when_a_record_has_null_then_rejected_until_the_constraint_is_d
     with connect(stack, record_writer=StrictDelimitedInputWriter(field_delimiter=",")) as connection:
         connection.begin_transaction()
         with pytest.raises(SerializationError, match="column note: is NULL") as caught:
-            connection.write(io.BytesIO(b"7,seven,1\n8\n9,nine\nten,ten\n"))
+            connection.write(io.BytesIO(b"7,seven,1\n8,\\N\n9,nine\nten,ten\n"))
         assert [(reject.row, reject.column) for reject in caught.value.rejects] == [(1, "note"), (3, "id")]
         connection.commit_transaction()
     assert stack.ids() == [0, 1, 6, 7, 9]

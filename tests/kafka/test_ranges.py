@@ -99,7 +99,7 @@ def test_split_and_cap_when_there_are_no_ranges_then_return_no_ranges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "differ"),
+    ("identity", "other", "differ"),
     [
         (TopicIdentity("c1", "t1"), TopicIdentity("c1", "t1"), False),
         (TopicIdentity("c1", "t1"), TopicIdentity("c1", "t2"), True),

@@ -39,7 +39,7 @@ _ALL_STEPS = (
     ProcessStep.FINISHED,
 )
 # The others are examined without a process, by an exception after each of them.
-_FEW_STEPS = (ProcessStep.FILES, ReplayStep.COMMITTED, ReplayStep.STORED)
+_FEW_STEPS = (ProcessStep.FILES, ReplayStep.COMMITTED, ProcessStep.FINISHED)
 
 
 def test_cycles_when_they_are_cut_between_any_events_then_readers_see_the_same(following: Following) -> None:

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from ingestd.schema import HiveType
 from ingestd.storage.local import local_path
@@ -77,7 +78,9 @@ def check(stack: Stack) -> None:
     assert stack.sql(f"SELECT {aggregates} FROM {stack.name}") == [(len(texts), 30_000, 30_000, 30_000, "", greatest)]
 
 
-def test_read_when_texts_are_long_then_predicates_find_them(stack: Stack) -> None:
+# One compaction a table: Hive accepts a second one only when the cleaner has removed the files of the first.
+@pytest.mark.parametrize("kind", ["minor", "major"])
+def test_read_when_texts_are_long_then_predicates_find_them(stack: Stack, kind: str) -> None:
     stack.table(COLUMNS, **PROPERTIES)
     with connect(stack) as connection:
         for number, time in enumerate(TIMES.values()):
@@ -91,9 +94,8 @@ def test_read_when_texts_are_long_then_predicates_find_them(stack: Stack) -> Non
                 connection.write(rows(range(start, start + COUNT // 2), TIMES["pyarrow"]))
             assert stack.count("WHERE s > 'j'") == start + COUNT // 2 + 2  # while the file grows
     check(stack)
-    for kind in ("minor", "major"):
-        compact(stack, f"default.{stack.name}", kind)
-        check(stack)
+    compact(stack, f"default.{stack.name}", kind)
+    check(stack)
 
 
 def _bytes(stack: Stack, name: str) -> int:

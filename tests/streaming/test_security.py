@@ -205,9 +205,11 @@ def test_connection_when_a_ticket_or_the_sasl_setting_is_missing_then_rejected_w
     with pytest.raises(StreamingException, match="No Kerberos credentials available"):
         _connect(None, "any", configuration=conf | {"hive.metastore.sasl.enabled": "true"})
     assert not caplog.records
-    with pytest.raises(StreamingException, match="requires a SASL login"):
+    with pytest.raises(StreamingException, match="is not set, so there is no login"):
         _connect(None, "any", configuration=conf)
-    assert "metastore.sasl.enabled is not true" in caplog.text
+    with pytest.raises(StreamingException, match="requires a SASL login"):
+        _connect(None, "any", configuration=conf | {"hive.metastore.sasl.enabled": "false"})
+    assert "metastore.sasl.enabled is false" in caplog.text
 
 
 # --- password, TLS
