@@ -267,9 +267,8 @@ class HdfsStorage:
         self.remove(probe)
 
     def permissions(self, directory: str) -> Permissions:
-        """See `Storage`. The library does not return access control lists."""
-        found = self._requests.status(directory)
-        return Permissions(found.owner, found.group, found.permission & 0o7777)
+        """See `Storage`."""
+        return self._requests.permissions(directory)
 
     def free_bytes(self, directory: str) -> None:
         """See `Storage`; the library has no request for it."""

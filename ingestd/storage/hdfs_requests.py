@@ -14,7 +14,16 @@ import pyarrow as pa
 from hdfs_native import WriteOptions
 
 from ingestd.errors import IngestdError, InvalidTable, StorageUnavailable
-from ingestd.storage.contract import AlreadyExists, Entry, NoSpace, NotFound, PermissionDenied, Stream, split
+from ingestd.storage.contract import (
+    AlreadyExists,
+    Entry,
+    NoSpace,
+    NotFound,
+    PermissionDenied,
+    Permissions,
+    Stream,
+    split,
+)
 from ingestd.storage.hdfs_client import HdfsClient, is_of_datanode, number_property
 from ingestd.storage.options import StorageOptions
 
@@ -63,6 +72,13 @@ class HdfsRequests:
         """Return the status of a file or directory. Raises NotFound."""
         path = self.path(uri)
         return self.client.run(uri, lambda client: client.get_file_info(path))
+
+    def permissions(self, directory: str) -> Permissions:
+        """Return who may use a directory. Raises NotFound."""
+        path, found, has_acl = self.path(directory), self.status(directory), False
+        with suppress(StorageUnavailable):  # a NameNode without access control lists refuses the request
+            has_acl = bool(self.client.run(directory, lambda client: client.get_acl_status(path)).entries)
+        return Permissions(found.owner, found.group, found.permission & 0o7777, has_acl)
 
     def entries(self, directory: str) -> list[Entry]:
         """List a directory. Raises NotFound, also for a file."""
