@@ -15,7 +15,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.health import setting
 from ingestd.hive.tables import Table, TableName, load_acid_table
 from ingestd.publish.warehouse import Warehouse
-from ingestd.storage.contract import PermissionDenied, Permissions, Storage, child, split
+from ingestd.storage.contract import PermissionDenied, Permissions, Storage, child
 
 _EVERYTHING = 0o7
 # How many directories of other tables are examined before the mapping creates its own.
@@ -60,20 +60,21 @@ def changeable_directories(warehouse: Warehouse, name: TableName) -> str:
     with hidden_directory(warehouse, table) as made:
         ours = storage.permissions(made)
     assert ours is not None  # as those of the table's directory
-    require_changeable(table.location, ours, theirs)
+    require_changeable(table.location, ours, theirs, local_users=storage.capabilities.local_users)
     return f"Hive can change new directories ({ours})"
 
 
-def require_changeable(directory: str, ours: Permissions, theirs: Permissions) -> None:
+def require_changeable(directory: str, ours: Permissions, theirs: Permissions, *, local_users: bool) -> None:
     """Raise NotShared if a new directory does not permit what the directory of its table permits.
 
     `theirs` are the permissions of `directory`, the table's, whose owner and group are those that Hive uses.
+    `local_users` is that of the storage's Capabilities.
     """
     is_shared = bool(theirs.mode >> 3 & 0o2)
     if (ours.owner == theirs.owner and not is_shared) or ours.mode & _EVERYTHING == _EVERYTHING:
         return
     if ours.mode >> 3 & _EVERYTHING != _EVERYTHING:
-        hint = _umask_hint(directory, theirs.group)
+        hint = _umask_hint(theirs.group, local_users=local_users)
     elif ours.group != theirs.group and not ours.has_acl:
         hint = (
             f"run chgrp and chmod g+s on the table's directory, so that new directories keep its group ({_DOCUMENTED})"
@@ -89,8 +90,8 @@ def require_changeable(directory: str, ours: Permissions, theirs: Permissions) -
     )
 
 
-def _umask_hint(directory: str, group: str) -> str:
-    if split(directory).scheme == "file":
+def _umask_hint(group: str, *, local_users: bool) -> str:
+    if local_users:
         cure = f"start this process with umask 0002, or run setfacl -R -m d:g:{group}:rwX on the table's directory"
     else:
         cure = "set fs.permissions.umask-mode to 002 in storage.hdfs.properties"

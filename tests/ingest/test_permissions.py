@@ -22,7 +22,7 @@ _TABLE = Permissions("hive", "hive", 0o2775)
     ],
 )
 def test_directory_when_hive_can_change_it_then_nothing_is_predicted(ours: Permissions, theirs: Permissions) -> None:
-    require_changeable(_LOCAL, ours, theirs)
+    require_changeable(_LOCAL, ours, theirs, local_users=True)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_directory_when_hive_cannot_change_it_then_says_what_helps(
     uri: str, ours: Permissions, theirs: Permissions, hint: str
 ) -> None:
     with pytest.raises(NotShared) as caught:
-        require_changeable(uri, ours, theirs)
+        require_changeable(uri, ours, theirs, local_users=uri == _LOCAL)
     assert str(ours) in caught.value.what
     assert str(theirs) in caught.value.what
     assert hint in caught.value.hint
