@@ -22,6 +22,7 @@ from ingestd.clock import now, pause
 from ingestd.daemon.http.policies import policy_entry
 from ingestd.errors import IngestdError
 from ingestd.ingest.stored import StoredMapping
+from ingestd.kafka.hidden import BRIEF_SECONDS
 from ingestd.replication.policy_status import read_statuses
 
 _COLUMNS = (
@@ -32,8 +33,6 @@ _COLOURS = {"running": "green", "owned": "green", "waiting": "yellow", "paused":
 # Without heartbeats for this long, the owner has probably ended. Clocks may differ by a few seconds.
 _SILENT_SECONDS = 20.0
 _REFRESH_SECONDS = 2.0
-# Producers that use transactions hide records for a moment all the time.
-_HIDDEN_SECONDS = 60.0
 
 
 @click.command()
@@ -161,7 +160,7 @@ def _problem(mapping: dict[str, Any]) -> Text:
 def _is_hidden(mapping: dict[str, Any]) -> bool:
     """Return whether open transactions hide records, and have done so for a while as far as that is known."""
     seconds = mapping.get("hidden_seconds")  # absent from a daemon of an older release
-    return bool(mapping.get("hidden_offsets")) and (seconds is None or seconds >= _HIDDEN_SECONDS)
+    return bool(mapping.get("hidden_offsets")) and (seconds is None or seconds >= BRIEF_SECONDS)
 
 
 def _hidden(mapping: dict[str, Any]) -> Text:

@@ -22,7 +22,7 @@ from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.preview import NothingToPreview, take_sample
 from ingestd.ingest.stored import PartitionOffsets, read_mapping
 from ingestd.kafka.admin import Broker
-from ingestd.kafka.hidden import Hidden, find_hidden
+from ingestd.kafka.hidden import BRIEF_SECONDS, Hidden, find_hidden
 from ingestd.kafka.ranges import Offsets, TopicPartition
 from ingestd.kafka.timestamps import FirstRecord, RecordTimestamps
 from ingestd.publish.warehouse import Warehouse
@@ -31,8 +31,6 @@ _ANSWER_SECONDS = 5.0
 # Records that are not stored in Hive yet are reported if they are older than this part of the retention time.
 _EXPIRING = 0.8
 _FUTURE_SECONDS = 60.0
-# Producers that use transactions hide records for a moment all the time.
-_OPEN_SECONDS = 60.0
 _MOST_HIDDEN = 5
 # An owner sends a heartbeat every two seconds, and standbys take over after six.
 _STALE_SECONDS = 6.0
@@ -111,7 +109,7 @@ def _transactions(mapping: Examined) -> Iterator[Verdict]:
             f"{partition}: {counted(behind.count, 'offset')} from {behind.first} on, behind an open Kafka transaction"
         )
         found += "" if age is None else f" whose first record is {age:,.0f} s old"
-        if age is not None and age < _OPEN_SECONDS:
+        if age is not None and age < BRIEF_SECONDS:
             yield ok(found)
             continue
         tool = f"kafka-transactions.sh --bootstrap-server {mapping.options.kafka['bootstrap.servers']}"

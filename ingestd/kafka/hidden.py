@@ -15,6 +15,9 @@ from ingestd.errors import IngestdError
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import TopicPartition
 
+BRIEF_SECONDS = 60.0
+"""A shorter time is nothing special: producers that use transactions hide records for a moment all the time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hidden:

@@ -130,7 +130,7 @@ def read(
     about a fifth more CPU time.
 
     Raises RangeLost when Kafka no longer has a range, or has other records there than its leader had when the range was
-    planned; RecordsUnreadable when records exist and this client cannot read them; InvalidTopic without permission to
+    planned; RecordsUnreadable when records exist and this client cannot read them; TopicDenied without permission to
     read; and BrokerUnavailable when no record arrives for `limits.silence_seconds`, or for `socket.timeout.ms` if that
     is shorter. It names a login or a certificate that is the reason.
     """

@@ -386,6 +386,6 @@ def test_check_when_online_then_examines_the_executors(
     config = stack.config(spark=cluster.options(conf | other))
     command = [sys.executable, "-m", "ingestd", "check", "--online", "--output", "json", "--config", str(config)]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
-    [executors] = [load for load in json.loads(checked.stdout) if load["subject"] == "spark executors"]
+    [executors] = [finding for finding in json.loads(checked.stdout) if finding["subject"] == "spark executors"]
     assert found in json.dumps(executors)
     assert (checked.returncode == 0) == (not conf)

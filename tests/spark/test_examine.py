@@ -49,6 +49,6 @@ def _examined(config: Path, seconds: int = 60) -> dict[str, Any]:
     command = [sys.executable, "-m", "ingestd", "doctor", "--config", str(config), "--output", "json"]
     done = subprocess.run([*command, "--timeout", str(seconds)], capture_output=True, text=True, check=False)
     assert done.stdout, done.stderr
-    [found] = [load for load in json.loads(done.stdout)["findings"] if load["check"] == "spark.executors"]
+    [found] = [finding for finding in json.loads(done.stdout)["findings"] if finding["check"] == "spark.executors"]
     assert isinstance(found, dict)
     return found
