@@ -21,6 +21,7 @@ from ingestd.hive.held_lease import HeldLease
 from ingestd.hive.tables import (
     ORC_INPUT,
     ORC_OUTPUT,
+    ORC_SERDE,
     Table,
     TableName,
     as_acid_table,
@@ -31,7 +32,6 @@ from ingestd.retry import Backoff
 from ingestd.schema import Column
 
 _ATTEMPTS = 6  # 1.5 s in all
-_ORC_SERDE = "org.apache.hadoop.hive.ql.io.orc.OrcSerde"
 _ACID = {"transactional": "true", "transactional_properties": "default", "bucketing_version": "2"}
 # As HiveServer2 describes a new table, so that Hive answers `count(*)` from numRows, which each commit increases.
 _EMPTY = {
@@ -84,7 +84,7 @@ class NewTable:
             outputFormat=ORC_OUTPUT,
             compressed=False,
             numBuckets=-1,
-            serdeInfo=ttypes.SerDeInfo(serializationLib=_ORC_SERDE, parameters={"serialization.format": "1"}),
+            serdeInfo=ttypes.SerDeInfo(serializationLib=ORC_SERDE, parameters={"serialization.format": "1"}),
             bucketCols=[],
             sortCols=[],
             parameters={},

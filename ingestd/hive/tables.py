@@ -29,6 +29,7 @@ from ingestd.schema import Column, HiveType
 WHOLE_TABLE = ""
 ORC_INPUT = "org.apache.hadoop.hive.ql.io.orc.OrcInputFormat"
 ORC_OUTPUT = "org.apache.hadoop.hive.ql.io.orc.OrcOutputFormat"
+ORC_SERDE = "org.apache.hadoop.hive.ql.io.orc.OrcSerde"
 
 # Properties of a database. The first names replication policies; it is empty after a failover.
 _TARGET_FOR, _READ_ONLY = "repl.target.for", "readonly"
@@ -230,6 +231,7 @@ def _columns(fields: Any, name: TableName) -> tuple[Column, ...]:
 
 def _require_acid_orc(raw: Any, parameters: Mapping[str, str], name: TableName) -> None:
     handler = _storage_handler(parameters)
+    serde = (raw.sd.serdeInfo and raw.sd.serdeInfo.serializationLib) or "unknown"
     is_acid = parameters.get("transactional", "").lower() == "true"
     is_external = raw.tableType == "EXTERNAL_TABLE" or parameters.get("EXTERNAL", "").lower() == "true"
     is_immutable = parameters.get("immutable", "").lower() == "true"
@@ -246,6 +248,11 @@ def _require_acid_orc(raw: Any, parameters: Mapping[str, str], name: TableName) 
         (is_external, "cannot be declared transactional because it's an external table", _CREATE_ACID),
         (raw.sd.inputFormat != ORC_INPUT, f"has the input format {raw.sd.inputFormat}", "create it STORED AS ORC"),
         (raw.sd.outputFormat != ORC_OUTPUT, f"has the output format {raw.sd.outputFormat}", "create it STORED AS ORC"),
+        (
+            serde != ORC_SERDE,
+            f"has the SerDe {serde}, with which Hive cannot read its ORC files",
+            "create it STORED AS ORC",
+        ),
         (bool(raw.sd.sortCols), "is SORTED BY columns, so Hive relies on the order of its rows", "recreate it without"),
         (
             bool(raw.sd.storedAsSubDirectories),

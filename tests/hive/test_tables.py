@@ -60,6 +60,11 @@ def _access(kind: int, *capabilities: str) -> Change:
         (_parameter("EXTERNAL", "TRUE"), EXTERNAL, "create it as a managed table"),
         (_storage("inputFormat", "a.TextInputFormat"), "the input format a.TextInputFormat", "create it STORED AS ORC"),
         (_storage("outputFormat", "a.TextOutputFormat"), "the output format a.TextOutputFormat", "STORED AS ORC"),
+        (
+            _storage("serdeInfo", ttypes.SerDeInfo(serializationLib="a.LazySimpleSerDe")),
+            "the SerDe a.Lazy",
+            "STORED AS ORC",
+        ),
         (_storage("sortCols", [ttypes.Order("id", 1)]), "is SORTED BY columns", "recreate it without"),
         (_storage("storedAsSubDirectories", True), "is STORED AS DIRECTORIES", "NOT STORED AS DIRECTORIES"),
         (
