@@ -6,17 +6,19 @@ of the table belong to the transaction, which makes them visible together with i
 
 A dead letter has the key, the value, the headers and the timestamp of the record. In the topic, further headers, whose
 values are UTF-8 texts, follow those of the record: the names `__connect.errors.*` are those of Kafka Connect (KIP-298).
+If the topic refuses the size of a letter, it has a reference instead: only these further headers, after one that says
+what was omitted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import islice
 
 from ingestd.acid.writer_pool import OpenStagingFile, PoolLimits, StagingFile, StagingFiles, WriterPool
-from ingestd.errors import RecordError
+from ingestd.errors import InvalidTopic, RecordError
 from ingestd.formats.decoder import Reject
 from ingestd.ingest.letter_table import Letter, LetterTable, letter_rows
 from ingestd.ingest.options import KafkaField
@@ -34,6 +36,8 @@ _HEADERS = (
     *("__connect.errors.class.name", "__connect.errors.exception.class.name", "__connect.errors.exception.message"),
     *("ingestd.id", "ingestd.mapping", "ingestd.column", "ingestd.reason", "ingestd.time"),
 )
+# The header of a reference. Its value describes the record, which is only in its own topic.
+_OMITTED = "ingestd.omitted"
 # The stages of Kafka Connect that convert parts of a record. All others belong to the value.
 _STAGES: Mapping[KafkaField | None, str] = {"key": "KEY_CONVERTER", "headers": "HEADER_CONVERTER"}
 _STAGE_OF_VALUE = "VALUE_CONVERTER"
@@ -147,7 +151,7 @@ class DeadLetters:
         while some := tuple(islice(letters, _BATCH_LETTERS)):
             if self.targets.topic:
                 self._writer = self._writer or TopicWriter(self.settings, self.targets.topic)
-                self._writer.write(self._records(some))
+                self._write_to_topic(self._writer, some)
             if self.targets.table is not None:
                 self._rows(self.targets.table).add((), self.origin.task, letter_rows(some))
 
@@ -168,9 +172,17 @@ class DeadLetters:
         if self._writer is not None:
             self._writer.close()
 
-    def _records(self, letters: Iterable[Letter]) -> Iterable[Record]:
-        for letter in letters:
-            yield replace(letter.record, headers=(*letter.record.headers, *self.origin.headers(letter)))
+    def _write_to_topic(self, writer: TopicWriter, letters: Sequence[Letter]) -> None:
+        added = [self.origin.headers(letter) for letter in letters]
+        records = [letter.record for letter in letters]
+        refused = writer.write([replace(r, headers=(*r.headers, *a)) for r, a in zip(records, added, strict=True)])
+        references = [Record(None, None, (_omitted(records[i]), *added[i]), records[i].timestamp_ms) for i in refused]
+        if writer.write(references):
+            raise InvalidTopic(
+                "the broker refuses the size of a dead letter, even without its record",
+                where=f"topic {self.targets.topic}",
+                hint="raise max.message.bytes of the topic to 8 KiB or more",
+            )
 
     def _rows(self, table: LetterTable) -> WriterPool[OpenStagingFile]:
         if self._pool is None:
@@ -178,3 +190,10 @@ class DeadLetters:
             self._files = StagingFiles(outbox, table.shape.columns, table.write_id, encoding=table.shape.encoding)
             self._pool = WriterPool(self._files, _LIMITS)
         return self._pool
+
+
+def _omitted(record: Record) -> tuple[str, bytes]:
+    """Return the header of the reference to a record."""
+    parts = (("key", record.key), ("value", record.value))
+    texts = [f"{name}: {'NULL' if part is None else f'{len(part)} bytes'}" for name, part in parts]
+    return _OMITTED, ", ".join((*texts, f"headers: {len(record.headers)}")).encode()

@@ -1,11 +1,13 @@
 """Writes records to one topic, in Spark's Python workers.
 
-Invariant: `write` returns only when all replicas in sync have every record. The topic is never created.
+Invariant: `write` returns only when all replicas in sync have every record, except those that it returns because the
+topic refuses their size. The topic is never created.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -26,15 +28,19 @@ _WRITER = {
     "allow.auto.create.topics": False,
     "message.max.bytes": _LARGEST,
     "linger.ms": 5,
+    # The limits of a topic apply to compressed batches, and producers have compressed the records of most topics.
+    "compression.type": "lz4",
 }
+# The broker refuses a whole batch because of its size, so each record must have a batch of its own.
+_ONE_BY_ONE = {"batch.num.messages": 1}
 _DENIED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant WRITE and DESCRIBE on the topic",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant IDEMPOTENT_WRITE on the cluster (brokers before Kafka 2.8)",
 }
+# The broker's limits of the size of a batch: `max.message.bytes` and `segment.bytes` of the topic.
+_TOO_LARGE = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE)
 # Errors that a repetition does not remove, and the property of the topic that is usually the reason.
 _REFUSED = {
-    KafkaError.MSG_SIZE_TOO_LARGE: "max.message.bytes",
-    KafkaError.RECORD_LIST_TOO_LARGE: "segment.bytes",
     KafkaError.INVALID_TIMESTAMP: "message.timestamp.type and message.timestamp.after.max.ms",
     KafkaError.INVALID_RECORD: "cleanup.policy",
 }
@@ -52,17 +58,31 @@ class TopicWriter:
         self._seconds = time_limit(settings, _DELIVERY_SECONDS)
         self._log = ConnectionLog(common, f"broker {settings['bootstrap.servers']}")
         ours = {"message.timeout.ms": int(self._seconds * 1000), "error_cb": self._log.report}
-        self._producer = create_client(Producer, common | _WRITER | QUIET | ours)
+        self._properties = common | _WRITER | QUIET | ours
+        self._producer = create_client(Producer, self._properties)
+        self._is_one_by_one = False
+        self._too_large: list[int] = []
         self._error: KafkaError | None = None
 
-    def write(self, records: Iterable[Record]) -> None:
+    def write(self, records: Sequence[Record]) -> list[int]:
         """Write the records, and wait until the broker has acknowledged all of them.
 
-        Raises BrokerUnavailable; or InvalidTopic if the broker refuses a record, for example because of its size, or
-        denies the permission. Some of the records may then be in the topic.
+        Returns the indexes of the records that were not written because the topic accepts no record of their size.
+        Raises BrokerUnavailable; or InvalidTopic if the broker refuses a record for another reason, or denies the
+        permission. Some of the records may then be in the topic.
         """
-        for record in records:
-            self._produce(record)
+        refused = self._try_write(enumerate(records))
+        if refused and not self._is_one_by_one:
+            self._producer.close()
+            self._producer, self._is_one_by_one = create_client(Producer, self._properties | _ONE_BY_ONE), True
+            refused = self._try_write((index, records[index]) for index in refused)
+        return refused
+
+    def _try_write(self, records: Iterable[tuple[int, Record]]) -> list[int]:
+        """Write records that are given with their indexes; return the indexes of those in too large batches."""
+        self._too_large = []
+        for index, record in records:
+            self._produce(index, record)
         left = self._producer.flush(self._seconds + _REPORT_SECONDS)
         if self._error is not None:
             raise self._translated(self._error)
@@ -70,6 +90,7 @@ class TopicWriter:
             raise self._log.retriable_refusal() or BrokerUnavailable(
                 f"{left:,} records were not acknowledged within {self._seconds:.0f} s", where=self._where
             )
+        return sorted(self._too_large)
 
     def close(self) -> None:
         """Drop the records that are not acknowledged, and close the connections."""
@@ -80,7 +101,7 @@ class TopicWriter:
     def _where(self) -> str:
         return f"topic {self._topic}"
 
-    def _produce(self, record: Record) -> None:
+    def _produce(self, index: int, record: Record) -> None:
         timestamp = {} if record.timestamp_ms is None else {"timestamp": record.timestamp_ms}
         while self._error is None:
             try:
@@ -89,7 +110,7 @@ class TopicWriter:
                     record.value,
                     record.key,
                     headers=list(record.headers),
-                    on_delivery=self._on_delivery,
+                    on_delivery=partial(self._on_delivery, index),
                     **timestamp,
                 )
             except KafkaException as error:  # noqa: PERF203 - at the end, the loop has no next round
@@ -99,9 +120,11 @@ class TopicWriter:
             else:
                 return
 
-    def _on_delivery(self, error: KafkaError | None, _message: Message) -> None:
-        # The first error is the cause of the others.
-        self._error = self._error or error
+    def _on_delivery(self, index: int, error: KafkaError | None, _message: Message) -> None:
+        if error is not None and error.code() in _TOO_LARGE:
+            self._too_large.append(index)
+        else:  # the first error is the cause of the others
+            self._error = self._error or error
 
     def _translated(self, error: KafkaError) -> IngestdError:
         code = error.code()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ REJECTS = [
     Record(b"", b"", (("__connect.errors.topic", b"earlier"),), AN_HOUR_AGO + 2),
     Record(b"tombstone", None, (("trace", b"1"),), AN_HOUR_AGO + 3),
 ]
+
+# The records of the case `large`, which cannot be compressed.
+LARGE, SMALL = Record(b"key", os.urandom(5_000)), [os.urandom(500) for _ in range(6)]
 
 
 def _added(letter: Message, original: Sequence[tuple[str, bytes | None]] = ()) -> dict[str, str]:
@@ -70,10 +74,10 @@ def _rows(*ids: int) -> list[Record]:
 @pytest.fixture(scope="module")
 def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Cases]:
     with Stack(addresses, "letters", Path(tmp_path_factory.mktemp("letters"))) as stack:
-        made = _Cases(stack)
+        made, small = _Cases(stack), {"max.message.bytes": "2000"}
         made.add("origin", [*_rows(1, 2), *REJECTS, *_rows(3)], letters={}, format={"tombstones": "dead_letter"})
         made.add("missing", _rows(1), letters=None, refusals={"retries": 2, "period": "300ms"})
-        made.add("large", [*_rows(1), Record(None, b"x" * 5_000)], letters={"max.message.bytes": "2000"})
+        made.add("large", [*_rows(1), LARGE, *(Record(None, value) for value in SMALL)], letters=small)
         made.add("beyond", [*_rows(1), *REJECTS[:3]], letters={}, max_rejects=2)
         made.daemon = stack.drain(stack.config(*made.mappings), expect=65)
         yield made
@@ -125,13 +129,19 @@ def test_topic_of_dead_letters_when_missing_then_the_mapping_stops_before_it_rea
     assert cases.stack.ids(cases.name("missing")) == []
 
 
-def test_dead_letter_when_the_broker_refuses_its_size_then_nothing_is_committed_and_the_error_names_the_property(
+def test_dead_letter_when_the_topic_refuses_its_size_then_a_reference_is_written_and_all_others_are_complete(
     cases: _Cases,
 ) -> None:
-    [failed] = cases.events("failed", "large")
-    assert failed["reason"] == "InvalidTopic"
-    assert "max.message.bytes" in failed["error"]
-    assert cases.stack.ids(cases.name("large")) == []
+    name = cases.name("large")
+    by_offset = {_added(letter)["__connect.errors.offset"]: letter for letter in read_all(cases.stack, f"{name}.dead")}
+    reference = by_offset.pop("1")
+    # Together, these letters exceed the limit of the topic.
+    assert {letter.value() for letter in by_offset.values()} == set(SMALL)
+    assert (reference.key(), reference.value()) == (None, None)
+    added = _added(reference)
+    assert added["ingestd.omitted"] == "key: 3 bytes, value: 5000 bytes, headers: 0"
+    assert (added["__connect.errors.topic"], added["__connect.errors.partition"]) == (name, "0")
+    assert cases.stack.ids(name) == [1]
 
 
 def test_dead_letters_when_beyond_the_limit_then_none_is_written(cases: _Cases) -> None:
