@@ -10,6 +10,7 @@ primitive types.
 |---|---|---|
 | the pattern | Python's `re`, the whole record, `.` matches line ends, \d \w \s: ASCII | Java's, otherwise the same |
 | a record that does not match | a reject; with `unmatched="null"` a row of NULLs | a row of NULLs |
+| a match in which no group participated, unless the record is empty | the same | a row of NULLs |
 | a record that is not UTF-8 | a reject | invalid bytes become U+FFFD |
 | a group that did not participate in the match | NULL | NULL, but false for boolean |
 | the value of a group | read as in `delimited`, but there is no NULL text | Java's valueOf: no fractions, false for 1 |
@@ -148,9 +149,14 @@ class RegexDecoder(RecordDecoder):
             match = self._match(value.decode())
         except UnicodeDecodeError as error:
             raise RejectError("", f"record is not UTF-8 (byte {error.start})") from None
-        if match is None and self._rejects_unmatched:
+        groups = match.groups() if match else self._nulls
+        if not self._rejects_unmatched:
+            return groups
+        if match is None:
             raise RejectError("", "record does not match the regular expression")
-        return match.groups() if match else self._nulls
+        if value and groups == self._nulls:
+            raise RejectError("", "no group of the regular expression has matched a part of the record")
+        return groups
 
 
 def _compiled(pattern: str, columns: int, *, ignore_case: bool) -> re.Pattern[str]:

@@ -56,6 +56,11 @@ def no_column_of_schema(fields: Sequence[str], columns: Sequence[str]) -> str:
     )
 
 
+def no_field_of_type(name: str) -> str:
+    """Return the reason of a reject whose fields are all unknown to the Protobuf type of this name."""
+    return f"all fields of the record are unknown to the type {name}, so the record probably has another type"
+
+
 def change_event(fields: Iterable[str]) -> str:
     """Return what a record with these fields is if it seems to be a change event of Debezium, for a reason; else ''."""
     found = {name.lower() for name in fields}

@@ -140,6 +140,25 @@ def test_decode_when_columns_have_paths_then_the_fields_of_objects_on_these_path
     assert [decoder.check(value) is None for value in (*rejected, *rows)] == [False] * 4 + [True] * 7
 
 
+@pytest.mark.parametrize("others", [[], [b'{"users":[{"id":1}]}'] * 400], ids=["alone", "mixed"])
+def test_decode_when_columns_have_paths_through_arrays_then_the_elements_on_them_count(others: list[bytes]) -> None:
+    options = JsonOptions(fields={"id": "$.users[0].id", "name": "$.users[1]['full name']"})
+    rejected = {
+        b'{"users":[{"x":1}]}': "users[0].x",
+        b'{"users":[{"x":1},{"y":2}],"z":3}': "users[0].x, users[1].y, z",
+    }
+    rows = [
+        b'{"users":[]}', b'{"users":[{}]}', b'{"users":[null]}', b'{"users":[{"ID":null}]}', b'{"users":null,"z":1}',
+        b'{"users":[{"x":1},{"full name":null}]}', b'{"users":[{"x":1},{}]}',
+    ]  # fmt: skip
+    decoded = options.decoder(COLUMNS).decode([*rejected, *rows, *others])
+    assert decoded.rows == len(rows) + len(others)
+    assert [reason for _, _, reason in reasons(decoded)] == [
+        f"no field of the record is a column (fields: {fields}; columns: id, name)"
+        for fields in ("'users[0].x'", "'users[0].x', 'users[1].y', z")
+    ]
+
+
 def test_decode_when_the_row_of_a_change_event_has_no_field_of_a_column_then_the_reason_names_its_fields() -> None:
     event = b'{"op":"c","before":{"id":1},"after":{"op":1,"before":2}}'
     decoded = JsonOptions(envelope="debezium").decoder(COLUMNS).decode([event])
@@ -281,6 +300,15 @@ def test_decode_when_a_pattern_does_not_match_then_the_key_decides() -> None:
     assert rows_of(replace(options, unmatched="null").decoder(COLUMNS).decode([b"a"])) == [{"id": None, "name": None}]
 
 
+def test_decode_when_a_pattern_matches_without_any_group_then_the_record_is_a_reject() -> None:
+    options = RegexOptions(pattern="(?:([0-9]+)|([a-z]*)=|.*)", fields=("id", "name"))
+    values = [b"1", b"=", b"", b"a;b"]
+    decoded = options.decoder(COLUMNS).decode(values)
+    assert rows_of(decoded) == [{"id": 1, "name": None}, {"id": None, "name": ""}, {"id": None, "name": None}]
+    assert reasons(decoded) == [(3, "", "no group of the regular expression has matched a part of the record")]
+    assert replace(options, unmatched="null").decoder(COLUMNS).decode(values).rows == 4
+
+
 def test_decode_when_no_field_of_an_avro_schema_is_a_column_then_its_records_are_rejects() -> None:
     schema, other = schema_of({"x": "int", "y": "string"}), schema_of({"ID": ["null", "int"], "x": "int"})
     reason = "no field of the record is a column (fields: x, y; columns: id, name)"
@@ -335,3 +363,48 @@ def test_decode_when_no_field_of_a_protobuf_type_is_a_column_then_its_messages_a
     assert reasons(options.decoder(COLUMNS).decode(values)) == [(0, "", reason), (1, "", reason)]
     assert replace(options, unmatched="null").decoder(COLUMNS).decode(values).rows == 2
     assert options.decoder(columns_of(id="int", y="string")).decode(values).rows == 2
+
+
+def test_decode_when_all_fields_of_a_protobuf_message_are_unknown_to_its_type_then_it_is_a_reject() -> None:
+    row = file_of(
+        message("Row", [Field("id", 1, "int32"), Field("name", 2, "string"), Field("more", 3, "int32", "repeated")])
+    )
+    options = ProtobufOptions(framing="none", descriptor_set=set_of(row), message="shop.Row")
+    kind = class_of(row)
+    rejected = [
+        b"\x20\x05",  # field 4
+        b"\x0a\x01a",  # field 1, but with the wire type of a text
+        b"\x1b\x08\x01\x1c",  # field 3, but as a group
+    ]
+    rows = [
+        b"", kind(id=1).SerializeToString(), kind(more=[1, 2]).SerializeToString(), b"\x18\x01",
+        kind(name="a").SerializeToString() + rejected[0],
+    ]  # fmt: skip
+    reason = "all fields of the record are unknown to the type shop.Row, so the record probably has another type"
+    for columns in (COLUMNS, columns_of(name="string"), columns_of(id="int", z="int")):
+        for repeated in (1, 100):
+            values = rejected * repeated + rows
+            decoded = options.decoder(columns).decode(values)
+            assert reasons(decoded) == [(place, "", reason) for place in range(3 * repeated)]
+            assert decoded.rows == len(rows)
+    assert options.decoder(COLUMNS).decode([b"\x20"]).rejects[0].reason.startswith("record does not match its Protobuf")
+    stored = replace(options, unmatched="null").decoder(COLUMNS).decode(rejected)
+    assert rows_of(stored) == [{"id": 0, "name": ""}] * 3
+
+
+def test_needed_columns_when_no_field_of_a_schema_is_a_column_then_its_records_need_none() -> None:
+    foreign = schema_of({"x": "int", "y": "string"})
+    decoder = AvroOptions(framing="none", schemas=(foreign,)).decoder(COLUMNS)
+    assert decoder.decode([encode(foreign, {"x": 1, "y": "a"})]).rows == 0
+    assert decoder.needed_columns(()) == ()
+
+    kinds = [json.loads(schema_of({key: "int", f"{key}2": "long"})) | {"name": key} for key in ("id", "x")]
+    decoder = AvroOptions(framing="none", schemas=(json.dumps(kinds),)).decoder(COLUMNS)
+    assert decoder.decode([encode(json.dumps(kinds), ("x", {"x": 1, "x2": 2}))]).rows == 0
+    assert {column.name for column in decoder.needed_columns(())} == {"id", "id2", "name"}
+
+    strict = AvroOptions(framing="none", schemas=(foreign,), reader_schema=foreign)
+    for options, names in ((strict, set()), (replace(strict, unmatched="null"), {"x", "y"})):
+        decoder = options.decoder(COLUMNS)
+        decoder.decode([encode(foreign, {"x": 1, "y": "a"})])
+        assert {column.name for column in decoder.needed_columns(())} == names

@@ -85,7 +85,7 @@ class AvroDecoder(ColumnarDecoder[int]):
         self._records: dict[int, AvroType] = {}
 
     def needed_columns(self, others: Collection[str]) -> tuple[Column, ...]:
-        """See `Evolving`."""
+        """See `Evolving`. Records without a field of a column, which are rejects, need no columns."""
         records = [without_fields(record, others) for record in self._records.values()]
         try:
             return tuple(column for record in records for column in needed_columns(record, self.columns))
@@ -103,7 +103,9 @@ class AvroDecoder(ColumnarDecoder[int]):
         """See `ColumnarDecoder`."""
         written = self._schemas.find(identifier)
         found = reader(self._resolved(written), self.row)
-        self._records[identifier] = self._target or written
+        stored = self._stored(written)
+        if stored is not None:
+            self._records[identifier] = stored
 
         def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
             cursor = Cursor.of_records(records, starts, indexes)
@@ -116,8 +118,7 @@ class AvroDecoder(ColumnarDecoder[int]):
     def absent_in(self, identifier: int) -> frozenset[str]:
         """See `ColumnarDecoder`. Defaults of the reader schema are no fields of the records."""
         record = self._resolved(self._schemas.find(identifier))
-        branches = record.children if record.kind == "union" else (record,)
-        return frozenset.intersection(*map(self._absent_in_record, branches))
+        return frozenset.intersection(*map(self._absent_in_record, _branches(record)))
 
     def _resolved(self, written: AvroType) -> AvroType:
         """Return the type as which records with a schema are read, with a fault if they are rejects."""
@@ -128,15 +129,33 @@ class AvroDecoder(ColumnarDecoder[int]):
         """Return the type of records with a fault if they have fields, none of which is a column."""
         if record.kind == "union":
             return replace(record, children=tuple(map(self._matched, record.children)))
-        if record.fault or not record.fields or len(self._absent_in_record(record)) < len(self.columns):
+        if record.fault or not self._is_unmatched(record):
             return record
         fields, columns = ([name.name for name in names] for names in (record.fields, self.columns))
         return replace(record, fault=no_column_of_schema(fields, columns))
+
+    def _stored(self, written: AvroType) -> AvroType | None:
+        """Return the type whose fields have columns: that of the records with a schema, without those of `_matched`."""
+        record = resolve(written, self._target) if self._target else written
+        kept = [branch for branch in _branches(record) if not (self._rejects_unmatched and self._is_unmatched(branch))]
+        if not kept:
+            return None
+        if self._target or len(kept) == len(_branches(record)):
+            return self._target or written
+        return replace(written, children=tuple(kept))
+
+    def _is_unmatched(self, record: AvroType) -> bool:
+        return bool(record.fields) and len(self._absent_in_record(record)) == len(self.columns)
 
     def _absent_in_record(self, record: AvroType) -> frozenset[str]:
         """Return the names of the columns without a field in the data of records; defaults do not count."""
         fields = [field for place, field in enumerate(record.fields) if place not in record.ignored]
         return frozenset(column.name for column in self.columns if field_of(fields, column.name) is None)
+
+
+def _branches(record: AvroType) -> tuple[AvroType, ...]:
+    """Return the types of records in a union, or the only type."""
+    return record.children if record.kind == "union" else (record,)
 
 
 def _require_end(cursor: Cursor) -> None:

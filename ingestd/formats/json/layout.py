@@ -104,7 +104,7 @@ class Layout:
         """Return the fields of the row of an event without a column, if it has fields and none for any column; else [].
 
         `place` is that of the event. A field inside of an object on the way to a column has a name such as `user.id`.
-        Null, an empty object and an array on the way to a column count as fields for it.
+        Null, an empty object, and an array without an element of the path, on the way to a column, count as its fields.
         """
         if self.envelope == "debezium":
             if place.columns:
@@ -123,14 +123,22 @@ def _last(members: Mapping[str, object]) -> dict[str, object]:
 
 
 def _unmatched(place: Place, value: object, prefix: str) -> list[str] | None:
-    """Return the names of the fields at or inside of a place if none of them is for a column, else None."""
-    if place.columns or place.elements or not isinstance(value, dict) or not value:
+    """Return the names of the fields at or inside of a place if none of them is for a column, else None.
+
+    Of an array, only the elements on the way to a column count.
+    """
+    inside: list[tuple[str, Place | None, object]] = []
+    if isinstance(value, list):
+        inside = [(f"{prefix}[{i}]", inner, value[i]) for i, inner in place.elements.items() if i < len(value)]
+    elif isinstance(value, dict):
+        dot = "." if prefix else ""
+        last = {name.lower(): (name, item) for name, item in value.items()}
+        inside = [(f"{prefix}{dot}{name}", place.members.get(key), item) for key, (name, item) in last.items()]
+    if place.columns or not inside:
         return None
     found: list[str] = []
-    last = {name.lower(): (name, item) for name, item in value.items()}
-    for key, (name, item) in last.items():
-        inner = place.members.get(key)
-        fields = [prefix + name] if inner is None else _unmatched(inner, item, f"{prefix}{name}.")
+    for name, inner, item in inside:
+        fields = [name] if inner is None else _unmatched(inner, item, name)
         if fields is None:
             return None
         found += fields

@@ -4,7 +4,8 @@ Invariant: the result depends on each record alone, never on how records are bat
 
 | Column | Accepts the Protobuf types | Rejects |
 |---|---|---|
-| its fields | at least one is a column, or there are none | with `unmatched="reject"`, all other messages |
+| its fields | at least one is a column, or there are none | with `unmatched="reject"`, all other messages, and those \
+that have only fields which are unknown |
 | a column | the field of its name, ignoring case; no such field: NULL | |
 | tinyint … bigint | all integers, enum: the number | out of range |
 | float, double | all integers, float, double: the nearest value | overflow |
@@ -44,12 +45,12 @@ import pyarrow as pa
 
 from ingestd.formats.columnar_decoder import ColumnarDecoder, ReadRows
 from ingestd.formats.protobuf.framing import Framing, Key, groups
-from ingestd.formats.protobuf.readers import StructReader
+from ingestd.formats.protobuf.readers import StructReader, unknown_messages
 from ingestd.formats.protobuf.scan import Messages, Place
 from ingestd.formats.protobuf.schema import ProtoType
 from ingestd.formats.record_decoder import Tombstones
 from ingestd.formats.registry import InvalidSchema
-from ingestd.formats.unmatched import Unmatched, no_column_of_schema
+from ingestd.formats.unmatched import Unmatched, no_column_of_schema, no_field_of_type
 from ingestd.formats.values import Ints, Records
 from ingestd.schema import Column
 
@@ -74,7 +75,10 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
         unmatched: Unmatched = "null",
         tombstones: Tombstones = "stop",
     ) -> None:
-        """With `unmatched="reject"`, the messages of a type none of whose fields is a column are rejects."""
+        """With `unmatched="reject"`, the messages of a type none of whose fields is a column are rejects.
+
+        So is a message that has fields, but only such as are unknown to its type: it probably has another type.
+        """
         super().__init__(columns, tombstones=tombstones)
         self._rejects_unmatched = unmatched == "reject"
         self._types = types
@@ -93,7 +97,12 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
 
         def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
             place = Place.of_records(records, indexes)
-            return found.read(Messages(place, starts, records.ends[indexes], np.arange(len(indexes))))
+            messages = Messages(place, starts, records.ends[indexes], np.arange(len(indexes)))
+            tokens = found.find(messages)
+            if self._rejects_unmatched:
+                for message in unknown_messages(kind, messages, tokens).tolist():
+                    records.fail(int(indexes[message]), "", no_field_of_type(kind.name))
+            return found.build(place, tokens)
 
         return read
 

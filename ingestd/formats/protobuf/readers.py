@@ -13,12 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 from ingestd.formats.conversions import TEXTS
-from ingestd.formats.protobuf.scalars import Leaf, leaf_of, usable, wire_of
+from ingestd.formats.protobuf.scalars import Leaf, leaf_of, usable, wire_of, wires_of
 from ingestd.formats.protobuf.scan import BYTES, Messages, Place, Tokens, joined, scan
 from ingestd.formats.protobuf.schema import ProtoField, ProtoType
 from ingestd.formats.protobuf.well_known import TEXT_MESSAGES, read_text, read_timestamps
 from ingestd.formats.row_batches import arrow_of
-from ingestd.formats.values import Ints, last_of_equal, offsets_of, spread
+from ingestd.formats.values import Ints, Mask, last_of_equal, offsets_of, spread
 from ingestd.schema import INTEGER_BITS, HiveType
 
 _KEYS = (*TEXTS, *INTEGER_BITS, "boolean")
@@ -180,9 +180,15 @@ class StructReader(MessageReader):
 
     def read(self, messages: Messages) -> pa.StructArray:
         """See `MessageReader`."""
-        place = messages.place
+        return self.build(messages.place, self.find(messages))
+
+    def find(self, messages: Messages) -> dict[int, Tokens]:
+        """Return the occurrences of the fields that are read, by their numbers."""
+        return scan(messages, self._wanted)
+
+    def build(self, place: Place, tokens: dict[int, Tokens]) -> pa.StructArray:
+        """Return one struct per message, from what `find` returned."""
         arrow = arrow_of(self._hive, place.records.unit)
-        tokens = scan(messages, self._wanted)
         for members in self._oneofs:
             tokens |= _only_last(members, tokens)
         arrays = [
@@ -213,6 +219,31 @@ class _Text(MessageReader):
 
     def read(self, messages: Messages) -> pa.Array:
         return read_text(messages, self._name, self._hive)
+
+
+def unknown_messages(proto: ProtoType, messages: Messages, found: Mapping[int, Tokens]) -> Ints:
+    """Return the indexes of messages that have fields, all of which parsers skip as unknown fields of this type.
+
+    `found` contains the occurrences of some of its fields. Each message consists of one part.
+    """
+    has_none = _without_fields(proto, found, len(messages.place))
+    rest = np.flatnonzero(has_none & (messages.starts < messages.ends))
+    if not len(rest):
+        return rest
+    parts = Messages(messages.place.only(rest), messages.starts[rest], messages.ends[rest], np.arange(len(rest)))
+    numbers = [field.number for field in proto.fields]
+    return rest[_without_fields(proto, scan(parts, numbers), len(rest))]
+
+
+def _without_fields(proto: ProtoType, found: Mapping[int, Tokens], count: int) -> Mask:
+    """Return which of `count` messages have none of the occurrences, or have them with the wire types of others."""
+    has_none: Mask = np.ones(count, np.bool_)
+    for field in proto.fields:
+        if field.number in found:
+            has_none[found[field.number].of_wires(*wires_of(field)).owners] = False
+            if not has_none.any():
+                break
+    return has_none
 
 
 def message_reader(proto: ProtoType, hive: HiveType) -> MessageReader | None:

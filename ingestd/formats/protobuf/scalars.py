@@ -127,6 +127,12 @@ def wire_of(field: ProtoField) -> int:
     return VARINT
 
 
+def wires_of(field: ProtoField) -> tuple[int, ...]:
+    """Return the wire types of a field: repeated numbers may be packed, whatever the schema says."""
+    wire = wire_of(field)
+    return (wire, BYTES) if field.is_repeated and wire not in (BYTES, GROUP) else (wire,)
+
+
 def usable(field: ProtoField, tokens: Tokens) -> Tokens:
     """Return the occurrences of a field that is not repeated which parsers do not skip as unknown fields."""
     return _known(tokens.of_wires(wire_of(field)), _numbers(field.enum))
