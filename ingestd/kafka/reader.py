@@ -1,13 +1,15 @@
 """Reads offset ranges in large batches, in Spark's Python workers.
 
-Invariant: the batches contain every record of the ranges exactly once, and no other record. A range has been read when
-a record at or beyond its last offset arrives, or when the partition ends at or beyond the end of the range.
+Invariant: the batches contain every record of the ranges exactly once, and no other record; records that the client
+cannot read are named instead. A range has been read when a record at or beyond its last offset arrives, or when the
+partition ends at or beyond the end of the range.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, compress
 from typing import Any
 
@@ -17,7 +19,7 @@ from confluent_kafka import TopicPartition as _TopicPartition
 from numpy.typing import NDArray
 
 from ingestd.clock import monotonic
-from ingestd.errors import BrokerUnavailable, IngestdError, LoginFailed, RangeLost, RecordsUnreadable
+from ingestd.errors import BrokerUnavailable, IngestdError, LoginFailed, RangeLost
 from ingestd.kafka.connections import ConnectionLog
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity, TopicPartition
 from ingestd.kafka.record import NO_TIMESTAMP, Headers, Record, headers
@@ -31,7 +33,7 @@ from ingestd.kafka.settings import (
 )
 from ingestd.kafka.throttling import Silence, Throttling
 from ingestd.kafka.timestamps import FirstRecord, timestamp
-from ingestd.kafka.unreadable import explain, find_oversized, is_unreadable
+from ingestd.kafka.unreadable import UnreadableBatch, examine, find_oversized, is_unreadable, stop_before
 
 _POLL_RECORDS = 20_000
 # One in so many kept messages is examined for the size of keys and headers. Parsing all headers would take too long.
@@ -121,6 +123,7 @@ def read(
     *,
     topics: Mapping[str, TopicIdentity] | None = None,
     keep_messages: bool = False,
+    on_unreadable: Callable[[UnreadableBatch], None] = stop_before,
 ) -> Iterator[Batch]:
     """Read every record of the ranges, in batches of one topic; the offsets of each partition ascend.
 
@@ -129,18 +132,23 @@ def read(
     from; `Planner.confirm` does. Only with `keep_messages` do the batches have `messages`, because keeping them takes
     about a fifth more CPU time.
 
+    `on_unreadable` is called with each batch of records that exist in the ranges and that this client cannot read. If
+    it returns, the records behind them are read.
+
     Raises RangeLost when Kafka no longer has a range, or has other records there than its leader had when the range was
-    planned; RecordsUnreadable when records exist and this client cannot read them; TopicDenied without permission to
-    read; and BrokerUnavailable when no record arrives for `limits.silence_seconds`, or for `socket.timeout.ms` if that
-    is shorter. It names a login or a certificate that is the reason.
+    planned; what `on_unreadable` raises, which is RecordsUnreadable by default; TopicDenied without permission to read;
+    and BrokerUnavailable when no record arrives for `limits.silence_seconds`, or for `socket.timeout.ms` if that is
+    shorter. It names a login or a certificate that is the reason.
     """
     limits = limits or ReadLimits()
     limits = replace(limits, silence_seconds=time_limit(settings, limits.silence_seconds))
-    pooled = _consumer(settings, topics or {})
     try:
         for topic in sorted({r.topic for r in ranges}):
             of_topic = [r for r in ranges if r.topic == topic]
-            yield from _TopicRead(pooled, topic, of_topic, limits, keep_messages=keep_messages).batches()
+            topic_read = _TopicRead(
+                partial(_consumer, settings, topics or {}), topic, of_topic, limits, keep_messages=keep_messages
+            )
+            yield from topic_read.batches(on_unreadable)
     except BaseException:
         # Partitions that are still assigned and records that are queued must not reach the next task.
         _close_consumer(settings)
@@ -148,24 +156,26 @@ def read(
 
 
 class _TopicRead:
-    """Reads the ranges of one topic.
+    """Reads the ranges of one topic with the client that `connect` returns: a new one after unreadable records.
 
     For partition p, `_next[p]` is the end of its range, or 0 once it has been read; `_position[p]` is the next offset.
     """
 
     def __init__(
-        self, pooled: _Pooled, topic: str, ranges: Sequence[OffsetRange], limits: ReadLimits, *, keep_messages: bool
+        self,
+        connect: Callable[[], _Pooled],
+        topic: str,
+        ranges: Sequence[OffsetRange],
+        limits: ReadLimits,
+        *,
+        keep_messages: bool,
     ) -> None:
-        self._settings = pooled.settings
-        self._consumer = pooled.consumer
-        self._log = pooled.log
-        self._silence = Silence(pooled.throttling, limits.silence_seconds)
+        self._connect = connect
         self._topic = topic
-        self._ranges = ranges
         self._limits = limits
         self._keep_messages = keep_messages
-        # Since when an answer that is too large has not been examined.
-        self._examined_at = monotonic()
+        # The first event of each partition that reports records that the client cannot read.
+        self._bad: dict[int, tuple[Message, KafkaError]] = {}
         self._open = {r.partition for r in ranges}
         # The first offsets of the ranges of which no record has arrived.
         self._unseen = {r.partition: r.first for r in ranges}
@@ -174,10 +184,19 @@ class _TopicRead:
         self._epochs = {r.partition: r.epoch for r in ranges if r.epoch is not None}
         for r in ranges:
             self._position[r.partition], self._next[r.partition] = r.first, r.next
+        self._start()
 
-    def batches(self) -> Iterator[Batch]:
-        starts = [_TopicPartition(self._topic, r.partition, r.first) for r in self._ranges]
+    def _start(self) -> None:
+        """Assign what is left of the ranges to the client."""
+        pooled = self._connect()
+        self._settings, self._consumer, self._log = pooled.settings, pooled.consumer, pooled.log
+        self._silence = Silence(pooled.throttling, self._limits.silence_seconds)
+        # Since when an answer that is too large has not been examined.
+        self._examined_at = monotonic()
+        starts = [_TopicPartition(self._topic, p, int(self._position[p])) for p in sorted(self._open)]
         self._consumer.incremental_assign(starts)
+
+    def batches(self, on_unreadable: Callable[[UnreadableBatch], None]) -> Iterator[Batch]:
         parts: list[Batch] = []
         records = held = 0
         self._silence.end()
@@ -187,12 +206,18 @@ class _TopicRead:
                 self._silence.end()
                 parts.append(self._select(messages))
                 records, held = records + len(parts[-1].values), held + parts[-1].held_bytes()
-            elif (error := self._find_oversized()) is not None:
-                raise error
+            elif (oversized := self._find_oversized()) is not None:
+                self._skip([oversized], on_unreadable)
             elif self._silence.is_too_long():
                 raise self._log.retriable_refusal() or BrokerUnavailable(
                     f"no record arrived for {self._silence.seconds:.0f} s", where=f"topic {self._topic}"
                 )
+            if self._bad:
+                bad = [
+                    examine(self._settings, message, error, int(self._position[partition]))
+                    for partition, (message, error) in self._bad.items()
+                ]
+                self._skip(bad, on_unreadable)
             if records >= self._limits.batch_records or held >= self._limits.batch_bytes:
                 yield self._joined(parts)
                 self._silence.end()
@@ -200,14 +225,33 @@ class _TopicRead:
         if any(part.values for part in parts):
             yield self._joined(parts)
 
-    def _find_oversized(self) -> RecordsUnreadable | None:
-        """Return the error of a partition whose next records are too large, if the client has rejected an answer."""
+    def _find_oversized(self) -> UnreadableBatch | None:
+        """Return the next records of a partition that are too large, if the client has rejected an answer."""
         if self._log.oversized(self._examined_at) is None:
             return None
         positions = {TopicPartition(self._topic, p): int(self._position[p]) for p in sorted(self._open)}
         found = find_oversized(self._settings, positions)
         self._examined_at = monotonic()
         return found
+
+    def _skip(self, bad: Iterable[UnreadableBatch], on_unreadable: Callable[[UnreadableBatch], None]) -> None:
+        """Report what belongs to the ranges, and continue behind it with another client.
+
+        What this client has fetched of records behind such a batch is not used, as it may lack some.
+        """
+        for batch in bad:
+            partition = batch.partition.partition
+            end = int(self._next[partition])
+            on_unreadable(replace(batch, next=min(batch.end, end)))
+            self._position[partition] = batch.end
+            if batch.end >= end:
+                self._close({partition})
+        self._bad.clear()
+        throttled = self._silence.throttled_seconds
+        _close_consumer(self._settings)
+        if self._open:
+            self._start()
+        self._silence.throttled_seconds = throttled
 
     def _joined(self, parts: list[Batch]) -> Batch:
         throttled, self._silence.throttled_seconds = self._silence.throttled_seconds, 0.0
@@ -222,8 +266,7 @@ class _TopicRead:
         ended: set[int] = set()
         errors = list(map(Message.error, messages))
         if any(errors):
-            ended |= self._events(messages, errors)
-            messages = [m for m, error in zip(messages, errors, strict=True) if error is None]
+            messages, ended = self._without_events(messages, errors)
         count = len(messages)
         partitions = np.fromiter(map(Message.partition, messages), np.int32, count)
         offsets = np.fromiter(map(Message.offset, messages), np.int64, count)
@@ -272,26 +315,32 @@ class _TopicRead:
             if first is not None and at is not None:
                 yield FirstRecord(TopicPartition(self._topic, partition), first, at)
 
-    def _events(self, messages: list[Message], errors: list[KafkaError | None]) -> set[int]:
-        """Return the partitions that are reported to end, or to continue, at or beyond the end of their range.
+    def _without_events(
+        self, messages: list[Message], errors: list[KafkaError | None]
+    ) -> tuple[list[Message], set[int]]:
+        """Return the records, without those behind records that cannot be read, and the partitions that have ended.
 
-        Raises any other error.
+        These are reported to end, or to continue, at or beyond the end of their range. Raises any other error.
 
         librdkafka looks up the coordinator of the consumer group, although the reader never uses its group. An error of
         that, such as a missing permission, names no topic and has no consequences.
         """
-        ended = set()
+        records, ended = [], set()
         for message, error in zip(messages, errors, strict=True):
-            if error is None or message.topic() is None:
+            partition = message.partition()
+            if message.topic() is None or partition in self._bad:
+                continue
+            if error is None:
+                records.append(message)
                 continue
             is_bad = is_unreadable(error)
             if not is_bad and error.code() != KafkaError._PARTITION_EOF:
                 raise self._translated(message, error)
-            if message.offset() >= self._next[message.partition()]:
-                ended.add(message.partition())
+            if message.offset() >= self._next[partition]:
+                ended.add(partition)
             elif is_bad:
-                raise explain(self._settings, message, error, int(self._position[message.partition()]))
-        return ended
+                self._bad[partition] = message, error
+        return records, ended
 
     def _translated(self, message: Message, error: KafkaError) -> IngestdError:
         """Translate an error. A rejected login is retried: the client of the driver decides when to give up."""

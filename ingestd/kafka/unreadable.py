@@ -1,15 +1,19 @@
 """Names records that exist and that a client cannot read: corrupt, in an unknown format, or too large for its limits.
 
-Invariant: the error names topic, partition, offset and, where there is one, the property that allows reading them. None
-of these records is ever skipped: only a change of the committed position does that.
+Invariant: `UnreadableBatch` names topic, partition, offsets and, where there is one, the property that allows reading
+them. It contains no offset of a record that can be read.
 
 librdkafka reports a corrupt batch of records as an event of its partition. If an answer is larger than
 `receive.message.max.bytes`, it closes the connection and names no partition. An answer contains one batch at least, and
 more only up to `fetch.max.bytes`, so a single batch is the reason. `find_oversized` finds it.
+
+A broker answers with the same batch for every offset of it. Batches that are corrupt are told apart by their first
+offsets. Batches that are too large may have equal sizes, so the last offset of one is read with a higher limit.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,7 +23,7 @@ from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka import TopicPartition as _TopicPartition
 
 from ingestd.clock import Deadline
-from ingestd.errors import BrokerUnavailable, IngestdError, RecordsUnreadable
+from ingestd.errors import BrokerUnavailable, RecordsUnreadable
 from ingestd.kafka.connections import ConnectionLog
 from ingestd.kafka.ranges import Offsets, TopicPartition
 from ingestd.kafka.settings import create_client, reader_settings
@@ -28,9 +32,15 @@ _POLL_SECONDS = 0.05
 _PROBE_SECONDS = 5.0
 # A batch has at most so many records (a 32-bit number).
 _LONGEST = 2**31
+# How long the last offset of a batch that is too large is looked up, and how often.
+_END_SECONDS, _END_ATTEMPTS = 60.0, 3
 # One batch of records per answer.
 _ONE_BATCH = {"queued.min.messages": 1, "max.partition.fetch.bytes": 1, "fetch.min.bytes": 1}
-_LIMIT, _LIBRDKAFKA_LIMIT = "receive.message.max.bytes", 100_000_000
+# The broker waits half a second before each answer, in vain: so the client reports its position after the first one.
+_SLOWLY = {**_ONE_BATCH, "fetch.min.bytes": 100_000_000, "fetch.wait.max.ms": 500, "statistics.interval.ms": 50}
+_LIMIT, _LIBRDKAFKA_LIMIT, _LARGEST_LIMIT = "receive.message.max.bytes", 100_000_000, 2**31 - 1
+# Answers to the same request may differ by a few bytes, such as those of aborted transactions.
+_MARGIN = 65_536
 _CAUSES = {
     KafkaError._BAD_MSG: "are corrupt",
     KafkaError._BAD_COMPRESSION: "cannot be decompressed",
@@ -51,34 +61,71 @@ _HINTS = {
 _DISK = "check the disk of the partition's leader; another replica may have them unchanged"
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadableBatch:
+    """The offsets `first` to `next`, exclusive, of a batch that cannot be read, which ends at `end`, exclusive.
+
+    Some of the offsets may have no record, or one of an aborted Kafka transaction: this cannot be known either. `what`
+    continues the sentence "the records ...", and `hint` says how to read them.
+    """
+
+    partition: TopicPartition
+    first: int
+    next: int
+    end: int
+    what: str
+    hint: str
+
+    @property
+    def reason(self) -> str:
+        """What is wrong with which offsets."""
+        return f"the records of the offsets {self.first} to {self.next - 1} {self.what}"
+
+    def error(self) -> RecordsUnreadable:
+        """Return the error that stops a reader before the batch. It says how to skip the whole batch."""
+        partition = f"{self.partition.topic}:{self.partition.partition}"
+        return RecordsUnreadable(
+            f"the records of the offsets {self.first} to {self.end - 1} {self.what}",
+            where=f"{self.partition} offset {self.first}",
+            hint=f"{self.hint}. To skip them, set on_unreadable: reject, or run `ingestd offsets set MAPPING "
+            f"{partition}={self.end}`",
+        )
+
+
+def stop_before(batch: UnreadableBatch) -> None:
+    """Raise the error of a batch."""
+    raise batch.error()
+
+
 def is_unreadable(error: KafkaError) -> bool:
     """Return whether an event reports a batch of records that exists and cannot be read."""
     return error.code() in _CAUSES
 
 
-def explain(settings: Mapping[str, Any], message: Message, error: KafkaError, position: int) -> IngestdError:
-    """Return the error to raise for an event of `is_unreadable`, for a reader that needs the offset `position` next.
+def examine(settings: Mapping[str, Any], message: Message, error: KafkaError, position: int) -> UnreadableBatch:
+    """Return the batch of an event of `is_unreadable`, for a reader that needs the offset `position` next.
 
-    The reader must not continue: librdkafka may go on at any offset after such an event. Another client fetches the
-    batch once more. If it can read it, a bit has changed on the way, and the result is BrokerUnavailable.
+    The reader must not continue with the same client: librdkafka may go on at any offset after such an event. Another
+    client fetches the batch once more. Raises BrokerUnavailable if it can read it: a bit has changed on the way.
     """
     partition, code = TopicPartition(message.topic(), message.partition()), error.code()
     first = max(message.offset(), position)
     found = _probe(settings, partition, first)
     if found is None:
-        return BrokerUnavailable(
+        raise BrokerUnavailable(
             f"records of a fetch {_CAUSES[code]} ({error.str()}), but not those of another one",
             where=f"{partition} offset {first}",
             hint="if this recurs, check the network and the memory of this machine and of the broker",
         )
-    return _error(settings, partition, first, found, f"{_CAUSES[code]} ({error.str()})", _HINTS.get(code, _DISK))
+    end = (_end_of_large if found.size else _end)(settings, partition, first, found)
+    return UnreadableBatch(partition, first, end, end, f"{_CAUSES[code]} ({error.str()})", _HINTS.get(code, _DISK))
 
 
-def find_oversized(settings: Mapping[str, Any], positions: Offsets) -> RecordsUnreadable | None:
-    """Return the error of the partition whose next batch is larger than the client's limit, if there is one.
+def find_oversized(settings: Mapping[str, Any], positions: Offsets) -> UnreadableBatch | None:
+    """Return the next batch of a partition if it is larger than the client's limit.
 
     `positions` are the next offsets of the partitions that get no answer. Asks for one partition after the other, each
-    for a few seconds at most.
+    for a few seconds at most. Raises BrokerUnavailable if the end of the batch cannot be determined.
     """
     for partition, offset in positions.items():
         found = _probe(settings, partition, offset)
@@ -86,27 +133,13 @@ def find_oversized(settings: Mapping[str, Any], positions: Offsets) -> RecordsUn
             limit = f"{int(str(settings.get(_LIMIT, _LIBRDKAFKA_LIMIT))):,}"
             what = f"are too large for this client: the answer has {found.size:,} bytes, and {_LIMIT} allows {limit}"
             hint = f"raise {_LIMIT} of `kafka` to at least {found.size:,}"
-            return _error(settings, partition, offset, found, what, hint)
+            end = _end_of_large(settings, partition, offset, found)
+            return UnreadableBatch(partition, offset, end, end, what, hint)
     return None
 
 
-def _error(
-    settings: Mapping[str, Any], partition: TopicPartition, first: int, found: _Batch, what: str, hint: str
-) -> RecordsUnreadable:
-    """Return the error of a batch, of which the reader needs the offset `first`, and how to skip the batch."""
-    end = _end(settings, partition, first, found)
-    return RecordsUnreadable(
-        f"the records of the offsets {first} to {end - 1} {what}",
-        where=f"{partition} offset {first}",
-        hint=f"{hint}. To skip them, run `ingestd offsets set MAPPING {partition.topic}:{partition.partition}={end}`",
-    )
-
-
 def _end(settings: Mapping[str, Any], partition: TopicPartition, first: int, found: _Batch) -> int:
-    """Return the offset after the batch `found` at `first`.
-
-    A client cannot see the end of a batch that it cannot read. It gets the same batch for every offset of it.
-    """
+    """Return the offset after the batch `found` at `first`, whose first offset identifies it."""
     inside, outside = first, first + 1
     while outside - first < _LONGEST and _probe(settings, partition, outside) == found:
         inside, outside = outside, outside + 2 * (outside - first)
@@ -117,6 +150,42 @@ def _end(settings: Mapping[str, Any], partition: TopicPartition, first: int, fou
         else:
             outside = middle
     return outside
+
+
+def _end_of_large(settings: Mapping[str, Any], partition: TopicPartition, first: int, found: _Batch) -> int:
+    """Return the offset after the batch `found` at `first`, which is too large.
+
+    The answer for the last offset must have the same size: it has not if more than this batch has arrived.
+    """
+    for _ in range(_END_ATTEMPTS):
+        end = _next_position(settings, partition, first, found.size)
+        if end is not None and (end == first + 1 or _probe(settings, partition, end - 1) == found):
+            return end
+    raise BrokerUnavailable(
+        f"a batch of {found.size:,} bytes is too large, and its last offset cannot be determined",
+        where=f"{partition} offset {first}",
+        hint=f"raise {_LIMIT} of `kafka` to at least {found.size:,}",
+    )
+
+
+def _next_position(settings: Mapping[str, Any], partition: TopicPartition, first: int, size: int) -> int | None:
+    """Return the position of a client after it has fetched the batch at `first`; None if no answer arrives in time."""
+    positions: list[int] = []
+
+    def note(statistics: str) -> None:
+        topics = json.loads(statistics)["topics"]
+        state = topics.get(partition.topic, {}).get("partitions", {}).get(str(partition.partition), {})
+        if (position := state.get("next_offset", -1)) > first:
+            positions.append(position)
+
+    limit = min(_LARGEST_LIMIT, size + _MARGIN)
+    ours = {**_SLOWLY, "stats_cb": note}
+    with closing(create_client(Consumer, reader_settings({**settings, _LIMIT: limit}) | ours)) as consumer:
+        consumer.incremental_assign([_TopicPartition(*partition, first)])
+        deadline = Deadline.after(_END_SECONDS)
+        while not positions and not deadline.passed:
+            consumer.poll(_POLL_SECONDS)
+    return positions[0] if positions else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from ingestd.errors import RecordsUnreadable
 from ingestd.hive.tables import TableName
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import read
+from ingestd.kafka.unreadable import UnreadableBatch
 from tests.support.segments import flip_last_bits, set_unknown_codec
 from tests.support.stack import Stack, eventually
 from tests.support.tables import make_table
@@ -86,6 +87,27 @@ def test_read_when_a_batch_has_many_records_then_the_error_names_all_of_them_and
             assert f"the records of the offsets {start} to 100 " in caught.value.what
             assert f"{topic}:{partition}=101`" in caught.value.hint
         assert _ids(topic, settings | _LIMIT, partition, first=101, end=102) == [101]
+
+
+def test_read_when_large_batches_of_one_size_surround_a_small_one_then_only_they_are_named(stack: Stack) -> None:
+    topic = stack.topic(3, **{"max.message.bytes": "9000000"})
+    small, large = b'{"id": 1}', _LARGE.encode()
+    _send(stack, topic, large, large, small, large, small, large)
+    _send(stack, topic, small, small, small, small, partition=1)
+    _send(stack, topic, small, small, small, partition=2)
+    flip_last_bits(stack, topic, 1, 0)
+    flip_last_bits(stack, topic, 1, 2)
+    found: list[UnreadableBatch] = []
+    ranges = [OffsetRange(topic, 0, 0, 6), OffsetRange(topic, 1, 0, 4), OffsetRange(topic, 2, 0, 3)]
+    batches = list(read({"bootstrap.servers": stack.addresses.kafka} | _LIMIT, ranges, on_unreadable=found.append))
+    read_offsets = sorted(
+        (partition, offset)
+        for batch in batches
+        for partition, offset in zip(batch.partitions.tolist(), batch.offsets.tolist(), strict=True)
+    )
+    assert read_offsets == [(0, 2), (0, 4), (1, 1), (1, 3), (2, 0), (2, 1), (2, 2)]
+    places = sorted((batch.partition.partition, batch.first, batch.next) for batch in found)
+    assert places == [(0, 0, 1), (0, 1, 2), (0, 3, 4), (0, 5, 6), (1, 0, 1), (1, 2, 3)]
 
 
 def test_mapping_when_a_record_is_too_large_then_stops_before_it_and_others_go_on(stack: Stack) -> None:
