@@ -191,6 +191,9 @@ def _reject_faults(document: Document) -> Iterator[ConfigError]:
             what = "has no effect: the first reject stops the mapping"
             hint = "remove it, or set on_error: skip or dead_letter"
             yield ConfigError(what, where=f"{path}.max_rejects", hint=hint)
+        if mapping.on_unreadable == "reject" and mapping.on_error == "stop":
+            what = "reject has no effect: on_error is stop"
+            yield ConfigError(what, where=f"{path}.on_unreadable", hint="set on_error: skip or dead_letter")
         if letters is None and mapping.on_error == "dead_letter":
             hint = "write dead_letter: {topic: NAME} or dead_letter: {table: DATABASE.TABLE}"
             yield ConfigError("is missing, although on_error is dead_letter", where=f"{path}.dead_letter", hint=hint)

@@ -7,26 +7,28 @@ of the table belong to the transaction, which makes them visible together with i
 A dead letter has the key, the value, the headers and the timestamp of the record. In the topic, further headers, whose
 values are UTF-8 texts, follow those of the record: the names `__connect.errors.*` are those of Kafka Connect (KIP-298).
 If the topic refuses the size of a letter, it has a reference instead: only these further headers, after one that says
-what was omitted.
+what was omitted. Records that the client of Kafka cannot read have one letter per batch, with their offsets, without a key
+or a value.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from itertools import islice
 
 from ingestd.acid.writer_pool import OpenStagingFile, PoolLimits, StagingFile, StagingFiles, WriterPool
-from ingestd.errors import InvalidTopic, RecordError
+from ingestd.errors import InvalidTopic, RecordError, RecordsUnreadable
 from ingestd.formats.decoder import Reject
-from ingestd.ingest.letter_table import Letter, LetterTable, letter_rows
+from ingestd.ingest.letter_table import UNREAD, Letter, LetterTable, letter_rows
 from ingestd.ingest.options import KafkaField
-from ingestd.ingest.rejects import RejectedRecord
+from ingestd.ingest.rejects import RejectedRecord, Rejects
 from ingestd.kafka.ranges import TopicIdentity, TopicPartition
 from ingestd.kafka.reader import Batch
 from ingestd.kafka.record import Headers, Record
 from ingestd.kafka.topic_writer import TopicWriter
+from ingestd.kafka.unreadable import UnreadableBatch
 from ingestd.storage.storages import Storages
 
 # The names of the headers of a letter, in their order.
@@ -64,15 +66,25 @@ class Origin:
     def letter(self, batch: Batch, reject: Reject) -> Letter:
         """Return the dead letter of a reject of the records of `batch`, whose messages must be kept."""
         described = RejectedRecord.of(batch, reject)
+        stage = _STAGES.get(self.fields.get(described.column), _STAGE_OF_VALUE)
+        return self._letter(described, str(described.offset), batch.record(reject.row), stage)
+
+    def letter_of_unreadable(self, batch: UnreadableBatch) -> Letter:
+        """Return the dead letter of records that the client of Kafka cannot read. Its id contains their offsets."""
+        [described] = Rejects.unreadable(batch).first
+        offsets = str(batch.first) if batch.next == batch.first + 1 else f"{batch.first}-{batch.next - 1}"
+        return self._letter(described, offsets, Record(None, None), UNREAD)
+
+    def _letter(self, described: RejectedRecord, offsets: str, record: Record, stage: str) -> Letter:
         topic, partition = described.partition
         topic_id = self.topics[topic].topic_id or topic
         return Letter(
-            f"{self.mapping}:{topic_id}:{partition}:{described.offset}",
+            f"{self.mapping}:{topic_id}:{partition}:{offsets}",
             self.mapping,
             described.partition,
             described.offset,
-            batch.record(reject.row),
-            _STAGES.get(self.fields.get(described.column), _STAGE_OF_VALUE),
+            record,
+            stage,
             described.column,
             described.reason.encode("utf-8", "backslashreplace").decode(),
             datetime.now(timezone.utc),
@@ -81,7 +93,8 @@ class Origin:
     def headers(self, letter: Letter) -> Headers:
         """Return the headers that a dead letter has in addition to those of its record."""
         column = f"column {letter.column}: " if letter.column else ""
-        error = f"{RecordError.__module__}.{RecordError.__qualname__}"
+        kind = RecordsUnreadable if letter.stage == UNREAD else RecordError
+        error = f"{kind.__module__}.{kind.__qualname__}"
         time = letter.time.isoformat(timespec="milliseconds") if letter.time else ""
         texts = (
             *(letter.partition.topic, str(letter.partition.partition), str(letter.offset)),
@@ -145,9 +158,13 @@ class DeadLetters:
 
         Raises BrokerUnavailable or InvalidTopic (`TopicWriter.write`), and StorageUnavailable.
         """
-        if not rejects:
-            return
-        letters = (self.origin.letter(batch, reject) for reject in rejects)
+        self._write(self.origin.letter(batch, reject) for reject in rejects)
+
+    def write_unreadable(self, batch: UnreadableBatch) -> None:
+        """Write records that the client of Kafka cannot read, as `write` does."""
+        self._write(iter([self.origin.letter_of_unreadable(batch)]))
+
+    def _write(self, letters: Iterator[Letter]) -> None:
         while some := tuple(islice(letters, _BATCH_LETTERS)):
             if self.targets.topic:
                 self._writer = self._writer or TopicWriter(self.settings, self.targets.topic)

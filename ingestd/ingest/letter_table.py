@@ -42,6 +42,8 @@ COLUMNS = tuple(
     }.items()
 )
 REPLAYED = "REPLAYED"
+# The stage, of Kafka Connect, of letters without a record, because the client of Kafka cannot read it.
+UNREAD = "KAFKA_CONSUME"
 _ORIGIN = ("id", "mapping", "record_topic", "record_partition", "record_offset")
 _SCHEMA = pa.schema([pa.field(column.name, column.type.arrow) for column in COLUMNS])
 # The years 1678 to 2261, which timestamps in nanoseconds can store. Producers that confuse units set others.

@@ -26,6 +26,7 @@ from ingestd.schema import HiveType
 
 OnLoss = Literal["stop", "earliest", "latest"]
 OnError = Literal["stop", "skip", "dead_letter"]
+OnUnreadable = Literal["stop", "reject"]
 Evolution = Literal["none", "add_columns", "widen"]
 Distribution = Literal["auto", "none", "hash"]
 KafkaField = Literal["key", "headers", "partition", "offset", "timestamp", "topic"]
@@ -328,6 +329,10 @@ class MappingOptions:
         Reads(_reject_limit, {"type": ["string", "integer"], "pattern": f"^\\s*(?:{_REJECT_LIMIT})\\s*$"}),
         Doc("A transaction with more rejects stops the mapping: a number, or a percentage of its records."),
     ] = None
+    on_unreadable: Annotated[
+        OnUnreadable,
+        Doc("Whether records of Kafka that its client cannot read stop the mapping, or are rejects of on_error."),
+    ] = "stop"
     on_offset_loss: Annotated[OnLoss, Doc("What happens if Kafka no longer has the committed position.")] = "stop"
     refusals: Annotated[
         RefusalOptions, Doc("How often the mapping retries after a service has answered no, before it stops.")

@@ -204,6 +204,7 @@ class Pipeline:
                 decoding=decoding_of(pending.table, self._options),
                 evolution=self._options.schema_evolution,
                 on_error=self._options.on_error,
+                on_unreadable=self._options.on_unreadable,
                 letters=self._letter_targets(pending),
                 max_rejects=self._options.max_rejects,
                 offsets=total,

@@ -1,6 +1,7 @@
 """The rejects of one transaction: how many there are, which ones came first, and whether there are too many.
 
-Invariant: every reject of a committed transaction is counted once. What is kept of the rejects is bounded, whatever
+Invariant: every reject of a committed transaction is counted once, and every offset of records that the client of Kafka
+cannot read. What is kept of the rejects is bounded, whatever
 their number.
 """
 
@@ -14,6 +15,7 @@ from ingestd.formats.decoder import Reject
 from ingestd.ingest.options import RejectLimit
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.reader import Batch
+from ingestd.kafka.unreadable import UnreadableBatch
 
 # How many rejects of a transaction are reported.
 _MAX_SHOWN = 5
@@ -25,14 +27,14 @@ _HEAD, _REASON = 80, 500
 class RejectedRecord:
     """A reject and the place of its record. `column` is '' if the record itself is malformed.
 
-    `head` contains the first bytes of the record.
+    `head` contains the first bytes of the record, and is None if its bytes are unknown.
     """
 
     partition: TopicPartition
     offset: int
     column: str
     reason: str
-    head: bytes
+    head: bytes | None
 
     @classmethod
     def of(cls, batch: Batch, reject: Reject) -> RejectedRecord:
@@ -44,8 +46,9 @@ class RejectedRecord:
     def error(self, what: str, hint: str) -> RecordError:
         """Return an error about this record. It begins with the reason, and `what` follows."""
         column = f", column {self.column}" if self.column else ""
+        head = "" if self.head is None else f"; the record starts with {self.head!r}"
         return RecordError(
-            f"{self.reason}{what}; the record starts with {self.head!r}",
+            f"{self.reason}{what}{head}",
             where=f"{self.partition} offset {self.offset}{column}",
             hint=hint,
         )
@@ -62,6 +65,14 @@ class Rejects:
     def of(cls, batch: Batch, rejects: Sequence[Reject]) -> Rejects:
         """Describe rejects of the records of `batch`."""
         return cls(len(rejects), tuple(RejectedRecord.of(batch, reject) for reject in rejects[:_MAX_SHOWN]))
+
+    @classmethod
+    def unreadable(cls, batch: UnreadableBatch) -> Rejects:
+        """Describe records that the client of Kafka cannot read."""
+        return cls(
+            batch.next - batch.first,
+            (RejectedRecord(batch.partition, batch.first, "", batch.reason[:_REASON], None),),
+        )
 
     def __add__(self, more: Rejects) -> Rejects:
         return Rejects(self.count + more.count, (*self.first, *more.first)[:_MAX_SHOWN])

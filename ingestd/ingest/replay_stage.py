@@ -1,6 +1,7 @@
 """The stage of a replay: decodes the records of dead letters, and writes hidden files of their rows and of their marks.
 
-Invariant: a letter has a mark if and only if its record was decoded. All rows that the mapping would make of the record
+Invariant: a letter has a mark if and only if its record was decoded; letters without one, of records that could not be
+read from Kafka, remain. All rows that the mapping would make of the record
 are then in the files of rows. With `where` or `transform`, Spark computes them on this machine, in a single task.
 """
 
@@ -26,7 +27,7 @@ from ingestd.ingest.dead_letters import LetterTargets
 from ingestd.ingest.decoding import NONE_REFUSED, Refused, RowDecoder
 from ingestd.ingest.evolution import ColumnsNeeded, require_columns
 from ingestd.ingest.letter_groups import LetterGroup, grouped
-from ingestd.ingest.letter_table import LetterTable, Replay, letters_of, marks_of
+from ingestd.ingest.letter_table import UNREAD, LetterTable, Replay, letters_of, marks_of
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.stage import Access, Output, StageTask, write_rows
 from ingestd.ingest.target import decoding_of, partitioning_of
@@ -68,6 +69,7 @@ def replay_task(
         decoding=decoding_of(table, options),
         evolution=options.schema_evolution,
         on_error="dead_letter",
+        on_unreadable="stop",
         letters=LetterTargets(),
         max_rejects=None,
         offsets=0,
@@ -115,9 +117,10 @@ class ReplayStage:
             refused=self.task.refused,
         )
         rejects: tuple[LetterGroup, ...] = ()
+        unread: list[LetterGroup] = []
         replayed = 0
         try:
-            for letters in _by_topic(remaining):
+            for letters in _by_topic(_with_record(remaining, unread)):
                 decoded = self._decode(decoder, letters)
                 output.write(decoded.batches)
                 fits = np.ones(letters.num_rows, np.bool_)
@@ -132,7 +135,7 @@ class ReplayStage:
             output.abort()
             marks.abort()
             raise
-        return Staged(rows, tuple(mark_files.closed), replayed, rejects)
+        return Staged(rows, tuple(mark_files.closed), replayed, grouped([*rejects, *unread]))
 
     def _output(self, name: str) -> _Output:
         query = self.task.decoding.query
@@ -200,6 +203,14 @@ def _decoded_rows(path: str, _task: StageTask, report: Callable[[None], None]) -
         while file.peek(1):
             yield pickle.load(file)
     report(None)
+
+
+def _with_record(remaining: Iterable[pa.RecordBatch], unread: list[LetterGroup]) -> Iterator[pa.RecordBatch]:
+    """Yield the letters that have a record, and add the others to `unread`."""
+    for letters in remaining:
+        is_unread = pc.equal(pc.fill_null(letters.column("error_stage"), ""), UNREAD)
+        unread[:] = grouped([*unread, *map(LetterGroup.of, letters_of(letters.filter(is_unread)))])
+        yield letters.filter(pc.invert(is_unread))
 
 
 def _by_topic(remaining: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

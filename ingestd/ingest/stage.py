@@ -25,13 +25,14 @@ from ingestd.formats.registry import Registry
 from ingestd.ingest.dead_letters import DeadLetters, LetterTargets, Origin
 from ingestd.ingest.decoding import Refused, RowDecoder
 from ingestd.ingest.evolution import require_columns
-from ingestd.ingest.options import Evolution, OnError, RejectLimit
+from ingestd.ingest.options import Evolution, OnError, OnUnreadable, RejectLimit
 from ingestd.ingest.partitioning import Partitioning
 from ingestd.ingest.rejects import Rejects, check_limit, stopping
 from ingestd.ingest.transform import Decoding, table_rows
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity
 from ingestd.kafka.reader import Batch, read
 from ingestd.kafka.timestamps import FirstRecord
+from ingestd.kafka.unreadable import UnreadableBatch, stop_before
 from ingestd.spark.shared import Reference
 from ingestd.storage.storages import Storages
 
@@ -67,6 +68,7 @@ class StageTask:
     decoding: Decoding
     evolution: Evolution
     on_error: OnError
+    on_unreadable: OnUnreadable
     letters: LetterTargets
     max_rejects: RejectLimit | None
     offsets: int
@@ -228,19 +230,37 @@ class _Source:
         task, decoder = self._task, self._decoder
         has_letters = task.on_error == "dead_letter"
         needs_messages = has_letters or task.decoding.columns.need_messages
-        for batch in read(self._access.kafka, task.ranges, topics=task.topics, keep_messages=needs_messages):
+        batches = read(
+            self._access.kafka,
+            task.ranges,
+            topics=task.topics,
+            keep_messages=needs_messages,
+            on_unreadable=self._reject if task.on_unreadable == "reject" else stop_before,
+        )
+        for batch in batches:
             decoded = decoder.decode(batch)
             require_columns(task.evolution, decoder, task.shape)
             self._records, self._size = self._records + len(batch.values), self._size + batch.size
             self._skipped, self._rows = self._skipped + decoded.skipped, self._rows + decoded.rows
             _stop_at_rejects(task, batch, decoded)
-            self._rejects += Rejects.of(batch, decoded.rejects)
-            check_limit(self._rejects, task.max_rejects, read=self._records, planned=task.offsets)
+            self._count(Rejects.of(batch, decoded.rejects))
             if has_letters:
                 self._letters.write(batch, decoded.rejects)
             self._firsts += batch.firsts
             self._throttled += batch.throttled_seconds
             yield decoded
+
+    def _reject(self, batch: UnreadableBatch) -> None:
+        """Skip records that the client of Kafka cannot read, after writing their dead letter."""
+        self._records += batch.next - batch.first
+        self._count(Rejects.unreadable(batch))
+        if self._task.on_error == "dead_letter":
+            self._letters.write_unreadable(batch)
+
+    def _count(self, rejects: Rejects) -> None:
+        """Count rejects. Raises RecordError if there are too many."""
+        self._rejects += rejects
+        check_limit(self._rejects, self._task.max_rejects, read=self._records, planned=self._task.offsets)
 
     def finish(self) -> StageResult:
         """Close the files of the dead letters, and return the result without the files of the table."""

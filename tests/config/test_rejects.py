@@ -62,5 +62,11 @@ def test_dead_letter_when_its_keys_contradict_each_other_then_each_fault_is_name
     assert options.dead_letter == DeadLetterOptions("dead", TableName("web", "dead"))
 
 
+def test_on_unreadable_when_rejects_stop_the_mapping_then_only_stop_is_accepted() -> None:
+    assert _options({"on_error": "skip", "on_unreadable": "reject"}).on_unreadable == "reject"
+    assert _options({"on_unreadable": "stop"}).on_unreadable == _options({}).on_unreadable == "stop"
+    assert _fault({"on_unreadable": "reject"}).startswith("mappings[0].on_unreadable: reject has no effect")
+
+
 def test_max_rejects_when_the_first_reject_stops_the_mapping_then_is_refused() -> None:
     assert _fault({"max_rejects": 5}).startswith("mappings[0].max_rejects: has no effect")

@@ -41,6 +41,7 @@ def _task(staging: Path) -> StageTask:
         decoding=Decoding.of(SHAPE, partitioning, options),
         evolution="none",
         on_error="stop",
+        on_unreadable="stop",
         letters=LetterTargets(),
         max_rejects=None,
         offsets=10,
