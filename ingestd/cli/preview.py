@@ -96,6 +96,9 @@ def _show(found: Preview, to: Console) -> None:
     if found.unfilled:
         names = ", ".join(found.unfilled)
         to.print(f"NULL in all rows, because no record has a field for them: {names}", "", markup=False, soft_wrap=True)
+    if found.unstored:
+        names = ", ".join(found.unstored)
+        to.print(f"Fields that are not stored, because they have no column: {names}", "", markup=False, soft_wrap=True)
     skipped = f", {counted(found.skipped, 'skipped tombstone')}" if found.skipped else ""
     shown = f"{counted(len(found.rows), 'row')}, {counted(len(found.rejects), 'reject')}{skipped}"
     to.print(f"{counted(found.records, 'record')}: {shown}")
@@ -156,5 +159,6 @@ def _document(mapping: str, found: Preview) -> dict[str, object]:
             asdict(reject.origin) | {"column": reject.column, "reason": reject.reason} for reject in found.rejects
         ],
         "unfilled": list(found.unfilled),
+        "unstored": list(found.unstored),
         "estimate": found.estimate and asdict(found.estimate) | {"partitions": len(found.partitions)},
     }

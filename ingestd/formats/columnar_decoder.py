@@ -6,7 +6,7 @@ Invariant: the result depends on each record alone, never on how records are bat
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
@@ -54,6 +54,18 @@ class ColumnarDecoder(RecordDecoder, Generic[K]):
             with suppress(InvalidSchema):  # its records are rejects
                 absent &= self.absent_in(key)
         return absent
+
+    @abstractmethod
+    def unstored_in(self, key: K) -> Sequence[str]:
+        """Return the names of the fields of a schema that have no column. Raises InvalidSchema."""
+
+    def unstored_fields(self, values: Sequence[bytes], others: Collection[str]) -> tuple[str, ...]:
+        """See `RecordDecoder`."""
+        found: dict[str, None] = {}
+        for key, _, _ in self.groups(Records(values)):
+            with suppress(InvalidSchema):  # its records are rejects
+                found |= dict.fromkeys(name for name in self.unstored_in(key) if name.lower() not in others)
+        return tuple(found)
 
     def _read_rows(self, records: Records) -> pa.StructArray:
         """Return one struct of the type `row` per record; that of a failed record is undefined."""

@@ -185,10 +185,12 @@ class Decoder(Protocol):
 
 @runtime_checkable
 class Evolving(Protocol):
-    """A decoder that knows the schemas of the records that it has decoded."""
+    """A decoder that knows the fields of the records that it has decoded, from their schemas or from their values."""
 
-    def needed_columns(self, others: Collection[str]) -> tuple[Column, ...]:
-        """Return the columns that can store all fields of these schemas, in their order. A name may occur repeatedly.
+    def needed_columns(self, values: Sequence[bytes], others: Collection[str]) -> tuple[Column, ...]:
+        """Return the columns that can store all fields of these records, in their order. A name may occur repeatedly.
+
+        They have been decoded. Columns for other records that have been decoded may be among them.
 
         `others` are the columns of the table that are not decoded: fields with their names need no column.
         Raises InvalidTable for a field without a column that no column can store.

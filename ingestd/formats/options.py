@@ -47,6 +47,13 @@ def has_schema(options: FormatOptions) -> bool:
     return isinstance(options, AvroOptions)
 
 
+def can_evolve(options: FormatOptions) -> bool:
+    """Return whether the decoder of the format is `Evolving`, with these options."""
+    if isinstance(options, JsonOptions):
+        return not options.fields and not options.lenient
+    return isinstance(options, AvroOptions)
+
+
 def schema_columns(options: FormatOptions, registry: Registry | None, topics: Sequence[str]) -> tuple[Column, ...]:
     """Return the columns that store the records of these topics, by their schema.
 

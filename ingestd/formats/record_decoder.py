@@ -9,7 +9,7 @@ Invariant: the result depends on each record alone, never on its neighbours or o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -99,6 +99,13 @@ class RecordDecoder(ABC):
         A format that cannot tell such a field from others returns none.
         """
         return frozenset()
+
+    def unstored_fields(self, values: Sequence[bytes], others: Collection[str]) -> tuple[str, ...]:
+        """Return the names of the fields of the records that no column stores; a field of `others` is none of them.
+
+        A format without names of fields returns none.
+        """
+        return ()
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """See `Decoder`. Batches of 20,000 to 100,000 records are the fastest."""

@@ -162,13 +162,19 @@ class RowDecoder:
         """Return the names of the columns for which no record has a field, not even one that is null."""
         return self._values.absent_columns(without_tombstones(batch.values))
 
-    def needed_columns(self) -> tuple[Column, ...]:
-        """Return the columns that can store all fields of the schemas of the records; none without schemas.
+    def unstored_fields(self, batch: Batch) -> tuple[str, ...]:
+        """Return the names of the fields that no column of the table stores."""
+        return self._values.unstored_fields(without_tombstones(batch.values), self._others)
+
+    def needed_columns(self, batch: Batch) -> tuple[Column, ...]:
+        """Return the columns that can store all fields of the records of a batch, which has been decoded.
 
         A field with the name of a column that is filled from Kafka, or that `partition` names, needs no column. Raises
         as `Evolving.needed_columns`.
         """
-        return self._values.needed_columns(self._others) if isinstance(self._values, Evolving) else ()
+        if not isinstance(self._values, Evolving):
+            return ()
+        return self._values.needed_columns(without_tombstones(batch.values), self._others)
 
 
 def refuse_known(refused: Refused) -> Refuse | None:

@@ -1,8 +1,8 @@
 """Changes the columns of a mapping's table so that they store all fields of its records (`schema_evolution`).
 
-A stage compares the schemas of its records with the columns. If a field has no column, or if values of its type may not
-fit, the stage ends with ColumnsNeeded. The main loop then alters the table, and reads the records of the transaction
-again. The number of schemas, and not of records, limits how often this happens.
+A stage compares the fields of its records, by their schemas or their values, with the columns. If a field has no
+column, or if values of its type may not fit, the stage ends with ColumnsNeeded. The main loop then alters the table,
+and reads the records again. The number of schemas, and not of records, limits how often this happens.
 
 Invariant: no record is stored without one of its fields. Columns are added and widened, never removed or narrowed.
 """
@@ -17,6 +17,7 @@ from ingestd.hive.tables import Table
 from ingestd.ingest.columns import require_fit
 from ingestd.ingest.decoding import RowDecoder
 from ingestd.ingest.options import Evolution, MappingOptions
+from ingestd.kafka.reader import Batch
 from ingestd.schema import Column
 
 
@@ -38,26 +39,28 @@ def _rebuild(what: str, where: str, hint: str, columns: tuple[Column, ...]) -> C
     return ColumnsNeeded(what, where=where, hint=hint, columns=columns)
 
 
-def require_columns(evolution: Evolution, decoder: RowDecoder, shape: Shape) -> None:
-    """Raise ColumnsNeeded if the records that were decoded have fields that the columns of the table cannot store.
+def require_columns(evolution: Evolution, decoder: RowDecoder, shape: Shape, batch: Batch) -> None:
+    """Raise ColumnsNeeded if the columns cannot store all fields of the records of a batch, which was decoded.
 
     Raises InvalidTable for a field that no column can store.
     """
-    columns = columns_for(evolution, decoder, shape)
+    columns = columns_for(evolution, decoder, shape, [batch])
     if columns != shape.columns:
         needed = tuple(column for column in columns if column not in shape.columns)
         changed = ", ".join(f"{column.name} {column.type}" for column in needed)
         raise ColumnsNeeded(f"the records need columns of the table: {changed}", columns=needed)
 
 
-def columns_for(evolution: Evolution, decoder: RowDecoder, shape: Shape) -> tuple[Column, ...]:
-    """Return the columns that the table needs for the records that were decoded, in the order of `evolved_columns`.
+def columns_for(
+    evolution: Evolution, decoder: RowDecoder, shape: Shape, batches: Sequence[Batch]
+) -> tuple[Column, ...]:
+    """Return the columns that the table needs for batches, which were decoded, in the order of `evolved_columns`.
 
     Raises InvalidTable for a field that no column can store.
     """
     if evolution == "none":
         return shape.columns
-    return evolved_columns(evolution, shape, decoder.needed_columns())
+    return evolved_columns(evolution, shape, [c for batch in batches for c in decoder.needed_columns(batch)])
 
 
 def evolved_columns(evolution: Evolution, shape: Shape, needed: Iterable[Column]) -> tuple[Column, ...]:

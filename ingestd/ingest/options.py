@@ -17,7 +17,7 @@ from ingestd.acid.partition_expressions import PartitionExpression
 from ingestd.compaction.options import CompactionOptions, PacingOptions
 from ingestd.errors import ConfigError, InvalidTable
 from ingestd.formats.json.options import JsonOptions
-from ingestd.formats.options import FormatOptions, has_schema
+from ingestd.formats.options import FormatOptions, can_evolve, has_schema
 from ingestd.formats.registry import RegistryOptions
 from ingestd.hive.creation import FIXED_PROPERTIES
 from ingestd.hive.tables import TableName
@@ -367,9 +367,10 @@ class MappingOptions:
                 where=".create_table.columns",
                 hint="list the columns and their types, such as {id: bigint, note: string}",
             )
-        if self.schema_evolution != "none" and not has_schema(self.format):
+        if self.schema_evolution != "none" and not can_evolve(self.format):
+            options = " with fields or lenient" if self.format.type == "json" else ""
             raise ConfigError(
-                f"must be none, because the format {self.format.type} does not derive columns from schemas",
+                f"must be none, because the format {self.format.type}{options} does not derive columns from records",
                 where=".schema_evolution",
                 hint="add columns with ALTER TABLE; the next transaction stores their values",
             )

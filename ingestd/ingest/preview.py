@@ -127,7 +127,8 @@ class Preview:
 
     `statements` are those by which the mapping will first create or alter the table, and create that of its dead
     letters; `table` is the result. `estimate` is None if there are fewer than two rows. `unfilled` are the columns that
-    are NULL in all rows because no record has a field for them; with a `transform`, those of its view.
+    are NULL in all rows because no record has a field for them; with a `transform`, those of its view. `unstored` are
+    the fields without a column, whose values the table will not contain.
     """
 
     table: Table
@@ -138,6 +139,7 @@ class Preview:
     rejects: tuple[PreviewReject, ...]
     estimate: Estimate | None
     unfilled: tuple[str, ...]
+    unstored: tuple[str, ...]
 
     @property
     def partitions(self) -> tuple[str, ...]:
@@ -164,34 +166,36 @@ def preview(
         check_query(table, options, engine().examine)
     static = partitioning_of(table, options).static
     batches = _read(options, limit, start)
-    results, evolved, unfilled = _decode(options, table, batches)
+    decoded = _decode(options, table, batches)
     alterations: list[str] = []
-    if evolved != table.columns:
-        alterations = describe(table, evolved)
-        table = replace(table, columns=evolved)
-        results, _, unfilled = _decode(options, table, batches)
+    if decoded.evolved != table.columns:
+        alterations = describe(table, decoded.evolved)
+        table = replace(table, columns=decoded.evolved)
+        decoded = _decode(options, table, batches)
+    results = decoded.results
     query = decoding_of(table, options).query
     if query is not None:
         partitioning = partitioning_of(table, options)
         results = [_queried(engine(), query, table, partitioning, *pair) for pair in zip(batches, results, strict=True)]
     rows: list[PreviewRow] = []
     rejects: list[PreviewReject] = []
-    for batch, decoded in zip(batches, results, strict=True):
-        records = decoded.records_of_rows(batch.values).tolist()
-        found = zip(records, _rows(table, static, decoded), strict=True)
+    for batch, result in zip(batches, results, strict=True):
+        records = result.records_of_rows(batch.values).tolist()
+        found = zip(records, _rows(table, static, result), strict=True)
         rows += [PreviewRow(Origin.of(batch, record), *row) for record, row in found]
         rejects += [
-            PreviewReject(Origin.of(batch, reject.row), reject.column, reject.reason) for reject in decoded.rejects
+            PreviewReject(Origin.of(batch, reject.row), reject.column, reject.reason) for reject in result.rejects
         ]
     return Preview(
         table,
         tuple(filter(None, (*creations, *alterations))),
         sum(len(batch.values) for batch in batches),
-        sum(decoded.skipped for decoded in results),
+        sum(result.skipped for result in results),
         tuple(sorted(rows, key=lambda row: row.origin)),
         tuple(sorted(rejects, key=lambda reject: reject.origin)),
-        _estimate(table.shape, [rows for decoded in results for rows in decoded.batches], options.commit, batches),
-        unfilled,
+        _estimate(table.shape, [rows for result in results for rows in result.batches], options.commit, batches),
+        decoded.unfilled,
+        decoded.unstored,
     )
 
 
@@ -199,18 +203,30 @@ def take_sample(metastore: Metastore, options: MappingOptions, limit: int, max_b
     """Decode the last records, at most `limit` and about `max_bytes`, without evaluating SQL. Raises as `preview`."""
     table, _ = find_target(metastore, options)
     batches = _read(options, limit, None, max_bytes)
-    results, _, unfilled = _decode(options, table, batches)
-    return Sample(sum(len(batch.values) for batch in batches), sum(decoded.rows for decoded in results), unfilled)
+    decoded = _decode(options, table, batches)
+    rows = sum(result.rows for result in decoded.results)
+    return Sample(sum(len(batch.values) for batch in batches), rows, decoded.unfilled)
 
 
-def _decode(
-    options: MappingOptions, table: Table, batches: Sequence[Batch]
-) -> tuple[list[DecodeResult], tuple[Column, ...], tuple[str, ...]]:
-    """Decode batches for a table. Also return the columns that the mapping would give it for them, and the unfilled."""
+@dataclass(frozen=True, slots=True)
+class _Decoded:
+    """The results of some batches for a table, and the columns that the mapping would give it for them (`evolved`)."""
+
+    results: list[DecodeResult]
+    evolved: tuple[Column, ...]
+    unfilled: tuple[str, ...]
+    unstored: tuple[str, ...]
+
+
+def _decode(options: MappingOptions, table: Table, batches: Sequence[Batch]) -> _Decoded:
     decoder = decoder_for(table, options)
-    decoded = [decoder.decode(batch) for batch in batches]
-    evolved = columns_for(options.schema_evolution, decoder, table.shape)
-    return decoded, evolved, _unfilled(decoder, batches, [rows for result in decoded for rows in result.batches])
+    results = [decoder.decode(batch) for batch in batches]
+    return _Decoded(
+        results,
+        columns_for(options.schema_evolution, decoder, table.shape, batches),
+        _unfilled(decoder, batches, [rows for result in results for rows in result.batches]),
+        tuple(dict.fromkeys(name for batch in batches for name in decoder.unstored_fields(batch))),
+    )
 
 
 def _unfilled(decoder: RowDecoder, batches: Sequence[Batch], rows: Sequence[pa.RecordBatch]) -> tuple[str, ...]:

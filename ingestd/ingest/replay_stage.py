@@ -144,9 +144,10 @@ class ReplayStage:
         return _QueriedOutput(self.engine(), query, self.access, self.task)
 
     def _decode(self, decoder: RowDecoder, letters: pa.RecordBatch) -> DecodeResult:
-        decoded = decoder.decode(_batch(letters, keep_messages=self.task.decoding.columns.need_messages))
+        batch = _batch(letters, keep_messages=self.task.decoding.columns.need_messages)
+        decoded = decoder.decode(batch)
         try:
-            require_columns(self.task.evolution, decoder, self.task.shape)
+            require_columns(self.task.evolution, decoder, self.task.shape, batch)
         except ColumnsNeeded as error:
             hint = "add them with ALTER TABLE, or let the mapping do so by reading a record with the same schema"
             raise InvalidTable(error.what, where=f"mapping {self.task.mapping}", hint=hint) from error

@@ -239,7 +239,7 @@ class _Source:
         )
         for batch in batches:
             decoded = decoder.decode(batch)
-            require_columns(task.evolution, decoder, task.shape)
+            require_columns(task.evolution, decoder, task.shape, batch)
             self._records, self._size = self._records + len(batch.values), self._size + batch.size
             self._skipped, self._rows = self._skipped + decoded.skipped, self._rows + decoded.rows
             _stop_at_rejects(task, batch, decoded)

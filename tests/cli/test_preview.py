@@ -84,6 +84,36 @@ def test_preview_when_no_record_has_a_field_for_a_column_then_names_the_column(r
     assert topic.preview(run, "--at", f"{topic.stack.name}:0:0", "--limit", 20).json["unfilled"] == []
 
 
+def test_preview_when_fields_have_no_column_then_names_them(run: Run, stack: Stack) -> None:
+    schema = schema_of({"id": "int", "Note": "string", "day": "int"})
+    stack.topic(1)
+    stack.table("id int, s struct<x:int>", partitioned="day string")
+    stack.produce([{"id": 1, "s": {"x": 1, "zip": 2}, "Note": "a", "day": "d"}, {"id": 2, "day": "d", "other": None}])
+    of_json = {"name": f"{stack.name}_j"[-40:]}
+    evolving = {"name": f"{stack.name}_e"[-40:], "schema_evolution": "add_columns"}
+    topic = stack.topic(1, f"{stack.name}_avro")
+    stack.produce([single_object(schema, encode(schema, {"id": 1, "Note": "a", "day": 1}))], topic)
+    options = {"type": "avro", "framing": "single_object", "schemas": [schema]}
+    of_avro = {"name": f"{stack.name}_a"[-40:], "topics": [topic], "format": options, "partition": {"day": "d"}}
+    config = stack.config(of_json, evolving, of_avro)
+
+    def preview(mapping: dict[str, Any]) -> Any:
+        return run("preview", mapping["name"], "--output", "json", "--config", config).json
+
+    assert preview(of_json)["unstored"] == ["s.zip", "note", "other"]
+    assert preview(of_avro)["unstored"] == ["Note"]
+    shown = preview(evolving)
+    place = f"ALTER TABLE `default`.`{stack.name}`"
+    assert shown["statements"] == [
+        f"{place} CHANGE COLUMN `s` `s` struct<x:int,zip:bigint>",
+        f"{place} ADD COLUMNS (`note` string)",
+    ]
+    assert shown["unstored"] == ["other"]
+    assert shown["rows"][0]["values"] == {"id": "1", "s": '{"x":1,"zip":2}', "note": "a"}
+    text = run("preview", of_json["name"], "--config", config).out
+    assert "Fields that are not stored, because they have no column: s.zip, note, other" in text
+
+
 def test_preview_then_prints_a_table_and_changes_nothing(run: Run, topic: Topic) -> None:
     stack = topic.stack
     mapping = stack.name[-40:]

@@ -187,7 +187,7 @@ def test_decode_when_schemas_are_named_by_records_then_each_is_resolved() -> Non
     assert rows_of(decoder.decode(data)) == [{"id": 1, "name": "-"}, {"id": 2, "name": "x"}]
     columns = columns_of(id="bigint", name="string")
     assert options.columns(None, ["t"]) == columns
-    assert set(decoder.needed_columns(())) == set(columns)
+    assert set(decoder.needed_columns(data, ())) == set(columns)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,11 @@ import pytest
 
 from ingestd.acid.encoding import STANDARD
 from ingestd.acid.routing import Bucketing, Shape
-from ingestd.errors import InvalidTable
+from ingestd.errors import ConfigError, InvalidTable
 from ingestd.formats.avro.options import AvroOptions
+from ingestd.formats.json.options import JsonOptions
+from ingestd.formats.options import FormatOptions
+from ingestd.formats.whole_value import TextOptions
 from ingestd.hive.creation import NewTable
 from ingestd.hive.tables import Table, TableName
 from ingestd.ingest.columns import columns_of
@@ -51,9 +54,10 @@ def _decoder(schema: str, shape: Shape, **fields: KafkaField) -> RowDecoder:
     return RowDecoder(options, KafkaColumns.of(shape.columns, fields), Partitioning.of(shape, {}), shape, None)
 
 
-def _decode(decoder: RowDecoder, schema: str, **record: object) -> None:
+def _decoded(decoder: RowDecoder, schema: str, **record: object) -> Batch:
     batch = Batch("t", [encode(schema, record)], np.zeros(1, np.int32), np.zeros(1, np.int64), 0)
     assert not decoder.decode(batch).rejects
+    return batch
 
 
 def _table(**types: str) -> Table:
@@ -65,9 +69,9 @@ def test_columns_when_the_table_lost_one_since_the_stage_then_stops_and_does_not
     staged = _table(id="int", note="string", n="int")
     schema = schema_of({"id": "int", "n": "long", "note": "string", "new": "int"})
     decoder = _decoder(schema, staged.shape)
-    _decode(decoder, schema, id=1, n=1, note="", new=1)
+    batch = _decoded(decoder, schema, id=1, n=1, note="", new=1)
     with pytest.raises(ColumnsNeeded) as raised:
-        require_columns("widen", decoder, staged.shape)
+        require_columns("widen", decoder, staged.shape, batch)
     assert raised.value.columns == _columns(n="bigint", new="int")
 
     wider = _table(id="bigint", note="string", n="int", other="date")
@@ -80,5 +84,18 @@ def test_columns_when_the_table_lost_one_since_the_stage_then_stops_and_does_not
 def test_needed_columns_when_a_field_is_not_decoded_then_its_type_does_not_matter() -> None:
     schema = schema_of({"id": "long", "K": ["string", "int"], "dt": "null"})
     decoder = _decoder(schema, Shape(_columns(id="int", k="string"), _columns(dt="string"), None, STANDARD), k="topic")
-    _decode(decoder, schema, id=1, K="k", dt=None)
-    assert decoder.needed_columns() == _columns(id="bigint")
+    batch = _decoded(decoder, schema, id=1, K="k", dt=None)
+    assert decoder.needed_columns(batch) == _columns(id="bigint")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (TextOptions(), "the format text does not"),
+        (JsonOptions(lenient=True), "json with fields or lenient does not"),
+        (JsonOptions(fields={"id": "$.i"}), "json with fields or lenient does not"),
+    ],
+)
+def test_evolution_when_the_format_cannot_name_new_fields_then_is_refused(options: FormatOptions, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        MappingOptions("m", ("t",), TableName("web", "a"), options, schema_evolution="widen")

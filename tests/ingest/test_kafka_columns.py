@@ -186,9 +186,10 @@ def test_needed_columns_when_a_field_has_the_name_of_a_kafka_column_then_it_need
     shape = Shape(columns, (), None, STANDARD)
     decoder = RowDecoder(options, KafkaColumns.of(columns, {"k": "key"}), Partitioning.of(shape, {}), shape, None)
 
-    decoder.decode(batch_of([Record(b"a", encode(schema, {"id": 1, "k": 2, "new": "x"}))]))
+    batch = batch_of([Record(b"a", encode(schema, {"id": 1, "k": 2, "new": "x"}))])
+    decoder.decode(batch)
 
-    assert evolved_columns("widen", Shape(columns, (), None, STANDARD), decoder.needed_columns()) == columns_of(
+    assert evolved_columns("widen", Shape(columns, (), None, STANDARD), decoder.needed_columns(batch)) == columns_of(
         id="bigint", k="string", new="string"
     )
 

@@ -180,3 +180,43 @@ def test_field_when_no_column_can_store_it_then_stops_unless_the_table_has_the_c
         error = stack.drain(config, expect=65).events("failed")[0]["error"]
         assert "a field without a column: either: a union of string, int has no column type" in error
         assert stack.ids() == []
+
+
+def test_json_when_fields_are_new_or_wider_then_the_table_follows_and_no_value_is_lost(stack: Stack) -> None:
+    stack.topic(1)
+    stack.table("id int, s struct<x:int>", "dt string")
+    old = [{"id": n, "s": {"x": n}, "dt": "a"} for n in range(0, 100, 2)]
+    new = [
+        {
+            "id": n,
+            "s": {"x": BIG, "Y": "y"},
+            "dt": "a",
+            "Price": n + 0.5,
+            "tags": [{"t": n}],
+            "mixed": n if n % 4 == 1 else "m",
+        }
+        for n in range(1, 100, 2)
+    ]
+    stack.produce([record for pair in zip(old, new, strict=True) for record in pair])
+    mapping = {"schema_evolution": "widen"}
+    config = stack.config(mapping)
+    daemon = stack.drain(config)
+
+    place = f"ALTER TABLE `default`.`{stack.name}`"
+    assert _statements(daemon) == [
+        f"{place} CHANGE COLUMN `s` `s` struct<x:bigint,y:string>",
+        f"{place} ADD COLUMNS (`price` double, `tags` array<struct<t:bigint>>, `mixed` string)",
+    ]
+    assert [(event["rows"], event["files"]) for event in daemon.events("committed") if event["rows"]] == [(100, 1)]
+    query = f"SELECT id, s.x, s.y, price, tags[0].t, mixed FROM {stack.name} WHERE id IN (2, 3, 5) ORDER BY id"
+    assert stack.sql(query) == [
+        (2, 2, None, None, None, None),
+        (3, BIG, "y", 3.5, 3, "m"),
+        (5, BIG, "y", 5.5, 5, "5"),
+    ]
+    # Back to the old fields, and to a type that does not fit: nothing changes but a reject.
+    stack.produce([old[0] | {"id": 200, "price": None}, new[0] | {"id": 201}, new[1] | {"id": 202, "price": {"a": 1}}])
+    stopped = stack.drain(config, expect=65)
+    assert "price" in stopped.events("failed")[0]["error"]
+    assert not stopped.events("table_altered")
+    assert stack.sql(f"SELECT count(*) FROM {stack.name}") == [(100,)]

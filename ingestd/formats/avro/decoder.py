@@ -84,7 +84,7 @@ class AvroDecoder(ColumnarDecoder[int]):
         self._framing: Framing = framing
         self._records: dict[int, AvroType] = {}
 
-    def needed_columns(self, others: Collection[str]) -> tuple[Column, ...]:
+    def needed_columns(self, values: Sequence[bytes], others: Collection[str]) -> tuple[Column, ...]:
         """See `Evolving`. Records without a field of a column, which are rejects, need no columns."""
         records = [without_fields(record, others) for record in self._records.values()]
         try:
@@ -119,6 +119,15 @@ class AvroDecoder(ColumnarDecoder[int]):
         """See `ColumnarDecoder`. Defaults of the reader schema are no fields of the records."""
         record = self._resolved(self._schemas.find(identifier))
         return frozenset.intersection(*map(self._absent_in_record, _branches(record)))
+
+    def unstored_in(self, identifier: int) -> tuple[str, ...]:
+        """See `ColumnarDecoder`. A field of the reader schema that the records lack is one as well."""
+        record = self._target or self._schemas.find(identifier)
+        return tuple(name for branch in _branches(record) for name in self._unstored_in_record(branch))
+
+    def _unstored_in_record(self, record: AvroType) -> Iterator[str]:
+        stored = {field_of(record.fields, column.name) for column in self.columns}
+        return (field.name for index, field in enumerate(record.fields) if index not in stored)
 
     def _resolved(self, written: AvroType) -> AvroType:
         """Return the type as which records with a schema are read, with a fault if they are rejects."""

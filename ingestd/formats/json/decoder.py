@@ -28,13 +28,14 @@ does not fit, the record is a reject whose reason contains the path to the eleme
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 
 from ingestd.formats.decoder import Reject, RejectError
+from ingestd.formats.json import inference
 from ingestd.formats.json.arrow_reader import ArrowReader
 from ingestd.formats.json.layout import PLAIN, Layout
 from ingestd.formats.json.record import Precheck, RecordReader
@@ -42,7 +43,7 @@ from ingestd.formats.json.tape import Mask
 from ingestd.formats.json.tape_reader import TapeReader
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar, RecordDecoder, RejectReasons, Tombstones
 from ingestd.formats.row_batches import Row, TimestampUnits, array_of, batch_of, has_timestamp
-from ingestd.schema import Column
+from ingestd.schema import Column, HiveType
 
 
 class JsonDecoder(RecordDecoder):
@@ -55,6 +56,7 @@ class JsonDecoder(RecordDecoder):
 
     def __init__(self, columns: Sequence[Column], layout: Layout = PLAIN, *, tombstones: Tombstones = "stop") -> None:
         super().__init__(columns, tombstones=tombstones)
+        self._rejects_unmatched = layout.rejects_unmatched
         self._is_plain = replace(layout, rejects_unmatched=False) == PLAIN
         self._arrow = ArrowReader(columns, rejects_unmatched=layout.rejects_unmatched)
         self._tape = TapeReader(columns, layout)
@@ -96,6 +98,19 @@ class JsonDecoder(RecordDecoder):
     def absent_columns(self, values: Sequence[bytes]) -> frozenset[str]:
         """See `RecordDecoder`."""
         return frozenset(self.columns[index].name for index in self._tape.absent(values))
+
+    def needed_columns(self, values: Sequence[bytes], others: Collection[str]) -> tuple[Column, ...]:
+        """See `Evolving`."""
+        return inference.needed(self._fields(values), self.columns, others)
+
+    def unstored_fields(self, values: Sequence[bytes], others: Collection[str]) -> tuple[str, ...]:
+        """See `RecordDecoder`."""
+        return inference.unstored_fields(self._fields(values), self.columns, others)
+
+    def _fields(self, values: Sequence[bytes]) -> HiveType:
+        """Return the fields of all records, except those that are rejects because none of their fields is a column."""
+        names = {column.name for column in self.columns} if self._rejects_unmatched else None
+        return inference.fields_of(list(self._tape.rows(values)), names)
 
     def _by_arrow(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
         """Decode the records with Arrow, and those that are undecided one by one. Raises as `ArrowReader.read`.

@@ -7,7 +7,7 @@ The objects of all records are written to one buffer of lines, and decoded as if
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -65,8 +65,19 @@ class SeveralDecoder(JsonDecoder):
 
     def absent_columns(self, values: Sequence[bytes]) -> frozenset[str]:
         """See `RecordDecoder`."""
-        text = self._split(values).text
-        return super().absent_columns(Lines(text) if text else [])
+        return super().absent_columns(self._objects(values))
+
+    def needed_columns(self, values: Sequence[bytes], others: Collection[str]) -> tuple[Column, ...]:
+        """See `Evolving`."""
+        return super().needed_columns(self._objects(values), others)
+
+    def unstored_fields(self, values: Sequence[bytes], others: Collection[str]) -> tuple[str, ...]:
+        """See `RecordDecoder`."""
+        return super().unstored_fields(self._objects(values), others)
+
+    def _objects(self, values: Sequence[bytes]) -> Sequence[bytes]:
+        text = self._split(values).text if values else b""
+        return Lines(text) if text else []
 
     def decode(self, values: Sequence[bytes | None]) -> DecodeResult:
         """See `Decoder`. The reason of a reject names its first object that does not fit."""

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.formats.json.envelope import AFTER, BEFORE, DELETE, OPERATION, PAYLOAD
+from ingestd.formats.json.inference import Rows
 from ingestd.formats.json.layout import PLAIN, Layout, Place
 from ingestd.formats.json.nested import POSITION, primitive
 from ingestd.formats.json.tape import (
@@ -71,6 +72,12 @@ class TapeReader:
             found = self._find(_Columns(Tape(values[start:end]), "ns", self._layout))
             absent -= {index for index, (tokens, _) in found.items() if (tokens != _MISSING).any()}
         return absent
+
+    def rows(self, values: Sequence[bytes]) -> Iterator[Rows]:
+        """Yield the objects that are rows, of pieces of the records. Records without a row are left out."""
+        for start, end in pieces(values) if values else ():
+            tape = Tape(values[start:end])
+            yield _Columns(tape, "ns", self._layout).rows()
 
     def _find(self, columns: _Columns) -> dict[int, tuple[Ints, int]]:
         """Return what `_Columns.find` yields for all records."""
@@ -133,6 +140,14 @@ class _Columns:
             accepted = np.isin(letters, [ord(name) for name in self._layout.operations])
             self.undecided |= ~accepted | (self._opened(rows, OPEN_OBJECT) == _MISSING)
         return events, depth, deletes
+
+    def rows(self) -> Rows:
+        """Return the objects whose members are fields: the records, or what is in their envelopes."""
+        tokens, depth, deletes = self.events()
+        if self._layout.envelope == "debezium":
+            after, before = self._members((AFTER, BEFORE), tokens, depth)
+            tokens, depth = np.where(deletes, before, after).astype(np.int32), depth + 1
+        return Rows(self._tape, tokens[~self.undecided & (tokens != _MISSING)], depth)
 
     def find(self, place: Place, tokens: Ints, depth: int) -> Iterator[tuple[int, tuple[Ints, int]]]:
         """Yield for each column its index, the tokens that begin its values, or _MISSING, and the depth of their items.

@@ -109,3 +109,7 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
     def absent_in(self, key: Key) -> frozenset[str]:
         """See `ColumnarDecoder`."""
         return StructReader(self._types.find(key), self.row).absent
+
+    def unstored_in(self, key: Key) -> tuple[str, ...]:
+        """See `ColumnarDecoder`."""
+        return tuple(field.name for field in self._types.find(key).fields if field.name.lower() not in self.row.names)

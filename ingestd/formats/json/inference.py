@@ -1,0 +1,241 @@
+"""Finds the fields of JSON records that have no column, and the types of columns that can store them.
+
+Invariant: a column of a type that is found stores every value of its field, by the rules of `decoder`. Text of any kind
+needs a string, and so do values that have no other type in common.
+
+| Values of a new field | Column |
+|---|---|
+| true, false | boolean |
+| whole numbers, up to the limits of bigint | bigint |
+| numbers, some with a fraction or an exponent | double |
+| arrays; without elements | array of the type of the elements; array<string> |
+| objects whose names are words of ASCII | struct |
+| anything else, and mixtures | string |
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ingestd.errors import InvalidTable
+from ingestd.formats.json.tape import OPEN_ARRAY, OPEN_OBJECT, SCALAR, STRING, Ints, Tape
+from ingestd.schema import INTEGER_BITS, Column, HiveType
+
+_NAME = re.compile(r"[a-z0-9_]{1,128}")
+# Objects with more different names than this have data as names. At the root, no table could follow them.
+_MAX_NAMES = 1000
+_MAX_STRUCT_NAMES = 100
+_BIGINT_DIGITS = 19
+_TEXT = HiveType("string")
+_BOOLEAN, _DOUBLE, _BIGINT = HiveType("boolean"), HiveType("double"), HiveType("bigint")
+# Only null, or no element at all. No column has this type.
+_UNKNOWN = HiveType("void")
+_REALS = ("float", "double", "decimal")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The objects of some records that are rows: their tokens on a tape, in ascending order, and the depth of items."""
+
+    tape: Tape
+    tokens: Ints
+    depth: int
+
+
+def fields_of(rows: Sequence[Rows], names: Collection[str] | None) -> HiveType:
+    """Return a struct of the fields of all rows, which may have the type `void`; names are in lower case.
+
+    If `names` is given, rows without any of these fields are ignored. Raises InvalidTable for too many names.
+    """
+    return reduce(_joined, (_object(part.tape, part.tokens, part.depth, names) for part in rows), HiveType("struct"))
+
+
+def needed(fields: HiveType, columns: Sequence[Column], others: Collection[str]) -> tuple[Column, ...]:
+    """Return the columns that store the fields, which are now stored in `columns`; fields of `others` need none.
+
+    Raises InvalidTable for a field whose name cannot be that of a column.
+    """
+    stored = {column.name: column.type for column in columns}
+    found = []
+    for name, kind in zip(fields.names, fields.children, strict=True):
+        if name not in others and kind != _UNKNOWN:
+            found.append(Column(_checked(name, ""), _needed(kind, stored.get(name), name)))
+    return tuple(found)
+
+
+def unstored_fields(fields: HiveType, columns: Sequence[Column], others: Collection[str]) -> tuple[str, ...]:
+    """Return the fields that no column stores, in the form `who.zip` if they are inside of a struct."""
+    row = HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
+    return tuple(name for name in _unstored(fields, row, "") if name not in others)
+
+
+def _unstored(found: HiveType, stored: HiveType, place: str) -> Iterator[str]:
+    if found.kind == "struct" and stored.kind == "struct":
+        types = dict(zip(stored.names, stored.children, strict=True))
+        for name, kind in zip(found.names, found.children, strict=True):
+            if name in types:
+                yield from _unstored(kind, types[name], f"{place}{name}.")
+            else:
+                yield f"{place}{name}"
+    elif found.kind == "struct" and stored.kind == "map":
+        for kind in found.children:
+            yield from _unstored(kind, stored.children[1], place)
+    elif found.kind == stored.kind == "array":
+        yield from _unstored(found.children[0], stored.children[0], place)
+
+
+def _object(tape: Tape, objects: Ints, depth: int, names: Collection[str] | None = None) -> HiveType:
+    """Return the struct of the fields of objects at this depth."""
+    owners, keys = tape.inside(objects, depth)
+    if not len(keys):
+        return HiveType("struct")
+    codes, found = _names(tape, keys)
+    if names is not None:
+        has_column = np.zeros(len(objects), np.bool_)
+        has_column[owners[np.isin(codes, [code for code, name in enumerate(found) if name in names])]] = True
+        kept = has_column[owners]
+        codes, keys = codes[kept], keys[kept]
+    order = np.argsort(codes, kind="stable")
+    used, starts = np.unique(codes[order], return_index=True)
+    parts = np.split(keys[order], starts[1:]) if len(used) else []
+    types = tuple(_type(tape, part + np.int32(2), depth + 1) for part in parts)
+    return HiveType("struct", children=types, names=tuple(found[code] for code in used.tolist()))
+
+
+def _names(tape: Tape, keys: Ints) -> tuple[Ints, list[str]]:
+    """Return the number of the name of each key, and the names in lower case."""
+    spellings = tape.texts(tape.start[keys] + np.int32(1), tape.end[keys] - np.int32(1)).dictionary_encode()
+    if len(spellings.dictionary) > _MAX_NAMES:
+        raise InvalidTable(
+            f"the objects in the records have more than {_MAX_NAMES:,} different names of fields",
+            hint="a column for each is not possible; set schema_evolution: none, and store such objects in a map",
+        )
+    lower = [_unescaped(text).lower() for text in spellings.dictionary.to_pylist()]
+    names = list(dict.fromkeys(lower))
+    numbers = np.array([names.index(name) for name in lower], np.int32)
+    return numbers[spellings.indices.to_numpy()], names
+
+
+def _unescaped(text: str) -> str:
+    return str(json.loads(f'"{text}"')) if "\\" in text else text
+
+
+def _type(tape: Tape, tokens: Ints, depth: int) -> HiveType:
+    """Return the type of the values that begin with these tokens, whose items have this depth."""
+    kinds = tape.kind[tokens]
+    found = _scalars(tape, tokens[kinds == SCALAR])
+    if (kinds == STRING).any():
+        found = _joined(found, _TEXT)
+    arrays, objects = tokens[kinds == OPEN_ARRAY], tokens[kinds == OPEN_OBJECT]
+    if len(arrays):
+        _, items = tape.inside(arrays, depth)
+        found = _joined(found, HiveType("array", children=(_type(tape, items, depth + 1),)))
+    if len(objects):
+        found = _joined(found, _object(tape, objects, depth))
+    return found
+
+
+def _scalars(tape: Tape, tokens: Ints) -> HiveType:
+    """Return the type of numbers, booleans and nulls."""
+    letters = tape.letters_at(tokens)
+    is_boolean = np.isin(letters, list(b"tf"))
+    found = _BOOLEAN if is_boolean.any() else _UNKNOWN
+    numbers = tokens[~is_boolean & (letters != ord("n"))]
+    if not len(numbers):
+        return found
+    texts = tape.texts(tape.start[numbers], tape.end[numbers])
+    is_real = pc.match_substring_regex(texts, "[.eE]")
+    whole = pc.utf8_ltrim(texts.filter(pc.invert(is_real)), "-")
+    if len(whole):
+        found = _joined(found, _whole(whole))
+    return _joined(found, _DOUBLE) if len(whole) < len(texts) else found
+
+
+def _whole(digits: pa.StringArray) -> HiveType:
+    """Return the type of whole numbers, given without a sign."""
+    lengths = pc.utf8_length(digits)
+    longest = pc.max(lengths).as_py()
+    if longest < _BIGINT_DIGITS:
+        largest = pc.max(pc.cast(digits, pa.int64())).as_py()
+        return next(HiveType(kind) for kind, bits in INTEGER_BITS.items() if largest < 1 << (bits - 1))
+    largest = pc.max(digits.filter(pc.equal(lengths, longest))).as_py()
+    return _BIGINT if longest == _BIGINT_DIGITS and largest < str(1 << 63) else _TEXT
+
+
+def _joined(one: HiveType, other: HiveType) -> HiveType:
+    """Return the type of a field that has values of both types."""
+    if other in (one, _UNKNOWN):
+        return one
+    if one == _UNKNOWN:
+        return other
+    if one.kind == other.kind == "array":
+        return HiveType("array", children=(_joined(one.children[0], other.children[0]),))
+    if one.kind == other.kind == "struct":
+        fields = dict(zip(one.names, one.children, strict=True))
+        for name, kind in zip(other.names, other.children, strict=True):
+            fields[name] = _joined(fields[name], kind) if name in fields else kind
+        return HiveType("struct", children=tuple(fields.values()), names=tuple(fields))
+    if one.kind in INTEGER_BITS and other.kind in INTEGER_BITS:
+        return max(one, other, key=lambda kind: INTEGER_BITS[kind.kind])
+    return _DOUBLE if {one.kind, other.kind} <= {*INTEGER_BITS, "double"} else _TEXT
+
+
+def _needed(found: HiveType, stored: HiveType | None, path: str) -> HiveType:
+    """Return the type that stores values of a type that was found; `stored` is the type that stores them now."""
+    if stored is None:
+        return _new(found)
+    if found.kind == "struct" and stored.kind in ("struct", "map"):
+        return (_needed_struct if stored.kind == "struct" else _needed_map)(found, stored, path)
+    if found.kind == stored.kind == "array":
+        return replace(stored, children=(_needed_item(found.children[0], stored.children[0], f"{path}[]"),))
+    if found.kind in INTEGER_BITS and stored.kind in INTEGER_BITS:
+        return max(stored, found, key=lambda kind: INTEGER_BITS[kind.kind])
+    return found if found == _DOUBLE and stored.kind in INTEGER_BITS else stored
+
+
+def _needed_struct(found: HiveType, stored: HiveType, path: str) -> HiveType:
+    types = dict(zip(stored.names, stored.children, strict=True))
+    for name, kind in zip(found.names, found.children, strict=True):
+        if kind != _UNKNOWN:
+            types[_checked(name, f"{path}.")] = _needed(kind, types.get(name), f"{path}.{name}")
+    return HiveType("struct", children=tuple(types.values()), names=tuple(types))
+
+
+def _needed_map(found: HiveType, stored: HiveType, path: str) -> HiveType:
+    value = reduce(_joined, found.children, _UNKNOWN)
+    return replace(stored, children=(stored.children[0], _needed_item(value, stored.children[1], f"{path}{{}}")))
+
+
+def _needed_item(found: HiveType, stored: HiveType, path: str) -> HiveType:
+    return stored if found == _UNKNOWN else _needed(found, stored, path)
+
+
+def _new(found: HiveType) -> HiveType:
+    """Return the type of a new column or field."""
+    if found.kind in INTEGER_BITS:
+        return _BIGINT
+    if found.kind == "array":
+        return HiveType("array", children=(_TEXT if found.children[0] == _UNKNOWN else _new(found.children[0]),))
+    if found.kind != "struct":
+        return found
+    fields = {name: _new(kind) for name, kind in zip(found.names, found.children, strict=True) if kind != _UNKNOWN}
+    if not 0 < len(fields) <= _MAX_STRUCT_NAMES or not all(map(_NAME.fullmatch, fields)):
+        return _TEXT
+    return HiveType("struct", children=tuple(fields.values()), names=tuple(fields))
+
+
+def _checked(name: str, place: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise InvalidTable(
+            f"a field without a column: {(place + name)!r} is not a name of a column",
+            hint="names of new columns consist of ASCII letters, digits and _; set schema_evolution: none to ignore it",
+        )
+    return name

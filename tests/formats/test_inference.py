@@ -1,0 +1,143 @@
+"""The columns that JSON records need, and the fields that no column stores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingestd.errors import InvalidTable
+from ingestd.formats.json.decoder import JsonDecoder
+from ingestd.formats.json.options import JsonOptions
+from ingestd.schema import Column, HiveType
+
+
+def _columns(**types: str) -> tuple[Column, ...]:
+    return tuple(Column(name, HiveType.parse(text)) for name, text in types.items())
+
+
+def _decoder(options: JsonOptions | None = None, /, **types: str) -> JsonDecoder:
+    return (options or JsonOptions()).decoder(_columns(**types))
+
+
+def _needed(decoder: JsonDecoder, *records: Any, others: Sequence[str] = ()) -> dict[str, str]:
+    values = [record if isinstance(record, bytes) else json.dumps(record).encode() for record in records]
+    return {column.name: str(column.type) for column in decoder.needed_columns(values, others)}
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (["true", "null"], "boolean"),
+        (["1", "-2"], "bigint"),
+        (["9223372036854775807", "-5"], "bigint"),
+        (["9223372036854775808"], "string"),
+        (["1", "1.5", "2e3"], "double"),
+        (["1", '"x"'], "string"),
+        (["true", "1"], "string"),
+        (['"2026-11-01"'], "string"),
+        (["[]"], "array<string>"),
+        (["[null]", "[1]", "[2.5]"], "array<double>"),
+        (["[[1], [\"a\"]]"], "array<array<string>>"),
+        (["{}"], "string"),
+        (['{"a": null}'], "string"),
+        (['{"A": 1}', '{"b": [{"c": true}], "a": 2}'], "struct<a:bigint,b:array<struct<c:boolean>>>"),
+        (['{"first name": 1}'], "string"),
+        (['{"a": 1}', "[1]"], "string"),
+    ],
+)  # fmt: skip
+def test_new_column_then_its_type_stores_all_values_of_the_field(values: list[str], kind: str) -> None:
+    records = [b'{"id": 1, "New": %s}' % value.encode() for value in values]
+    assert _needed(_decoder(id="bigint"), *records) == {"id": "bigint", "new": kind}
+    decoded = _decoder(id="bigint", new=kind).decode(records)
+    assert (decoded.rows, decoded.rejects) == (len(records), [])
+
+
+def test_new_column_when_its_field_is_null_or_stored_elsewhere_or_of_a_reject_then_is_not_needed() -> None:
+    decoder = _decoder(id="int")
+    assert _needed(decoder, {"id": 1, "x": None, "Dt": "a"}, {"y": 1}, b"{", {"id": None}, others=["dt"]) == {
+        "id": "tinyint"
+    } | {"id": "int"}
+    assert _needed(_decoder(JsonOptions(unmatched="null"), id="int"), {"y": 1}) == {"y": "bigint"}
+
+
+def test_stored_column_then_is_only_wider_for_numbers_and_new_fields() -> None:
+    decoder = _decoder(
+        a="int", b="int", c="smallint", d="decimal(9,2)", e="float", f="string", g="timestamp", h="boolean",
+        i="struct<x:int>", j="map<string,struct<x:int>>", k="array<int>",
+    )  # fmt: skip
+    record = {
+        "a": 5, "b": 2**40, "c": 1.5, "d": 1.5, "e": 0.1, "f": {"x": 1}, "g": "2026-11-01", "h": "yes",
+        "i": {"X": 2**40, "Y": "y", "z": None}, "j": {"k": {"y": 1}}, "k": [2**40, None],
+    }  # fmt: skip
+    assert _needed(decoder, record, {"a": 6, "k": []}) == {
+        "a": "int",
+        "b": "bigint",
+        "c": "double",
+        "d": "decimal(9,2)",
+        "e": "float",
+        "f": "string",
+        "g": "timestamp",
+        "h": "boolean",
+        "i": "struct<x:bigint,y:string>",
+        "j": "map<string,struct<x:int,y:bigint>>",
+        "k": "array<bigint>",
+    }
+
+
+def test_rows_when_they_are_in_an_envelope_or_several_in_a_record_then_their_fields_are_found() -> None:
+    connect = {"schema": {"a": 1}, "payload": {"id": 1, "x": 1}}
+    assert _needed(_decoder(JsonOptions(envelope="connect"), id="int"), connect) == {"id": "int", "x": "bigint"}
+    changes = [
+        {"op": "c", "before": None, "after": {"id": 1, "x": 1}, "source": {"ts": 1}},
+        {"op": "d", "before": {"id": 1, "y": 1}, "after": None},
+        {"op": "u", "before": {"id": 1}, "after": {"id": 1, "z": 1}},
+    ]
+    debezium = JsonOptions(envelope="debezium", deletes="row")
+    assert _needed(_decoder(debezium, id="int"), *changes) == {"id": "int", "x": "bigint", "y": "bigint"}
+    assert _needed(_decoder(JsonOptions(records="array"), id="int"), [{"id": 1}, {"id": 2, "x": "a"}]) == {
+        "id": "int",
+        "x": "string",
+    }
+    assert _needed(_decoder(JsonOptions(records="lines"), id="int")) == {}
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"id": 1, "a`; DROP": 1}, "'a`; drop' is not a name of a column"),
+        ({"id": 1, "s": {"user-id": 1}}, "'s.user-id' is not a name of a column"),
+        ({"id": 1} | {f"user{n}": 1 for n in range(1000)}, "more than 1,000 different names"),
+    ],
+)
+def test_field_when_no_column_can_have_its_name_then_says_so(record: Any, words: str) -> None:
+    with pytest.raises(InvalidTable, match=words):
+        _needed(_decoder(id="int", s="struct<x:int>"), record)
+
+
+def test_unstored_fields_then_are_those_without_a_column_at_any_depth() -> None:
+    decoder = _decoder(id="int", s="struct<x:int>", t="string", a="array<struct<x:int>>")
+    record = {"ID": 1, "S": {"x": 1, "z ip": 2}, "t": {"u": 1}, "a": [{"y": 1}], "n": None, "dt": 1}
+    assert decoder.unstored_fields([json.dumps(record).encode()], ["dt"]) == ("s.z ip", "a.y", "n")
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abAB"), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from("xyXY"), _JSON, max_size=3), min_size=1, max_size=5))
+def test_needed_columns_then_store_each_record_and_need_no_others(records: list[dict[str, Any]]) -> None:
+    values = [json.dumps({"id": 1, **record}).encode() for record in records]
+    first = JsonDecoder(_columns(id="int"))
+    columns = first.needed_columns(values, ())
+    second = JsonDecoder(columns)
+    assert second.needed_columns(values, ()) == columns
+    assert second.decode(values).rejects == []
