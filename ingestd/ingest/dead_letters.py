@@ -7,8 +7,8 @@ of the table belong to the transaction, which makes them visible together with i
 A dead letter has the key, the value, the headers and the timestamp of the record. In the topic, further headers, whose
 values are UTF-8 texts, follow those of the record: the names `__connect.errors.*` are those of Kafka Connect (KIP-298).
 If the topic refuses the size of a letter, it has a reference instead: only these further headers, after one that says
-what was omitted. Records that the client of Kafka cannot read have one letter per batch, with their offsets, without a key
-or a value.
+what was omitted. Records that the client of Kafka cannot read have one letter per batch, with their offsets, but no
+value.
 """
 
 from __future__ import annotations

@@ -396,15 +396,15 @@ def test_needed_columns_when_no_field_of_a_schema_is_a_column_then_its_records_n
     foreign = schema_of({"x": "int", "y": "string"})
     decoder = AvroOptions(framing="none", schemas=(foreign,)).decoder(COLUMNS)
     assert decoder.decode([encode(foreign, {"x": 1, "y": "a"})]).rows == 0
-    assert decoder.needed_columns(()) == ()
+    assert decoder.needed_columns((), ()) == ()
 
     kinds = [json.loads(schema_of({key: "int", f"{key}2": "long"})) | {"name": key} for key in ("id", "x")]
     decoder = AvroOptions(framing="none", schemas=(json.dumps(kinds),)).decoder(COLUMNS)
     assert decoder.decode([encode(json.dumps(kinds), ("x", {"x": 1, "x2": 2}))]).rows == 0
-    assert {column.name for column in decoder.needed_columns(())} == {"id", "id2", "name"}
+    assert {column.name for column in decoder.needed_columns((), ())} == {"id", "id2", "name"}
 
     strict = AvroOptions(framing="none", schemas=(foreign,), reader_schema=foreign)
     for options, names in ((strict, set()), (replace(strict, unmatched="null"), {"x", "y"})):
         decoder = options.decoder(COLUMNS)
         decoder.decode([encode(foreign, {"x": 1, "y": "a"})])
-        assert {column.name for column in decoder.needed_columns(())} == names
+        assert {column.name for column in decoder.needed_columns((), ())} == names
