@@ -17,14 +17,14 @@ from pathlib import Path
 import click
 
 from ingestd.config.document import Document, load
-from ingestd.config.draft import Draft, checked_settings, describe, mapping_name
+from ingestd.config.draft import Draft, checked_settings, mapping_name
 from ingestd.daemon import log
 from ingestd.errors import ConfigError, ConfigFaults, TableMissing
 from ingestd.hive.client import Metastore
 from ingestd.hive.creation import NewTable
 from ingestd.hive.tables import TableName, list_tables, require_writable_database
 from ingestd.ingest.options import ControlOptions
-from ingestd.ingest.sample import match, proposed_shape, read_sample
+from ingestd.ingest.sample import find_envelope, match, proposed_shape, read_sample
 from ingestd.ingest.target import load_target
 from ingestd.kafka.admin import Broker
 
@@ -159,12 +159,15 @@ def _compared(plain: Draft, document: Document, metastore: Metastore) -> Draft:
         table = load_target(metastore, document.mappings[0])
     except TableMissing:
         require_writable_database(metastore, plain.table)
-        shape = proposed_shape(sample)
+        envelope = find_envelope(sample)
+        draft, shape = replace(plain, envelope=envelope), proposed_shape(sample, envelope)
         if shape.columns:
-            return replace(plain, match=match(sample, shape), statement=NewTable(plain.table, shape.columns).statement)
+            statement = NewTable(plain.table, shape.columns).statement
+            return replace(draft, match=match(sample, shape, envelope), statement=statement)
         note = "The table does not exist, and the topic has no JSON objects from which columns could be derived."
-        return replace(plain, notes=(note,))
-    return replace(plain, match=match(sample, table.shape))
+        return replace(draft, notes=(note,))
+    envelope = find_envelope(sample, table.shape)
+    return replace(plain, envelope=envelope, match=match(sample, table.shape, envelope))
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:
@@ -185,7 +188,7 @@ def _write(file: Path, text: str, *, force: bool) -> None:
 
 
 def _report(draft: Draft, file: Path) -> None:
-    lines = [*draft.notes, *(describe(draft.match) if draft.match else ())]
+    lines = draft.remarks
     if draft.match and draft.match.misfits:
         lines.append(f"The first that does not fit: {draft.match.reason}")
     if draft.statement:

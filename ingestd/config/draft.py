@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ingestd.errors import ConfigError
+from ingestd.formats.json.envelope import Envelope
 from ingestd.hive.tables import TableName
 from ingestd.ingest.sample import Match
 
@@ -26,7 +27,7 @@ class Draft:
     """The parts of a first configuration with one mapping.
 
     `settings` maps the path of a key, such as `kafka.sasl.password` or `metastore.kerberos.principal`, to its text.
-    `statement` creates the table if it does not exist.
+    `statement` creates the table if it does not exist. `envelope` is the one in which the records seem to be.
     """
 
     settings: Mapping[str, str]
@@ -36,6 +37,7 @@ class Draft:
     match: Match | None = None
     statement: str = ""
     notes: Sequence[str] = field(default_factory=tuple)
+    envelope: Envelope = "none"
 
     def text(self) -> str:
         """Return the YAML document."""
@@ -48,18 +50,29 @@ class Draft:
         lines += [f"  {_text(key)}: {_text(value)}" for key, value in _section(self.settings, "kafka").items()]
         lines += ["", "mappings:", f"  - name: {_text(self.name)}  # never rename it: the state is stored under it"]
         lines += [f"    topics: [{_text(self.topic)}]", f"    table: {_text(str(self.table))}"]
+        if self.envelope != "none":
+            lines.append(f"    format: {{type: json, envelope: {self.envelope}}}")
         lines += [f"    {line}" for line in self._comments()]
         return "\n".join(lines) + "\n"
 
+    @property
+    def remarks(self) -> list[str]:
+        """Sentences about the records, without values."""
+        lines = [*self.notes]
+        if self.envelope != "none":
+            what = {"connect": "in the envelope of Kafka Connect (schema, payload)", "debezium": "changes of Debezium"}
+            lines.append(f"The records are {what[self.envelope]}; format.envelope unwraps their rows.")
+        return [*lines, *(_describe(self.match) if self.match else ())]
+
     def _comments(self) -> list[str]:
-        lines = [f"# {note}" for note in (*self.notes, *(describe(self.match) if self.match else ()))]
+        lines = [f"# {line}" for line in self.remarks]
         if self.statement:
             lines += ["# The table does not exist. Create it in Hive, for example with types taken from the sample:"]
             lines += [f"#   {line}" for line in f"{self.statement};".splitlines()]
         return lines
 
 
-def describe(match: Match) -> list[str]:
+def _describe(match: Match) -> list[str]:
     """Return sentences that say how a sample fits the table, without values of records."""
     if not match.records:
         return ["The topic has no records, so its fields were not compared with the columns."]

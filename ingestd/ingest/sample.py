@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +17,8 @@ from typing import Any
 from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.encoding import Encoding
 from ingestd.acid.routing import Shape
-from ingestd.formats.decoder import ConstraintDecoder
+from ingestd.formats.decoder import ConstraintDecoder, RejectError
+from ingestd.formats.json.envelope import Envelope, envelope_of, row_in
 from ingestd.formats.json.options import JsonOptions
 from ingestd.ingest.excerpt import ANSWER_SECONDS, read_excerpt
 from ingestd.kafka.admin import Broker
@@ -58,13 +61,27 @@ def read_sample(settings: Mapping[str, Any], topic: str) -> list[bytes | None]:
     return [value for batch in read_excerpt(settings, ranges, _RECORDS, "last") for value in batch.values]
 
 
-def match(sample: Sequence[bytes | None], shape: Shape) -> Match:
+def find_envelope(sample: Sequence[bytes | None], shape: Shape | None = None) -> Envelope:
+    """Return the envelope in which most records of a sample seem to be.
+
+    There is none if a record has a field for a column of the table, whose shape is None if it does not exist.
+    """
+    records = list(_objects(sample, "none"))
+    columns = {column.name for column in (*shape.columns, *shape.partition_columns)} if shape else set()
+    if any(field.lower() in columns for record in records for field in record):
+        return "none"
+    [(found, count)] = Counter(map(envelope_of, records)).most_common(1) or [("none", 0)]
+    return found if 2 * count > len(records) else "none"
+
+
+def match(sample: Sequence[bytes | None], shape: Shape, envelope: Envelope) -> Match:
     """Compare a sample with all columns of a table, including its partition columns."""
     columns = (*shape.columns, *shape.partition_columns)
-    fields = {field for record in _objects(sample) for field in record}
+    fields = {field for row in _objects(sample, envelope) for field in row}
     names = {column.name for column in columns}
     lower = {field.lower() for field in fields}
-    rejects = ConstraintDecoder(JsonOptions().decoder(columns), partial(unfit_rows, shape=shape)).decode(sample).rejects
+    decoder = JsonOptions(envelope=envelope).decoder(columns)
+    rejects = ConstraintDecoder(decoder, partial(unfit_rows, shape=shape)).decode(sample).rejects
     reason = f"{rejects[0].column or 'the record'}: {rejects[0].reason}" if rejects else ""
     return Match(
         records=len(sample),
@@ -76,28 +93,32 @@ def match(sample: Sequence[bytes | None], shape: Shape) -> Match:
     )
 
 
-def proposed_shape(sample: Sequence[bytes | None]) -> Shape:
-    """Return the shape of a table with a column for each field whose name can be that of a column, in the same order.
+def proposed_shape(sample: Sequence[bytes | None], envelope: Envelope) -> Shape:
+    """Return the shape of a table with a column for each field of the rows whose name can be that of a column.
+
+    The columns are in the order of the fields.
 
     The type is the first of boolean, bigint, double, date and timestamp that can store every value, or else string.
     """
     values: dict[str, list[object]] = {}
-    for record in _objects(sample):
-        for field, value in record.items():
+    for row in _objects(sample, envelope):
+        for field, value in row.items():
             if _COLUMN.fullmatch(field.lower()):
                 values.setdefault(field.lower(), []).append(value)
     columns = tuple(Column(name, _type(found)) for name, found in values.items())
     return Shape(columns, partition_columns=(), bucketing=None, encoding=Encoding())
 
 
-def _objects(sample: Sequence[bytes | None]) -> Iterator[dict[str, object]]:
+def _objects(sample: Sequence[bytes | None], envelope: Envelope) -> Iterator[dict[str, object]]:
+    """Yield the rows in the envelopes of records, also those of updates and deletes of Debezium."""
     for value in sample:
         try:
             record = json.loads(value or b"")
         except (ValueError, RecursionError):  # `match` counts the record, or the tombstone, as a misfit
             continue
         if isinstance(record, dict):
-            yield record
+            with suppress(RejectError):  # another misfit
+                yield row_in(record, envelope)
 
 
 def _type(values: Sequence[object]) -> HiveType:

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from ingestd.hive.tables import TableName
-from ingestd.ingest.sample import match, proposed_shape
+from ingestd.ingest.sample import find_envelope, match, proposed_shape
 from tests.support.command import Result, Run
 from tests.support.patience import LIMIT
 from tests.support.stack import Stack
@@ -173,7 +173,7 @@ def test_proposed_columns_then_have_the_narrowest_type_that_stores_every_value()
         {"a": None, "b": 2**70, "i": "x", "j": 1},
         {"i": 5, "j": "1"},
     )
-    shape = proposed_shape(sample)
+    shape = proposed_shape(sample, "none")
     found = {column.name: str(column.type) for column in shape.columns}
     assert found == {
         "a": "bigint",
@@ -187,17 +187,62 @@ def test_proposed_columns_then_have_the_narrowest_type_that_stores_every_value()
         "i": "string",
         "j": "string",
     }
-    assert match(sample, shape).misfits == 0
+    assert match(sample, shape, "none").misfits == 0
 
 
 def test_match_when_the_sample_has_records_that_stop_a_mapping_then_counts_misfits() -> None:
-    shape = replace(proposed_shape(_records({"a": 1})), not_null=frozenset({"a"}))
-    found = match([b"[1]", b"{", b'{"a": "x"}', b'{"a": 1}', None, b'{"b": 1}'], shape)
+    shape = replace(proposed_shape(_records({"a": 1}), "none"), not_null=frozenset({"a"}))
+    found = match([b"[1]", b"{", b'{"a": "x"}', b'{"a": 1}', None, b'{"b": 1}'], shape, "none")
     assert (found.records, found.misfits, found.stored) == (6, 5, ("a",))
 
 
-def test_match_when_the_sample_is_in_an_envelope_then_the_reason_names_the_option_that_unwraps_it() -> None:
-    shape = proposed_shape(_records({"a": 1}))
-    found = match(_records({"before": None, "after": {"a": 1}, "op": "c"}), shape)
-    assert (found.misfits, found.stored, found.ignored) == (1, (), ("after", "before", "op"))
-    assert "set format.envelope: debezium" in found.reason
+CHANGES = [
+    {"before": None, "after": {"id": 1, "name": "a"}, "op": "c", "source": {"ts_ms": 1}},
+    {"schema": {}, "payload": {"before": {"id": 1}, "after": {"id": 2, "name": "b"}, "op": "u"}},
+]
+
+
+def test_envelope_when_most_records_are_in_one_then_its_rows_are_compared() -> None:
+    wrapped: list[object] = [{"schema": {"type": "struct"}, "payload": {"id": 1, "day": "2026-01-01"}}] * 2
+    for records, envelope, columns, misfits in (
+        (CHANGES, "debezium", {"id": "bigint", "name": "string"}, 1),  # an update, which is a reject by default
+        ([*wrapped, {"id": 7}], "connect", {"id": "bigint", "day": "date"}, 1),
+        ([*wrapped[:1], {"id": 7}], "none", {"schema": "string", "payload": "string", "id": "bigint"}, 0),
+        ([{"op": "c", "id": 1}], "none", {"op": "string", "id": "bigint"}, 0),
+        ([], "none", {}, 0),
+    ):
+        sample = _records(*records)
+        found = find_envelope(sample)
+        shape = proposed_shape(sample, found)
+        assert found == envelope
+        assert {column.name: str(column.type) for column in shape.columns} == columns
+        if columns:
+            compared = match(sample, shape, found)
+            assert (compared.stored, compared.misfits) == (tuple(sorted(columns)), misfits)
+
+
+def test_envelope_when_a_record_has_a_field_of_the_table_then_there_is_none() -> None:
+    sample = _records(*CHANGES)
+    assert find_envelope(sample, proposed_shape(_records({"id": 1}), "none")) == "debezium"
+    assert find_envelope(sample, proposed_shape(_records({"after": {}}), "none")) == "none"
+
+
+def test_init_when_the_records_are_in_an_envelope_then_the_file_unwraps_them(
+    run: Run, stack: Stack, tmp_path: Path
+) -> None:
+    stack.topic(1)
+    stack.produce(CHANGES[:1] * 3)
+    file = tmp_path / "first.yaml"
+    chosen = ("--topic", stack.name, "--table", f"default.{stack.name}", "--output-file", file)
+    result = _init(run, stack, *chosen)
+    assert result.code == 0
+    text = file.read_text(encoding="utf-8")
+    for said in (text, result.err):
+        assert "The records are changes of Debezium; format.envelope unwraps their rows." in said
+        assert "fields that are stored: id, name" in said
+    assert yaml.safe_load(text)["mappings"][0]["format"] == {"type": "json", "envelope": "debezium"}
+    statement = result.err.partition("CREATE TABLE")[1] + result.err.partition("CREATE TABLE")[2].partition(";")[0]
+    stack.sql(statement)
+    assert _init(run, stack, *chosen, "--force").code == 0
+    assert yaml.safe_load(file.read_text(encoding="utf-8")) == yaml.safe_load(text)
+    assert run("check", "--online", "--config", file).code == 0

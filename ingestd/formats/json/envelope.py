@@ -47,6 +47,13 @@ def event_of(
     return event, _row_of(event, operations) if envelope == "debezium" else AFTER
 
 
+def row_in(record: dict[str, object], envelope: Envelope) -> dict[str, object]:
+    """Return the row in the envelope of a record, whatever the operation of Debezium is. Raises RejectError."""
+    event, row = event_of(record, envelope, (*INSERTS, UPDATE, DELETE))
+    members = {name.lower(): item for name, item in event.items()}
+    return members[row] if envelope == "debezium" else event  # type: ignore[return-value]  # an object, by `event_of`
+
+
 def _row_of(event: dict[str, object], operations: Collection[str]) -> str:
     """Return the member that is the row of an event of Debezium. Raises RejectError if it has none."""
     members = {name.lower(): item for name, item in event.items()}
@@ -63,22 +70,29 @@ def _row_of(event: dict[str, object], operations: Collection[str]) -> str:
     return row
 
 
+def envelope_of(record: Mapping[str, object]) -> Envelope:
+    """Return the envelope in which the row of a record seems to be, by the names of its fields."""
+    if change_event(record):
+        return "debezium"
+    members = {name.lower(): item for name, item in record.items()}
+    if not {SCHEMA, PAYLOAD} <= members.keys():
+        return "none"
+    payload = members[PAYLOAD]
+    return "debezium" if isinstance(payload, dict) and change_event(payload) else "connect"
+
+
 def envelope_in(record: Mapping[str, object]) -> str:
     """Return what the envelope of a record seems to be, and the option that unwraps it, for a reason; '' if none.
 
     `record` is an object none of whose fields is a column.
     """
-    event = change_event(record)
-    if event:
-        return f"it is {event}; set format.envelope: debezium"
-    members = {name.lower(): item for name, item in record.items()}
-    if not {SCHEMA, PAYLOAD} <= members.keys():
+    envelope, event = envelope_of(record), change_event(record)
+    if envelope == "none":
         return ""
-    where = f"in the envelope of Kafka Connect ({SCHEMA}, {PAYLOAD})"
-    payload = members[PAYLOAD]
-    if isinstance(payload, dict) and change_event(payload):
-        return f"it is a change event of Debezium {where}; set format.envelope: debezium"
-    return f"it is {where}; set format.envelope: connect"
+    what = event or f"in the envelope of Kafka Connect ({SCHEMA}, {PAYLOAD})"
+    if envelope == "debezium" and not event:
+        what = f"a change event of Debezium {what}"
+    return f"it is {what}; set format.envelope: {envelope}"
 
 
 def _kind(value: object) -> str:
