@@ -76,9 +76,10 @@ class Lifecycle:
     def prepare(self) -> None:
         """Check that the database may still be written, then open the next batch if the last one is used up.
 
-        Raises InvalidTable before a write id is allocated. The unused transactions of the batch are then aborted.
+        Raises InvalidTable before a write id is allocated. The unused transactions of the batch are then aborted. A
+        joined transaction has its write id, and begins once only: it was checked when the connection was opened.
         """
-        if self.state is not TxnState.OPEN:
+        if self.state is not TxnState.OPEN and self._session.options.write_id is None:
             with self.guard():
                 self._session.require_writable()
         self.next_batch()
