@@ -184,13 +184,17 @@ class Daemon:
         return DaemonUnreachable("the server at this address is not ingestd", where=self._where, hint=_HINT)
 
 
+def user() -> str:
+    """Return the name, or the id, of the user who runs this command."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run as a user without a name
+        return str(os.getuid())
+
+
 def author() -> str:
     """Return who runs this command, for the record of a change."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a user without a name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
+    return f"{user()}@{socket.gethostname()}"
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import sys
 import threading
 from datetime import datetime
@@ -11,6 +10,7 @@ from typing import Any
 
 import click
 
+from ingestd.cli.client import user
 from ingestd.cli.presentation import Column, Output, console, number, print_json, table, with_output
 from ingestd.cli.run import with_config
 from ingestd.cli.source import Source
@@ -114,7 +114,7 @@ def request(  # noqa: PLR0913, PLR0917 - one parameter for each option
     try:
         target = load_acid_table(metastore, options.table)
         names = [find_partition(metastore, target, text) for text in partitions] or list(compactable(warehouse, target))
-        by = f"ingestd/{options.control_database}/{options.name}/{getpass.getuser()}"
+        by = f"ingestd/{options.control_database}/{options.name}/{user()}"
         answers = submit(warehouse, target, names, kind, options.compaction, by)
         if waits:
             answers = wait(warehouse, target, answers, timeout or _WAIT_SECONDS, threading.Event())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import getpass
+import os
 import re
 import socket
 from collections.abc import Callable, Sequence
@@ -110,10 +111,13 @@ class Metastore:
 
     @property
     def user(self) -> str:
-        """The user name that the metastore sees: that of the login or, without one, the name sent with `set_ugi`."""
+        """The user name that the metastore sees: that of the login or, without one, the name sent with `set_ugi`.
+
+        Raises ConfigError if there is no login, and the user of this process has no name.
+        """
         if self._owner is None and isinstance(self.security.login, Kerberos) and not self.security.user:
             self._owner = ticket_owner()
-        return self.security.user or self._owner or getpass.getuser()
+        return self.security.user or self._owner or _process_user()
 
     @property
     def preferred_address(self) -> tuple[str, int]:
@@ -233,13 +237,14 @@ class Metastore:
 
     def _open(self, host: str, port: int) -> _Connection:
         """Connect and log in to one address. Raises MetastoreUnavailable, LoginFailed or ConfigError."""
+        # HMS creates partition directories as this user when metastore.execute.setugi is on (TUGIBasedProcessor).
+        # With a login it uses the authenticated user.
+        user = self.user if self.security.login is None else None
         connection = _Connection(TBinaryProtocol(create_transport(host, port, self.security, self.timeout_seconds)))
         try:
             connection.open()
-            if self.security.login is None:
-                # HMS creates partition directories as this user when metastore.execute.setugi is on
-                # (TUGIBasedProcessor). With a login it uses the authenticated user.
-                connection.set_ugi(self.user, [self.user])
+            if user is not None:
+                connection.set_ugi(user, [user])
         except (TException, OSError, EOFError) as error:
             connection.close()
             unavailable = MetastoreUnavailable(_message(error), where=_where(host, port), hint=ADDRESS_HINT)
@@ -255,6 +260,19 @@ class Metastore:
         self._pool.close_idle(slot.address)
         if self._preferred == slot.address:
             self._preferred = (slot.address + 1) % len(self.addresses)
+
+
+def _process_user() -> str:
+    """Return the name of the user of this process. Raises ConfigError if it has none, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:
+        raise ConfigError(
+            f"the user id {os.getuid()} of this process has no name, and the metastore needs one",
+            where="metastore",
+            hint="add the id to /etc/passwd, because Hadoop and Spark need a name, too; programs without Spark can set "
+            "the environment variable LOGNAME instead",
+        ) from error
 
 
 def addresses(uris: str) -> Sequence[tuple[str, int]]:

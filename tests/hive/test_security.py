@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +17,7 @@ from ingestd.hive.security import Kerberos, Plain, Protection, Security, Tls
 from tests.support.certificates import make, over_tls
 from tests.support.kerberos import NAME, Realm, realm, secured
 from tests.support.metastore import Home, Process, free_port, metastore
+from tests.support.users import User, needs_root
 
 PASSWORD = "secret-9"
 SERVER = f"hive/_HOST@{NAME}"
@@ -230,3 +234,18 @@ def test_connect_when_kerberos_and_tls_are_used_then_only_auth_is_offered(
         error = _refusal(server.uri, Security(secret, tls), ConfigError)
         assert "ingestd allows auth-conf, but the metastore offers auth" in error.what
         _refusal(server.uri, Security(Kerberos(SERVER), tls), LoginFailed)
+
+
+@needs_root
+def test_user_when_the_process_has_no_name_then_the_error_says_how_to_give_it_one() -> None:
+    program = "from ingestd.hive.client import Metastore; print(Metastore('thrift://127.0.0.1:1').user)"
+    command = [*User(123456, 123456).command(0o022), sys.executable, "-c", program]
+    names = ("LOGNAME", "USER", "LNAME", "USERNAME")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    unnamed = subprocess.run(command, env=environment, cwd="/", capture_output=True, text=True, check=False)
+    assert "ConfigError: " in unnamed.stderr
+    assert "the user id 123456 of this process has no name" in unnamed.stderr
+    named = subprocess.run(
+        command, env=environment | {"LOGNAME": "ann"}, cwd="/", capture_output=True, text=True, check=False
+    )
+    assert named.stdout == "ann\n", named.stderr
