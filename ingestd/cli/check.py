@@ -18,6 +18,7 @@ from ingestd.daemon import log
 from ingestd.errors import IngestdError
 from ingestd.ingest.checks import (
     Finding,
+    check_control,
     check_group,
     check_metastore,
     check_registry,
@@ -77,6 +78,7 @@ def _findings(document: Document, online: bool) -> Iterator[Finding]:
             yield from check_registry(options)
             # Otherwise each check would only wait for the metastore again.
             if not any(finding.error for finding in of_metastore):
+                yield from check_control(metastore, options)
                 yield from check_table(Warehouse(metastore, storages), options)
                 yield from check_sql(metastore, options, engine)
     yield from _executors(document)

@@ -63,6 +63,16 @@ def find_control_table(metastore: Metastore, name: TableName) -> ControlTable | 
     return _checked(name, raw)
 
 
+def is_created(metastore: Metastore, name: TableName) -> bool:
+    """Return whether the control table exists. Raises the errors of `ensure_control_table`, but creates nothing."""
+    try:
+        metastore.call("get_database", name.database)
+    except InvalidTable:
+        return False
+    require_writable_database(metastore, name)
+    return find_control_table(metastore, name) is not None
+
+
 def read_state(metastore: Metastore, control: ControlTable) -> str:
     """Return the state stored by the last commit, '' if there is none. Raises InvalidTable if the table was dropped."""
     try:

@@ -15,6 +15,7 @@ from ingestd.formats.options import examine_registry, uses_registry
 from ingestd.formats.registry import Registry
 from ingestd.hive import leases
 from ingestd.hive.client import Metastore
+from ingestd.hive.control import is_created
 from ingestd.hive.partitions import partition_names, read_partitions
 from ingestd.hive.tables import Table, TableName, load_acid_table, require_writable_database
 from ingestd.ingest.letter_table import load_letter_table
@@ -92,6 +93,13 @@ def check_table(warehouse: Warehouse, options: MappingOptions) -> Iterator[Findi
         if storage.error is None:
             where = f"{subject}, permissions of dead letters"
             yield _prediction(where, lambda: changeable_directories(warehouse, letters))
+
+
+def check_control(metastore: Metastore, options: MappingOptions) -> Iterator[Finding]:
+    """Check the control database and the control table of one mapping. Yields one finding."""
+    yield _finding(
+        f"mapping {options.name}, control table {options.control}", lambda: usable_control(metastore, options.control)
+    )
 
 
 def check_sql(metastore: Metastore, options: MappingOptions, engine: Callable[[], Engine]) -> Iterator[Finding]:
@@ -209,6 +217,14 @@ def usable_table(metastore: Metastore, options: MappingOptions) -> str:
     buckets = f", {counted(table.bucketing.count, 'bucket')}" if table.bucketing else ""
     kind = "insert-only ORC" if table.is_insert_only else "full ACID ORC"
     return f"{kind}, {counted(len(table.columns), 'column')}{how}{buckets}"
+
+
+def usable_control(metastore: Metastore, control: TableName) -> str:
+    """Check that the state of a mapping can be stored; return what was found. Creates nothing. Raises InvalidTable.
+
+    A database or table that is missing passes, because the mapping creates it.
+    """
+    return "exists" if is_created(metastore, control) else "does not exist; the mapping creates it"
 
 
 def valid_sql(metastore: Metastore, options: MappingOptions, engine: Callable[[], Engine]) -> str:

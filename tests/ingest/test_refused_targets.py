@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from ingestd.config.document import load
 from ingestd.hive.creation import exists
 from ingestd.hive.tables import TableName, read_table
+from ingestd.ingest.checks import check_control
 from ingestd.ingest.letter_table import definition
 from tests.support.daemon import Daemon
 from tests.support.stack import Stack, eventually
@@ -126,7 +129,7 @@ def test_database_when_it_becomes_a_replica_while_the_daemon_runs_then_only_its_
     assert stack.ids() == [1, 2]
 
 
-def test_control_database_when_it_is_a_target_of_replication_then_the_mapping_stops(stack: Stack) -> None:
+def test_control_database_when_it_is_a_target_of_replication_then_check_and_the_mapping_say_so(stack: Stack) -> None:
     control = f"{stack.name}_control"
     stack.topic(1)
     stack.table("id int")
@@ -134,6 +137,11 @@ def test_control_database_when_it_is_a_target_of_replication_then_the_mapping_st
     stack.sql(f"CREATE DATABASE {control} WITH DBPROPERTIES ('repl.target.for'='p1')")
     config = stack.config({"name": stack.name[:40]}, control={"database": control})
 
+    [options] = load([config]).mappings
+    [found] = check_control(stack.metastore, options)
+    assert f"database {control} is a target of replication (repl.target.for)" in str(found.error)
+    [usual] = check_control(stack.metastore, replace(options, control_database=f"{control}_missing"))
+    assert (usual.error, usual.detail) == (None, "does not exist; the mapping creates it")
     [failed] = stack.drain(config, expect=65).events("failed")
 
     assert (failed["reason"], stack.ids()) == ("InvalidTable", [])
