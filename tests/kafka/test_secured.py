@@ -224,7 +224,30 @@ def test_group_when_the_permission_is_missing_then_it_is_named_and_the_mapping_w
     assert visible_ids(stack.metastore, TableName.parse(mapping["table"])) == [1]
 
 
-def _send(kafka: SecuredKafka, topic: str, number: int) -> None:
+def test_permissions_when_given_for_prefixes_of_topics_and_groups_then_nothing_else_is_needed(
+    stack: Stack, kafka: SecuredKafka
+) -> None:
+    prefix, user = "own-", "owner-of-a-prefix"
+    kafka.set_password(user, PASSWORD)
+    kafka.allow(user, "TOPIC", f"{prefix}*", "READ", "WRITE")
+    kafka.allow(user, "GROUP", f"{prefix}*", "READ")
+    for topic in (f"{prefix}in", f"{prefix}dead"):
+        kafka.create(topic)
+    mapping = _mapping(stack, "prefix", kafka.login(user, PASSWORD), f"{prefix}in")
+    mapping |= {"group": f"{prefix}lag", "on_error": "dead_letter", "dead_letter": {"topic": f"{prefix}dead"}}
+    config = stack.config(mapping)
+    _send(kafka, f"{prefix}in", 1)
+    _send(kafka, f"{prefix}in", "no number")
+    [options] = load([config]).mappings
+    assert [finding.error for finding in (*check_topics(options), *check_group(options))] == [None] * 3
+    daemon = stack.drain(config)
+    assert [*daemon.events("mirror_failed"), *daemon.events("waiting")] == []
+    [letters] = daemon.events("dead_letters")
+    assert letters["rejects"] == 1
+    assert visible_ids(stack.metastore, TableName.parse(mapping["table"])) == [1]
+
+
+def _send(kafka: SecuredKafka, topic: str, number: int | str) -> None:
     producer = Producer({"bootstrap.servers": kafka.servers, "log_level": 2})
     producer.produce(topic, json.dumps({"id": number}))
     assert producer.flush(LIMIT) == 0

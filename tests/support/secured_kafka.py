@@ -96,7 +96,7 @@ class SecuredKafka(KafkaBroker):
         return True
 
     def allow(self, user: str, resource: str, name: str, *operations: str) -> None:
-        """Let a user carry out operations on a `TOPIC` or `GROUP`."""
+        """Let a user carry out operations on a `TOPIC` or `GROUP`, or on all those that begin with `PREFIX*`."""
         for operation in operations:
             self._bind(user, resource, name, operation, AclPermissionType.ALLOW)
 
@@ -105,9 +105,15 @@ class SecuredKafka(KafkaBroker):
         self._bind(user, resource, name, operation, AclPermissionType.DENY)
 
     def _bind(self, user: str, resource: str, name: str, operation: str, kind: AclPermissionType) -> None:
-        everywhere, literal = "*", ResourcePatternType.LITERAL
+        everywhere, pattern = "*", ResourcePatternType.PREFIXED if name.endswith("*") else ResourcePatternType.LITERAL
         binding = AclBinding(
-            ResourceType[resource], name, literal, f"User:{user}", everywhere, AclOperation[operation], kind
+            ResourceType[resource],
+            name.rstrip("*"),
+            pattern,
+            f"User:{user}",
+            everywhere,
+            AclOperation[operation],
+            kind,
         )
         self.add_rules(binding)
 
