@@ -203,6 +203,16 @@ def test_execution_when_it_was_retried_long_enough_then_fails_until_the_next_tim
         assert _execute(pair, source).status is Status.SUCCESS
 
 
+@pytest.mark.soak
+def test_execution_when_the_storage_says_no_then_fails_after_a_few_retries(pair: Pair) -> None:
+    """The retries take half a minute; without the limit of refusals they would take a day."""
+    refused, source = replace(pair, root=Path("/sys")), pair.replica.source  # not even root may write there
+    refused.policies(source).create(CreatePolicy("dump", NEVER, refused.dump_statement))
+    with refused.worker(source):
+        run = _execute(refused, source)
+    assert (run.status, run.error_class) == (Status.FAILED, "PermissionDenied")
+
+
 def test_policy_when_it_cannot_run_here_then_fails_with_the_reason(pair: Pair) -> None:
     source, schedules = pair.replica.source, pair.schedules(pair.replica.source)
     pair.policies(source).create(CreatePolicy("dump", NEVER, pair.dump_statement, user="somebody"))
