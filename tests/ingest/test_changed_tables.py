@@ -12,6 +12,7 @@ from ingestd.hive.control import find_control_table, read_state
 from ingestd.hive.objects import alter_table, find_table
 from ingestd.hive.tables import TableName
 from ingestd.ingest.state import MappingState
+from tests.support.compaction import compact
 from tests.support.daemon import Daemon, Hold
 from tests.support.stack import Stack, eventually
 
@@ -69,7 +70,7 @@ def test_columns_when_added_and_widened_under_a_staged_transaction_then_every_ro
         (2,),
         (3,),
     ]
-    stack.sql(f"ALTER TABLE {stack.name} PARTITION (dt='a') COMPACT 'major' AND WAIT")
+    compact(stack, f"default.{stack.name}", "major", "dt='a'")
     assert stack.sql(f"SELECT id, n, s.x, s.y, extra, dt FROM {stack.name} ORDER BY id") == found
 
 

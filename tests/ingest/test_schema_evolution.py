@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.avro import encode, logical, schema_of, single_object
+from tests.support.compaction import compact
 from tests.support.daemon import Daemon
 from tests.support.stack import Stack
 
@@ -78,7 +79,7 @@ def test_schemas_when_interleaved_for_two_mappings_then_one_change_and_no_more_t
     assert stack.sql(totals) == [(4000, Decimal(odd), 4000, 4000 * BIG + even, 8000)]
     # Statements of HiveServer2, and rows of the old definition, agree with the new one.
     stack.sql(f"UPDATE {stack.name} SET n = 7 WHERE id IN (2, 3)")
-    stack.sql(f"ALTER TABLE {stack.name} PARTITION (dt='a') COMPACT 'major' AND WAIT")
+    compact(stack, f"default.{stack.name}", "major", "dt='a'")
     assert stack.sql(f"SELECT id, n, s.x, s.y, amount FROM {stack.name} WHERE id IN (2, 3, 4) ORDER BY id") == [
         (2, 7, 2, None, None),
         (3, 7, BIG, "y", Decimal("3.00")),

@@ -9,17 +9,17 @@ from hive_metastore import ttypes
 
 from ingestd.errors import SandboxError
 from ingestd.hive.compactions import Compaction, read_compactions
-from ingestd.hive.transactions import abort
+from ingestd.hive.transactions import abort, describe_transactions
 from ingestd.hive.write_ids import ended_transactions
 from tests.support.patience import LIMIT
-from tests.support.stack import Stack, eventually
+from tests.support.stack import Row, Stack, eventually
 
 # Part of the name of the client that has requested a compaction, if it was a statement.
 _MANUAL = "manual"
 # How often a compaction is repeated whose commit the metastore has failed by accident.
 _MOST_REPETITIONS = 5
-# The number of a column of SHOW COMPACTIONS.
-_TRANSACTION = 16
+# The numbers of columns of SHOW COMPACTIONS.
+_STATE, _TRANSACTION, _LAST_BEFORE_COMMIT = 5, 16, 17
 
 
 def compact(stack: Stack, table: str, kind: str, partition: str = "") -> None:
@@ -28,7 +28,7 @@ def compact(stack: Stack, table: str, kind: str, partition: str = "") -> None:
 
 
 def request_compaction(stack: Stack, table: str, kind: str, partition: str = "") -> Callable[[], None]:
-    """Request one compaction of `db.table`. Return a function that waits until readers see the result.
+    """Request one compaction of `db.table`. Return a function that waits until readers see the result, and only it.
 
     Hive polls for requests, so compactions that are requested together finish sooner than those requested one by one.
     """
@@ -51,10 +51,15 @@ def _request(stack: Stack, table: str, statement: str) -> int:
 
 
 def _wait(stack: Stack, what: str, request: Callable[[], int], number: int) -> None:
-    """Wait until readers see the result of a compaction, which `request` repeats if Hive failed it by accident."""
+    """Wait until readers see the result of a compaction, which `request` repeats if Hive failed it by accident.
+
+    A simple SELECT omits all rows of a partition, without an error, if one of its directories disappears while Hive
+    lists them: it takes the partition for an empty one (FetchOperator.generateWrappedSplits, since HIVE-14165). So this
+    also waits until the cleaner has removed the replaced directories, unless it waits for other transactions itself.
+    """
     for _ in range(_MOST_REPETITIONS):
         ended = eventually(what, partial(_ended, stack, number))
-        transaction = int(stack.sql(f"SHOW COMPACTIONS COMPACTIONID = {number}")[-1][_TRANSACTION])
+        transaction = int(_shown(stack, number)[_TRANSACTION])
         if not _is_accident(ended):
             break
         # Nothing else ends it before it times out. Until then it holds its lock, and the cleaner waits for it.
@@ -65,6 +70,22 @@ def _wait(stack: Stack, what: str, request: Callable[[], int], number: int) -> N
     # Its state changes before its transaction commits. Hive reads the files of a simple SELECT after the query's
     # transaction has ended, so a query that starts in between can find neither the new base nor the old deltas.
     eventually("the commit of the compaction", lambda: ended_transactions(stack.metastore, [transaction]))
+    eventually("the cleaner", lambda: not _is_being_cleaned(stack, number))
+
+
+def _is_being_cleaned(stack: Stack, number: int) -> bool:
+    """Return whether the cleaner removes what a compaction has replaced, or will soon."""
+    shown = _shown(stack, number)
+    if shown[_STATE] != "ready for cleaning":
+        return False
+    last = int(shown[_LAST_BEFORE_COMMIT])
+    opened = (txn.id for txn in describe_transactions(stack.metastore) if txn.state == ttypes.TxnState.OPEN)
+    return all(txn_id > last for txn_id in opened)
+
+
+def _shown(stack: Stack, number: int) -> Row:
+    """Return the row of a compaction in SHOW COMPACTIONS."""
+    return stack.sql(f"SHOW COMPACTIONS COMPACTIONID = {number}")[-1]
 
 
 def _accepted(stack: Stack, request: str) -> bool:
