@@ -91,6 +91,9 @@ class ConstraintKind(Enum):
     FOREIGN_KEY = "foreignKeys"
 
 
+_KEYS = (ConstraintKind.PRIMARY_KEY, ConstraintKind.UNIQUE)
+
+
 @dataclass(frozen=True, slots=True)
 class _Spelling:
     """How the Thrift interface names a kind of constraint; `name` is the field with the name of the constraint."""
@@ -170,6 +173,13 @@ class Constraint:
             return TableName(column.fktable_db, column.fktable_name)
         return TableName(column.table_db, column.table_name)
 
+    @property
+    def parent(self) -> TableName | None:
+        """The table to which a foreign key refers; None for other constraints."""
+        if self.kind is not ConstraintKind.FOREIGN_KEY:
+            return None
+        return TableName(self.columns[0].pktable_db, self.columns[0].pktable_name)
+
     def copied(self, source: str, database: str) -> Constraint:
         """Return the constraint with `database` for the name of its database `source`.
 
@@ -194,6 +204,21 @@ def list_constraints(metastore: Metastore, table: TableName) -> list[Constraint]
     ]
 
 
+def list_references(metastore: Metastore, table: TableName) -> list[Constraint]:
+    """Return the foreign keys of tables in the same database that refer to a table. Raises MetastoreUnavailable."""
+    request = ttypes.ForeignKeysRequest(parent_db_name=table.database, parent_tbl_name=table.table, catName=_CATALOG)
+    found = metastore.call("get_foreign_keys", request).foreignKeys or ()
+    own = [column for column in found if column.fktable_db == table.database]
+    by_table: dict[str, list[Any]] = {}
+    for column in own:
+        by_table.setdefault(column.fktable_name, []).append(column)
+    return [
+        Constraint(ConstraintKind.FOREIGN_KEY, tuple(columns))
+        for some in by_table.values()
+        for columns in _by_name(some, "fk_name")
+    ]
+
+
 def _by_name(columns: Sequence[Any], field: str) -> list[list[Any]]:
     """Group the columns of all constraints of a kind by constraint, in the order of the key."""
     groups: dict[str, list[Any]] = {}
@@ -203,23 +228,42 @@ def _by_name(columns: Sequence[Any], field: str) -> list[list[Any]]:
 
 
 def add_constraints(metastore: Metastore, table: TableName, constraints: Sequence[Constraint]) -> None:
-    """Create the constraints of one table that it does not have.
+    """Create the constraints of one table that it does not have, except foreign keys that refer to no key.
 
-    Raises InvalidTable if the table does not exist, MetastoreRefusal or MetastoreUnavailable.
+    HMS refuses those: the other table is missing, or lacks the key, because it is not replicated, or not yet. Raises
+    InvalidTable if the table does not exist, MetastoreRefusal or MetastoreUnavailable.
     """
     known = {(constraint.kind, constraint.name) for constraint in list_constraints(metastore, table)}
     for kind, spelling in _SPELLINGS.items():
         new = [
-            constraint for constraint in constraints if constraint.kind is kind and (kind, constraint.name) not in known
+            constraint
+            for constraint in constraints
+            if constraint.kind is kind and (kind, constraint.name) not in known and _has_key(metastore, constraint)
         ]
         if new:
             columns = [column for constraint in new for column in constraint.columns]
             metastore.call(spelling.call, spelling.request(**{spelling.argument: columns}))
 
 
+def _has_key(metastore: Metastore, constraint: Constraint) -> bool:
+    """Return whether the key exists to which a foreign key refers; True for other constraints."""
+    parent = constraint.parent
+    if parent is None:
+        return True
+    wanted = {column.pkcolumn_name.lower() for column in constraint.columns}
+    try:
+        keys = list_constraints(metastore, parent)
+    except InvalidTable:
+        return False
+    return any(key.kind in _KEYS and wanted == {column.column_name for column in key.columns} for key in keys)
+
+
 def drop_constraint(metastore: Metastore, table: TableName, name: str) -> None:
-    """Drop a constraint if it exists. Raises InvalidTable if the table does not exist, and MetastoreUnavailable."""
-    if any(constraint.name == name for constraint in list_constraints(metastore, table)):
+    """Drop a constraint if it exists; `name` may be in any case.
+
+    Raises InvalidTable if the table does not exist, and MetastoreUnavailable.
+    """
+    if any(constraint.name == name.lower() for constraint in list_constraints(metastore, table)):
         request = ttypes.DropConstraintRequest(dbname=table.database, tablename=table.table, constraintname=name)
         metastore.call("drop_constraint", request)
 

@@ -26,7 +26,7 @@ from functools import partial
 
 from ingestd.acid.visibility import ValidWriteIds
 from ingestd.errors import InvalidTable, ReplicationError
-from ingestd.hive.attachments import list_constraints, list_functions
+from ingestd.hive.attachments import list_constraints, list_functions, list_references
 from ingestd.hive.objects import (
     PartitionObject,
     TableKind,
@@ -156,7 +156,8 @@ class TableListing:
         is_transactional = table.kind.is_transactional
         self.writer.add(TableRecord(name.table, for_copy(table, ids).text, as_text(ids) if is_transactional else ""))
         try:
-            for constraint in list_constraints(self.source.metastore, name):
+            own = list_constraints(self.source.metastore, name)
+            for constraint in (*own, *list_references(self.source.metastore, name)):
                 self.writer.add(ConstraintRecord(name.table, constraint.kind.value, constraint.texts))
             if table.kind is TableKind.EXTERNAL:
                 self.external.extend(directories(name.table, table.location, {}))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ingestd.errors import ReplicationError
+from ingestd.hive.attachments import Constraint, ConstraintKind
 from ingestd.hive.events import Event, EventLog
 from ingestd.hive.objects import TableObject
 from ingestd.replication.cycle_plan import ALTERATIONS, Outcomes, truncating_write_id
@@ -34,8 +35,8 @@ _OF_DATABASE = frozenset(("CREATE_DATABASE", "ALTER_DATABASE", "DROP_DATABASE", 
 _OF_TABLE = frozenset((
     ALLOCATE, "CREATE_TABLE", "DROP_TABLE", "ADD_PARTITION", "ALTER_PARTITION", "ALTER_PARTITIONS",
     "DROP_PARTITION", "UPDATE_TBL_COL_STAT_EVENT", "UPDATE_PART_COL_STAT_EVENT",
-    "DELETE_TBL_COL_STAT_EVENT", "DELETE_PART_COL_STAT_EVENT", "ADD_PRIMARYKEY", "ADD_FOREIGNKEY",
-    "ADD_UNIQUECONSTRAINT", "ADD_NOTNULLCONSTRAINT", "ADD_DEFAULTCONSTRAINT", "ADD_CHECKCONSTRAINT",
+    "DELETE_TBL_COL_STAT_EVENT", "DELETE_PART_COL_STAT_EVENT", "ADD_PRIMARYKEY", "ADD_UNIQUECONSTRAINT",
+    "ADD_NOTNULLCONSTRAINT", "ADD_DEFAULTCONSTRAINT", "ADD_CHECKCONSTRAINT",
     "DROP_CONSTRAINT",
 ))  # fmt: skip
 # They change nothing that a target has.
@@ -152,6 +153,8 @@ class Changes:
             self._add_end(event)
         elif event.type == "ALTER_TABLE":
             self._add_alteration(event)
+        elif event.type == "ADD_FOREIGNKEY" and event.database:
+            self._add_foreign_key(event)
         elif event.database != self._wanted.scope.database:
             return
         elif event.type in _OF_DATABASE:
@@ -219,6 +222,12 @@ class Changes:
         else:
             text = json.dumps({"tableObjJson": message["tableObjBeforeJson"]})
             self._keep(EventRecord(event.id, "DROP_TABLE", old, text))
+
+    def _add_foreign_key(self, event: Event) -> None:
+        """Keep a foreign key as a change of its table; the event has the name of the table to which it refers."""
+        table = Constraint.parse(ConstraintKind.FOREIGN_KEY, event.message["foreignKeyListJson"]).table
+        if table.database == self._wanted.scope.database and self._wanted.scope.contains(table.table):
+            self._keep(EventRecord(event.id, event.type, table.table, event.text))
 
     def _require_external(self, event: Event) -> None:
         """Raise an error for the INSERT into a managed table without transactions, which only Hive 3 allows."""

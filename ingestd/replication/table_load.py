@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Collection, Container, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -274,20 +274,25 @@ class TableLoad:
     # --- constraints
 
     def create_constraints(self, tables: Collection[str], source: str) -> None:
-        """Create the constraints of tables: foreign keys after all others. `source` is the database of the dump."""
-        found = [constraint for constraint in self._constraints(source) if constraint.table.table in tables]
+        """Create the constraints of tables, and the foreign keys of other tables that refer to them, these last.
+
+        `source` is the database of the dump. The metastore drops a foreign key with the table to which it refers, so
+        one of a table that is not copied again must be created again.
+        """
+        found = self._constraints(tables, source)
         for is_foreign in (False, True):
-            for name, constraints in groupby(found, key=lambda constraint: constraint.table):
-                some = [
-                    constraint
-                    for constraint in constraints
-                    if (constraint.kind is ConstraintKind.FOREIGN_KEY) == is_foreign
-                ]
-                if some:
-                    add_constraints(self.target.metastore, name, some)
+            some = [one for one in found if (one.kind is ConstraintKind.FOREIGN_KEY) == is_foreign]
+            for name, constraints in groupby(some, key=lambda constraint: constraint.table):
+                if name.table in tables or find_table(self.target.metastore, name) is not None:
+                    add_constraints(self.target.metastore, name, list(constraints))
         self.observe(LoadStep.CONSTRAINTS)
 
-    def _constraints(self, source: str) -> Iterator[Constraint]:
+    def _constraints(self, tables: Collection[str], source: str) -> list[Constraint]:
+        """Return each constraint once, sorted by its table: a foreign key may be listed with both of its tables."""
+        found = {}
         for record in self.manifest.read(ConstraintRecord):
-            constraint = Constraint.parse(ConstraintKind(record.constraint), record.texts)
-            yield constraint.copied(source, self.database)
+            if record.table in tables:
+                constraint = Constraint.parse(ConstraintKind(record.constraint), record.texts)
+                copied = constraint.copied(source, self.database)
+                found[copied.kind, copied.table, copied.name] = copied
+        return sorted(found.values(), key=lambda constraint: constraint.table.table)

@@ -48,6 +48,7 @@ from tests.support.replica import Replica, Side
 from tests.support.replica_changes import (
     DELETE,
     INSERT,
+    OVERWRITE,
     alter,
     assert_same,
     column_statistics,
@@ -65,7 +66,7 @@ from tests.support.replica_following import (
     write,
 )
 from tests.support.replica_rows import insert, table_of
-from tests.support.replica_tables import EXTERNAL, make_table
+from tests.support.replica_tables import EXTERNAL, make_database, make_table
 
 
 def test_cycle_when_the_source_has_done_everything_then_readers_see_the_same(following: Following) -> None:
@@ -338,6 +339,26 @@ def test_definitions_when_changed_then_target_has_them(following: Following) -> 
     assert [one.name for one in list_functions(target, following.target)] == ["kept"]
     assert following.marks()["team"] == "web"
     assert following.last_event() > 5
+
+
+def test_database_when_dropped_and_created_again_then_target_has_its_new_tables(following: Following) -> None:
+    side, name = following.replica.source, following.name("t")
+    make_table(side.metastore, name)
+    write(side, name, INSERT, DELETE)
+    following.cycle()
+    write(side, name, INSERT)
+    side.metastore.call("drop_database", following.database, True, True)
+    following.cycle()
+    assert table_names(following.replica.target.metastore, following.target) == []
+    for _ in range(2):
+        make_database(side.metastore, following.database)
+        make_table(side.metastore, name)
+        write(side, name, INSERT)
+        write(side, name, OVERWRITE)
+        following.cycle()
+        assert_same(following)
+        write(side, name, INSERT)
+        side.metastore.call("drop_database", following.database, True, True)
 
 
 def test_external_table_when_created_then_its_files_are_copied_with_every_cycle(following: Following) -> None:
