@@ -12,6 +12,7 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ingestd.acid.visibility import is_hidden
 from ingestd.errors import ConfigError, ReplicationError
 from ingestd.replication.manifest import ExternalRecord, Manifest, ManifestWriter
 from ingestd.replication.mirror import Mirror
@@ -19,14 +20,15 @@ from ingestd.storage.contract import child, split
 
 INFO_FILE = "_external_tables_info"
 BASE_KEY = "hive.repl.replica.external.table.base.dir"
+_Levels = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ExternalDirectory:
     """The directory at the fully qualified URI `uri` of an external table.
 
-    `partition` is the escaped name of a partition outside of the table's directory; '' for the table and all of its
-    other partitions.
+    `partition` is the escaped name of a partition that a copy of the table's directory would lack; '' for the table and
+    all of its other partitions.
     """
 
     table: str
@@ -35,12 +37,14 @@ class ExternalDirectory:
 
 
 def directories(table: str, location: str, partitions: Mapping[str, str]) -> list[ExternalDirectory]:
-    """Return the directory of a table, and those of the partitions that are outside of it.
+    """Return the directory of a table, and those of the partitions that a copy of it would lack.
 
-    `partitions` maps the escaped name of each partition to its location.
+    These are partitions outside of it, and in directories with hidden names: Hive reads them, because it knows their
+    locations, but a copy leaves out what is hidden. `partitions` maps the escaped name of each partition to its
+    location.
     """
-    outside = [ExternalDirectory(table, name, uri) for name, uri in partitions.items() if not _contains(location, uri)]
-    return [ExternalDirectory(table, "", location), *outside]
+    apart = [ExternalDirectory(table, name, uri) for name, uri in partitions.items() if not _is_copied(location, uri)]
+    return [ExternalDirectory(table, "", location), *apart]
 
 
 def encoded(found: Iterable[ExternalDirectory]) -> bytes:
@@ -136,14 +140,18 @@ def target_location(location: str, base: str | None) -> str:
 
 
 def mirrors(found: Iterable[ExternalDirectory], base: str | None) -> list[Mirror]:
-    """Return the directories to copy, without those that are inside others.
+    """Return the directories to copy, without those that are copied with others.
 
     Raises ConfigError if there are directories and no base directory, if two would be copied to the same place, as
-    those of two clusters or buckets may be, and if one would be copied into itself.
+    those of two clusters or buckets may be, and if one would be copied into itself. There may be a directory for each
+    partition, so directories are looked up by their levels.
     """
-    kept: list[Mirror] = []
+    by_source: dict[_Levels, Mirror] = {}
+    by_target: dict[_Levels, Mirror] = {}
+    above_targets: dict[_Levels, Mirror] = {}
     for uri in sorted({directory.uri.rstrip("/") for directory in found}, key=len):
-        if any(_contains(mirror.source, uri) for mirror in kept):
+        around = [mirror for levels in _upwards(uri) if (mirror := by_source.get(levels)) is not None]
+        if any(_is_copied(mirror.source, uri) for mirror in around):
             continue
         target = target_location(uri, base)
         if overlap(uri, target):
@@ -152,18 +160,34 @@ def mirrors(found: Iterable[ExternalDirectory], base: str | None) -> list[Mirror
                 where=f"{BASE_KEY} {base}",
                 hint="set it to a directory of the target that contains no files of the source",
             )
-        for mirror in kept:
-            if _contains(mirror.target, target) or _contains(target, mirror.target):
+        there = _upwards(target)
+        others = [*(by_target.get(levels) for levels in there), above_targets.get(there[0])]
+        for other in others:
+            if other is not None and other not in around:
                 raise ConfigError(
-                    f"{mirror.source} and {uri} would both be copied to {target}",
+                    f"{other.source} and {uri} would both be copied to {target}",
                     where=f"{BASE_KEY} {base}",
                     hint="replicate their tables by policies with different base directories",
                 )
-        kept.append(Mirror(uri, target))
-    return kept
+        made = by_source[split(uri).levels] = by_target[there[0]] = Mirror(uri, target)
+        for levels in there:
+            above_targets.setdefault(levels, made)
+    return list(by_source.values())
+
+
+def _upwards(uri: str) -> list[_Levels]:
+    """Return the levels of a directory, and of those that contain it."""
+    levels = split(uri).levels
+    return [levels[:count] for count in range(len(levels), 0, -1)]
 
 
 def _contains(directory: str, uri: str) -> bool:
     """Return whether `uri` is a directory or is below it."""
     above = split(directory).levels
     return split(uri).levels[: len(above)] == above
+
+
+def _is_copied(directory: str, uri: str) -> bool:
+    """Return whether a copy of a directory contains `uri`, which must be below it, but not below a hidden directory."""
+    depth = len(split(directory).levels)
+    return _contains(directory, uri) and not any(map(is_hidden, split(uri).levels[depth:]))

@@ -1,7 +1,8 @@
 """The tables that a load could not continue: each is a file `_lost.TABLE` in the dump, with the reason.
 
 Invariant: a table that is lost stays lost until the next dump, which contains all of it. Until then the target has the
-table as it was, so a load that is repeated must leave it alone as well.
+table as it was, so a load that is repeated must leave it alone as well. In the names of the files, special characters
+of the names of tables are percent-encoded: slashes are among those that Hive allows.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from urllib.parse import quote, unquote
 
 from ingestd.storage.contract import AlreadyExists, Storage, child
 
@@ -18,7 +20,7 @@ _PREFIX = "_lost."
 
 def lost_tables(names: Iterable[str]) -> tuple[str, ...]:
     """Return the tables, sorted, of a dump that has files with these names."""
-    return tuple(sorted(name.removeprefix(_PREFIX) for name in names if name.startswith(_PREFIX)))
+    return tuple(sorted(unquote(name.removeprefix(_PREFIX)) for name in names if name.startswith(_PREFIX)))
 
 
 class LostTables:
@@ -49,5 +51,5 @@ class LostTables:
             if name not in self._tables:
                 _log.warning("the table %s cannot be loaded, so the next dump will contain all of it: %s", name, reason)
                 with suppress(AlreadyExists):
-                    self._storage.create(child(self._directory, f"{_PREFIX}{name}"), reason.encode())
+                    self._storage.create(child(self._directory, _PREFIX + quote(name, safe="")), reason.encode())
                 self._tables.add(name)

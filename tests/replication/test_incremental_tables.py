@@ -192,13 +192,13 @@ def _written_earlier(following: Following) -> None:
 
 def test_table_when_lost_and_then_dropped_then_target_drops_it(following: Following) -> None:
     side = following.replica.source
-    _fill(following, "t")
+    _fill(following, "a/b %")
     following.cycle()
-    write(side, following.name("t"), INSERT)
+    write(side, following.name("a/b %"), INSERT)
     following.dump()
-    compact(side, following.name("t"), write_id=4, of_write_id=4)
+    compact(side, following.name("a/b %"), write_id=4, of_write_id=4)
     following.load()
-    drop_table(side.metastore, following.name("t"), delete_data=True)
+    drop_table(side.metastore, following.name("a/b %"), delete_data=True)
     following.cycle()
     assert _target_tables(following) == []
 

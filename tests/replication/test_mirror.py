@@ -219,6 +219,17 @@ def test_directories_when_partitions_are_elsewhere_then_each_has_an_entry_that_c
             external.decoded(line, "x")
 
 
+def test_directories_when_partitions_have_hidden_directories_then_they_are_copied_as_well() -> None:
+    hidden, below, inner = f"{TABLE}/_day=1", f"{TABLE}/p=1/.x/y", f"{TABLE}/_day=1/p=2"
+    found = external.directories("t", TABLE, {"_day=1": hidden, "q=1": below, "r=1": inner, "p=1": f"{TABLE}/p=1"})
+    assert [directory.uri for directory in found] == [TABLE, hidden, below, inner]
+    pairs = external.mirrors([*found, ExternalDirectory("u", "", below)], "hdfs://target/base")
+    assert [pair.source for pair in pairs] == [TABLE, hidden, below]
+    assert [pair.target for pair in pairs] == [f"hdfs://target/base/ext/t{pair.source[len(TABLE) :]}" for pair in pairs]
+    with pytest.raises(ConfigError, match="would both be copied"):
+        external.mirrors([*found, ExternalDirectory("v", "", "s3a://bucket/ext/t/p=1/.x")], "hdfs://target/base")
+
+
 @pytest.mark.parametrize("lines", [0, 1, 3])
 def test_directories_when_lines_are_missing_or_added_then_the_manifest_is_incomplete(
     tmp_path: Path, lines: int
@@ -272,6 +283,12 @@ def test_mirrors_when_directories_contain_each_other_then_copied_once_and_collis
     collision = [*found, ExternalDirectory("v", "", "s3a://bucket/ext/t/v")]
     with pytest.raises(ConfigError, match="would both be copied"):
         external.mirrors(collision, "hdfs://target/base")
+
+
+def test_mirrors_when_there_are_thousands_then_each_is_looked_up() -> None:
+    """Each pair of them would take minutes."""
+    found = [ExternalDirectory("t", f"p={number}", f"hdfs://source/{number}/p") for number in range(10_000)]
+    assert len(external.mirrors(found, "hdfs://target/base")) == 10_000
 
 
 @pytest.mark.parametrize("base", ["file:///", "file:///ext/t/replica"])

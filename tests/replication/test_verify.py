@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from hive_metastore import ttypes
 from pyarrow import orc
 
 from ingestd.acid.visibility import ValidWriteIds
@@ -24,6 +26,7 @@ from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.support.replica import Replica, Side
 from tests.support.replica_copying import TABLES, Copying, fill, new_copying
+from tests.support.replica_following import Following
 from tests.support.replica_rows import compact, delete_like, insert, table_of
 from tests.support.replica_tables import ACID, EXTERNAL, make_table
 
@@ -235,6 +238,35 @@ def test_external_table_when_its_source_has_changed_then_is_behind_and_not_diffe
     report = _verify(copying)["t"]
     assert report.verdict is Verdict.DIFFERENT
     assert "2 files are missing on the target: a, b" in report.findings[0]
+
+
+def test_external_partitions_when_in_any_directory_then_are_copied(replica: Replica, tmp_path: Path) -> None:
+    root = tmp_path / "dumps"
+    root.mkdir()
+    copying = new_copying(replica, root)
+    metastore, name = replica.source.metastore, TableName(copying.database, "t")
+    location = tmp_path / "50% ü:x"
+    make_table(metastore, name, partitioned=True, parameters=EXTERNAL, location=f"file:{location}")
+    table = table_of(metastore, name)
+
+    def add(day: str, place: Path) -> None:
+        place.mkdir(parents=True)
+        orc.write_table(pa.table({"id": [1]}), place / "000000_0")
+        storage = copy.copy(table.raw.sd)
+        storage.location = f"file:{place}"
+        raw = ttypes.Partition(values=[day], dbName=name.database, tableName="t", sd=storage, parameters={})
+        metastore.call("add_partition", raw)
+
+    places = [location / "a", location / "_hidden" / "b c", location / ".d", tmp_path / "_else where" / "%41"]
+    for number, place in enumerate(places):
+        add(f"{number} ü%:/", place)
+    copying.dump()
+    copying.load()
+    add("5", location / "_hidden" / "more")
+    Following(replica, copying.database, copying.target, root).cycle()
+    report = _verify(copying)["t"]
+    assert (report.verdict, report.findings, report.behind) == (Verdict.EQUAL, (), 0)
+    assert (report.locations, report.rows, report.target_rows) == (5, 5, 5)
 
 
 @pytest.mark.parametrize(
