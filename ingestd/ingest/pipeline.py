@@ -201,7 +201,7 @@ class Pipeline:
                 shape=pending.table.shape,
                 partitioning=partitioning_of(pending.table, self._options),
                 format=self._options.format,
-                decoding=decoding_of(pending.table, self._options),
+                decoding=decoding_of(pending.table, self._options, self._services.refused.reasons),
                 evolution=self._options.schema_evolution,
                 on_error=self._options.on_error,
                 on_unreadable=self._options.on_unreadable,
@@ -213,7 +213,6 @@ class Pipeline:
                 tasks=len(shares),
                 staging=pending.target.staging.uri,
                 max_partitions=self._options.commit.partitions,
-                refused=self._services.refused.reasons,
             )
             for number, share in enumerate(shares)
         ]

@@ -241,9 +241,7 @@ class _Replay:
         found = LetterRows.read(self._services.warehouse, self._letters, self._options.name)
         stage = ReplayStage(
             Access({}, self._services.warehouse.storages, Registry.of(self._options.registry)),
-            replay_task(
-                self._options, self._table, rows.write_id, rows.staging.uri, refused=self._services.refused.reasons
-            ),
+            replay_task(self._options, self._table, rows.write_id, rows.staging.uri, self._services.refused.reasons),
             LetterTable(self._letters.shape, marks.write_id, marks.staging.uri),
             Replay(f"transaction {txn.id}, write id {rows.write_id}", datetime.now(timezone.utc)),
             self._engine,

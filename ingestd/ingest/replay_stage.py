@@ -53,7 +53,7 @@ class Staged:
 
 
 def replay_task(
-    options: MappingOptions, table: Table, write_id: int, staging: str, *, refused: Refused = NONE_REFUSED
+    options: MappingOptions, table: Table, write_id: int, staging: str, refused: Refused = NONE_REFUSED
 ) -> StageTask:
     """Return the task of a stage that reads nothing from Kafka, and whose rejects remain what they are.
 
@@ -66,7 +66,7 @@ def replay_task(
         shape=table.shape,
         partitioning=partitioning_of(table, options),
         format=options.format,
-        decoding=decoding_of(table, options),
+        decoding=decoding_of(table, options, refused),
         evolution=options.schema_evolution,
         on_error="dead_letter",
         on_unreadable="stop",
@@ -78,7 +78,6 @@ def replay_task(
         tasks=1,
         staging=staging,
         max_partitions=options.commit.partitions,
-        refused=refused,
     )
 
 
@@ -107,15 +106,7 @@ class ReplayStage:
         shape = self.letters.shape
         mark_files = StagingFiles(outbox, shape.columns, self.letters.write_id, encoding=shape.encoding)
         marks = WriterPool(mark_files, _LIMITS)
-        decoding = self.task.decoding
-        decoder = RowDecoder(
-            self.task.format,
-            decoding.columns,
-            decoding.partitioning,
-            decoding.shape,
-            self.access.registry,
-            refused=self.task.refused,
-        )
+        decoder = self.task.decoding.decoder(self.task.format, self.access.registry)
         rejects: tuple[LetterGroup, ...] = ()
         unread: list[LetterGroup] = []
         replayed = 0

@@ -23,7 +23,6 @@ from ingestd.formats.decoder import DecodeResult
 from ingestd.formats.options import FormatOptions
 from ingestd.formats.registry import Registry
 from ingestd.ingest.dead_letters import DeadLetters, LetterTargets, Origin
-from ingestd.ingest.decoding import Refused, RowDecoder
 from ingestd.ingest.evolution import require_columns
 from ingestd.ingest.options import Evolution, OnError, OnUnreadable, RejectLimit
 from ingestd.ingest.partitioning import Partitioning
@@ -56,7 +55,6 @@ class StageTask:
     `offsets` is the number of offsets in the ranges of all its tasks. Rejects are written to `letters` if
     `on_error` is `dead_letter`. The task ends with RowsScattered if it would write more than `max_files` files.
     `writers` distributes the rows (`exchange`); None means that each task writes the rows that it has decoded.
-    Rows of `refused` partitions are rejects (`RefusedPartitions.reasons`).
     """
 
     mapping: str
@@ -79,7 +77,6 @@ class StageTask:
     max_partitions: int
     max_files: int | None = None
     writers: Writers | None = None
-    refused: Refused = field(default_factory=dict)
 
 
 class RowsScattered(TransactionError):
@@ -161,7 +158,7 @@ def write_rows(
             output = Output(access.value, task, attempt_name(task))
             try:
                 for batch in batches:
-                    output.write([table_rows(batch, task.shape, task.partitioning, task.refused)])
+                    output.write([table_rows(batch, task.shape, task.partitioning, task.decoding.refused)])
                 return output.finish()
             except BaseException:
                 output.abort()
@@ -210,15 +207,7 @@ class _Source:
     def __init__(self, access: Access, task: StageTask, name: str) -> None:
         self._access = access
         self._task = task
-        decoding = task.decoding
-        self._decoder = RowDecoder(
-            task.format,
-            decoding.columns,
-            decoding.partitioning,
-            decoding.shape,
-            access.registry,
-            refused=task.refused,
-        )
+        self._decoder = task.decoding.decoder(task.format, access.registry)
         self._letters = _dead_letters(access, task, f"{name}-letters")
         self._records = self._skipped = self._size = self._rows = 0
         self._throttled = 0.0

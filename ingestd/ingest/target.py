@@ -12,7 +12,7 @@ from ingestd.errors import ConfigError, InvalidTable
 from ingestd.formats.registry import Registry
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table, TableName, load_acid_table, require_writable_database
-from ingestd.ingest.decoding import RowDecoder
+from ingestd.ingest.decoding import NONE_REFUSED, Refused, RowDecoder
 from ingestd.ingest.letter_table import load_letter_table
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.partitioning import Partitioning
@@ -76,16 +76,14 @@ def load_letters(metastore: Metastore, options: MappingOptions) -> Table | None:
     return table
 
 
-def decoding_of(table: Table, options: MappingOptions) -> Decoding:
+def decoding_of(table: Table, options: MappingOptions, refused: Refused = NONE_REFUSED) -> Decoding:
     """Return what the records of a mapping are decoded into. Raises ConfigError if it does not fit the table."""
-    return Decoding.of(table.shape, partitioning_of(table, options), options)
+    return Decoding.of(table.shape, partitioning_of(table, options), options, refused)
 
 
 def decoder_for(table: Table, options: MappingOptions) -> RowDecoder:
     """Return the decoder of the records of a mapping. Raises ConfigError if the format or the columns do not fit."""
-    decoding = decoding_of(table, options)
-    registry = Registry.of(options.registry)
-    return RowDecoder(options.format, decoding.columns, decoding.partitioning, decoding.shape, registry)
+    return decoding_of(table, options).decoder(options.format, Registry.of(options.registry))
 
 
 def check_query(table: Table, options: MappingOptions, examine: Callable[[Query], Sequence[Column]]) -> None:

@@ -7,7 +7,7 @@ the table holds, and a row that the table cannot store stops the mapping.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,8 +16,10 @@ from ingestd.acid.constraints import unfit_rows
 from ingestd.acid.routing import Shape
 from ingestd.errors import ConfigError, RecordError
 from ingestd.formats.decoder import DecodeResult
+from ingestd.formats.options import FormatOptions
+from ingestd.formats.registry import Registry
 from ingestd.formats.row_batches import arrow_of
-from ingestd.ingest.decoding import NONE_REFUSED, KafkaColumns, Refused, refuse_known
+from ingestd.ingest.decoding import NONE_REFUSED, KafkaColumns, Refused, RowDecoder, refuse_known
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.partitioning import Partitioning
 from ingestd.schema import INTEGER_BITS, Column, HiveType
@@ -33,6 +35,7 @@ class Decoding:
     """What the records of a mapping are decoded into: the rows of its table or, with `transform`, those of the view.
 
     `query` is None if the decoded rows are those of the table, and `has_select` says that the query computes them.
+    Rows in `refused` partitions are rejects (`RefusedPartitions.reasons`).
     """
 
     columns: KafkaColumns
@@ -40,9 +43,16 @@ class Decoding:
     shape: Shape
     query: Query | None = None
     has_select: bool = False
+    refused: Refused = field(default_factory=dict)
+
+    def decoder(self, options: FormatOptions, registry: Registry | None) -> RowDecoder:
+        """Return a decoder of records of this format. Raises ConfigError for the columns or the format."""
+        return RowDecoder(options, self.columns, self.partitioning, self.shape, registry, refused=self.refused)
 
     @classmethod
-    def of(cls, shape: Shape, partitioning: Partitioning, options: MappingOptions) -> Decoding:
+    def of(
+        cls, shape: Shape, partitioning: Partitioning, options: MappingOptions, refused: Refused = NONE_REFUSED
+    ) -> Decoding:
         """Return the decoding of a mapping whose table has this shape and partitioning.
 
         Raises ConfigError if `columns` of the mapping, or `transform`, do not fit the table.
@@ -51,7 +61,7 @@ class Decoding:
         if options.transform is None:
             columns = KafkaColumns.of(given, {**options.columns, **partitioning.kafka_fields})
             query = Query(_dynamic(shape, partitioning), options.where) if options.where else None
-            return cls(columns, partitioning, shape, query)
+            return cls(columns, partitioning, shape, query, refused=refused)
         if partitioning.kafka_fields:
             raise ConfigError(
                 "an expression with kafka.timestamp or header is not possible with transform",
@@ -63,7 +73,8 @@ class Decoding:
             given = tuple(Column(name, HiveType.parse(text)) for name, text in types)
         query = Query(given, options.where, options.transform.select)
         records = Shape(given, (), None, shape.encoding)
-        return cls(KafkaColumns.of(given, options.columns), _NO_PARTITIONING, records, query, has_select=True)
+        columns = KafkaColumns.of(given, options.columns)
+        return cls(columns, _NO_PARTITIONING, records, query, has_select=True, refused=refused)
 
 
 def check_result(result: Sequence[Column], shape: Shape, partitioning: Partitioning) -> None:
