@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from random import Random
 from typing import Any
 
@@ -263,6 +264,41 @@ def test_options_when_changes_are_rows_without_their_envelope_then_raises_config
 )  # fmt: skip
 def test_decode_when_envelope_is_connect_then_the_payload_is_the_row(record: str, expected: Any) -> None:
     assert only(JsonDecoder(columns_of(id="int"), Layout(envelope="connect")).decode([record.encode()])) == expected
+
+
+def test_decode_when_the_schema_of_a_record_describes_decimals_then_they_have_its_scale() -> None:
+    decimal = "org.apache.kafka.connect.data.Decimal"
+    amount: dict[str, Any] = {"type": "bytes", "name": decimal, "parameters": {"scale": "3"}}
+    scaled = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal", "fields": []}
+    items = {"type": "array", "items": amount}
+    fields: dict[str, Any] = {"amount": amount, "text": amount, "scaled": scaled, "items": items}
+    struct = {"type": "struct", "fields": [{"field": name, **kind} for name, kind in fields.items()]}
+    schema = {"type": "struct", "fields": [{"field": "after", **struct}, {"field": "op", "type": "string"}]}
+
+    def record(**after: object) -> bytes:
+        return json.dumps({"schema": schema, "payload": {"op": "c", "after": after}}).encode()
+
+    columns = columns_of(amount="decimal(10,2)", text="string", scaled="decimal(5,1)", items="array<decimal(9,3)>")
+    records = [
+        # "1234" is a valid number, too.
+        record(amount="MDQ=", text="1234", scaled={"scale": 1, "value": "gQ=="}, items=["AQ=="]),
+        record(amount=12.5, text=None, scaled=None),
+        record(amount="AQ=="),
+        record(text="x"),
+    ]
+    decoded = JsonOptions(envelope="debezium").decoder(columns).decode(records)
+    assert [row for batch in decoded.batches for row in batch.to_pylist()] == [
+        {
+            "amount": Decimal("12.34"),
+            "text": "-2658.824",
+            "scaled": Decimal("-12.7"),
+            "items": [Decimal("0.001")],
+        },
+        {"amount": Decimal("12.50"), "text": None, "scaled": None, "items": None},
+    ]
+    assert [(reject.row, reject.column) for reject in decoded.rejects] == [(2, "amount"), (3, "")]
+    assert "'0.001' does not fit decimal(10,2) exactly" in decoded.rejects[0].reason
+    assert "'x' in the field 'text' is not a decimal in Base64" in decoded.rejects[1].reason
 
 
 @pytest.mark.parametrize(

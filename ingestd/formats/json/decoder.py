@@ -37,6 +37,7 @@ import pyarrow as pa
 from ingestd.formats.decoder import Reject, RejectError
 from ingestd.formats.json import inference
 from ingestd.formats.json.arrow_reader import ArrowReader
+from ingestd.formats.json.envelope import has_decimals
 from ingestd.formats.json.layout import PLAIN, Layout
 from ingestd.formats.json.record import Precheck, RecordReader
 from ingestd.formats.json.tape import Mask
@@ -58,6 +59,7 @@ class JsonDecoder(RecordDecoder):
         super().__init__(columns, tombstones=tombstones)
         self._rejects_unmatched = layout.rejects_unmatched
         self._is_plain = replace(layout, rejects_unmatched=False) == PLAIN
+        self._has_envelope = layout.envelope != "none"
         self._arrow = ArrowReader(columns, rejects_unmatched=layout.rejects_unmatched)
         self._tape = TapeReader(columns, layout)
         self._records = RecordReader(columns, layout)
@@ -66,7 +68,9 @@ class JsonDecoder(RecordDecoder):
         self._has_timestamps = any(has_timestamp(column.type) for column in columns)
 
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
-        """See `RecordDecoder`. Raises only MixedTimestamps."""
+        """See `RecordDecoder`. Raises NotColumnar only for records in envelopes."""
+        if self._has_envelope and any(map(has_decimals, values)):
+            raise NotColumnar
         try:
             if self._is_plain:
                 return self._by_arrow(values)

@@ -8,15 +8,20 @@ the configuration accepts other operations.
 | connect | `{"schema": …, "payload": row}` | `payload` |
 | debezium | `{"before": …, "after": row, "op": "c"}`, also as the `payload` of an object | `after` (`op` c, r, u) |
 | debezium | `{"before": row, "after": null, "op": "d"}`, also as a `payload` | `before` (`op` d) |
+
+If the record contains its schema, decimals that the schema describes are numbers: Kafka Connect writes their unscaled
+values in Base64 and the scale into the schema, and Debezium writes those of columns without a scale as objects.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Collection, Mapping
+from decimal import Decimal
 from typing import Literal
 
 from ingestd.formats.decoder import RejectError
-from ingestd.formats.json.types import shown
+from ingestd.formats.json.types import Number, shown
 from ingestd.formats.unmatched import change_event
 
 Envelope = Literal["none", "connect", "debezium"]
@@ -24,22 +29,34 @@ Envelope = Literal["none", "connect", "debezium"]
 SCHEMA, PAYLOAD, OPERATION, AFTER, BEFORE = "schema", "payload", "op", "after", "before"
 INSERTS = ("c", "r")  # created, read in a snapshot
 UPDATE, DELETE = "u", "d"
+# The names of the types of decimals in schemas: with a scale in the schema, and with one in each value.
+_DECIMAL, _SCALED_DECIMAL = "org.apache.kafka.connect.data.Decimal", "io.debezium.data.VariableScaleDecimal"
+_MARKS = (_DECIMAL.encode(), _SCALED_DECIMAL.encode())
+# Far more than the 38 digits of Hive's decimals.
+_MAX_DECIMAL_BYTES, _MAX_SCALE = 64, 1_000
 _OPERATIONS = {UPDATE: "an update", DELETE: "a delete", "t": "a truncation", "m": "a message of the source database"}
 
 
+def has_decimals(value: bytes) -> bool:
+    """Return whether a record may contain decimals that are described by its schema."""
+    return any(mark in value for mark in _MARKS)
+
+
 def event_of(
-    record: dict[str, object], envelope: Envelope, operations: Collection[str]
+    record: dict[str, object], envelope: Envelope, operations: Collection[str], *, with_decimals: bool
 ) -> tuple[dict[str, object], str]:
     """Return the object to which the paths of columns refer, and the name of its member that is the row of Debezium.
 
-    The object is the record itself, or its payload. `operations` are the operations of Debezium that have a row. Raises
-    RejectError.
+    The object is the record itself, or its payload. `operations` are the operations of Debezium that have a row.
+    `with_decimals` is the result of `has_decimals`. Raises RejectError.
     """
     if envelope == "none":
         return record, AFTER
     members = {name.lower(): item for name, item in record.items()}
     if envelope == "connect" or PAYLOAD in members:
         event = members.get(PAYLOAD)
+        if with_decimals:
+            event = _with_decimals(members.get(SCHEMA), event, "")
         if not isinstance(event, dict):
             raise RejectError("", f"the payload of the {envelope} envelope is {_kind(event)}, not an object")
     else:
@@ -93,6 +110,44 @@ def envelope_in(record: Mapping[str, object]) -> str:
     if envelope == "debezium" and not event:
         what = f"a change event of Debezium {what}"
     return f"it is {what}; set format.envelope: {envelope}"
+
+
+def _with_decimals(schema: object, value: object, field: str) -> object:
+    """Return the value of a field with numbers in place of decimals, by its schema. Raises RejectError."""
+    if not isinstance(schema, dict) or value is None:
+        return value
+    kind, name = schema.get("type"), schema.get("name")
+    if name == _DECIMAL:
+        parameters = schema.get("parameters")
+        scale = parameters.get("scale") if isinstance(parameters, dict) else None
+        return value if isinstance(value, Number) else _decimal(value, scale, field)
+    if name == _SCALED_DECIMAL and isinstance(value, dict):
+        return _decimal(value.get("value"), value.get("scale"), field)
+    if kind == "struct" and isinstance(value, dict):
+        fields = schema.get("fields")
+        known = [inner for inner in fields if isinstance(inner, dict)] if isinstance(fields, list) else []
+        schemas = {str(inner.get("field")): inner for inner in known}
+        return {key: _with_decimals(schemas.get(key), item, key) for key, item in value.items()}
+    if kind == "map" and isinstance(value, dict):
+        return {key: _with_decimals(schema.get("values"), item, field) for key, item in value.items()}
+    if kind == "array" and isinstance(value, list):
+        value = [_with_decimals(schema.get("items"), item, field) for item in value]
+    return value
+
+
+def _decimal(unscaled: object, scale: object, field: str) -> Number:
+    """Return the number with this unscaled value, which is the Base64 of two's complement bytes. Raises RejectError."""
+    try:
+        if type(unscaled) is not str or not isinstance(scale, str):
+            raise ValueError
+        content, places = base64.b64decode(unscaled, validate=True), int(scale)
+        if not 0 < len(content) <= _MAX_DECIMAL_BYTES or abs(places) > _MAX_SCALE:
+            raise ValueError
+    except ValueError:
+        what = f"{shown(unscaled)} in the field {shown(field)} is not a decimal in Base64 with a scale in its schema"
+        raise RejectError("", what) from None
+    number = int.from_bytes(content, "big", signed=True)
+    return Number(f"{Decimal((number < 0, tuple(map(int, str(abs(number)))), -places)):f}")
 
 
 def _kind(value: object) -> str:

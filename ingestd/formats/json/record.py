@@ -13,7 +13,7 @@ from typing import NoReturn
 import numpy as np
 
 from ingestd.formats.decoder import RejectError
-from ingestd.formats.json.envelope import AFTER, BEFORE, envelope_in, event_of
+from ingestd.formats.json.envelope import AFTER, BEFORE, envelope_in, event_of, has_decimals
 from ingestd.formats.json.layout import PLAIN, Layout, find
 from ingestd.formats.json.nested import FieldIndexes, converter, primitive
 from ingestd.formats.json.types import InvalidValue, Number
@@ -57,7 +57,7 @@ class RecordReader:
     def _strict(self, value: bytes) -> list[object]:
         """Return the JSON value of each column, None if there is none."""
         record = _parse(value, self._parser)
-        return self._fields(record, value) if self._layout.is_flat else self._found(record)
+        return self._fields(record, value) if self._layout.is_flat else self._found(record, value)
 
     def _lenient(self, value: bytes) -> list[object]:
         """Return the same of a record that Jackson reads: text after the record is ignored, and `null` is a row.
@@ -71,7 +71,7 @@ class RecordReader:
         if not isinstance(record, dict):
             raise RejectError("", "record is not a JSON object")
         if not self._layout.is_flat:
-            return self._found(record)
+            return self._found(record, value)
         is_matched = False
         try:
             for name, field in record.items():
@@ -85,10 +85,11 @@ class RecordReader:
             self._reject_unmatched(record, record)
         return fields
 
-    def _found(self, record: dict[str, object]) -> list[object]:
+    def _found(self, record: dict[str, object], value: bytes) -> list[object]:
         """Return the JSON value of each column by its place, None if there is none."""
         fields: list[object] = [None] * len(self._columns)
-        event, row = event_of(record, self._layout.envelope, self._layout.operations)
+        envelope, operations = self._layout.envelope, self._layout.operations
+        event, row = event_of(record, envelope, operations, with_decimals=has_decimals(value))
         if self._rejects_unmatched:
             unmatched = self._layout.unmatched_fields(self._places[row], event, row)
             if unmatched:
