@@ -18,7 +18,7 @@ import pyarrow as pa
 from ingestd.acid.layout import ALL_STATEMENTS
 from ingestd.acid.routing import Part, Shape, Writers, route
 from ingestd.acid.writer_pool import StagingFile, StagingFiles, WriterPool
-from ingestd.errors import IngestdError, TooManyPartitions, TransactionError
+from ingestd.errors import IngestdError, RecordError, TooManyPartitions, TransactionError
 from ingestd.formats.decoder import DecodeResult
 from ingestd.formats.options import FormatOptions
 from ingestd.formats.registry import Registry
@@ -165,6 +165,16 @@ def write_rows(
                 raise
         except IngestdError as error:
             return error
+
+
+def check_rows(task: StageTask, batches: Iterator[pa.RecordBatch]) -> RecordError | None:
+    """Return the error of the first row of the result of a query that the table cannot store; None if there is none."""
+    try:
+        for batch in batches:
+            table_rows(batch, task.shape, task.partitioning, task.refused)
+    except RecordError as error:
+        return error
+    return None
 
 
 def joined(

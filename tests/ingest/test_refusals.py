@@ -197,6 +197,16 @@ def test_partition_when_the_metastore_refuses_its_value_then_its_records_are_rej
         assert "Partition value 'Zürich' contains a character not matched by whitelist pattern" in failed["error"]
         assert visible_ids(client, name) == []
 
+        computed = {
+            "columns": {"id": "int", "day": "string"},
+            "select": "SELECT id, upper(day) AS day FROM records",
+        }
+        stopped = stack.drain(_config(stack, strict, name=f"{stack.name[-30:]}_sql", transform=computed), expect=65)
+        [failed] = stopped.events("failed")
+        assert f"{stack.name}[0] offset 1, transform.select, column day" in failed["error"]
+        assert "Partition value 'ZÜRICH' contains a character" in failed["error"]
+        assert visible_ids(client, name) == []
+
         skipped = stack.drain(_config(stack, strict, on_error="skip"))
         assert sum(event.get("rejects", 0) for event in skipped.events("committed")) == 2
         assert visible_ids(client, name) == [0, 2, 4]

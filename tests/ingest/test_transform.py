@@ -102,6 +102,8 @@ def cases(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Ite
         kind = {"columns": {"kind": "string"}}
         made.add("cast", routed, "n int", transform=kind | {"select": "SELECT CAST(kind AS int) n FROM records"})
         made.add("long", routed, "t varchar(3)", transform=kind | {"select": "SELECT kind AS t FROM records"})
+        late = {"columns": {"id": "int", "kind": "string"}, "select": "SELECT IF(id > 3, kind, '') AS t FROM records"}
+        made.add("late", routed, "t varchar(3)", transform=late)
         made.add("sums", routed, "n bigint", transform={"select": "SELECT count(*) AS n FROM records"})
         made.add("types", routed, "n int", transform={"select": "SELECT n * 2L AS n FROM records"})
         made.add("names", routed, "n int", transform={"select": "SELECT n AS m FROM records"})
@@ -172,7 +174,10 @@ def test_transform_when_tombstones_are_rows_then_the_query_reads_them(cases: _Ca
     ("case", "reason", "text"),
     [
         ("cast", "QueryFailed", "[CAST_INVALID_INPUT] The value 'click' of the type \"STRING\" cannot be cast"),
-        ("long", "RecordError", "a text of 7 characters is longer than varchar(3)"),
+        ("cast", "QueryFailed", "_routed[0] offset 0, "),
+        ("long", "RecordError", "a text of 5 characters is longer than varchar(3)"),
+        ("long", "RecordError", "_routed[0] offset 0, transform.select, column t"),
+        ("late", "RecordError", "_routed[0] offset 4, transform.select, column t"),
         ("sums", "ConfigError", "an aggregation is not allowed"),
         ("types", "ConfigError", "the result has the type bigint, but the column of the table has the type int"),
         ("names", "ConfigError", "the table has no such column"),
