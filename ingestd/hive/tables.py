@@ -257,7 +257,7 @@ def _require_acid_orc(raw: Any, parameters: Mapping[str, str], name: TableName) 
         (
             bool(raw.sd.storedAsSubDirectories),
             "is STORED AS DIRECTORIES, so Hive writes skewed values into directories of their own",
-            "run ALTER TABLE … NOT STORED AS DIRECTORIES",
+            "run ALTER TABLE … NOT SKEWED",
         ),
         (is_immutable, f"is immutable: {_NO_IMMUTABLE}", "run ALTER TABLE … SET TBLPROPERTIES ('immutable'='false')"),
         (

@@ -66,7 +66,7 @@ def _access(kind: int, *capabilities: str) -> Change:
             "STORED AS ORC",
         ),
         (_storage("sortCols", [ttypes.Order("id", 1)]), "is SORTED BY columns", "recreate it without"),
-        (_storage("storedAsSubDirectories", True), "is STORED AS DIRECTORIES", "NOT STORED AS DIRECTORIES"),
+        (_storage("storedAsSubDirectories", True), "is STORED AS DIRECTORIES", "NOT SKEWED"),
         (
             _parameter("immutable", "TRUE"),
             "is immutable: inserting into a non-empty immutable table is not allowed",

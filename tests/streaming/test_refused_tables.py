@@ -98,3 +98,19 @@ def test_table_when_hive_refuses_it_then_no_connection_opens(stack: Stack) -> No
             connect(stack, table=table)
         with pytest.raises(v1.InvalidTable, match=sentence):
             v1.HiveEndPoint(stack.addresses.metastore, "default", table).new_connection()
+
+
+def test_table_when_the_statement_of_the_hint_was_run_then_it_is_written(stack: Stack) -> None:
+    directories, immutable = f"{stack.name}_d", f"{stack.name}_i"
+    acid = "STORED AS ORC TBLPROPERTIES ('transactional'='true'"
+    skewed = "(id int, note string) SKEWED BY (id) ON (1) STORED AS DIRECTORIES"
+    stack.sql(f"CREATE TABLE {directories} {skewed} {acid})")
+    stack.sql(f"CREATE TABLE {immutable} (id int, note string) {acid}, 'immutable'='true')")
+    for table in (directories, immutable):
+        with pytest.raises(InvalidTable) as caught:
+            connect(stack, table=table)
+        assert "ALTER TABLE … " in caught.value.hint
+        stack.sql(caught.value.hint.removeprefix("run ").replace("…", table))
+        with connect(stack, table=table) as connection, connection.transaction():
+            connection.write(rows(0))
+        assert stack.ids(table) == list(range(10))
