@@ -7,6 +7,7 @@ Source of the type names: Hive's `serdeConstants` and `TypeInfoUtils`.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -37,6 +38,12 @@ _SIZED = re.compile(r"(varchar|char|decimal)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?
 _COMPLEX = re.compile(r"(array|map|struct)\s*<(.*)>", re.DOTALL)
 _ARITY = {"array": 1, "map": 2}
 _REASONS = {"timestamp with local time zone": ": Hive cannot read it from ORC (Unknown type TIMESTAMP_INSTANT)"}
+# The names of Hive's virtual columns (VirtualColumn of Hive 4).
+_VIRTUAL = frozenset((
+    "input__file__name", "block__offset__inside__file", "row__offset__inside__block", "raw__data__size", "row__id",
+    "row__is__deleted", "grouping__id", "partition__spec__id", "partition__hash", "partition__projection", "file__path",
+    "row__position", "snapshot__id",
+))  # fmt: skip
 _USABLE = (
     "use boolean, tinyint, smallint, int, bigint, float, double, decimal, string, varchar, char, date, timestamp, "
     "binary, or array, map and struct of these"
@@ -219,3 +226,14 @@ class Column:
 
     name: str
     type: HiveType
+
+
+def require_visible(columns: Iterable[Column]) -> None:
+    """Raise InvalidTable for a column that Hive's queries cannot read, because a virtual column has its name."""
+    for column in columns:
+        if column.name in _VIRTUAL:
+            raise InvalidTable(
+                "a virtual column of Hive has this name, so queries could not read the values",
+                where=f"column {column.name}",
+                hint="give the column, or the field of the records, another name",
+            )

@@ -23,7 +23,7 @@ from ingestd.acid.routing import Bucketing, Shape
 from ingestd.errors import InvalidTable, TableMissing
 from ingestd.hive.client import CAPABILITIES, Metastore
 from ingestd.hive.constraints import not_null_columns
-from ingestd.schema import Column, HiveType
+from ingestd.schema import Column, HiveType, require_visible
 
 # The name of an unpartitioned table among partition names.
 WHOLE_TABLE = ""
@@ -224,7 +224,9 @@ def _bucketing(raw: Any, parameters: Mapping[str, str], columns: Sequence[Column
 
 def _columns(fields: Any, name: TableName) -> tuple[Column, ...]:
     try:
-        return tuple(Column(f.name.lower(), HiveType.parse(f.type, column=f.name)) for f in fields)
+        columns = tuple(Column(f.name.lower(), HiveType.parse(f.type, column=f.name)) for f in fields)
+        require_visible(columns)
+        return columns
     except InvalidTable as error:
         raise InvalidTable(error.what, where=f"table {name}, {error.where}", hint=error.hint) from error
 

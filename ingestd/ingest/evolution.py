@@ -18,7 +18,7 @@ from ingestd.ingest.columns import require_fit
 from ingestd.ingest.decoding import RowDecoder
 from ingestd.ingest.options import Evolution, MappingOptions
 from ingestd.kafka.reader import Batch
-from ingestd.schema import Column
+from ingestd.schema import Column, require_visible
 
 
 class ColumnsNeeded(TransactionError):
@@ -67,7 +67,8 @@ def evolved_columns(evolution: Evolution, shape: Shape, needed: Iterable[Column]
     """Return the columns of the table, with those that are `needed`, in the same order; new ones are last.
 
     A new column stores the fields of its name of all schemas. The columns that determine the partition and the bucket
-    of a row do not change, because the hash of a value depends on its type.
+    of a row do not change, because the hash of a value depends on its type. Raises InvalidTable for the name of a
+    virtual column of Hive.
     """
     bucketed = shape.bucketing.columns if shape.bucketing else ()
     fixed = {column.name for column in (*shape.partition_columns, *bucketed)}
@@ -80,7 +81,9 @@ def evolved_columns(evolution: Evolution, shape: Shape, needed: Iterable[Column]
             types[name] = types[name].widened(kind)
         else:
             types[name] = types[name].extended(kind)
-    return tuple(Column(name, kind) for name, kind in types.items())
+    columns = tuple(Column(name, kind) for name, kind in types.items())
+    require_visible(columns)
+    return columns
 
 
 def plan_columns(

@@ -44,6 +44,13 @@ def test_columns_when_the_table_is_bucketed_by_one_then_it_keeps_its_type() -> N
     assert evolved_columns("widen", bucketed, _columns(id="bigint", n="bigint")) == _columns(id="int", n="bigint")
 
 
+def test_columns_when_hive_has_a_virtual_one_of_the_name_then_refused() -> None:
+    with pytest.raises(InvalidTable, match="column row__id: a virtual column of Hive has this name"):
+        evolved_columns("add_columns", TABLE, _columns(row__id="int"))
+    with pytest.raises(InvalidTable, match=r"table web\.a, column input__file__name: a virtual column"):
+        _table(id="int", input__file__name="string")
+
+
 def test_error_when_it_crosses_a_process_boundary_then_its_columns_survive() -> None:
     error = pickle.loads(pickle.dumps(ColumnsNeeded("what", where="where", columns=TABLE.columns)))
     assert (error.what, error.where, error.columns) == ("what", "where", TABLE.columns)
