@@ -5,8 +5,7 @@ Invariant: nothing is changed in Hive or Kafka.
 
 from __future__ import annotations
 
-import re
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from pathlib import Path
 
 import click
@@ -17,11 +16,8 @@ from ingestd.cli.run import with_config
 from ingestd.cli.source import Source
 from ingestd.daemon import log
 from ingestd.ingest.checks import counted
-from ingestd.ingest.options import milliseconds, parse_time
-from ingestd.ingest.preview import AtOffset, AtTime, Preview, PreviewRow
-from ingestd.kafka.ranges import TopicPartition
+from ingestd.ingest.preview import AtOffset, AtTime, InvalidStart, Preview, PreviewRow, parse_start
 
-_PLACE = re.compile(r"([\w.-]{1,249}):(\d+):(\d+)")
 _ORIGIN = (Column("topic"), number("partition"), number("offset"))
 _REJECTS = (*_ORIGIN, Column("column"), Column("reason"))
 # Longer texts are shortened in tables.
@@ -56,24 +52,16 @@ def preview(
     log.configure("auto", "error")
     found = Source(files, directory).preview(mapping, limit, start)
     if output == "json":
-        print_json(_document(mapping, found))
+        print_json(found.document(mapping))
     else:
         _show(found, console())
 
 
 def _start(text: str) -> AtTime | AtOffset:
-    if text.isdecimal():
-        return AtOffset(None, int(text))
-    # A time can look like TOPIC:PARTITION:OFFSET.
-    moment = parse_time(text)
-    if moment is not None:
-        return AtTime(milliseconds(moment))
-    match = _PLACE.fullmatch(text)
-    if match is None:
-        raise click.UsageError(
-            f"--at: {text!r} is neither a time such as 2026-11-01T00:00:00Z nor OFFSET nor TOPIC:PARTITION:OFFSET"
-        )
-    return AtOffset(TopicPartition(match[1], int(match[2])), int(match[3]))
+    try:
+        return parse_start(text)
+    except InvalidStart as error:
+        raise click.UsageError(f"--at: {error.what}") from None
 
 
 def _show(found: Preview, to: Console) -> None:
@@ -136,29 +124,3 @@ def _cell(value: str | None) -> str:
 
 def _size(count: float) -> str:
     return f"{count / 1e6:,.1f} MB" if count >= 1e5 else f"{count / 1e3:,.1f} kB"
-
-
-def _document(mapping: str, found: Preview) -> dict[str, object]:
-    names = [column.name for column in found.table.columns]
-    return {
-        "mapping": mapping,
-        "table": str(found.table.name),
-        "statements": list(found.statements),
-        "records": found.records,
-        "skipped": found.skipped,
-        "rows": [
-            asdict(row.origin)
-            | {
-                "table_partition": row.partition or None,
-                "bucket": row.bucket if found.table.bucketing else None,
-                "values": dict(zip(names, row.values, strict=True)),
-            }
-            for row in found.rows
-        ],
-        "rejects": [
-            asdict(reject.origin) | {"column": reject.column, "reason": reject.reason} for reject in found.rejects
-        ],
-        "unfilled": list(found.unfilled),
-        "unstored": list(found.unstored),
-        "estimate": found.estimate and asdict(found.estimate) | {"partitions": len(found.partitions)},
-    }

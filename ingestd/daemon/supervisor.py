@@ -24,6 +24,7 @@ from ingestd.ingest.control import Control
 from ingestd.ingest.mapping import Clients, MappingLoop
 from ingestd.ingest.monitor import Limits, Monitor, is_stuck
 from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.preview import AtOffset, AtTime, Preview, preview
 from ingestd.ingest.services import Handles
 from ingestd.ingest.signals import Signals
 from ingestd.ingest.steps import Observe, ignore
@@ -127,6 +128,13 @@ class Supervisor:
     def controls(self) -> dict[str, Control]:
         """The requests to each mapping, by its name. Safe for use from any thread."""
         return {runner.options.name: runner.control for runner in self._runners}
+
+    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None) -> Preview:
+        """Decode records of a mapping with its current options. Raises the errors of `ingest.preview.preview`."""
+        known = {runner.options.name: runner.options for runner in self._runners}
+        if name not in known:
+            raise ConfigError("a reload has removed the mapping", where=f"mapping {name}")
+        return preview(self._clients.metastore, known[name], limit, start, lambda: self._engine)
 
     def reload(self) -> Future[None]:
         """Begin to reload the configuration. The future raises ConfigError if the new one is rejected.

@@ -6,10 +6,12 @@ decoded, checked and routed by the functions of a stage.
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +19,7 @@ import pyarrow as pa
 from ingestd.acid.hive_text import hive_text
 from ingestd.acid.routing import Shape, route
 from ingestd.acid.writer_pool import StagingFiles, WriterPool
-from ingestd.errors import IngestdError
+from ingestd.errors import ConfigError, IngestdError
 from ingestd.formats.decoder import DecodeResult
 from ingestd.hive.alteration import describe
 from ingestd.hive.client import Metastore
@@ -27,7 +29,7 @@ from ingestd.ingest.evolution import columns_for
 from ingestd.ingest.excerpt import ANSWER_SECONDS, MAX_BYTES, End, read_excerpt
 from ingestd.ingest.exchange import packed
 from ingestd.ingest.new_table import find_letters, find_target
-from ingestd.ingest.options import CommitOptions, MappingOptions
+from ingestd.ingest.options import CommitOptions, MappingOptions, milliseconds, parse_time
 from ingestd.ingest.partitioning import Partitioning
 from ingestd.ingest.positions import InvalidPosition
 from ingestd.ingest.target import check_query, decoder_for, decoding_of, partitioning_of
@@ -39,6 +41,8 @@ from ingestd.schema import Column
 from ingestd.spark.engine import Engine, JobGroup
 from ingestd.spark.query import Query
 from ingestd.storage.storages import Storages
+
+_PLACE = re.compile(r"([\w.-]{1,249}):(\d+):(\d+)")
 
 Values = tuple[str | None, ...]
 """The values of a row as HiveServer2 returns them, without partition columns; None is NULL."""
@@ -63,6 +67,26 @@ class AtOffset:
 
     partition: TopicPartition | None
     offset: int
+
+
+class InvalidStart(ConfigError):
+    """A text that names no start of a preview."""
+
+
+def parse_start(text: str) -> AtTime | AtOffset:
+    """Parse a time such as 2026-11-01T00:00Z, an offset, or TOPIC:PARTITION:OFFSET. Raises InvalidStart."""
+    if text.isdecimal():
+        return AtOffset(None, int(text))
+    # A time can look like TOPIC:PARTITION:OFFSET.
+    moment = parse_time(text)
+    if moment is not None:
+        return AtTime(milliseconds(moment))
+    match = _PLACE.fullmatch(text)
+    if match is None:
+        raise InvalidStart(
+            f"{text[:100]!r} is neither a time such as 2026-11-01T00:00:00Z nor OFFSET nor TOPIC:PARTITION:OFFSET"
+        )
+    return AtOffset(TopicPartition(match[1], int(match[2])), int(match[3]))
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -145,6 +169,32 @@ class Preview:
     def partitions(self) -> tuple[str, ...]:
         """The names of the partitions of the rows, sorted."""
         return tuple(sorted({row.partition for row in self.rows}))
+
+    def document(self, mapping: str) -> dict[str, Any]:
+        """Return the preview of a mapping as a JSON object."""
+        names = [column.name for column in self.table.columns]
+        return {
+            "mapping": mapping,
+            "table": str(self.table.name),
+            "statements": list(self.statements),
+            "records": self.records,
+            "skipped": self.skipped,
+            "rows": [
+                asdict(row.origin)
+                | {
+                    "table_partition": row.partition or None,
+                    "bucket": row.bucket if self.table.bucketing else None,
+                    "values": dict(zip(names, row.values, strict=True)),
+                }
+                for row in self.rows
+            ],
+            "rejects": [
+                asdict(reject.origin) | {"column": reject.column, "reason": reject.reason} for reject in self.rejects
+            ],
+            "unfilled": list(self.unfilled),
+            "unstored": list(self.unstored),
+            "estimate": self.estimate and asdict(self.estimate) | {"partitions": len(self.partitions)},
+        }
 
 
 def preview(

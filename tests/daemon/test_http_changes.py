@@ -16,6 +16,7 @@ from ingestd.daemon import log
 from ingestd.daemon.http.server import HttpServer
 from ingestd.errors import ConfigError, ConfigFaults
 from ingestd.ingest.control import Request, RequestFailed
+from ingestd.ingest.preview import AtOffset
 from ingestd.kafka.ranges import TopicPartition
 from tests.support import certificates
 from tests.support.http import JSON, LOOPBACK, Client, StaticFleet, server_threads, serving
@@ -97,6 +98,23 @@ def test_offsets_when_valid_then_the_mapping_receives_the_change(client: Client,
     change = seen[0].change
     assert change is not None
     assert (change.offsets, change.expected) == ({TopicPartition("orders", 0): 7}, {TopicPartition("orders", 0): 1000})
+
+
+def test_preview_then_returns_the_document_and_needs_the_rights_of_an_operator(
+    fleet: StaticFleet, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN, encoding="ascii")
+    path, token = "/mappings/orders/preview", {"Authorization": f"Bearer {TOKEN}"}
+    with serving(fleet, token_file=file) as client:
+        assert client.post(path).status == 401
+        assert client.get(path).status == 405
+        assert client.post("/mappings/other/preview", **token).status == 404
+        for body in ({"limit": 0}, {"limit": True}, {"at": 5}, {"at": "soon"}, {"more": 1}):
+            assert client.post(path, body, **token).status == 400, body
+        shown = client.post(path, {"limit": 5, "at": "orders:0:7"}, **token).json
+    assert (shown["mapping"], shown["records"]) == ("orders", 5)
+    assert shown["rows"][0]["values"] == {"start": str(AtOffset(TopicPartition("orders", 0), 7))}
 
 
 def test_change_when_the_mapping_refuses_it_then_409_with_its_error(client: Client, fleet: StaticFleet) -> None:

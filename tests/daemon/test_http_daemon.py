@@ -93,6 +93,11 @@ def _check_page(client: Client, good: str, bad: str) -> None:
         assert page.text("tbody .problem .error").startswith(f"{bad}[1]")
         page.open(f"{url}#/mappings/{good}")
         page.wait("a commit", lambda: f"{good}[" in page.text("table.commits tbody tr"))
+        page.open(f"{url}#/mappings/{bad}")
+        page.wait("the button", lambda: page.all("[data-preview=show]"))
+        page.all("[data-preview=show]")[0].click()
+        page.wait("the preview", lambda: "'seven' is not a number" in page.text("[data-preview=result]"))
+        assert "dt=2026-11-0" in page.text("[data-preview=result]")
         assert page.complaints() == []
 
 

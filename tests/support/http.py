@@ -20,13 +20,16 @@ from ingestd.config.http import Address, HttpOptions
 from ingestd.daemon.http.history import History
 from ingestd.daemon.http.server import HttpServer
 from ingestd.errors import IngestdError
+from ingestd.hive.creation import NewTable
 from ingestd.hive.tables import TableName
 from ingestd.ingest.control import Control
 from ingestd.ingest.monitor import CommitRecord, Monitor
 from ingestd.ingest.options import MappingOptions
+from ingestd.ingest.preview import AtOffset, AtTime, Origin, Preview, PreviewRow
 from ingestd.kafka.ranges import TopicPartition
 from ingestd.kafka.timestamps import FirstRecord
 from ingestd.replication.policy_status import PolicyStatus
+from ingestd.schema import Column, HiveType
 from tests.support.daemon import DaemonProcess
 from tests.support.patience import LIMIT
 from tests.support.stack import eventually
@@ -78,6 +81,12 @@ class StaticFleet:
     def stuck(self) -> list[str]:
         """Return the names that the test has set."""
         return self.stuck_names
+
+    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None) -> Preview:
+        """Return a preview of one row, which contains what was requested."""
+        table = NewTable(TableName("default", name), (Column("start", HiveType("string")),)).checked()
+        row = PreviewRow(Origin(name, 0, 7), "", 0, (str(start),))
+        return Preview(table, (), limit, 0, (row,), (), None, (), ())
 
     def reload(self) -> Future[None]:
         """Count the reload, or fail with the error that the test has set. With `reload_hangs`, never end."""

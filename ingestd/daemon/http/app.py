@@ -70,6 +70,7 @@ def application(fleet: Fleet, access: Access, history: History, live: Live, metr
                 Route(f"/mappings/{{name}}/{verb}", server.change, methods=["POST"], name=verb)
                 for verb in ("pause", "resume", "flush", "offsets")
             ),
+            Route("/mappings/{name}/preview", server.preview, methods=["POST"]),
             Route("/reload", server.reload, methods=["POST"]),
         ],
         middleware=[Middleware(_Rules, access=access)],
@@ -128,6 +129,9 @@ class _Endpoints:
     async def change(self, request: Request) -> Response:
         verb = request.url.path.rpartition("/")[2]
         return _json(*await self._changes.change(request.path_params["name"], verb, request))
+
+    async def preview(self, request: Request) -> Response:
+        return _json(200, await self._changes.preview(request.path_params["name"], request))
 
     async def reload(self, request: Request) -> Response:
         return _json(*await self._changes.reload(request))

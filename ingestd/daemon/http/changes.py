@@ -1,4 +1,6 @@
-"""Requests that change the daemon: pause, resume, flush, another position, and a reload of the configuration.
+"""Requests of operators: pause, resume, flush, another position, a reload of the configuration, and a preview.
+
+A preview changes nothing, but it shows records, so it needs the same rights.
 
 Invariant: a request that was accepted is carried out even if its client disconnects. An answer never takes longer than
 `_MAX_WAIT_SECONDS`; a request that is not done by then is answered with 202 and continues. If it fails then, that is
@@ -26,6 +28,7 @@ from ingestd.daemon.http.status import Json
 from ingestd.errors import IngestdError
 from ingestd.ingest import events
 from ingestd.ingest.control import PositionChange, Request
+from ingestd.ingest.preview import AtOffset, AtTime, InvalidStart, parse_start
 from ingestd.kafka.ranges import Offsets, TopicPartition
 
 _ACTIONS = {"pause": "pause", "resume": "resume", "flush": "flush", "offsets": "set_position"}
@@ -34,6 +37,7 @@ _BODY_SECONDS = 10.0
 _DEFAULT_WAIT_SECONDS = 10.0
 _MAX_WAIT_SECONDS = 60.0
 _MAX_AUTHOR = 100
+_DEFAULT_RECORDS, _MAX_RECORDS = 20, 1000
 # The number of a partition has one form, so that none can be named twice.
 _PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
 _OFFSETS_FORM = '{"offsets": {"TOPIC": {"0": 1234}}, "expected": {"TOPIC": {"0": 1000}}}'
@@ -45,6 +49,7 @@ class Changes:
     def __init__(self, fleet: Fleet, access: Access) -> None:
         self._fleet = fleet
         self._access = access
+        self._is_previewing = False
 
     async def change(self, name: str, verb: str, http: HttpRequest) -> tuple[int, Json]:
         """Carry out pause, resume, flush or offsets. Returns the HTTP status and the document. Raises IngestdError."""
@@ -71,8 +76,28 @@ class Changes:
         _refuse_unknown(fields)
         return await _answer(self._fleet.reload(), wait_seconds, {"action": "reload"})
 
+    async def preview(self, name: str, http: HttpRequest) -> Json:
+        """Return what the mapping would make of records of its topics. Raises IngestdError."""
+        fields = await self._checked(http)
+        if name not in self._fleet.monitors:
+            raise unknown_mapping(name)
+        limit, at = fields.pop("limit", _DEFAULT_RECORDS), fields.pop("at", None)
+        if type(limit) is not int or not 1 <= limit <= _MAX_RECORDS:
+            raise Refused(400, f"must be a number from 1 to {_MAX_RECORDS:,}", where="body: limit")
+        if at is not None and not isinstance(at, str):
+            raise Refused(400, "must be a text", where="body: at", hint="send a time, or TOPIC:PARTITION:OFFSET")
+        _refuse_unknown(fields)
+        if self._is_previewing:
+            raise Refused(409, "another preview is running", where=f"mapping {name}", hint="try again in a moment")
+        self._is_previewing = True
+        try:
+            work = partial(self._fleet.preview, name, limit, None if at is None else _start(at))
+            return (await to_thread.run_sync(work, abandon_on_cancel=True)).document(name)
+        finally:
+            self._is_previewing = False
+
     async def _checked(self, http: HttpRequest) -> Json:
-        """Return the fields of a request that may change the daemon. Raises Refused."""
+        """Return the fields of a request of an operator. Raises Refused."""
         await to_thread.run_sync(self._access.check_change, http)
         body = await _body(http)
         try:
@@ -147,6 +172,13 @@ def _wait_seconds(fields: Json) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MAX_WAIT_SECONDS:
         raise Refused(400, f"must be a number from 0 to {_MAX_WAIT_SECONDS:.0f}", where="body: wait_seconds")
     return float(value)
+
+
+def _start(text: str) -> AtTime | AtOffset:
+    try:
+        return parse_start(text)
+    except InvalidStart as error:
+        raise Refused(400, error.what, where="body: at") from None
 
 
 def _refuse_unknown(fields: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from ingestd.config.document import Scope
 from ingestd.errors import IngestdError
 from ingestd.ingest.control import Control
 from ingestd.ingest.monitor import Monitor
+from ingestd.ingest.preview import AtOffset, AtTime, Preview
 from ingestd.replication.policy_status import PolicyStatus
 
 
@@ -42,6 +43,9 @@ class Fleet(Protocol):
 
     def stuck(self) -> Sequence[str]:
         """Return the names of the mappings that have made no progress for longer than their limits."""
+
+    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None) -> Preview:
+        """Decode records of a mapping, which takes seconds, or minutes if it has SQL. Raises as `ingest.preview`."""
 
     def reload(self) -> Future[None]:
         """Begin to reload the configuration. The future raises ConfigError if the new one is rejected."""

@@ -124,3 +124,12 @@ export async function load(path, milliseconds = 10000) {
   if (!answer.ok) throw Object.assign(new Error(`HTTP status ${answer.status}`), { status: answer.status });
   return answer.json();
 }
+
+/** Send a request of an operator, and return its answer. A refusal is an Error with the texts `where` and `hint`. */
+export async function send(path, body, token, milliseconds) {
+  const headers = { "content-type": "application/json", ...(token ? { authorization: `Bearer ${token}` } : {}) };
+  const answer = await fetch(path, { method: "POST", headers, body: JSON.stringify(body), signal: AbortSignal.timeout(milliseconds) });
+  const found = await answer.json();
+  if (!answer.ok) throw Object.assign(new Error(found.error), { status: answer.status, where: found.where, hint: found.hint });
+  return found;
+}

@@ -4,6 +4,7 @@ import { DURATIONS, LineChart, stepBar, stepLegend } from "./charts.js";
 import { h, named, setAttribute, setText } from "./dom.js";
 import { ago, count, dateTime, duration, magnitude, milliseconds, plural, rate, size, time } from "./format.js";
 import { hiddenText, lagSeconds, load } from "./live.js";
+import { PreviewSection } from "./preview.js";
 import { badge, setBadge } from "./states.js";
 
 const HISTORY_MS = 10000;
@@ -51,6 +52,7 @@ export class MappingPage {
     setText(this.table, `${mapping.topics.join(", ")} → ${mapping.table}`);
     setText(this.owner, mapping.is_owner ? "this daemon" : mapping.owner || "–");
     this.#showProblem(mapping.problem);
+    this.preview.update(mapping.state);
     this.tick();
     this.#loadDetailsSoon();
   }
@@ -107,6 +109,7 @@ export class MappingPage {
       "div",
       {},
       this.problem,
+      (this.preview = new PreviewSection(this.path)).node,
       this.#figures(),
       (this.pace = h("p", { class: "pace card", hidden: true })),
       this.#spans(),
