@@ -97,8 +97,8 @@ class Mirrors:
     ) -> MirrorResult:
         """Make each target equal to its source. Raises the errors of `Copier.copy`, and StorageUnavailable.
 
-        A directory of `pairs` may be below another one only if a name between them is hidden. An update that fails or is
-        killed is continued by the next one.
+        A directory of `pairs` may be below another one only if a name between them is hidden. An update that fails or
+        is killed is continued by the next one.
         """
         trees = self._trees([pair.source for pair in pairs] + [pair.target for pair in pairs])
         updates = [
