@@ -11,7 +11,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.objects import change_database, find_database
 from ingestd.replication.dump_files import DumpMetadata
 from ingestd.replication.external import BASE_KEY
-from ingestd.replication.marks import EXTERNAL_BASE, INCOMPATIBLE, LAST_ID
+from ingestd.replication.marks import EXTERNAL_BASE, INCOMPATIBLE, last_event
 
 
 def continue_target(
@@ -19,7 +19,8 @@ def continue_target(
 ) -> dict[str, str]:
     """Return the properties of the target database, in which the first base directory is stored.
 
-    Raises BootstrapRequired if the dump does not continue its last event, and ConfigError for another base directory.
+    Raises BootstrapRequired if the dump does not continue its last event, which may be one of the dump if a load of it
+    was interrupted; ReplicationError if that is not a number; and ConfigError for another base directory.
     """
     database = find_database(metastore, name)
     marks = dict(database.parameters) if database else {}
@@ -27,10 +28,13 @@ def continue_target(
     if marks.get(INCOMPATIBLE) == "true":
         text = "a replicated transaction was ended by another client or timed out"
         raise BootstrapRequired(text, where=where, hint=hint)
-    if LAST_ID not in marks:
+    last = last_event(marks)
+    if last is None:
         raise BootstrapRequired("the database is not a complete copy of the source", where=where, hint=hint)
-    if int(marks[LAST_ID]) < metadata.from_event:
-        text = f"its last event is {marks[LAST_ID]}, but the changes in the dump begin after {metadata.from_event}"
+    if not metadata.from_event <= last <= metadata.to_event:
+        text = (
+            f"its last event is {last}, but the dump has the changes from {metadata.from_event} to {metadata.to_event}"
+        )
         raise BootstrapRequired(text, where=where, hint=hint)
     known = marks.get(EXTERNAL_BASE)
     if known is None and external_base is not None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from enum import Enum
 from itertools import count
 
 import psutil
 import pytest
 
-from ingestd.errors import OwnershipLost
+from ingestd.errors import MetastoreUnavailable, OwnershipLost
 from ingestd.hive.attachments import store_statistics
+from ingestd.hive.client import Metastore
 from ingestd.hive.events import EventLog
 from ingestd.hive.leases import claims, release
 from ingestd.hive.objects import TableObject, alter_partitions, drop_partitions, drop_table, find_partitions
@@ -24,6 +26,7 @@ from ingestd.replication.copy import CopyStopped
 from ingestd.replication.directory import Skipped
 from ingestd.replication.incremental_load import ReplayStep
 from tests.support.patience import LIMIT
+from tests.support.proxy import proxy
 from tests.support.replica_changes import INSERT, alter, assert_same, column_statistics, do_everything, renamed
 from tests.support.replica_following import Following, Interrupted, interrupt_after, write
 from tests.support.replica_kills import ProcessStep
@@ -40,6 +43,12 @@ _ALL_STEPS = (
 )
 # The others are examined without a process, by an exception after each of them.
 _FEW_STEPS = (ProcessStep.FILES, ReplayStep.COMMITTED, ProcessStep.FINISHED)
+
+_CHANGES = (
+    *("open_txns", "allocate_table_write_ids", "commit_txn", "abort_txn", "alter_database", "create_table_req"),
+    *("alter_table_req", "add_partitions_req", "alter_partitions_req", "drop_partitions_req", "truncate_table_req"),
+    "drop_table_with_environment_context",
+)
 
 
 def test_cycles_when_they_are_cut_between_any_events_then_readers_see_the_same(following: Following) -> None:
@@ -64,6 +73,25 @@ def test_load_when_interrupted_after_every_step_then_the_next_one_completes_it(f
         except Interrupted:
             continue
         break
+    assert_same(following)
+    replay = Replay(following.replica.target.metastore, following.target, accepts_gaps=lambda _: False)
+    assert replay.open_transactions == frozenset()
+
+
+def test_load_when_answers_of_the_metastore_are_lost_then_the_next_one_completes_it(following: Following) -> None:
+    do_everything(following)
+    following.dump()
+    with proxy(following.replica.target.uri) as between, closing(Metastore(between.uri)) as target:
+        for method in _CHANGES:
+            between.lose_answer(method)
+        for _ in _CHANGES:
+            try:
+                following.load_last(metastore=target)
+            except MetastoreUnavailable:
+                continue
+            break
+        assert set(_CHANGES) <= between.calls.keys()
+    following.load()
     assert_same(following)
     replay = Replay(following.replica.target.metastore, following.target, accepts_gaps=lambda _: False)
     assert replay.open_transactions == frozenset()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.errors import BootstrapRequired
+from ingestd.errors import BootstrapRequired, ReplicationError
 from ingestd.hive.events import EventsExpired
 from ingestd.hive.objects import change_database
 from ingestd.hive.replay import TargetChanged
@@ -40,10 +40,15 @@ def test_target_when_it_cannot_follow_then_a_bootstrap_is_required(following: Fo
     metastore = following.replica.target.metastore
     following.dump()
     last = following.last_event()
-    for properties in ({INCOMPATIBLE: "true"}, {INCOMPATIBLE: None, LAST_ID: None}, {LAST_ID: str(last - 1)}):
-        change_database(metastore, following.target, properties)
+    properties: list[dict[str, str | None]] = [{INCOMPATIBLE: "true"}, {INCOMPATIBLE: None, LAST_ID: None}]
+    properties += [{LAST_ID: str(last - 1)}, {LAST_ID: str(last + 10**6)}]
+    for some in properties:
+        change_database(metastore, following.target, some)
         with pytest.raises(BootstrapRequired):
             following.load()
+    change_database(metastore, following.target, {LAST_ID: "x"})
+    with pytest.raises(ReplicationError, match="'x', which is not a number"):
+        following.load()
 
 
 def test_source_when_its_log_lacks_events_then_a_bootstrap_is_required(replica: Replica, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from ingestd.acid.layout import without_visibility
 from ingestd.acid.visibility import is_hidden, visible_directories
 from ingestd.clock import Deadline
+from ingestd.hive.client import Metastore
 from ingestd.hive.events import EventLog
 from ingestd.hive.notifications import WrittenPartition, notify_writes
 from ingestd.hive.objects import all_partition_names, find_database, find_partitions, table_names
@@ -90,9 +91,11 @@ class Following:
         observe: Callable[[Enum], None] = lambda _: None,
         stop: threading.Event | None = None,
         copier: Copier | None = None,
+        metastore: Metastore | None = None,
     ) -> LoadReport:
-        """Load the last dump, and do not mark it as loaded."""
-        target, dump = Cluster(self.replica.target.metastore, Storages()), self.directory.dumps()[-1]
+        """Load the last dump, and do not mark it as loaded. `metastore` is another connection to the target."""
+        target = Cluster(metastore or self.replica.target.metastore, Storages())
+        dump = self.directory.dumps()[-1]
         options = IncrementalLoadOptions(self.target, f"file:{self.replica.target.external}", observe=observe)
         copier, metadata = copier or Copier(target.storages), self.directory.metadata(dump)
         return load_incremental(target, dump, metadata, copier, options, stop or threading.Event())
