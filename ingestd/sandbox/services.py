@@ -6,6 +6,7 @@ Invariant: the configuration is written from the package's templates at each sta
 from __future__ import annotations
 
 import re
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,6 +100,10 @@ COMPLETE = {
 CLIENT = "client"
 """The name of the configuration folder for clients of the warehouse."""
 _HIVE = (METASTORE, HIVESERVER2)
+# For each vertex of a query, Tez copies the jar from which HiveServer2 has loaded this class: 83 MB, although the tasks
+# run in the same process. So it loads the class from a jar that contains nothing else.
+_COPIED_BY_TEZ = "org/apache/hadoop/hive/ql/exec/tez/DagUtils"
+_TEZ_JAR = "tez.jar"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +134,12 @@ class Plan:
         values = self._values(service)
         for name, template in {**_TEMPLATES[program(service)], "log4j2.properties": "log4j2.properties"}.items():
             (folder / name).write_text(fill(data_file(template).read_text(), values, xml=name.endswith(".xml")))
+        if service == HIVESERVER2:
+            (hive_exec,) = (self.jars / group_of(service)).glob("hive-exec-*.jar")
+            with zipfile.ZipFile(hive_exec) as whole, zipfile.ZipFile(folder / _TEZ_JAR, "w") as part:
+                for name in whole.namelist():
+                    if name.startswith(_COPIED_BY_TEZ):
+                        part.writestr(name, whole.read(name))
         if service in self.release.properties:
             site = folder / "hive-site.xml"
             properties = {**self.release.properties[service], **self.warehouse.replicated}
@@ -196,7 +207,8 @@ class Plan:
         if service == METASTORE:
             java, group = self.release.java or java, self.release.group
         groups = [*(self.warehouse.groups if service in _HIVE else ()), group]
-        class_path = ":".join([str(self.layout.conf(service)), *(f"{self.jars / group}/*" for group in groups)])
+        first = [str(self.layout.conf(service) / _TEZ_JAR)] if service == HIVESERVER2 else []
+        class_path = ":".join([*first, str(self.layout.conf(service)), *(f"{self.jars / group}/*" for group in groups)])
         main = main or _MAIN[program(service)]
         return [str(java / "bin" / "java"), *jvm, "-cp", class_path, main, *arguments]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,3 +125,14 @@ def test_common_statements_when_run_in_order_then_all_work(session: Any) -> None
             continue
         failed += [f"{statement}: no {text!r} in {rows}" for text in expected if not any(text in row for row in rows)]
     assert not failed, "\n".join(failed)
+
+
+def test_query_when_tez_runs_it_then_the_jar_that_it_copies_is_small_and_in_the_state_folder(
+    addresses: Addresses, session: Any
+) -> None:
+    table = f"copied_{uuid.uuid4().hex[:6]}"
+    session.execute(f"CREATE TABLE {table} (id int) {_ACID}")
+    session.execute(f"INSERT INTO {table} VALUES (1)")
+    copied = list(Path(addresses.state_dir).rglob(".hiveJars/*.jar"))
+    assert copied
+    assert [jar for jar in copied if jar.stat().st_size > 1 << 20] == []

@@ -32,6 +32,7 @@ def secured_hive(folder: Path, realm: Realm, cluster: SecuredCluster, kafka: str
         "hive.metastore.warehouse.dir": f"{ROOT}/warehouse",
         "hive.metastore.warehouse.external.dir": f"{ROOT}/warehouse",
         "hive.exec.scratchdir": "/tmp/scratch",
+        "hive.user.install.directory": "/user",
         "tez.staging-dir": "/tmp/tez",
     }
     home = Home(folder)
