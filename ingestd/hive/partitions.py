@@ -18,7 +18,7 @@ from hive_metastore import ttypes
 
 from ingestd.acid.partitions import odd_partition_names
 from ingestd.errors import IngestdError, MetastoreUnavailable
-from ingestd.hive.answers import MetastoreRefusal, has_answered, is_of_value
+from ingestd.hive.answers import MetastoreDenied, MetastoreRefusal, has_answered, is_of_value
 from ingestd.hive.client import CAPABILITIES, PARTITIONS_PER_CALL, Metastore
 from ingestd.hive.health import setting
 from ingestd.hive.tables import Table, TableName
@@ -250,7 +250,8 @@ def _add(
         if len(values) == 1:
             (name,) = values
             what = f"the metastore cannot create the partition {name}: {error.what}"
-            hint = "; ".join(filter(None, [error.hint, _REFUSED_HINT]))
+            of_value = "" if isinstance(error, MetastoreDenied) else _REFUSED_HINT
+            hint = "; ".join(filter(None, [error.hint, of_value]))
             explained = type(error)(what, where=error.where, hint=hint)
             if not isinstance(explained, MetastoreRefusal) or not is_of_value(error):
                 raise explained from error
