@@ -83,6 +83,7 @@ TABLE = {
     "ingest.ownership.OwnerAlive": (False, 69),
     "ingest.positions.InvalidPosition": (False, 65),
     "ingest.preview.NothingToPreview": (False, 65),
+    "ingest.preview.InvalidStart": (False, 78),
     "cli.deadletters.NoSuchLetter": (False, 65),
     "cli.client.DaemonUnreachable": (False, 69),
     "cli.client.OtherDaemon": (False, 69),

@@ -171,7 +171,7 @@ def check_rows(task: StageTask, batches: Iterator[pa.RecordBatch]) -> RecordErro
     """Return the error of the first row of the result of a query that the table cannot store; None if there is none."""
     try:
         for batch in batches:
-            table_rows(batch, task.shape, task.partitioning, task.refused)
+            table_rows(batch, task.shape, task.partitioning, task.decoding.refused)
     except RecordError as error:
         return error
     return None

@@ -66,7 +66,7 @@ def event_of(
 
 def row_in(record: dict[str, object], envelope: Envelope) -> dict[str, object]:
     """Return the row in the envelope of a record, whatever the operation of Debezium is. Raises RejectError."""
-    event, row = event_of(record, envelope, (*INSERTS, UPDATE, DELETE))
+    event, row = event_of(record, envelope, (*INSERTS, UPDATE, DELETE), with_decimals=True)
     members = {name.lower(): item for name, item in event.items()}
     return members[row] if envelope == "debezium" else event  # type: ignore[return-value]  # an object, by `event_of`
 
