@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from enum import Enum
-from itertools import count
 
 import psutil
 import pytest
@@ -28,7 +27,7 @@ from ingestd.replication.incremental_load import ReplayStep
 from tests.support.patience import LIMIT
 from tests.support.proxy import proxy
 from tests.support.replica_changes import INSERT, alter, assert_same, column_statistics, do_everything, renamed
-from tests.support.replica_following import Following, Interrupted, interrupt_after, write
+from tests.support.replica_following import Following, write
 from tests.support.replica_kills import ProcessStep
 from tests.support.replica_rows import compact
 from tests.support.replica_tables import EXTERNAL, make_table
@@ -67,12 +66,7 @@ def test_cycles_when_they_are_cut_between_any_events_then_readers_see_the_same(f
 def test_load_when_interrupted_after_every_step_then_the_next_one_completes_it(following: Following) -> None:
     do_everything(following)
     following.dump()
-    for step in count(1):
-        try:
-            following.load(interrupt_after(step))
-        except Interrupted:
-            continue
-        break
+    following.load_interrupted()
     assert_same(following)
     replay = Replay(following.replica.target.metastore, following.target, accepts_gaps=lambda _: False)
     assert replay.open_transactions == frozenset()
@@ -126,12 +120,7 @@ def test_load_when_interrupted_after_an_object_is_gone_then_earlier_changes_of_i
     drop_table(metastore, dropped, delete_data=False)
     alter(following, renamed_from, renamed("new"))
     following.dump()
-    for step in count(1):
-        try:
-            following.load(interrupt_after(step))
-        except Interrupted:
-            continue
-        break
+    following.load_interrupted()
     assert_same(following)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 from pathlib import Path
 
 from ingestd.acid.layout import without_visibility
@@ -85,6 +86,16 @@ class Following:
         report = self.load_last(observe, stop)
         self.directory.finish_load(dump)
         return report
+
+    def load_interrupted(self) -> int:
+        """Load the dump that is not loaded: each attempt is interrupted a step later. Return the number of attempts."""
+        for attempts in count(1):
+            try:
+                self.load(interrupt_after(attempts))
+            except Interrupted:
+                continue
+            break
+        return attempts
 
     def load_last(
         self,
