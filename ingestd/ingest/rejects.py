@@ -1,8 +1,7 @@
 """The rejects of one transaction: how many there are, which ones came first, and whether there are too many.
 
 Invariant: every reject of a committed transaction is counted once, and every offset of records that the client of Kafka
-cannot read. What is kept of the rejects is bounded, whatever
-their number.
+cannot read. What is kept of the rejects is bounded, whatever their number.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The stage of a replay: decodes the records of dead letters, and writes hidden files of their rows and of their marks.
 
-Invariant: a letter has a mark if and only if its record was decoded; letters without one, of records that could not be
-read from Kafka, remain. All rows that the mapping would make of the record
-are then in the files of rows. With `where` or `transform`, Spark computes them on this machine, in a single task.
+Invariant: a letter has a mark if and only if its record was decoded. All rows that the mapping would make of the record
+are then in the files of rows. Letters without a record, which could not be read from Kafka, are left as they are. With
+`where` or `transform`, Spark computes the rows on this machine, in a single task.
 """
 
 from __future__ import annotations

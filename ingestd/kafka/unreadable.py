@@ -36,7 +36,7 @@ _LONGEST = 2**31
 _END_SECONDS, _END_ATTEMPTS = 60.0, 3
 # One batch of records per answer.
 _ONE_BATCH = {"queued.min.messages": 1, "max.partition.fetch.bytes": 1, "fetch.min.bytes": 1}
-# The broker waits half a second before each answer, in vain: so the client reports its position after the first one.
+# The broker holds each answer for half a second, so the client reports its position before the second one arrives.
 _SLOWLY = {**_ONE_BATCH, "fetch.min.bytes": 100_000_000, "fetch.wait.max.ms": 500, "statistics.interval.ms": 50}
 _LIMIT, _LIBRDKAFKA_LIMIT, _LARGEST_LIMIT = "receive.message.max.bytes", 100_000_000, 2**31 - 1
 # Answers to the same request may differ by a few bytes, such as those of aborted transactions.
@@ -155,7 +155,7 @@ def _end(settings: Mapping[str, Any], partition: TopicPartition, first: int, fou
 def _end_of_large(settings: Mapping[str, Any], partition: TopicPartition, first: int, found: _Batch) -> int:
     """Return the offset after the batch `found` at `first`, which is too large.
 
-    The answer for the last offset must have the same size: it has not if more than this batch has arrived.
+    If the answer for the last offset has another size, more than this batch has arrived, and the lookup is repeated.
     """
     for _ in range(_END_ATTEMPTS):
         end = _next_position(settings, partition, first, found.size)

@@ -281,7 +281,7 @@ class TableLoad:
         """
         found = self._constraints(tables, source)
         for is_foreign in (False, True):
-            some = [one for one in found if (one.kind is ConstraintKind.FOREIGN_KEY) == is_foreign]
+            some = [c for c in found if (c.kind is ConstraintKind.FOREIGN_KEY) == is_foreign]
             for name, constraints in groupby(some, key=lambda constraint: constraint.table):
                 if name.table in tables or find_table(self.target.metastore, name) is not None:
                     add_constraints(self.target.metastore, name, list(constraints))

@@ -77,7 +77,7 @@ class Lifecycle:
         """Check that the database may still be written, then open the next batch if the last one is used up.
 
         Raises InvalidTable before a write id is allocated. The unused transactions of the batch are then aborted. A
-        joined transaction has its write id, and begins once only: it was checked when the connection was opened.
+        joined transaction has its write id, and begins only once: the database was checked at open.
         """
         if self.state is not TxnState.OPEN and self._session.options.write_id is None:
             with self.guard():

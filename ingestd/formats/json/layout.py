@@ -104,7 +104,7 @@ class Layout:
         """Return the fields of the row of an event without a column, if it has fields and none for any column; else [].
 
         `place` is that of the event. A field inside of an object on the way to a column has a name such as `user.id`.
-        Null, an empty object, and an array without an element of the path, on the way to a column, count as its fields.
+        On the way to a column, null, an empty object, and an array without the element of the path count as a field.
         """
         if self.envelope == "debezium":
             if place.columns:

@@ -5,7 +5,7 @@ import { count, plural, size } from "./format.js";
 import { send } from "./live.js";
 
 const ANSWER_MS = 600000;
-const FORBIDDEN = 401;
+const UNAUTHORIZED = 401;
 // States in which the mapping writes nothing.
 const STOPPED = ["failed", "stopped", "paused", "waiting"];
 
@@ -34,7 +34,7 @@ export class PreviewSection {
     try {
       this.#show(await send(`${this.path}/preview`, {}, this.token.value, ANSWER_MS));
     } catch (error) {
-      if (error.status === FORBIDDEN) this.token.hidden = false;
+      if (error.status === UNAUTHORIZED) this.token.hidden = false;
       this.result.replaceChildren(h("p", { class: "empty" }, [error.where, error.message].filter(Boolean).join(": ")), h("p", { class: "note" }, error.hint ?? ""));
     } finally {
       this.button.disabled = false;
