@@ -72,7 +72,7 @@ def test_init_when_the_table_exists_then_the_file_passes_check_and_says_what_fit
     ("properties", "sentence"),
     [("'repl.target.for'='p1'", "is a target of replication (repl.target.for)"), ("'readonly'='true'", "is read-only")],
 )
-def test_init_when_hive_refuses_to_write_the_table_then_says_why_and_writes_no_file(
+def test_commands_when_hive_refuses_to_write_the_table_then_say_why_and_init_writes_no_file(
     run: Run, stack: Stack, tmp_path: Path, properties: str, sentence: str
 ) -> None:
     database = f"{stack.name}_db"
@@ -87,6 +87,13 @@ def test_init_when_hive_refuses_to_write_the_table_then_says_why_and_writes_no_f
         assert f"table {database}.{table}: database {database} {sentence}" in result.err
         assert "CREATE TABLE" not in result.err
         assert not file.exists()
+        created = {"create_table": {"columns": {"id": "int"}}} if table == "missing" else {}
+        name = f"m_{stack.name[-30:]}"
+        config = stack.config({"name": name, "table": f"{database}.{table}", **created})
+        for command in (("check", "--online", "--config", config), ("preview", name, "--config", config)):
+            refused = run(*command)
+            assert refused.code == 65, command
+            assert f"database {database} {sentence}" in refused.text
 
 
 def test_init_when_the_table_is_missing_then_the_proposed_statement_creates_one_that_fits(
