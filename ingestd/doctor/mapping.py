@@ -18,6 +18,7 @@ from ingestd.hive import health, leases
 from ingestd.hive.client import Metastore
 from ingestd.ingest.checks import counted, mirrored_group, readable_topic, usable_registry, writable_topic
 from ingestd.ingest.claims import last_heartbeat
+from ingestd.ingest.excerpt import ExcerptLimits
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.preview import NothingToPreview, take_sample
 from ingestd.ingest.stored import PartitionOffsets, read_mapping
@@ -35,7 +36,7 @@ _MOST_HIDDEN = 5
 # An owner sends a heartbeat every two seconds, and standbys take over after six.
 _STALE_SECONDS = 6.0
 # A few records may lack a field by chance. The bytes are limited, because mappings are examined at the same time.
-_SAMPLE_RECORDS, _SAMPLE_BYTES, _ENOUGH_ROWS, _SHOWN = 1_000, 16 << 20, 10, 10
+_SAMPLE, _ENOUGH_ROWS, _SHOWN = ExcerptLimits(records=1_000, bytes=16 << 20), 10, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +265,7 @@ def _lease(mapping: Examined) -> Iterator[Verdict]:
 def _columns(mapping: Examined) -> Iterator[Verdict]:
     """Compare the fields of the last records with the columns. Other checks report why they cannot be decoded."""
     try:
-        sample = take_sample(mapping.metastore, mapping.options, _SAMPLE_RECORDS, _SAMPLE_BYTES)
+        sample = take_sample(mapping.metastore, mapping.options, _SAMPLE)
     except NothingToPreview:
         yield ok("there is no record")
         return
@@ -281,7 +282,8 @@ def _columns(mapping: Examined) -> Iterator[Verdict]:
             " format.fields; `ingestd preview` shows the rows",
         )
     else:
-        yield ok(f"{rows} of the last {records} examined")
+        unreadable = f"; {sample.unreadable:,} cannot be read, and are rejects" if sample.unreadable else ""
+        yield ok(f"{rows} of the last {records} examined{unreadable}")
 
 
 CLUSTER = Check("kafka.cluster", _cluster)

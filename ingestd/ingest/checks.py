@@ -26,6 +26,7 @@ from ingestd.ingest.target import check_query
 from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import ReadLimits, read
+from ingestd.kafka.unreadable import UnreadableBatch, stop_before
 from ingestd.publish.warehouse import Warehouse
 from ingestd.spark.engine import Engine
 from ingestd.storage.contract import child
@@ -139,19 +140,21 @@ def grants_locks(metastore: Metastore) -> str:
 def readable_topic(options: MappingOptions, topic: str) -> str:
     """Describe a topic and read its last record; return what was found.
 
-    Raises InvalidTopic if it is missing or must not be read, LoginFailed and BrokerUnavailable.
+    Raises InvalidTopic if it is missing or must not be read, LoginFailed, BrokerUnavailable, and RecordsUnreadable
+    unless such records are rejects.
     """
     broker = Broker(options.kafka, timeout_seconds=_ANSWER_SECONDS)
     with broker.explained():
         partitions = broker.partitions([topic])
     first, ends = broker.earliest(partitions), broker.ends(partitions)
-    for partition in partitions:
-        if ends[partition] > first[partition]:
-            last = OffsetRange(*partition, ends[partition] - 1, ends[partition])
-            list(read(options.reader, [last], ReadLimits(silence_seconds=_RECORD_SECONDS)))
-            break
+    last = next((OffsetRange(*p, ends[p] - 1, ends[p]) for p in partitions if ends[p] > first[p]), None)
+    rejected: list[UnreadableBatch] = []
+    if last is not None:
+        skip = rejected.append if options.on_unreadable == "reject" else stop_before
+        list(read(options.reader, [last], ReadLimits(silence_seconds=_RECORD_SECONDS), on_unreadable=skip))
     waiting = sum(ends[p] - first[p] for p in partitions)
-    return f"{counted(len(partitions), 'partition')}, {counted(waiting, 'offset')}, readable"
+    found = f"{counted(len(partitions), 'partition')}, {counted(waiting, 'offset')}, readable"
+    return "; ".join([found, *(f"rejects in {bad.partition}: {bad.reason}" for bad in rejected)])
 
 
 def writable_topic(options: MappingOptions, topic: str) -> str:

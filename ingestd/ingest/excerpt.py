@@ -1,57 +1,90 @@
 """Reads a few records of topics: the last ones, or the first ones of given offset ranges.
 
 Invariant: nothing is stored, no position is committed, and no consumer group is joined. The records of a partition are
-consecutive. The number of records is limited, not that of offsets: compaction and transactions in Kafka leave gaps.
+consecutive. The number of records is limited, not that of offsets: compaction and transactions in Kafka leave gaps. An
+offset of records that cannot be read counts as a record.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ingestd.clock import Deadline
+from ingestd.ingest.options import OnUnreadable
 from ingestd.kafka.ranges import OffsetRange, TopicIdentity, TopicPartition, cap
 from ingestd.kafka.reader import Batch, ReadLimits, read
+from ingestd.kafka.unreadable import UnreadableBatch, stop_before
 
 # How long Kafka may take to answer. A user is waiting for the result.
 ANSWER_SECONDS = 10.0
-# The records are in memory at the same time. More bytes are not read.
-MAX_BYTES = 256 << 20
 # How much longer the ranges become if they contain too few records, and for how long.
 _GROWTH, _GROWTH_SECONDS = 4, 10.0
 
 End = Literal["first", "last"]
 
 
+@dataclass(frozen=True, slots=True)
+class ExcerptLimits:
+    """How many records are read, and how many bytes of them, because they are in memory at the same time."""
+
+    records: int
+    bytes: int = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Records with their messages, and what cannot be read among them, which a mapping would reject."""
+
+    batches: tuple[Batch, ...]
+    unreadable: tuple[UnreadableBatch, ...] = ()
+
+    @property
+    def records(self) -> int:
+        """The number of records and of offsets that cannot be read."""
+        return sum(len(batch.values) for batch in self.batches) + sum(bad.next - bad.first for bad in self.unreadable)
+
+    def offsets(self) -> dict[TopicPartition, NDArray[np.int64]]:
+        """Return the offsets that `records` counts by partition, ascending."""
+        found: dict[TopicPartition, list[NDArray[np.int64]]] = {}
+        for batch in self.batches:
+            for partition in np.unique(batch.partitions).tolist():
+                offsets = batch.offsets[batch.partitions == partition]
+                found.setdefault(TopicPartition(batch.topic, partition), []).append(offsets)
+        for bad in self.unreadable:
+            found.setdefault(bad.partition, []).append(np.arange(bad.first, bad.next))
+        return {key: np.sort(np.concatenate(parts)) for key, parts in found.items()}
+
+
 def read_excerpt(
     settings: Mapping[str, Any],
     ranges: Sequence[OffsetRange],
-    count: int,
+    limits: ExcerptLimits,
     end: End,
     *,
     topics: Mapping[str, TopicIdentity] | None = None,
-    max_bytes: int = MAX_BYTES,
-) -> list[Batch]:
-    """Return the first or last records of the ranges, at most `count`, shared evenly among the partitions.
+    on_unreadable: OnUnreadable = "stop",
+) -> Excerpt:
+    """Return the first or last records of the ranges within `limits`, shared evenly among the partitions.
 
-    The result may have fewer records than the ranges contain if they exceed `max_bytes`, or if the search for
-    records in the gaps of a large range takes too long. The batches have their messages. `settings` are librdkafka
-    properties, and `topics` is as in `read`, whose errors are raised.
+    The result may have fewer records than the ranges contain if the search for records in the gaps of a large range
+    takes too long. `settings` are librdkafka properties, and `topics` is as in
+    `read`, whose errors are raised; RecordsUnreadable only if `on_unreadable` is stop.
     """
-    limit = Deadline.after(_GROWTH_SECONDS)
+    count, deadline = limits.records, Deadline.after(_GROWTH_SECONDS)
     total, offsets = sum(part.length for part in ranges), count
     while True:
         chosen = _shortened(ranges, offsets, end)
-        batches = _read(settings, chosen, topics, max_bytes)
-        found = sum(len(batch.values) for batch in batches)
-        if found > count:
-            return _read(settings, _without_surplus(chosen, batches, count, end), topics, max_bytes)
-        if found == count or offsets >= total or _is_full(batches, max_bytes) or limit.passed:
-            return batches
+        found = _read(settings, chosen, topics, limits.bytes, on_unreadable)
+        if found.records > count:
+            part = _without_surplus(chosen, found, count, end)
+            return _read(settings, part, topics, limits.bytes, on_unreadable)
+        if found.records == count or offsets >= total or _is_full(found.batches, limits.bytes) or deadline.passed:
+            return found
         offsets *= _GROWTH
 
 
@@ -60,14 +93,17 @@ def _read(
     ranges: Sequence[OffsetRange],
     topics: Mapping[str, TopicIdentity] | None,
     max_bytes: int,
-) -> list[Batch]:
+    on_unreadable: OnUnreadable,
+) -> Excerpt:
     batches: list[Batch] = []
+    unreadable: list[UnreadableBatch] = []
+    skip = unreadable.append if on_unreadable == "reject" else stop_before
     limits = ReadLimits(silence_seconds=ANSWER_SECONDS)
-    for batch in read(settings, ranges, limits, topics=topics, keep_messages=True):
+    for batch in read(settings, ranges, limits, topics=topics, keep_messages=True, on_unreadable=skip):
         batches.append(batch)
         if _is_full(batches, max_bytes):
             break
-    return batches
+    return Excerpt(tuple(batches), tuple(unreadable))
 
 
 def _is_full(batches: Sequence[Batch], max_bytes: int) -> bool:
@@ -87,11 +123,9 @@ def _shortened(ranges: Sequence[OffsetRange], offsets: int, end: End) -> list[Of
     ]
 
 
-def _without_surplus(
-    ranges: Sequence[OffsetRange], batches: Sequence[Batch], count: int, end: End
-) -> list[OffsetRange]:
+def _without_surplus(ranges: Sequence[OffsetRange], excerpt: Excerpt, count: int, end: End) -> list[OffsetRange]:
     """Return the parts of the ranges that contain exactly `count` of the records."""
-    found = _offsets(batches)
+    found = excerpt.offsets()
     wanted = cap([OffsetRange(*partition, 0, len(offsets)) for partition, offsets in found.items()], count)
     numbers = {TopicPartition(part.topic, part.partition): part.length for part in wanted}
     parts = []
@@ -102,13 +136,3 @@ def _without_surplus(
             kept = found[partition][:number] if end == "first" else found[partition][-number:]
             parts.append(replace(part, first=int(kept[0]), next=int(kept[-1]) + 1))
     return parts
-
-
-def _offsets(batches: Sequence[Batch]) -> dict[TopicPartition, NDArray[np.int64]]:
-    """Return the offsets of the records of each partition, ascending."""
-    found: dict[TopicPartition, list[NDArray[np.int64]]] = {}
-    for batch in batches:
-        for partition in np.unique(batch.partitions).tolist():
-            offsets = batch.offsets[batch.partitions == partition]
-            found.setdefault(TopicPartition(batch.topic, partition), []).append(offsets)
-    return {key: np.concatenate(parts) for key, parts in found.items()}

@@ -26,7 +26,7 @@ from ingestd.hive.client import Metastore
 from ingestd.hive.tables import Table
 from ingestd.ingest.decoding import RowDecoder
 from ingestd.ingest.evolution import columns_for
-from ingestd.ingest.excerpt import ANSWER_SECONDS, MAX_BYTES, End, read_excerpt
+from ingestd.ingest.excerpt import ANSWER_SECONDS, End, Excerpt, ExcerptLimits, read_excerpt
 from ingestd.ingest.exchange import packed
 from ingestd.ingest.new_table import find_letters, find_target
 from ingestd.ingest.options import CommitOptions, MappingOptions, milliseconds, parse_time
@@ -115,7 +115,10 @@ class PreviewRow:
 
 @dataclass(frozen=True, slots=True)
 class PreviewReject:
-    """A reject: its record, the column that cannot store its value ('' if the record is malformed), and the reason."""
+    """A reject: its record, the column that cannot store its value, and the reason.
+
+    The column is '' if the record is malformed or cannot be read.
+    """
 
     origin: Origin
     column: str
@@ -138,9 +141,13 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The number of rows of `records` records, and the columns that no record fills (`Preview.unfilled`)."""
+    """The number of rows of `records` records, and the columns that no record fills (`Preview.unfilled`).
+
+    `unreadable` of the records cannot be read, and are rejects.
+    """
 
     records: int
+    unreadable: int
     rows: int
     unfilled: tuple[str, ...]
 
@@ -208,14 +215,15 @@ def preview(
 
     The mapping need not have run. `engine` is called only for a mapping with `where` or `transform`. Raises
     InvalidTable, InvalidTopic, InvalidPosition for an offset that Kafka does not have, NothingToPreview, LoginFailed,
-    MetastoreUnavailable, BrokerUnavailable and the other errors of `read`, of `check_query` and of `Engine.query`.
+    MetastoreUnavailable, BrokerUnavailable and the other errors of `read_excerpt`, `check_query` and `Engine.query`.
     """
     table, statement = find_target(metastore, options)
     creations = (statement, find_letters(metastore, options))
     if options.where or options.transform:
         check_query(table, options, engine().examine)
     static = partitioning_of(table, options).static
-    batches = _read(options, limit, start)
+    excerpt = _read(options, ExcerptLimits(limit), start)
+    batches = excerpt.batches
     decoded = _decode(options, table, batches)
     alterations: list[str] = []
     if decoded.evolved != table.columns:
@@ -228,7 +236,11 @@ def preview(
         partitioning = partitioning_of(table, options)
         results = [_queried(engine(), query, table, partitioning, *pair) for pair in zip(batches, results, strict=True)]
     rows: list[PreviewRow] = []
-    rejects: list[PreviewReject] = []
+    rejects = [
+        PreviewReject(Origin(bad.partition.topic, bad.partition.partition, offset), "", bad.reason)
+        for bad in excerpt.unreadable
+        for offset in range(bad.first, bad.next)
+    ]
     for batch, result in zip(batches, results, strict=True):
         records = result.records_of_rows(batch.values).tolist()
         found = zip(records, _rows(table, static, result), strict=True)
@@ -239,7 +251,7 @@ def preview(
     return Preview(
         table,
         tuple(filter(None, (*creations, *alterations))),
-        sum(len(batch.values) for batch in batches),
+        excerpt.records,
         sum(result.skipped for result in results),
         tuple(sorted(rows, key=lambda row: row.origin)),
         tuple(sorted(rejects, key=lambda reject: reject.origin)),
@@ -249,13 +261,15 @@ def preview(
     )
 
 
-def take_sample(metastore: Metastore, options: MappingOptions, limit: int, max_bytes: int) -> Sample:
-    """Decode the last records, at most `limit` and about `max_bytes`, without evaluating SQL. Raises as `preview`."""
+def take_sample(metastore: Metastore, options: MappingOptions, limits: ExcerptLimits) -> Sample:
+    """Decode the last records without evaluating SQL. Raises as `preview`."""
     table, _ = find_target(metastore, options)
-    batches = _read(options, limit, None, max_bytes)
-    decoded = _decode(options, table, batches)
-    rows = sum(result.rows for result in decoded.results)
-    return Sample(sum(len(batch.values) for batch in batches), rows, decoded.unfilled)
+    excerpt = _read(options, limits, None)
+    decoder = decoder_for(table, options)
+    rows = [rows for batch in excerpt.batches for rows in decoder.decode(batch).batches]
+    unreadable = excerpt.records - sum(len(batch.values) for batch in excerpt.batches)
+    unfilled = _unfilled(decoder, excerpt.batches, rows)
+    return Sample(excerpt.records, unreadable, sum(batch.num_rows for batch in rows), unfilled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,9 +327,7 @@ def _list(_row: bytes, batches: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch
     return list(batches)
 
 
-def _read(
-    options: MappingOptions, limit: int, start: AtTime | AtOffset | None, max_bytes: int = MAX_BYTES
-) -> list[Batch]:
+def _read(options: MappingOptions, limits: ExcerptLimits, start: AtTime | AtOffset | None) -> Excerpt:
     """Return the records. Raises NothingToPreview if there are none."""
     broker = Broker(options.kafka, timeout_seconds=ANSWER_SECONDS)
     with broker.explained():
@@ -329,13 +341,13 @@ def _read(
     ranges = [OffsetRange(*key, offset, ends[key]) for key, offset in sorted(first.items()) if ends[key] > offset]
     identities: Mapping[str, TopicIdentity] = {name: topic.identity for name, topic in topics.items()}
     end: End = "last" if start is None else "first"
-    batches = read_excerpt(options.reader, ranges, limit, end, topics=identities, max_bytes=max_bytes) if ranges else []
-    if not any(batch.values for batch in batches):
+    excerpt = read_excerpt(options.reader, ranges, limits, end, topics=identities, on_unreadable=options.on_unreadable)
+    if not excerpt.records:
         where = f"mapping {options.name}, topics {', '.join(options.topics)}"
         if start is None:
             raise NothingToPreview("no records were found", where=where, hint="produce a record first")
         raise NothingToPreview("no records were found at or after the start", where=where, hint="choose another --at")
-    return batches
+    return excerpt
 
 
 def _first_of_one(

@@ -20,7 +20,7 @@ from ingestd.acid.routing import Shape
 from ingestd.formats.decoder import ConstraintDecoder, RejectError
 from ingestd.formats.json.envelope import Envelope, envelope_of, row_in
 from ingestd.formats.json.options import JsonOptions
-from ingestd.ingest.excerpt import ANSWER_SECONDS, read_excerpt
+from ingestd.ingest.excerpt import ANSWER_SECONDS, ExcerptLimits, read_excerpt
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.schema import Column, HiveType
@@ -58,7 +58,11 @@ def read_sample(settings: Mapping[str, Any], topic: str) -> list[bytes | None]:
         partitions = broker.partitions([topic])
     first, ends = broker.earliest(partitions), broker.ends(partitions)
     ranges = [OffsetRange(*p, first[p], ends[p]) for p in partitions if ends[p] > first[p]]
-    return [value for batch in read_excerpt(settings, ranges, _RECORDS, "last") for value in batch.values]
+    return [
+        value
+        for batch in read_excerpt(settings, ranges, ExcerptLimits(_RECORDS), "last").batches
+        for value in batch.values
+    ]
 
 
 def find_envelope(sample: Sequence[bytes | None], shape: Shape | None = None) -> Envelope:

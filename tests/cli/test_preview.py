@@ -19,6 +19,7 @@ from ingestd.sandbox import Addresses
 from tests.support.avro import encode, schema_of, single_object
 from tests.support.command import Result, Run
 from tests.support.patience import LIMIT
+from tests.support.segments import flip_last_bits
 from tests.support.stack import Stack
 
 
@@ -112,6 +113,44 @@ def test_preview_when_fields_have_no_column_then_names_them(run: Run, stack: Sta
     assert shown["rows"][0]["values"] == {"id": "1", "s": '{"x":1,"zip":2}', "note": "a"}
     text = run("preview", of_json["name"], "--config", config).out
     assert "Fields that are not stored, because they have no column: s.zip, note, other" in text
+
+
+def test_preview_when_unreadable_records_are_rejects_then_shows_them_as_do_check_and_doctor(
+    run: Run, stack: Stack
+) -> None:
+    topic = stack.topic(2, **{"max.message.bytes": "9000000"})
+    stack.table("id int, text string")
+    servers = {"bootstrap.servers": stack.addresses.kafka}
+    producer = Producer(servers | {"linger.ms": 5_000, "message.max.bytes": 9_000_000})
+    # A batch each, of which that with the offsets 1 and 2 is corrupt, and that with 4 is too large.
+    for partition, ids in ((0, (1,)), (0, (2, 3)), (0, (4,)), (0, (5,)), (1, (11,))):
+        for number in ids:
+            text = "x" * (2_500_000 if number == 5 else 1)
+            producer.produce(topic, json.dumps({"id": number, "text": text}), partition=partition)
+        assert producer.flush(LIMIT) == 0
+    flip_last_bits(stack, topic, 0, 1)
+    name = stack.name[-40:]
+    limited = servers | {"receive.message.max.bytes": 2_000_000}
+    config = stack.config({"kafka": limited, "on_unreadable": "reject", "on_error": "skip"})
+    for limit, at, rows, rejects in (
+        (20, (), [(0, 0), (0, 3), (1, 0)], [(0, 1), (0, 2), (0, 4)]),
+        (2, (), [(1, 0)], [(0, 4)]),
+        (2, ("--at", f"{topic}:0:1"), [], [(0, 1), (0, 2)]),
+        (2, ("--at", f"{topic}:0:2"), [(0, 3)], [(0, 2)]),
+    ):
+        result = run("preview", name, "--limit", limit, *at, "--output", "json", "--config", config)
+        assert _places(result) == rows
+        found = result.json["rejects"]
+        assert [(reject["partition"], reject["offset"]) for reject in found] == rejects
+        assert all(reject["reason"].startswith("the records of the offsets ") for reject in found)
+        assert result.json["records"] == len(rows) + len(rejects)
+    checked = run("check", "--online", "--config", config)
+    assert checked.code == 0, checked.text
+    assert "the records of the offsets 4 to 4 are too large" in checked.text
+    findings = run("doctor", "--config", config, "--output", "json").json["findings"]
+    evidence = {finding["check"]: finding["evidence"] for finding in findings if finding["subject"].endswith(name)}
+    assert evidence["mapping.columns"] == "3 rows of the last 6 records examined; 3 cannot be read, and are rejects"
+    assert f"rejects in {topic}[0]" in evidence["kafka.topic"]
 
 
 def test_preview_then_prints_a_table_and_changes_nothing(run: Run, topic: Topic) -> None:
