@@ -19,7 +19,7 @@ from ingestd.errors import ConfigError
 from ingestd.replication.schedule import Every, Schedule, Unit, checked_cron, time_of_day
 from ingestd.replication.scope import Scope
 from ingestd.replication.settings import ROOT_KEY, DumpSettings, LoadSettings, Settings, dump_settings, load_settings
-from ingestd.replication.tokens import Kind, Token, error_at, quoted, tokens
+from ingestd.replication.tokens import Kind, Token, error_at, named, quoted, tokens
 
 T = TypeVar("T")
 _UNITS = {name: unit for unit in Unit for name in (unit.name, unit.name + "S")}
@@ -54,7 +54,7 @@ class ReplDump:
     def __str__(self) -> str:
         """Return the text of the statement."""
         patterns = (pattern for pattern in (self.scope.include, self.scope.exclude) if pattern is not None)
-        return ".".join((f"REPL DUMP {self.scope.database}", *map(quoted, patterns))) + _with(self.given)
+        return ".".join((f"REPL DUMP {named(self.scope.database)}", *map(quoted, patterns))) + _with(self.given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class ReplLoad:
 
     def __str__(self) -> str:
         """Return the text of the statement."""
-        return f"REPL LOAD {self.source} INTO {self.target}{_with(self.given)}"
+        return f"REPL LOAD {named(self.source)} INTO {named(self.target)}{_with(self.given)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class ReplStatus:
 
     def __str__(self) -> str:
         """Return the text of the statement."""
-        return f"REPL STATUS {self.database}"
+        return f"REPL STATUS {named(self.database)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class Kind(Enum):
 
 
 _PATTERNS = {
-    Kind.WORD: re.compile(r"[A-Za-z_][A-Za-z0-9_]*"),
+    Kind.WORD: re.compile(r"[0-9]*[A-Za-z_][A-Za-z0-9_]*"),
     Kind.NUMBER: re.compile(r"[0-9]+"),
     Kind.QUOTED_NAME: re.compile(r"`([A-Za-z0-9_]+)`"),
     Kind.SYMBOL: re.compile(r"[.,=();]"),
@@ -68,6 +68,11 @@ def quoted(text: str) -> str:
     """Return the literal of a text."""
     special = {value: key for key, value in _ESCAPED.items() if key != '"'}
     return "'" + "".join(f"\\{special[character]}" if character in special else character for character in text) + "'"
+
+
+def named(name: str) -> str:
+    """Return a name as it is written: in backticks if it would be a number."""
+    return f"`{name}`" if name.isdigit() else name
 
 
 def _tokens(text: str) -> Iterator[Token]:

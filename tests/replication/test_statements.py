@@ -114,7 +114,7 @@ def test_setting_when_it_contains_a_password_then_is_refused_without_it(key: str
     assert "hidden" not in str(caught.value)
 
 
-_NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,9}", fullmatch=True)
+_NAMES = st.from_regex(r"[a-z0-9_]{1,10}", fullmatch=True)
 _TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="()[]{}*+?\\|^$."), min_size=1, max_size=20)
 _PATTERNS = st.one_of(st.none(), _TEXTS)
 
