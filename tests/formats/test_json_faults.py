@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +13,8 @@ from ingestd.formats import JsonDecoder
 from ingestd.formats.decoder import RejectError
 from ingestd.formats.json.arrow_reader import ArrowReader
 from ingestd.formats.row_batches import RowBatches
-from tests.support.decoding import columns_of, in_order
+from ingestd.schema import Column
+from tests.support.decoding import columns_of, in_order, rows_of
 
 MANY = settings(max_examples=125, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 FAULTS = [
@@ -25,7 +28,56 @@ FAULTS = [
     '{"x":null{}}', '{"note":' + "[" * 250 + "]" * 250 + "}", '{"Id":3}', '{"id":1,"id":2}', '{"other":{"id":"x"}}',
     '{"id" : "x"}',
 ]  # fmt: skip
+FLAT = columns_of(
+    id="bigint", ts="timestamp", amount="decimal(10,2)", ratio="double", flag="boolean", note="string",
+    short="varchar(5)",
+)  # fmt: skip
+NESTED = columns_of(
+    id="bigint",
+    buyer="struct<name:string,since:timestamp,address:struct<zip:string>>",
+    items="array<struct<count:int,price:double,total:decimal(5,2),note:varchar(5)>>",
+    labels="map<string,string>",
+    counts="map<int,array<int>>",
+)
 SOUND = '{"id":%d,"ts":"2026-11-21 10:00:00.%03d","amount":1.5,"ratio":0.25,"flag":true,"note":"n %d","short":"abc"}'
+
+
+NESTED_FAULTS = [
+    '{"id":"x"}', '{"buyer":{"name":5}}', '{"buyer":{"Name":"x"}}', '{"buyer":{"name":"a","name":"b"}}', '{"buyer":[]}',
+    '{"buyer":{"name":{"a":1}}}', '{"buyer":"x"}', '{"buyer":{"other":1}}', '{"buyer":{"since":"2026-02-30"}}',
+    '{"buyer":{"since":"2026-01-01 00:00:00.123456789"}}',
+    '{"items":[{"count":"7"}]}', '{"items":[{"count":1.5}]}', '{"items":[{"count":99999999999}]}', '{"items":{}}',
+    '{"items":[{"price":NaN}]}', '{"items":[{"price":1e400}]}',
+    '{"items":[{"total":1e2}]}', '{"items":[{"total":1.234}]}',
+    '{"items":[null,{},{"price":null}]}', '{"items":[]}', '{"items":[5]}', '{"items":[{"note":"abcdef"}]}',
+    '{"labels":null}', '{"labels":{}}', '{"labels":{"a":null}}',
+    '{"labels":{"b":"1","a":"2"}}', '{"labels":{"a":1,"a":2}}',
+    '{"labels":{"a":"x}y","b":"{"}}', '{"labels":{"a":{"b":[1]}}}', '{"labels":{"a":"x"}', '{"labels":{"a":}}',
+    '{"labels" : {"a":"x"}}', '{"labels": {"a":"x"}}', '{"labels":[]}', '{"labels":"labels"}',
+    '{"labels"}', '{"labels":',
+    '{"labels":null,"labels":{"a":"1"}}', '{"labels":{"a":"1"},"labels":null}', '{"labels":null,"labels":null}',
+    '{"buyer":null,"buyer":{"name":"x"}}', '{"buyer":{"name":"x"},"buyer":null}', '{"items":[],"items":null}',
+    '{"labels":{"a":"1"},"labels":{"b":"2"}}', '{"Labels":{"a":"1"}}', '{"l\\u0061bels":{"a":"1"}}',
+    '{"id":1,"other":{"labels":{"a":"1"}}}', '{"l\\u0061bels":{"b":"2"},"other":{"labels":{"a":"1"}}}',
+    '{"other":{"labels":{"a":"1"}},"labels":null}', '{"id":1,"other":"labels"}', '{"labels":{"a\\n":"\\ud800"}}',
+    '{"counts":{"x":1}}', '{"counts":{"1":1,"1.0":2}}', '{"counts":{"1":[1,null],"2":[]}}', '{"counts":{"1":[{}]}}',
+    '{"counts":{"1":[1]},"labels":{"2":"x"}}', "{}", '{"id":1,"x":null{}}',
+    '{"labels":{"\t":"1"}}', '{"labels":{"a" : "1" } }',
+    '{"id":1,"labels":{"a":"x"}}}', '{"labels":{"a":"x"}}{}', '{"labels":{"a":"1"}',
+]  # fmt: skip
+NESTED_SOUND = (
+    '{"id":%d,"buyer":{"name":"n%d","since":"2026-11-21 10:00:00","address":{"zip":"5"}},"labels":{"a":"1","b":"%d"},'
+    '"items":[{"count":1,"price":0.5,"total":1.25,"note":"a"},{"count":2,"price":1,"total":2,"note":null}],'
+    '"counts":{"5":[1,2],"7":null}}'
+)
+
+
+@MANY
+@given(st.lists(st.sampled_from(NESTED_FAULTS).map(str.encode), min_size=1, max_size=9), st.data())
+def test_decode_when_few_nested_records_have_faults_then_rows_and_reasons_are_those_of_each_record(
+    faults: list[bytes], data: st.DataObject
+) -> None:
+    _check_faults(NESTED, NESTED_SOUND, faults, data)
 
 
 @MANY
@@ -35,13 +87,13 @@ SOUND = '{"id":%d,"ts":"2026-11-21 10:00:00.%03d","amount":1.5,"ratio":0.25,"fla
 def test_decode_when_few_records_have_faults_then_rows_and_reasons_are_those_of_each_record(
     faults: list[bytes], data: st.DataObject
 ) -> None:
-    columns = columns_of(
-        id="bigint", ts="timestamp", amount="decimal(10,2)", ratio="double", flag="boolean", note="string",
-        short="varchar(5)",
-    )  # fmt: skip
+    _check_faults(FLAT, SOUND, faults, data)
+
+
+def _check_faults(columns: Sequence[Column], sound: str, faults: list[bytes], data: st.DataObject) -> None:
     decoder = JsonDecoder(columns)
     for _ in range(2):  # the decoder has learned from the first batch
-        values = [(SOUND % (number, number, number)).encode() for number in range(data.draw(st.integers(1, 200)))]
+        values = [(sound % (number, number, number)).encode() for number in range(data.draw(st.integers(1, 200)))]
         for fault in faults:
             values.insert(data.draw(st.integers(0, len(values))), fault)
         rows: list[Any] = []
@@ -64,17 +116,46 @@ def test_decode_when_few_records_have_faults_then_rows_and_reasons_are_those_of_
 
 
 def test_read_when_few_records_have_a_fault_then_only_these_are_undecided() -> None:
-    columns = columns_of(
-        id="bigint", ts="timestamp", amount="decimal(10,2)", ratio="double", flag="boolean", note="string",
-        short="varchar(5)",
-    )  # fmt: skip
     faults = [
         '{"id":"x"}', '{"id":5.5}', '{"ts":5}', '{"ts":"2026-02-30"}', '{"amount":1.234}', '{"amount":"a"}',
         '{"ratio":1e400}', '{"ratio":NaN}', '{"flag":1}', '{"note":17.50}', '{"note":{"a":[1]}}', '{"note":"\\ud800"}',
         '{"note":"\\x"}', '{"note":"\t"}', '{"short":"abcdef"}', '{"id":1', '{"id":1} x', "", "null{}", "\ufeff{}",
     ]  # fmt: skip
-    for fault in faults:
-        values = [(SOUND % (number, number, number)).encode() for number in range(200)]
+    nested_faults = [
+        '{"buyer":{"name":5}}', '{"buyer":"x"}', '{"buyer":{"since":"2026-02-30"}}', '{"items":[{"count":1.5}]}',
+        '{"items":[{"price":NaN}]}', '{"items":[{"total":1.234}]}', '{"items":{}}', '{"labels":{"a":"x}y","b":"{"}}',
+        '{"labels":{"a":}}', '{"labels":[]}', '{"id":1,"note":"labels"}',
+        '{"labels"\t:{"a":"1"}}', '{"labels":{"a":1,"a":2}}',
+    ]  # fmt: skip
+    cases = [(FLAT, SOUND, fault) for fault in faults] + [(NESTED, NESTED_SOUND, fault) for fault in nested_faults]
+    for columns, sound, fault in cases:
+        values = [(sound % (number, number, number)).encode() for number in range(200)]
         values[50] = values[150] = fault.encode()
         _, undecided = ArrowReader(columns).read(values)
         assert undecided.nonzero()[0].tolist() == [50, 150], fault
+
+
+def test_read_when_nested_records_are_common_then_arrow_reads_the_batch() -> None:
+    record = NESTED_SOUND % (1, 2, 3)
+    variants = [
+        record,
+        record.replace('"name"', '"Name"').replace('"price"', '"PRICE"').replace('"labels"', '"Labels"'),
+        record.replace('"count":1', '"count":"1"').replace('"count":2', '"count":"2"'),
+        record.replace('"address"', '"extra":[{"x":null}],"address"').replace('"id":1', '"id":1,"more":{"a":"b"}'),
+        json.dumps(json.loads(record)),
+        record.replace('"a":"1"', '"a":null,"é":"\\u00e4{"'),
+        record.replace('"labels":{', '"labels":null,"other":{'),
+        record.replace('"5":[1,2]', '"6":[1.0,"2"]'),
+        record.replace('"items":[', '"items":[null,{},'),
+    ]
+    for variant in variants:
+        batch, undecided = ArrowReader(NESTED).read([variant.encode()] * 3)
+        assert undecided.tolist() == [False] * 3, variant
+        assert batch.to_pylist()[1] == rows_of(JsonDecoder(NESTED).decode([variant.encode()]))[0]
+
+
+def test_decode_when_a_name_has_the_kelvin_sign_then_others_keep_their_values() -> None:
+    values = [json.dumps(record).encode() for record in ({"x": 1, "\u212a": {}}, {"x": 2, "k": "c"}, {"k": 1})]
+    decoded = JsonDecoder(columns_of(k="int", at="timestamp")).decode(values)
+    assert [reject.row for reject in decoded.rejects] == [0, 1]
+    assert rows_of(decoded) == [{"k": 1, "at": None}]

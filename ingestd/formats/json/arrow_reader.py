@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -16,21 +16,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from ingestd.formats.json.arrow_fields import ArrowField
 from ingestd.formats.json.framing import frame, has_constant, unsafe_lines
-from ingestd.formats.json.nested import primitive
-from ingestd.formats.json.suspects import TYPE_CHANGED, suspects, without_lines
+from ingestd.formats.json.map_texts import MapReader, can_cut
+from ingestd.formats.json.suspects import TYPE_CHANGED, row_of, suspects, without_lines
 from ingestd.formats.json.times import timestamp_columns
-from ingestd.formats.json.types import PrimitiveType, where
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar
 from ingestd.formats.row_batches import batch_of
-from ingestd.schema import Column
+from ingestd.schema import Column, HiveType
 
 Mask = npt.NDArray[np.bool_]
 
 # The records that may be undecided: this number, or this part of a batch. The tape reader is faster for more. If half
 # of a batch seems to be faulty, there is something to learn.
 _FEW, _PART = 8, 16
-_UNEXPECTED = "unexpected field"
+_MAX_SINGLE_ROWS = 4  # records that are excluded one at a time, because no pattern finds others with their fault
+_UNEXPECTED, _TWICE = "unexpected field", "specified twice"
 # What pyarrow does with fields that are not columns. Each level checks less than the one before it.
 _REJECT, _INFER, _IGNORE = "error", "infer", "ignore"
 _ESCAPED_NAME = re.compile(rb'\\u[0-9a-fA-F]{4}(?:[^"\\]|\\.)*"[ \t\r]*:')
@@ -38,20 +39,19 @@ _KELVIN_SIGN = "\u212a".encode()  # the only non-ASCII character whose lower cas
 
 
 class ArrowReader:
-    """Reads batches of records, and learns how field names are spelled and which columns have quoted values.
+    """Reads batches of records, and learns how field names are spelled and which fields have quoted values.
 
-    pyarrow needs to know both in advance. The reader first expects the column names and unquoted values, and learns
-    from pyarrow's errors.
+    pyarrow needs to know both in advance. The reader first expects the names of the columns and unquoted values, and
+    learns from pyarrow's errors.
     """
 
     def __init__(self, columns: Sequence[Column], *, rejects_unmatched: bool = False) -> None:
         self._columns = tuple(columns)
         self._rejects_unmatched = rejects_unmatched
-        self._has_complex = any(column.type.is_complex for column in columns)
-        self._types: list[PrimitiveType] = [] if self._has_complex else [primitive(column.type) for column in columns]
-        self._spelling = [column.name for column in columns]
-        self._quoted = [False] * len(columns)
-        self._scales = [column.type.scale for column in columns if column.type.kind == "decimal"]
+        self._record = ArrowField.of(columns)
+        self._maps = {index: MapReader(column) for index, column in enumerate(columns) if can_cut(column.type)}
+        self._can_read = all(index in self._maps or _has_no_map(c.type) for index, c in enumerate(columns))
+        self._scales = [kind.scale for kind in self._record.leaves() if kind.kind == "decimal"]
         self._timestamps = [index for index, column in enumerate(columns) if column.type.kind == "timestamp"]
         self._other_fields = _REJECT
         self._compile_names()
@@ -59,9 +59,9 @@ class ArrowReader:
     def read(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, Mask]:
         """Decode the values into one batch, and return which rows are undecided, so that their values are undefined.
 
-        Raises NotColumnar if too many are, and always for complex columns, and MixedTimestamps.
+        Raises NotColumnar if too many are, and always for columns with maps that cannot be cut, and MixedTimestamps.
         """
-        if self._has_complex:
+        if not self._can_read:
             raise NotColumnar
         limit = min(max(_FEW, len(values) // _PART), len(values) // 2)
         text, undecided = frame(values, limit)
@@ -72,33 +72,56 @@ class ArrowReader:
             if len(lines):
                 text = without_lines(text, lines)
                 undecided[lines] = True
-        table, text = self._read(text, undecided, limit, values)
-        batch = self._convert(table, text, undecided)
+        batch = self._convert(*self._read(text, undecided, limit, values), undecided)
         if self._rejects_unmatched and self._other_fields != _REJECT:  # else each field of the batch is a column
             undecided[self._maybe_unmatched(batch, values)] = True
         if np.count_nonzero(undecided) > limit:
             raise NotColumnar
         return batch, undecided
 
-    def _read(self, text: bytes, undecided: Mask, limit: int, values: Sequence[bytes]) -> tuple[pa.Table, bytes]:
-        """Read the lines that pyarrow can read, and add the others to `undecided`."""
+    def _read(
+        self, text: bytes, undecided: Mask, limit: int, values: Sequence[bytes]
+    ) -> tuple[pa.Table, dict[int, pa.MapArray], bytes]:
+        """Read the lines that pyarrow can read, without maps, and the maps; add the other lines to `undecided`."""
         before = self._other_fields
-        learned: set[int] = set()
-        # Each failed attempt teaches one thing: the type of a column, a spelling, that there are other fields, or which
+        whole, cut_by = text, None
+        maps: dict[int, pa.MapArray] = {}
+        learned: set[str] = set()
+        single_rows = 0
+        # Each failed attempt teaches one thing: the type of a field, a spelling, that there are other fields, or which
         # records have a fault.
-        for _ in range(2 * len(self._columns) + 4):
+        for _ in range(2 * len(self._record.spellings()) + 4):
+            if self._maps and cut_by != self._record.spellings():
+                text, maps = self._cut(whole, undecided, limit)
+                cut_by = self._record.spellings()
             try:
-                return self._parse(text), text
-            except pa.ArrowInvalid as error:  # noqa: PERF203
-                lines = suspects(str(error), text, self._schema(), limit)
-                if lines is not None and not undecided[lines].all():
-                    text = without_lines(text, lines)
-                    undecided[lines] = True
-                elif not self._learn(str(error), values[int(np.argmin(undecided))], learned):
-                    break
+                return self._parse(text), maps, text
+            except pa.ArrowInvalid as error:
+                message = str(error)
+                lines = suspects(message, text, self._schema(), limit)
+                if lines is None or undecided[lines].all():
+                    if self._learn(message, values[int(np.argmin(undecided))], learned):
+                        continue
+                    lines, single_rows = row_of(message), single_rows + 1
+                    if lines is None or undecided[lines].all() or single_rows > _MAX_SINGLE_ROWS:
+                        break
+                text = without_lines(text, lines)
+                undecided[lines] = True
         if self._other_fields == _IGNORE:
             self._other_fields = before  # it did not help: the records are invalid, not their other fields
         raise NotColumnar
+
+    def _cut(self, text: bytes, undecided: Mask, limit: int) -> tuple[bytes, dict[int, pa.MapArray]]:
+        """Return the lines without their maps, and the maps. Raises NotColumnar if too many lines are undecided."""
+        text = without_lines(text, np.flatnonzero(undecided))
+        maps = {}
+        for index, reader in self._maps.items():
+            cut = reader.cut(text, self._record.fields[index].spelling)
+            text, maps[index] = cut.text, cut.maps
+            undecided |= cut.excluded
+            if np.count_nonzero(undecided) > limit:
+                raise NotColumnar
+        return text, maps
 
     def _parse(self, text: bytes) -> pa.Table:
         return pj.read_json(
@@ -112,12 +135,7 @@ class ArrowReader:
         )
 
     def _schema(self) -> pa.Schema:
-        return pa.schema([pa.field(name, self._read_type(index)) for index, name in enumerate(self._spelling)])
-
-    def _read_type(self, index: int) -> pa.DataType:
-        """Return the type that is requested from pyarrow."""
-        as_text = self._types[index].read_as_text or self._quoted[index]
-        return pa.string() if as_text else self._columns[index].type.arrow
+        return pa.schema(list(self._record.arrow))
 
     def _maybe_unmatched(self, batch: pa.RecordBatch, values: Sequence[bytes]) -> npt.NDArray[np.intp]:
         """Return the rows of NULLs, except those whose records certainly have a field of a column, or no fields."""
@@ -134,36 +152,30 @@ class ArrowReader:
         unmatched: npt.NDArray[np.intp] = rows[~pc.and_(has_name, is_flat).to_numpy(zero_copy_only=False)]
         return unmatched
 
-    def _convert(self, table: pa.Table, text: bytes, undecided: Mask) -> pa.RecordBatch:
+    def _convert(
+        self, table: pa.Table, maps: Mapping[int, pa.MapArray], text: bytes, undecided: Mask
+    ) -> pa.RecordBatch:
         """Convert what pyarrow has read, and add the rows with values that are not converted to `undecided`."""
         if table.num_rows != len(undecided):
             raise NotColumnar
         if self._other_fields != _REJECT and (has_constant(text) or self._has_other_spelling(table, text)):
             raise NotColumnar
+        if maps and self._has_escaped_name(text):
+            raise NotColumnar
         # Inferred columns follow the requested ones.
         arrays = [chunked.combine_chunks() for chunked in table.columns[: len(self._columns)]]
-        converted = {
-            index: self._column(index, arrays[index], undecided)
-            for index in range(len(arrays))
-            if index not in self._timestamps
-        }
         timestamps = self._timestamp_columns([arrays[index] for index in self._timestamps], undecided)
-        converted.update(zip(self._timestamps, timestamps, strict=True))
+        unit = timestamps[0].type.unit if timestamps else "ns"
+        converted = dict(zip(self._timestamps, timestamps, strict=True)) | dict(maps)
+        for index, array in enumerate(arrays):
+            if index in maps:
+                # A map that was cut out elsewhere in the record belongs to another field of this name.
+                undecided |= _differs(maps[index].is_valid(), array.is_valid())
+            elif index not in converted:
+                converted[index], lost = self._record.fields[index].convert(array, unit)
+                if lost is not None:
+                    undecided |= lost
         return batch_of(self._columns, [converted[index] for index in range(len(arrays))])
-
-    def _column(self, index: int, array: pa.Array, undecided: Mask) -> pa.Array:
-        conversions = self._types[index]
-        try:
-            return conversions.column(array)
-        except (NotColumnar, pa.ArrowInvalid):
-            if pa.types.is_string(array.type):
-                found = conversions.decided(array, "ns")
-            elif pa.types.is_floating(array.type):
-                found = where(pc.is_finite(array), array)
-            else:
-                raise NotColumnar from None
-        _add_undecided(undecided, array, found)
-        return found
 
     def _timestamp_columns(self, arrays: Sequence[pa.Array], undecided: Mask) -> list[pa.Array]:
         try:
@@ -171,14 +183,17 @@ class ArrowReader:
         except MixedTimestamps:
             raise
         except (NotColumnar, pa.ArrowInvalid):
-            types = [self._types[index] for index in self._timestamps]
-            found = [conversions.decided(array, "ns") for conversions, array in zip(types, arrays, strict=True)]
-        for array, stamps in zip(arrays, found, strict=True):
-            _add_undecided(undecided, array, stamps)
+            fields = [self._record.fields[index] for index in self._timestamps]
+            found = []
+            for field, array in zip(fields, arrays, strict=True):
+                stamps, lost = field.convert(array, "ns")
+                found.append(stamps)
+                if lost is not None:
+                    undecided |= lost
         return found
 
-    def _learn(self, error: str, value: bytes, learned: set[int]) -> bool:
-        """Change the request to pyarrow after an error, once per column; return False if there is nothing to change.
+    def _learn(self, error: str, value: bytes, learned: set[str]) -> bool:
+        """Change the request to pyarrow after an error, once per field; return False if there is nothing to change.
 
         `value` is one of the records.
         """
@@ -187,61 +202,64 @@ class ArrowReader:
                 self._other_fields = _INFER
             return True
         changed = TYPE_CHANGED.search(error)
-        if changed and changed[1] in self._spelling:
-            index = self._spelling.index(changed[1])
-            if index in learned or not self._learn_quotes(index, found=changed[3]):
+        field = self._record.at(changed[1]) if changed else None
+        if changed and field:
+            if changed[1] in learned or not field.switch_quotes(quoted=changed[3] == "string"):
                 return False
-            learned.add(index)
+            learned.add(changed[1])
             return True
-        if self._other_fields != _INFER:
+        if self._other_fields != _INFER or not (changed or _TWICE in error):
             return False
-        self._other_fields = _IGNORE  # a field that is not a column may have several types
-        return True
-
-    def _learn_quotes(self, index: int, found: str) -> bool:
-        """Switch the column between text and its own type; return False if that does not help."""
-        quoted = found == "string"
-        if quoted == self._quoted[index] or self._types[index].read_as_text:
-            return False
-        self._quoted[index] = quoted
+        self._other_fields = _IGNORE  # a field that is not a column may have several types, or occur twice
         return True
 
     def _learn_spelling(self, value: bytes) -> bool:
         """Adopt a record's spelling of the field names; return True if it differs from the current one."""
         try:
-            names = json.loads(value)
+            record = json.loads(value)
         except (ValueError, RecursionError):
             return False
-        spelled = {name.lower(): name for name in names} if isinstance(names, dict) else {}
-        spelling = [spelled.get(column.name, used) for column, used in zip(self._columns, self._spelling, strict=True)]
-        changed = spelling != self._spelling
-        self._spelling = spelling
+        before = self._record.spellings()
+        self._record.spell(record)
         self._compile_names()
-        return changed
+        return before != self._record.spellings()
 
     def _compile_names(self) -> None:
         """Compile a pattern for field names that differ from the current spelling only in case.
 
         The lookahead for the first letter makes the search fast.
         """
-        names = [name.encode() for name in self._spelling]
-        ours = b"|".join(map(re.escape, names))
+        ours = _alternatives(field.spelling for field in self._record.fields)
         self._any_name = rb"^\s*\{\s*\}\s*$|" + rb'[^\\]"(?:' + ours + rb')"\s*:'
+        spelled = sorted(set(self._record.spellings()))
+        ours = _alternatives(spelled)
+        self._has_only_ascii = all(map(str.isascii, spelled))
+        names = [name.encode() for name in spelled]
         letters = re.escape(bytes({name[0] for name in (*map(bytes.lower, names), *map(bytes.upper, names))}))
         self._other_case = re.compile(b'"(?=[' + letters + b"])(?!(?:" + ours + b')")(?i:' + ours + rb')"[ \t\r]*:')
 
     def _has_other_spelling(self, table: pa.Table, text: bytes) -> bool:
-        """Return whether a column's name may occur in a spelling that pyarrow did not recognize."""
+        """Return whether a field's name may occur in a spelling that pyarrow did not recognize."""
         if self._other_fields == _INFER:
-            names = {column.name for column in self._columns}
-            return any(name.lower() in names for name in table.schema.names[len(names) :])
-        if b"\\u" in text and _ESCAPED_NAME.search(text):
+            return self._record.has_other_spelling(pa.struct(list(table.schema)))
+        if self._has_escaped_name(text):
             return True
-        if not text.isascii() and (_KELVIN_SIGN in text or not all(name.isascii() for name in self._spelling)):
+        if not text.isascii() and (_KELVIN_SIGN in text or not self._has_only_ascii):
             return True
         return self._other_case.search(text) is not None
 
+    def _has_escaped_name(self, text: bytes) -> bool:
+        return b"\\" in text and b"\\u" in text and _ESCAPED_NAME.search(text) is not None  # one letter is found faster
 
-def _add_undecided(undecided: Mask, array: pa.Array, converted: pa.Array) -> None:
-    """Add the rows in which the converted array has no value, although the array has one."""
-    undecided |= (array.is_valid().to_numpy(zero_copy_only=False)) & converted.is_null().to_numpy(zero_copy_only=False)
+
+def _alternatives(names: Iterable[str]) -> bytes:
+    return b"|".join(re.escape(name.encode()) for name in names)
+
+
+def _has_no_map(kind: HiveType) -> bool:
+    return kind.kind != "map" and all(map(_has_no_map, kind.children))
+
+
+def _differs(left: pa.BooleanArray, right: pa.BooleanArray) -> Mask:
+    differs: Mask = pc.not_equal(left, right).to_numpy(zero_copy_only=False)
+    return differs

@@ -1,6 +1,7 @@
 """Finds the records that make pyarrow's JSON reader fail, so that it can read the others.
 
-The reader tells why it fails, but rarely which records are the cause. These are found by a search for the same cause.
+The reader tells why it fails and where it stopped, but not which other records have the same fault. These are found by
+a search for the same cause.
 
 Invariant: a suspect may be a valid record, because it is decoded on its own. A cause that is not found is none.
 """
@@ -8,7 +9,7 @@ Invariant: a suspect may be a valid record, because it is decoded on its own. A 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -25,6 +26,8 @@ _TOO_BIG = "Number too big"
 _IN_STRING = re.compile("in string|escape|surrogate|Invalid encoding")
 # Each pattern begins with a literal, which makes the search fast.
 _LARGE = tuple(re.compile(letter + rb"(?<=[0-9.]" + letter + rb")\+?[0-9]{3}") for letter in (b"e", b"E"))
+_IN_STRUCTURE = re.compile("comma|colon|name for|document|Invalid value")
+_ROW = re.compile("in row ([0-9]+)")
 _BAD_ESCAPE = re.compile(rb'\\(?:[^"\\/bfnrtu]|u(?![0-9a-fA-F]{4})|u[dD][89a-fA-F])')
 # Integers with this number of digits may be out of range.
 _DIGITS = {pa.int8(): 3, pa.int16(): 5, pa.int32(): 10, pa.int64(): 19}
@@ -37,18 +40,28 @@ def suspects(error: str, text: bytes, schema: pa.Schema, limit: int) -> Lines | 
     `schema` contains the fields that were requested. Returns None if there are none or more than `limit`.
     """
     letters = np.frombuffer(text, np.uint8)
+    breaks = np.flatnonzero(letters == NEWLINE)
     places: list[int] = []
     for pattern in _causes(error, schema):
         places += (match.start() for match in islice(pattern.finditer(text), limit + 1))
     if _IN_STRING.search(error):
         places += np.flatnonzero((letters < _BLANK) & (letters != NEWLINE))[: limit + 1].tolist()
-    if not 0 < len(places) <= limit:
-        return None
-    return np.unique(np.searchsorted(np.flatnonzero(letters == NEWLINE), places))
+    lines = np.unique(np.searchsorted(breaks, places))
+    if _IN_STRUCTURE.search(error):
+        lines = np.union1d(lines, _unbalanced(letters, np.append(breaks, len(letters))))
+    return lines if 0 < len(lines) <= limit and len(places) <= limit else None
+
+
+def row_of(error: str) -> Lines | None:
+    """Return the line at which the reader stopped, if the error contains it."""
+    row = _ROW.search(error)
+    return np.array([int(row[1])]) if row else None
 
 
 def without_lines(text: bytes, lines: Lines) -> bytes:
     """Return the text with empty objects in place of these lines, which have at least two bytes."""
+    if not len(lines):
+        return text
     letters = np.frombuffer(text, np.uint8).copy()
     breaks = np.flatnonzero(letters == NEWLINE)
     starts, ends = np.append(-1, breaks) + 1, np.append(breaks, len(letters))
@@ -62,18 +75,51 @@ def without_lines(text: bytes, lines: Lines) -> bytes:
 def _causes(error: str, schema: pa.Schema) -> Sequence[re.Pattern[bytes]]:
     changed = TYPE_CHANGED.search(error)
     if changed:
-        return [_with_other_type(schema.field(changed[1]))] if changed[1] in schema.names else []
+        field = _at(schema, changed[1])
+        return [_with_other_type(field)] if field else []
     if _NOT_CONVERTED.search(error):
-        numbers = (field for field in schema if field.type in _DIGITS or pa.types.is_decimal(field.type))
+        numbers = (field for field in _leaves(schema) if field.type in _DIGITS or pa.types.is_decimal(field.type))
         return [re.compile(_member(field) + _unfit(field.type)) for field in numbers]
     if _TOO_BIG in error:
         return _LARGE
     return [_BAD_ESCAPE] if _IN_STRING.search(error) else []
 
 
+def _unbalanced(letters: npt.NDArray[np.uint8], ends: Lines) -> Lines:
+    """Return the lines in which the numbers of opening and closing brackets differ."""
+    differs = np.zeros(len(ends), np.bool_)
+    for pair in (b"{}", b"[]"):
+        opened, closed = (np.searchsorted(np.flatnonzero(letters == bracket), ends) for bracket in pair)
+        differs |= np.diff(opened - closed, prepend=0) != 0
+    return np.flatnonzero(differs)
+
+
+def _at(fields: Iterable[pa.Field], path: str) -> pa.Field | None:
+    """Return the field at a path such as `items/[]/count`; None if there is none, and for the elements of an array."""
+    name, _, rest = path.removeprefix("[]/").partition("/")
+    found = next((field for field in fields if field.name == name), None)
+    return _at(_inside(found.type), rest) if found and rest else found
+
+
+def _leaves(fields: Iterable[pa.Field]) -> Iterator[pa.Field]:
+    """Return the fields without fields inside of them, at any depth."""
+    for field in fields:
+        inside = _inside(field.type)
+        yield from _leaves(inside) if inside else [field]
+
+
+def _inside(kind: pa.DataType) -> list[pa.Field]:
+    """Return the fields of a struct, or of the structs in an array."""
+    while pa.types.is_list(kind):
+        kind = kind.value_type
+    return list(kind) if pa.types.is_struct(kind) else []
+
+
 def _with_other_type(field: pa.Field) -> re.Pattern[bytes]:
     """Return a pattern for values of a field that begin as no value of its type does."""
-    if pa.types.is_string(field.type):
+    if pa.types.is_nested(field.type):
+        first = rb"\[n" if pa.types.is_list(field.type) else rb"{n"
+    elif pa.types.is_string(field.type):
         first = rb'"n'
     elif pa.types.is_boolean(field.type):
         first = rb"tfn"

@@ -23,6 +23,7 @@ from ingestd.formats.json.record import MAX_DEPTH
 
 Ints = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
+Places = npt.NDArray[np.signedinteger[Any]]
 
 OPEN_OBJECT, CLOSE_OBJECT, OPEN_ARRAY, CLOSE_ARRAY, COLON, COMMA, END, STRING, KEY, SCALAR = range(1, 11)
 _BACKSLASH, _CONTROL = 11, 12
@@ -95,7 +96,7 @@ class Tape:
 
     def texts(self, starts: Ints, ends: Ints) -> pa.StringArray:
         """Return parts of the text, which must be in ascending order and not overlap."""
-        return _parts(self.text, starts, ends)
+        return parts(self.text, starts, ends)
 
     def letters_at(self, tokens: Ints, place: int = 0) -> npt.NDArray[np.uint8]:
         """Return one byte of each token, by default the first."""
@@ -126,7 +127,7 @@ class Tape:
         """Return the text of objects and arrays, given by the tokens that open them, without blanks between tokens."""
         starts, ends = self.start[tokens], self._close_ends[tokens]
         text, place = self._without_blanks
-        return _parts(text, starts, ends) if place is None else _parts(text, place[starts], place[ends])
+        return parts(text, starts, ends) if place is None else parts(text, place[starts], place[ends])
 
     def lines(self, tokens: Ints) -> bytes:
         """Return the text of objects and arrays as lines; `tokens` open them, in ascending order and not nested."""
@@ -221,7 +222,7 @@ class Tape:
         first, last = self._without_outer_blanks(first, last)
         filled = first < last
         before, first, last = before[filled], first[filled], last[filled]
-        is_valid = pc.match_substring_regex(_parts(self.text, first, last), _SCALAR)
+        is_valid = pc.match_substring_regex(parts(self.text, first, last), _SCALAR)
         self._exclude(first[~is_valid.to_numpy(zero_copy_only=False)])
         count = len(kinds) + len(before)
         added = before + 1 + np.arange(len(before))
@@ -317,12 +318,12 @@ class Tape:
         places = np.concatenate(([0], np.cumsum(kept))).astype(np.int32)
         return self._letters[kept].tobytes(), places
 
-    def _exclude(self, places: npt.NDArray[np.signedinteger[Any]]) -> None:
+    def _exclude(self, places: Places) -> None:
         """Note that the lines of these places are malformed. The next `_require` that fails excludes them as well."""
         if len(places):
             self._faults.append(self._lines_of(places))
 
-    def _require(self, places: npt.NDArray[np.signedinteger[Any]]) -> None:
+    def _require(self, places: Places) -> None:
         """Raise _MalformedError for the lines of these places, and for those that have been excluded."""
         self._exclude(places)
         if self._faults:
@@ -332,7 +333,7 @@ class Tape:
         if malformed.any():
             raise _MalformedError(np.concatenate([np.flatnonzero(malformed), *self._faults]))
 
-    def _lines_of(self, places: npt.NDArray[np.signedinteger[Any]]) -> npt.NDArray[np.intp]:
+    def _lines_of(self, places: Places) -> npt.NDArray[np.intp]:
         return np.searchsorted(self._breaks, places)
 
 
@@ -348,7 +349,9 @@ def _mapped(letters: npt.NDArray[np.uint8], table: bytes) -> Mask:
     return np.frombuffer(letters.tobytes().translate(table), np.bool_).reshape(letters.shape)
 
 
-def _parts(text: bytes, starts: Ints, ends: Ints) -> pa.StringArray:
+def parts(
+    text: bytes, starts: npt.NDArray[np.signedinteger[Any]], ends: npt.NDArray[np.signedinteger[Any]]
+) -> pa.StringArray:
     """Return parts of a text. An array of alternating parts and gaps needs no copy; `take` then copies the parts."""
     count = len(starts)
     if not count:

@@ -351,7 +351,7 @@ class _Columns:
         quote = (self._tape.kind[used] == STRING).astype(np.int32)
         texts, failed = self._unescaped(self._tape.start[used] + quote, self._tape.end[used] - quote)
         self.undecided[rows[present[failed]]] = True
-        return texts if len(present) == len(tokens) else _spread(texts, present, len(tokens))
+        return spread(texts, present, len(tokens))
 
     def _unescaped(self, starts: Ints, ends: Ints) -> tuple[pa.StringArray, Mask]:
         """Return parts of the text with escape sequences replaced, and which parts have an unpaired surrogate."""
@@ -400,8 +400,10 @@ def _fits(nanos: Any, unit: str) -> bool:
     return bool(FIRST_NANO <= nanos <= LAST_NANO if unit == "ns" else nanos % NANOS_PER_MICRO == 0)
 
 
-def _spread(array: pa.Array, places: npt.NDArray[np.intp], count: int) -> pa.Array:
-    """Return `count` values: those of the array at the given places, and null elsewhere."""
+def spread(array: pa.Array, places: npt.NDArray[np.intp], count: int) -> pa.Array:
+    """Return `count` values: those of the array at the given places, which ascend, and null elsewhere."""
+    if len(places) == count:
+        return array
     indexes = np.zeros(count, np.int32)
     indexes[places] = np.arange(len(places), dtype=np.int32)
     missing = np.ones(count, np.bool_)
