@@ -1,9 +1,10 @@
 """`python -m bench.decoding` measures the CPU time of decoding, without Kafka, Spark and files.
 
 For each shape of `bench.records`, batches of 20,000 records or 16 MB are decoded in one process: the clean records, and
-two twins of them. In `misfit`, 1 % of the records have a text as their id that is not a number. In `cut`, 1 % of the
-records end early. The flat and the nested shape are also decoded from Protobuf messages. Each time is the best of
-several runs, so that other processes of the machine matter little.
+twins of them. In `misfit`, 1 % of the records have a text as their id that is not a number. In `cut`, 1 % of them end
+early. In `others`, each also has a field that is not a column: an object with a name of its own. The flat and the
+nested shape are also decoded from Protobuf messages. Each time is the best of several runs, so that other processes of
+the machine matter little.
 """
 
 from __future__ import annotations
@@ -38,8 +39,10 @@ def _measure(shape: Shape, runs: int) -> str:
     clean = [shape.record(number) for number in range(min(_RECORDS, _BYTES // shape.size))]
     misfits = [misfit(value) if is_reject(number) else value for number, value in enumerate(clean)]
     cut = [value[:-1] if is_reject(number) else value for number, value in enumerate(clean)]
-    times = [_microseconds(columns, values, runs) for values in (clean, misfits, cut)]
-    ratios = " ".join(f"{name} {one / times[0]:.1f}" for name, one in zip(("misfit", "cut"), times[1:], strict=True))
+    others = [b'{"other":{"k%d":"\\u0431"},%s' % (number, value[1:]) for number, value in enumerate(clean)]
+    times = [_microseconds(columns, values, runs) for values in (clean, misfits, cut, others)]
+    names = ("misfit", "cut", "others")
+    ratios = " ".join(f"{name} {one / times[0]:.1f}" for name, one in zip(names, times[1:], strict=True))
     line = f"{shape.name}: {times[0]:.2f} us per clean record; times as long: {ratios}"
     if shape.name in protobuf.SHAPES:
         line += f"\n{shape.name} in Protobuf: {protobuf.measure(columns, clean, runs)}"

@@ -88,16 +88,6 @@ class ArrowField:
         self._is_quoted = quoted
         return True
 
-    def has_other_spelling(self, read: pa.DataType) -> bool:
-        """Return whether the type that pyarrow has read has a field with the name of another, apart from its case."""
-        if self.kind.kind == "array":
-            return self.fields[0].has_other_spelling(read.value_type)
-        names = {field.name for field in self.fields}
-        inferred = [read.field(place).name for place in range(len(self.fields), read.num_fields)]
-        return any(name.lower() in names for name in inferred) or any(
-            field.has_other_spelling(read.field(place).type) for place, field in enumerate(self.fields) if field.fields
-        )
-
     def convert(self, array: pa.Array, unit: str) -> tuple[pa.Array, Mask | None]:
         """Convert values that pyarrow has read; timestamps get the unit, ns or us.
 

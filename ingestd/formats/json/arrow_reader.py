@@ -31,10 +31,11 @@ Mask = npt.NDArray[np.bool_]
 # of a batch seems to be faulty, there is something to learn.
 _FEW, _PART = 8, 16
 _MAX_SINGLE_ROWS = 4  # records that are excluded one at a time, because no pattern finds others with their fault
-_UNEXPECTED, _TWICE = "unexpected field", "specified twice"
-# What pyarrow does with fields that are not columns. Each level checks less than the one before it.
-_REJECT, _INFER, _IGNORE = "error", "infer", "ignore"
-_ESCAPED_NAME = re.compile(rb'\\u[0-9a-fA-F]{4}(?:[^"\\]|\\.)*"[ \t\r]*:')
+_UNEXPECTED = "unexpected field"
+# What pyarrow does with fields that are not columns. It could also infer their types, but needs a time that grows with
+# the square of their number, if they are names of members in a map.
+_REJECT, _IGNORE = "error", "ignore"
+_ESCAPED_NAME = r'\\u[0-9a-fA-F]{4}(?:[^"\\]|\\.)*"[ \t\r]*:'
 _KELVIN_SIGN = "\u212a".encode()  # the only non-ASCII character whose lower case is ASCII
 
 
@@ -158,12 +159,11 @@ class ArrowReader:
         """Convert what pyarrow has read, and add the rows with values that are not converted to `undecided`."""
         if table.num_rows != len(undecided):
             raise NotColumnar
-        if self._other_fields != _REJECT and (has_constant(text) or self._has_other_spelling(table, text)):
+        if self._other_fields != _REJECT and (has_constant(text) or self._has_other_spelling(text)):
             raise NotColumnar
         if maps and self._has_escaped_name(text):
             raise NotColumnar
-        # Inferred columns follow the requested ones.
-        arrays = [chunked.combine_chunks() for chunked in table.columns[: len(self._columns)]]
+        arrays = [chunked.combine_chunks() for chunked in table.columns]
         timestamps = self._timestamp_columns([arrays[index] for index in self._timestamps], undecided)
         unit = timestamps[0].type.unit if timestamps else "ns"
         converted = dict(zip(self._timestamps, timestamps, strict=True)) | dict(maps)
@@ -199,7 +199,7 @@ class ArrowReader:
         """
         if _UNEXPECTED in error:
             if not self._learn_spelling(value):
-                self._other_fields = _INFER
+                self._other_fields = _IGNORE
             return True
         changed = TYPE_CHANGED.search(error)
         field = self._record.at(changed[1]) if changed else None
@@ -208,10 +208,7 @@ class ArrowReader:
                 return False
             learned.add(changed[1])
             return True
-        if self._other_fields != _INFER or not (changed or _TWICE in error):
-            return False
-        self._other_fields = _IGNORE  # a field that is not a column may have several types, or occur twice
-        return True
+        return False
 
     def _learn_spelling(self, value: bytes) -> bool:
         """Adopt a record's spelling of the field names; return True if it differs from the current one."""
@@ -238,10 +235,8 @@ class ArrowReader:
         letters = re.escape(bytes({name[0] for name in (*map(bytes.lower, names), *map(bytes.upper, names))}))
         self._other_case = re.compile(b'"(?=[' + letters + b"])(?!(?:" + ours + b')")(?i:' + ours + rb')"[ \t\r]*:')
 
-    def _has_other_spelling(self, table: pa.Table, text: bytes) -> bool:
+    def _has_other_spelling(self, text: bytes) -> bool:
         """Return whether a field's name may occur in a spelling that pyarrow did not recognize."""
-        if self._other_fields == _INFER:
-            return self._record.has_other_spelling(pa.struct(list(table.schema)))
         if self._has_escaped_name(text):
             return True
         if not text.isascii() and (_KELVIN_SIGN in text or not self._has_only_ascii):
@@ -249,7 +244,15 @@ class ArrowReader:
         return self._other_case.search(text) is not None
 
     def _has_escaped_name(self, text: bytes) -> bool:
-        return b"\\" in text and b"\\u" in text and _ESCAPED_NAME.search(text) is not None  # one letter is found faster
+        """Return whether a name may contain an escape sequence.
+
+        `re` would search the rest of a text after each of its escape sequences; pyarrow needs linear time.
+        """
+        if b"\\" not in text or b"\\u" not in text:  # one letter is found faster
+            return False
+        offsets = pa.py_buffer(np.array([0, len(text)], np.int32))
+        whole = pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, pa.py_buffer(text)])
+        return bool(pc.match_substring_regex(whole, _ESCAPED_NAME)[0].as_py())
 
 
 def _alternatives(names: Iterable[str]) -> bytes:
