@@ -284,6 +284,7 @@ def test_tape_when_a_record_is_malformed_then_the_others_keep_their_tokens(value
         ({"a": "string"}, '{"a":1e3}', "1e3"),
         ({"a": "array<varchar(9)>"}, '{"a":[[1,2],"x",null,{}]}', ["[1,2]", "x", None, "{}"]),
         ({"a": "map<string,int>"}, '{"A":{"k":1,"l":null}}', [("k", 1), ("l", None)]),
+        ({"a": "map<string,int>"}, '{"a":{"k":"x","l":1,"k":null,"m":2,"k":3}}', [("l", 1), ("m", 2), ("k", 3)]),
         ({"a": "struct<b:array<struct<c:int>>>"}, '{"a":{"B":[null,{"C":5,"c":6}]}}', {"b": [None, {"c": 6}]}),
     ],
 )

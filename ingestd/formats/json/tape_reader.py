@@ -339,7 +339,12 @@ class _Columns:
         valid = keys.is_valid().to_numpy(zero_copy_only=False)
         self.undecided[rows[present[owners[~valid]]]] = True
         keys, owners, items = keys.filter(pa.array(valid)), owners[valid], items[valid]
-        self.undecided[rows[present[_repeated(owners, keys)]]] = True
+        again = _repeated(owners, keys)
+        if len(again) and key_type.kind == "string":  # other keys can be equal although their texts differ
+            kept = np.delete(np.arange(len(owners)), again)
+            keys, owners, items = keys.take(pa.array(kept)), owners[kept], items[kept]
+        else:
+            self.undecided[rows[present[owners[again]]]] = True
         values = self._column(item_type, items + np.int32(2), rows[present[owners]], depth + 1)
         offsets = _offsets(present[owners], len(tokens))
         return pa.MapArray.from_arrays(offsets, keys, values, type=arrow, mask=mask)
@@ -418,14 +423,17 @@ def _offsets(owners: npt.NDArray[np.intp], count: int) -> pa.Array:
     return pa.array(offsets)
 
 
-def _repeated(owners: Ints, keys: pa.Array) -> Ints:
-    """Return the maps, by their index in `owners`, that have a key twice."""
+def _repeated(owners: Ints, keys: pa.Array) -> npt.NDArray[np.intp]:
+    """Return the entries whose key occurs again in the same map; `owners` are the maps of the entries, in order."""
     if pa.types.is_floating(keys.type):
         keys = pc.add(keys, 0.0)  # 0.0 equals -0.0
     codes = keys.dictionary_encode()
-    pairs = np.sort(owners.astype(np.int64) * len(codes.dictionary) + codes.indices.to_numpy())
-    repeated: Ints = (pairs[1:][np.diff(pairs) == 0] // max(1, len(codes.dictionary))).astype(np.int32)
-    return repeated
+    pairs = owners.astype(np.int64) * len(codes.dictionary) + codes.indices.to_numpy()
+    if np.diff(np.sort(pairs)).all():
+        return np.array([], np.intp)
+    order = np.argsort(pairs, kind="stable")
+    again: npt.NDArray[np.intp] = order[:-1][np.diff(pairs[order]) == 0]
+    return again
 
 
 def _is_encodable(text: str) -> bool:
