@@ -3,13 +3,14 @@
 Invariant: only records that have fields are unmatched. A record without fields, such as `{}` or an empty text, says
 that all of its columns are missing, and is a row of NULLs.
 
-A field that is null counts like any other: its name shows that the record belongs to the table.
+A field that is null counts like any other: its name shows that the record belongs to the table. The fields which
+describe an envelope, such as `op`, do not: if they are all that is stored of a record in an envelope, its row is lost.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Annotated, Literal
 
@@ -18,6 +19,9 @@ from ingestd.keys import Doc, Reads
 Unmatched = Literal["null", "reject"]
 
 _PLAIN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+# The fields of envelopes of Debezium and Kafka Connect that contain a row, and those that describe it.
+_ROWS = frozenset({"before", "after", "payload"})
+_OF_ENVELOPE = frozenset({"op", "source", "ts_ms", "ts_us", "ts_ns", "transaction", "schema"})
 _MAX_FIELDS, _MAX_COLUMNS, _MAX_LETTERS = 5, 10, 40  # of reasons
 
 
@@ -59,6 +63,36 @@ def no_column_of_schema(fields: Sequence[str], columns: Sequence[str]) -> str:
 def no_field_of_type(name: str) -> str:
     """Return the reason of a reject whose fields are all unknown to the Protobuf type of this name."""
     return f"all fields of the record are unknown to the type {name}, so the record probably has another type"
+
+
+def own_columns(columns: Sequence[str]) -> list[str]:
+    """Return the columns of these names whose fields show that a record belongs to the table.
+
+    They are all columns if one stores the row in an envelope, or if there are only columns that describe an envelope.
+    """
+    own = [name for name in columns if name not in _OF_ENVELOPE]
+    return list(columns) if not own or not _ROWS.isdisjoint(columns) else own
+
+
+def is_envelope_field(name: str) -> bool:
+    """Return whether this name, in lower case, is that of a field of an envelope."""
+    return name in _OF_ENVELOPE or name in _ROWS
+
+
+def is_envelope(fields: Collection[str]) -> bool:
+    """Return whether a record with these fields is an envelope of Debezium or Kafka Connect with nothing beside it."""
+    names = {name.lower() for name in fields}
+    if not all(map(is_envelope_field, names)):
+        return False
+    return bool(change_event(names)) or {"schema", "payload"} <= names
+
+
+def is_unmatched(fields: Collection[str], columns: Sequence[str], absent: Collection[str]) -> bool:
+    """Return whether records with these fields, by their schema, do not belong to the table.
+
+    `absent` are the names of the columns without a field.
+    """
+    return bool(fields) and set(absent).issuperset(own_columns(columns) if is_envelope(fields) else columns)
 
 
 def change_event(fields: Iterable[str]) -> str:

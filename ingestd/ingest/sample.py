@@ -20,6 +20,7 @@ from ingestd.acid.routing import Shape
 from ingestd.formats.decoder import ConstraintDecoder, RejectError
 from ingestd.formats.json.envelope import Envelope, envelope_of, row_in
 from ingestd.formats.json.options import JsonOptions
+from ingestd.formats.unmatched import own_columns
 from ingestd.ingest.excerpt import ANSWER_SECONDS, ExcerptLimits, read_excerpt
 from ingestd.kafka.admin import Broker
 from ingestd.kafka.ranges import OffsetRange
@@ -68,10 +69,10 @@ def read_sample(settings: Mapping[str, Any], topic: str) -> list[bytes | None]:
 def find_envelope(sample: Sequence[bytes | None], shape: Shape | None = None) -> Envelope:
     """Return the envelope in which most records of a sample seem to be.
 
-    There is none if a record has a field for a column of the table, whose shape is None if it does not exist.
+    There is none if a record has a field of the table (`own_columns`), whose shape is None if it does not exist.
     """
     records = list(_objects(sample, "none"))
-    columns = {column.name for column in (*shape.columns, *shape.partition_columns)} if shape else set()
+    columns = own_columns([c.name for c in (*shape.columns, *shape.partition_columns)]) if shape else []
     if any(field.lower() in columns for record in records for field in record):
         return "none"
     [(found, count)] = Counter(map(envelope_of, records)).most_common(1) or [("none", 0)]

@@ -231,6 +231,7 @@ def test_envelope_when_most_records_are_in_one_then_its_rows_are_compared() -> N
 def test_envelope_when_a_record_has_a_field_of_the_table_then_there_is_none() -> None:
     sample = _records(*CHANGES)
     assert find_envelope(sample, proposed_shape(_records({"id": 1}), "none")) == "debezium"
+    assert find_envelope(sample, proposed_shape(_records({"id": 1, "op": "c"}), "none")) == "debezium"
     assert find_envelope(sample, proposed_shape(_records({"after": {}}), "none")) == "none"
 
 

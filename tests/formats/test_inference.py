@@ -63,6 +63,11 @@ def test_new_column_when_its_field_is_null_or_stored_elsewhere_or_of_a_reject_th
         "id": "tinyint"
     } | {"id": "int"}
     assert _needed(_decoder(JsonOptions(unmatched="null"), id="int"), {"y": 1}) == {"y": "bigint"}
+    event = {"before": None, "after": {"id": 1}, "op": "c"}
+    assert _needed(_decoder(id="int", op="string"), event) == {}
+    rows = [{**event, "OP": "u", "y": 1}, {"op": "c", "source": True}, {"schema": 1, "payload": 2}]
+    found = _needed(_decoder(id="int", op="string"), event, *rows)
+    assert found == {"after": "struct<id:bigint>", "op": "string", "y": "bigint", "source": "boolean"}
 
 
 def test_stored_column_then_is_only_wider_for_numbers_and_new_fields() -> None:

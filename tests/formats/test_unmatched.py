@@ -84,6 +84,51 @@ def test_decode_when_the_record_is_in_an_envelope_then_the_reason_names_the_opti
     assert connect.rejects[0].reason.endswith("set format.envelope: debezium")
 
 
+EVENTS = [CHANGE, b'{"schema":null,"payload":' + CHANGE + b"}", b'{"OP":"d","Before":{},"ts_ms":null}', CONNECT]
+
+
+@pytest.mark.parametrize("others", [[], ORDINARY, [b'{"name":1,"z":2}', *ORDINARY]], ids=["alone", "mixed", "other"])
+@pytest.mark.parametrize("more", [{}, {"tags": "array<int>"}], ids=["primitive", "nested"])
+@pytest.mark.parametrize("lenient", [False, True], ids=["strict", "lenient"])
+def test_decode_when_only_what_describes_an_envelope_is_stored_then_the_record_is_a_reject(
+    others: list[bytes], more: dict[str, str], *, lenient: bool
+) -> None:
+    columns = columns_of(id="int", name="string", op="string", ts_ms="bigint", source="string", schema="string", **more)
+    rows = [
+        b'{"op":"c"}', b'{"op":"c","ts_ms":1}', b'{"op":"c","before":null,"id":null}', b'{"op":"c","after":{},"x":1}',
+        b'{"payload":1,"op":"x"}', b'{"op":null,"NAME":"a"}',
+    ]  # fmt: skip
+    for options in (JsonOptions(lenient=lenient), JsonOptions(lenient=lenient, fields={"ts_ms": "$.ts_ms"})):
+        decoder = options.decoder(columns)
+        for values in ([*EVENTS, *rows, *others], [*EVENTS * 100, *rows, *others]):
+            decoded = decoder.decode(values)
+            count = len(values) - len(rows) - len(others)
+            assert [reject.row for reject in decoded.rejects] == list(range(count))
+            assert decoded.rows == len(rows) + len(others)
+        envelopes = [reject.reason.rpartition("format.envelope: ")[2] for reject in decoded.rejects[:4]]
+        assert envelopes == ["debezium"] * 3 + ["connect"]
+        assert decoded.rejects[0].reason.startswith("no field of the row in the record is a column: it is a change")
+        assert [decoder.check(value) is None for value in (*EVENTS, *rows)] == [False] * 4 + [True] * 6
+        assert replace(options, unmatched="null").decoder(columns).decode(EVENTS).rows == 4
+
+
+@pytest.mark.parametrize("columns", [{"op": "string", "after": "string"}, {"op": "string", "ts_ms": "bigint"}])
+def test_decode_when_the_columns_are_those_of_an_envelope_then_it_is_a_row(columns: dict[str, str]) -> None:
+    assert JsonOptions().decoder(columns_of(**columns)).decode([CHANGE] * 300).rows == 300
+    options = JsonOptions(fields={"id": "$.after.id"})
+    assert rows_of(options.decoder(columns_of(id="int", op="string")).decode([CHANGE])) == [{"id": 2, "op": "c"}]
+    whole = JsonOptions(fields={"id": "$"})
+    assert whole.decoder(columns_of(id="string", op="string")).decode([CHANGE]).rows == 1
+
+
+def test_decode_when_a_connect_envelope_contains_a_change_event_then_its_operation_is_no_row() -> None:
+    columns = columns_of(id="int", op="string")
+    decoded = JsonOptions(envelope="connect").decoder(columns).decode(EVENTS[1:2])
+    assert decoded.rejects[0].reason.endswith("set format.envelope: debezium")
+    unwrapped = JsonOptions(envelope="debezium", fields={"op": "$.op"}).decoder(columns)
+    assert rows_of(unwrapped.decode(EVENTS[:2])) == [{"id": 2, "op": "c"}] * 2
+
+
 def test_decode_when_the_record_has_many_or_strange_fields_then_the_reason_names_a_few() -> None:
     columns = columns_of(**{f"c{number}": "int" for number in range(12)})
     value = json.dumps({"a": 1, "b c": 2, "\ud800": 3, "d" * 100: 4, "ä": 5, "f": 6}).encode()
@@ -218,7 +263,12 @@ VALUES: st.SearchStrategy[object] = st.sampled_from(
     [None, None, 1, "c", {"id": 1}, {"x": None}, [], "1970-01-01 00:00:00", "soon"]
 )
 OBJECTS = st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3)
-TYPES = [{"id": "int"}, {"id": "string", "name": "map<string,int>"}, {"k": "int", "at": "timestamp", "a b": "string"}]
+TYPES = [
+    {"id": "int", "op": "string", "schema": "string"},
+    {"id": "int"},
+    {"id": "string", "name": "map<string,int>"},
+    {"k": "int", "at": "timestamp", "a b": "string"},
+]
 
 
 @settings(deadline=None, max_examples=200)
@@ -248,9 +298,17 @@ def test_decode_when_records_are_arbitrary_then_outcome_is_that_of_the_record_al
     unmatched = {
         row
         for row, one in enumerate(objects * repeated)
-        if one and known.isdisjoint(map(str.lower, one)) and row not in stored
+        if one
+        and row not in stored
+        and (known.isdisjoint(map(str.lower, one)) or ("op" in known and _is_envelope(set(map(str.lower, one)))))
     }
     assert rejects.keys() == stored | unmatched
+
+
+def _is_envelope(names: set[str]) -> bool:
+    return names <= {"after", "op", "payload", "schema"} and (
+        {"op", "after"} <= names or {"schema", "payload"} <= names
+    )
 
 
 def _alone(decoder: JsonDecoder, value: bytes) -> tuple[str, str] | None:
@@ -353,6 +411,17 @@ def test_decode_when_the_schema_is_that_of_a_change_event_then_the_reason_says_h
     [(_, _, reason)] = reasons(AvroOptions(framing="none", schemas=(schema,)).decoder(COLUMNS).decode([value]))
     assert reason.startswith("no field of the record is a column: it is a change event of Debezium (before, after, op)")
     assert "ExtractNewRecordState" in reason
+
+    decoder = AvroOptions(framing="none", schemas=(schema,)).decoder(columns_of(id="int", op="string"))
+    assert [other for _, _, other in reasons(decoder.decode([value]))] == [reason]
+    assert decoder.needed_columns((), ()) == ()
+    for columns in (columns_of(after="int", op="string"), columns_of(op="string")):
+        assert AvroOptions(framing="none", schemas=(schema,)).decoder(columns).decode([value]).rows == 1
+    file = file_of(message("Row", [Field("op", 1, "string"), Field("after", 2, "string")]))
+    options = ProtobufOptions(framing="none", descriptor_set=set_of(file), message="shop.Row")
+    values = [class_of(file)(op="c").SerializeToString()]
+    assert options.decoder(columns_of(id="int", op="string")).decode(values).rows == 0
+    assert options.decoder(columns_of(after="string", op="string")).decode(values).rows == 1
 
 
 def test_decode_when_no_field_of_a_protobuf_type_is_a_column_then_its_messages_are_rejects() -> None:

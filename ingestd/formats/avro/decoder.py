@@ -46,7 +46,7 @@ from ingestd.formats.avro.schema import AvroType
 from ingestd.formats.columnar_decoder import ColumnarDecoder, ReadRows
 from ingestd.formats.record_decoder import Tombstones
 from ingestd.formats.registry import InvalidSchema
-from ingestd.formats.unmatched import Unmatched, no_column_of_schema
+from ingestd.formats.unmatched import Unmatched, is_unmatched, no_column_of_schema
 from ingestd.formats.values import Ints, Records
 from ingestd.schema import Column
 
@@ -154,7 +154,8 @@ class AvroDecoder(ColumnarDecoder[int]):
         return replace(written, children=tuple(kept))
 
     def _is_unmatched(self, record: AvroType) -> bool:
-        return bool(record.fields) and len(self._absent_in_record(record)) == len(self.columns)
+        names = [field.name for field in record.fields]
+        return is_unmatched(names, self.row.names, self._absent_in_record(record))
 
     def _absent_in_record(self, record: AvroType) -> frozenset[str]:
         """Return the names of the columns without a field in the data of records; defaults do not count."""

@@ -43,12 +43,12 @@ class ArrowReader:
     """Reads batches of records, and learns how field names are spelled and which fields have quoted values.
 
     pyarrow needs to know both in advance. The reader first expects the names of the columns and unquoted values, and
-    learns from pyarrow's errors.
+    learns from pyarrow's errors. `matching` is the result of `Layout.matching`.
     """
 
-    def __init__(self, columns: Sequence[Column], *, rejects_unmatched: bool = False) -> None:
+    def __init__(self, columns: Sequence[Column], matching: Sequence[int] = ()) -> None:
         self._columns = tuple(columns)
-        self._rejects_unmatched = rejects_unmatched
+        self._matching = matching
         self._record = ArrowField.of(columns)
         self._maps = {index: MapReader(column) for index, column in enumerate(columns) if can_cut(column.type)}
         self._can_read = all(index in self._maps or _has_no_map(c.type) for index, c in enumerate(columns))
@@ -74,7 +74,7 @@ class ArrowReader:
                 text = without_lines(text, lines)
                 undecided[lines] = True
         batch = self._convert(*self._read(text, undecided, limit, values), undecided)
-        if self._rejects_unmatched and self._other_fields != _REJECT:  # else each field of the batch is a column
+        if self._matching and self._other_fields != _REJECT:  # else each field of the batch is a column
             undecided[self._maybe_unmatched(batch, values)] = True
         if np.count_nonzero(undecided) > limit:
             raise NotColumnar
@@ -139,10 +139,14 @@ class ArrowReader:
         return pa.schema(list(self._record.arrow))
 
     def _maybe_unmatched(self, batch: pa.RecordBatch, values: Sequence[bytes]) -> npt.NDArray[np.intp]:
-        """Return the rows of NULLs, except those whose records certainly have a field of a column, or no fields."""
-        if any(not array.null_count for array in batch.columns):
+        """Return the rows whose `matching` columns are NULL, and whose records may have fields, but none for these.
+
+        Records that certainly have a field for one of them, or no fields, are left out.
+        """
+        arrays = [batch.columns[index] for index in self._matching]
+        if any(not array.null_count for array in arrays):
             return np.array([], np.intp)
-        are_null = np.logical_and.reduce([array.is_null().to_numpy(zero_copy_only=False) for array in batch.columns])
+        are_null = np.logical_and.reduce([array.is_null().to_numpy(zero_copy_only=False) for array in arrays])
         rows = np.flatnonzero(are_null)
         if not len(rows):
             return rows
@@ -226,8 +230,8 @@ class ArrowReader:
 
         The lookahead for the first letter makes the search fast.
         """
-        ours = _alternatives(field.spelling for field in self._record.fields)
-        self._any_name = rb"^\s*\{\s*\}\s*$|" + rb'[^\\]"(?:' + ours + rb')"\s*:'
+        matching = _alternatives(self._record.fields[index].spelling for index in self._matching)
+        self._any_name = rb"^\s*\{\s*\}\s*$|" + rb'[^\\]"(?:' + matching + rb')"\s*:'
         spelled = sorted(set(self._record.spellings()))
         ours = _alternatives(spelled)
         self._has_only_ascii = all(map(str.isascii, spelled))

@@ -44,6 +44,7 @@ from ingestd.formats.json.tape import Mask
 from ingestd.formats.json.tape_reader import TapeReader
 from ingestd.formats.record_decoder import MixedTimestamps, NotColumnar, RecordDecoder, RejectReasons, Tombstones
 from ingestd.formats.row_batches import Row, TimestampUnits, array_of, batch_of, has_timestamp
+from ingestd.formats.unmatched import own_columns
 from ingestd.schema import Column, HiveType
 
 
@@ -59,11 +60,11 @@ class JsonDecoder(RecordDecoder):
         super().__init__(columns, tombstones=tombstones)
         self._rejects_unmatched = layout.rejects_unmatched
         self._is_plain = replace(layout, rejects_unmatched=False) == PLAIN
-        self._has_envelope = layout.envelope != "none"
-        self._arrow = ArrowReader(columns, rejects_unmatched=layout.rejects_unmatched)
+        self._has_envelope, self._is_event = layout.envelope != "none", layout.envelope == "debezium"
+        self._arrow = ArrowReader(columns, layout.matching(columns))
         self._tape = TapeReader(columns, layout)
         self._records = RecordReader(columns, layout)
-        self._precheck = Precheck(columns, rejects_unmatched=layout.rejects_unmatched)
+        self._precheck = Precheck(columns, layout)
         self._timestamps = TimestampUnits(columns)
         self._has_timestamps = any(has_timestamp(column.type) for column in columns)
 
@@ -112,9 +113,12 @@ class JsonDecoder(RecordDecoder):
         return inference.unstored_fields(self._fields(values), self.columns, others)
 
     def _fields(self, values: Sequence[bytes]) -> HiveType:
-        """Return the fields of all records, except those that are rejects because none of their fields is a column."""
-        names = {column.name for column in self.columns} if self._rejects_unmatched else None
-        return inference.fields_of(list(self._tape.rows(values)), names)
+        """Return the fields of all records, except those that are rejects because their rows have no column."""
+        rows = list(self._tape.rows(values))
+        if not self._rejects_unmatched:
+            return inference.fields_of(rows, None)
+        names = [column.name for column in self.columns]
+        return inference.fields_of(rows, names, names if self._is_event else own_columns(names))
 
     def _by_arrow(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
         """Decode the records with Arrow, and those that are undecided one by one. Raises as `ArrowReader.read`.

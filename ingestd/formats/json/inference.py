@@ -20,13 +20,15 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import compress
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ingestd.errors import InvalidTable
-from ingestd.formats.json.tape import OPEN_ARRAY, OPEN_OBJECT, SCALAR, STRING, Ints, Tape
+from ingestd.formats.json.tape import OPEN_ARRAY, OPEN_OBJECT, SCALAR, STRING, Ints, Mask, Tape
+from ingestd.formats.unmatched import is_envelope, is_envelope_field
 from ingestd.schema import INTEGER_BITS, Column, HiveType
 
 _NAME = re.compile(r"[a-z0-9_]{1,128}")
@@ -50,12 +52,14 @@ class Rows:
     depth: int
 
 
-def fields_of(rows: Sequence[Rows], names: Collection[str] | None) -> HiveType:
+def fields_of(rows: Sequence[Rows], columns: Collection[str] | None, own: Collection[str] = ()) -> HiveType:
     """Return a struct of the fields of all rows, which may have the type `void`; names are in lower case.
 
-    If `names` is given, rows without any of these fields are ignored. Raises InvalidTable for too many names.
+    If `columns` is given, rows without any of these fields are ignored, and envelopes without any field of `own`, which
+    are the columns that do not describe an envelope (`own_columns`). Raises InvalidTable for too many names.
     """
-    return reduce(_joined, (_object(part.tape, part.tokens, part.depth, names) for part in rows), HiveType("struct"))
+    table = None if columns is None else (columns, own)
+    return reduce(_joined, (_object(part.tape, part.tokens, part.depth, table) for part in rows), HiveType("struct"))
 
 
 def needed(fields: HiveType, columns: Sequence[Column], others: Collection[str]) -> tuple[Column, ...]:
@@ -92,22 +96,43 @@ def _unstored(found: HiveType, stored: HiveType, place: str) -> Iterator[str]:
         yield from _unstored(found.children[0], stored.children[0], place)
 
 
-def _object(tape: Tape, objects: Ints, depth: int, names: Collection[str] | None = None) -> HiveType:
+def _object(
+    tape: Tape, objects: Ints, depth: int, table: tuple[Collection[str], Collection[str]] | None = None
+) -> HiveType:
     """Return the struct of the fields of objects at this depth."""
     owners, keys = tape.inside(objects, depth)
     if not len(keys):
         return HiveType("struct")
     codes, found = _names(tape, keys)
-    if names is not None:
-        has_column = np.zeros(len(objects), np.bool_)
-        has_column[owners[np.isin(codes, [code for code, name in enumerate(found) if name in names])]] = True
-        kept = has_column[owners]
+    if table is not None:
+        kept = _belong(owners, codes, found, *table)[owners]
         codes, keys = codes[kept], keys[kept]
     order = np.argsort(codes, kind="stable")
     used, starts = np.unique(codes[order], return_index=True)
     parts = np.split(keys[order], starts[1:]) if len(used) else []
     types = tuple(_type(tape, part + np.int32(2), depth + 1) for part in parts)
     return HiveType("struct", children=types, names=tuple(found[code] for code in used.tolist()))
+
+
+def _belong(owners: Ints, codes: Ints, found: Sequence[str], columns: Collection[str], own: Collection[str]) -> Mask:
+    """Return which objects belong to a table with these columns; see `fields_of`.
+
+    Each member of the objects has an owner, and the name `found[code]`.
+    """
+
+    def have(wanted: Collection[str]) -> Mask:
+        has: Mask = np.zeros(int(owners[-1]) + 1, np.bool_)
+        has[owners[np.isin(codes, [code for code, name in enumerate(found) if name in wanted])]] = True
+        return has
+
+    belong, names = have(columns), [name for name in found if is_envelope_field(name)]
+    if len(own) < len(columns) and names:
+        members = np.array([have([name]) for name in names])
+        sets, of_object = np.unique(members, axis=1, return_inverse=True)
+        are_envelopes = np.array([is_envelope(list(compress(names, members))) for members in sets.T.tolist()])
+        others = have([name for name in found if name not in names])
+        belong &= have(own) | others | ~are_envelopes[of_object.reshape(-1)]
+    return belong
 
 
 def _names(tape: Tape, keys: Ints) -> tuple[Ints, list[str]]:

@@ -17,6 +17,7 @@ from ingestd.formats.decoder import RejectError
 from ingestd.formats.json.envelope import AFTER, INSERTS, Envelope
 from ingestd.formats.json.timestamp_formats import DEFAULT_FORMATS
 from ingestd.formats.json.types import shown
+from ingestd.formats.unmatched import own_columns
 from ingestd.schema import Column
 
 Step = str | int  # the name of a member in lower case, or the index of an element
@@ -93,12 +94,17 @@ class Layout:
         """Return the indexes of the columns that each unmatched record lacks; none if no record is unmatched.
 
         Other records can lack them as well (`unmatched_fields`). A column at a path of a change event is not one of
-        them, because it can have a value whatever the row in the event is.
+        them, because it can have a value whatever the row in the event is, nor is one that describes an envelope which
+        has not been unwrapped (`own_columns`).
         """
         if not self.rejects_unmatched:
             return ()
         is_event = self.envelope == "debezium"
-        return tuple(i for i, column in enumerate(columns) if not (is_event and column.name in self.paths))
+        if is_event:
+            return tuple(i for i, column in enumerate(columns) if column.name not in self.paths)
+        firsts = [str((*self.paths.get(column.name, (column.name,)), "")[0]) for column in columns]
+        own = firsts if "" in firsts else own_columns(firsts)
+        return tuple(i for i, first in enumerate(firsts) if first in own)
 
     def unmatched_fields(self, place: Place, event: Mapping[str, object], row_of_event: str) -> list[str]:
         """Return the fields of the row of an event without a column, if it has fields and none for any column; else [].

@@ -18,7 +18,7 @@ from ingestd.formats.json.layout import PLAIN, Layout, find
 from ingestd.formats.json.nested import FieldIndexes, converter, primitive
 from ingestd.formats.json.types import InvalidValue, Number
 from ingestd.formats.row_batches import Row, Value
-from ingestd.formats.unmatched import no_column
+from ingestd.formats.unmatched import is_envelope, no_column
 from ingestd.schema import Column
 
 MAX_DEPTH = 200
@@ -35,7 +35,10 @@ class RecordReader:
         self._places = {row: layout.tree(columns, row) for row in (AFTER, BEFORE)}
         formats, lenient = layout.timestamp_formats, layout.lenient
         self._converters = tuple(converter(column.type, formats, lenient=lenient) for column in columns)
-        self._rejects_unmatched = bool(layout.matching(columns))
+        matching = layout.matching(columns)
+        self._rejects_unmatched = bool(matching)
+        # Some columns have the names of fields that describe an envelope.
+        self._rejects_envelopes = layout.envelope != "debezium" and 0 < len(matching) < len(columns)
         self._indexes = {column.name: index for index, column in enumerate(columns)}
         self._lenient_indexes = FieldIndexes([column.name for column in columns], by_position=True)
         self._known_names: dict[str, int | None] = {}
@@ -81,7 +84,7 @@ class RecordReader:
                     fields[index] = field
         except InvalidValue as error:
             raise RejectError("", str(error)) from None
-        if not is_matched:
+        if not is_matched or self._loses_row(record):
             self._reject_unmatched(record, record)
         return fields
 
@@ -92,8 +95,8 @@ class RecordReader:
         event, row = event_of(record, envelope, operations, with_decimals=has_decimals(value))
         if self._rejects_unmatched:
             unmatched = self._layout.unmatched_fields(self._places[row], event, row)
-            if unmatched:
-                self._reject_unmatched(event, unmatched)
+            if unmatched or self._loses_row(event):
+                self._reject_unmatched(event, unmatched or event)
         for index, field in find(self._places[row], event):
             fields[index] = field
         return fields
@@ -110,9 +113,13 @@ class RecordReader:
                 return self._last_fields(value)
             seen.add(index)
             fields[index] = field
-        if not seen:
+        if not seen or self._loses_row(record):
             self._reject_unmatched(record, record)
         return fields
+
+    def _loses_row(self, record: Mapping[str, object]) -> bool:
+        """Return whether the columns store only what describes the envelope of a record."""
+        return self._rejects_envelopes and is_envelope(record)
 
     def _reject_unmatched(self, record: Mapping[str, object], fields: Collection[str]) -> None:
         """Raise RejectError for a record or row with these fields, none of which is a column, if that is a reject."""
@@ -121,7 +128,8 @@ class RecordReader:
         unwrapped = self._layout.envelope
         envelope = "" if unwrapped == "debezium" else envelope_in(record)
         if envelope:
-            raise RejectError("", f"no field of the record is a column: {envelope}")
+            what = "row in the record" if self._loses_row(record) else "record"
+            raise RejectError("", f"no field of the {what} is a column: {envelope}")
         what = "record" if unwrapped == "none" else f"row in the {unwrapped} envelope"
         raise RejectError("", no_column(fields, [column.name for column in self._columns], what))
 
@@ -151,8 +159,8 @@ class Precheck:
     It accepts no record of a table with complex columns: a check of their values would be as slow as decoding them.
     """
 
-    def __init__(self, columns: Sequence[Column], *, rejects_unmatched: bool = False) -> None:
-        self._rejects_unmatched = rejects_unmatched
+    def __init__(self, columns: Sequence[Column], layout: Layout = PLAIN) -> None:
+        self._matching = {columns[index].name for index in layout.matching(columns)}
         self._has_complex = any(column.type.is_complex for column in columns)
         self._is_plain = {
             column.name: primitive(column.type).is_plain for column in columns if not column.type.is_complex
@@ -170,12 +178,12 @@ class Precheck:
         if type(record) is not dict:
             return False
         is_plain = self._is_plain
-        is_matched = not record or not self._rejects_unmatched
+        is_matched = not record or not self._matching
         for name, field in record.items():
             if name in is_plain:
                 if field is not None and not is_plain[name](field):
                     return False
-                is_matched = True
+                is_matched = is_matched or name in self._matching
             elif name.lower() in is_plain:
                 return False
         return is_matched

@@ -50,7 +50,7 @@ from ingestd.formats.protobuf.scan import Messages, Place
 from ingestd.formats.protobuf.schema import ProtoType
 from ingestd.formats.record_decoder import Tombstones
 from ingestd.formats.registry import InvalidSchema
-from ingestd.formats.unmatched import Unmatched, no_column_of_schema, no_field_of_type
+from ingestd.formats.unmatched import Unmatched, is_unmatched, no_column_of_schema, no_field_of_type
 from ingestd.formats.values import Ints, Records
 from ingestd.schema import Column
 
@@ -92,8 +92,9 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
         """See `ColumnarDecoder`."""
         kind = self._types.find(key)
         found = StructReader(kind, self.row)
-        if self._rejects_unmatched and kind.fields and len(found.absent) == len(self.columns):
-            raise InvalidSchema(no_column_of_schema([field.name for field in kind.fields], self.row.names))
+        names = [field.name for field in kind.fields]
+        if self._rejects_unmatched and is_unmatched(names, self.row.names, found.absent):
+            raise InvalidSchema(no_column_of_schema(names, self.row.names))
 
         def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
             place = Place.of_records(records, indexes)
