@@ -5,10 +5,47 @@ Invariant: fields are returned as bytes; nothing is trimmed, skipped or converte
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import pyarrow as pa
 import pyarrow.csv
 
+from ingestd.formats.decoder import join_lines
+
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # the reader removes it from the beginning of the text
+_NOT_IN_UTF8 = bytes((0xC0, 0xC1, *range(0xF5, 0x100)))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLines:
+    """Records without quotes as lines of one text: each is followed by a newline.
+
+    Line ends inside of records are replaced by two bytes that no record contains, `stand_ins`, for LF and CR.
+    """
+
+    text: bytes
+    stand_ins: bytes = b""
+
+    @classmethod
+    def of(cls, values: Sequence[bytes]) -> RecordLines | None:
+        """Return the lines of records; None if they contain line ends, and no bytes are left to replace them."""
+        text = join_lines(values) + b"\n"
+        if b"\r" not in text and text.count(b"\n") == len(values):
+            return cls(text)
+        unused = bytes(byte for byte in _NOT_IN_UTF8 if bytes((byte,)) not in text)[:3]
+        if len(unused) < 3:
+            return None
+        end = unused[2:]
+        return cls(end.join([*values, b""]).translate(bytes.maketrans(b"\n\r" + end, unused[:2] + b"\n")), unused[:2])
+
+    def restore(self, field: pa.BinaryArray) -> pa.BinaryArray:
+        """Return a field of the records with its line ends; the array must not be a slice."""
+        validity, offsets, data = field.buffers()
+        if not self.stand_ins or data is None:
+            return field
+        original = pa.py_buffer(data.to_pybytes().translate(bytes.maketrans(self.stand_ins, b"\n\r")))
+        return pa.BinaryArray.from_buffers(field.type, len(field), [validity, offsets, original], field.null_count)
 
 
 def read_fields(

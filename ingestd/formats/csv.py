@@ -117,9 +117,10 @@ class CsvDecoder(RecordDecoder):
 
     def _fields(self, values: Sequence[bytes]) -> tuple[list[pa.Array], RejectReasons]:
         """Return the fields of all records by position, and the rejects. Arrow splits the records that it can."""
-        for is_regular in self._regular(values):
+        records = _without_line_ends(values)
+        for is_regular in self._regular(records):
             regular, others = np.flatnonzero(is_regular).tolist(), np.flatnonzero(~is_regular).tolist()
-            by_arrow = self._split_by_arrow([values[index] for index in regular] if others else values)
+            by_arrow = self._split_by_arrow([records[index] for index in regular] if others else records)
             if by_arrow is not None and not others:
                 return by_arrow, {}
             if by_arrow is not None:
@@ -206,6 +207,14 @@ class CsvDecoder(RecordDecoder):
             if position == len(record):
                 return parts
             position += 1
+
+
+def _without_line_ends(values: Sequence[bytes]) -> Sequence[bytes]:
+    """Return the records without the line end after the last field."""
+    text = join_lines(values)
+    if b"\n\n" not in text and not text.endswith(b"\n"):
+        return values
+    return [value[:-2] if value.endswith(b"\r\n") else value.removesuffix(b"\n") for value in values]
 
 
 def _fault(record: bytes, position: int) -> str:

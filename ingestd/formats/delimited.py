@@ -48,8 +48,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ingestd.errors import ConfigError
-from ingestd.formats.arrow_csv import BYTE_ORDER_MARK, read_fields
-from ingestd.formats.decoder import NEWLINE, Reject, RejectError, join_lines
+from ingestd.formats.arrow_csv import BYTE_ORDER_MARK, RecordLines, read_fields
+from ingestd.formats.decoder import NEWLINE, Reject, RejectError
 from ingestd.formats.fields import CHARACTER, BadValuesKey, FieldsKey, SurplusKey, byte_of, positions
 from ingestd.formats.lazysimple.columns import FieldConverter
 from ingestd.formats.lazysimple.values import FieldSyntax, check_choice, split
@@ -60,6 +60,7 @@ from ingestd.keys import Doc
 from ingestd.schema import Column, HiveType
 
 _DEEPER_DELIMITERS = bytes(range(4, 9))  # LazySerDeParameters: eight separators, of which three can be chosen
+_LINE_ENDS = frozenset("\r\n")
 _BELOW_MICROS = re.compile(rb"\.[0-9]{7}").search
 
 
@@ -232,8 +233,8 @@ class DelimitedDecoder(RecordDecoder):
         self._rejects_missing, self._rejects_surplus = format.bad_counts == "reject", format.bad_counts != "fit"
         self._rejects_values = format.bad_values == "reject"
         self._rejects_one = unmatched == "reject" and self._width > 1
-        self._special = b"\r" if self._escape is None else b"\r" + bytes((self._escape,))
-        self._find_special = re.compile(b"[\n" + re.escape(self._special) + b"]|\\A" + BYTE_ORDER_MARK).search
+        special = b"\n\r" if self._escape is None else b"\n\r" + bytes((self._escape,))
+        self._find_special = re.compile(b"[" + re.escape(special) + b"]|\\A" + BYTE_ORDER_MARK).search
 
     def decode_record(self, value: bytes) -> Row:
         """See `RecordDecoder`."""
@@ -275,31 +276,38 @@ class DelimitedDecoder(RecordDecoder):
 
     def _regular(self, values: Sequence[bytes]) -> NDArray[np.bool_]:
         """Return which records have one field per column and no bytes that Arrow and Hive treat differently."""
-        text = join_lines(values)
+        lines = RecordLines.of(values)
+        if lines is None or BYTE_ORDER_MARK in lines.text:
+            return np.array([self._is_regular(value) for value in values])
+        text = lines.text
         letters = np.frombuffer(text, np.uint8)
         breaks = np.flatnonzero(letters == NEWLINE)
-        if len(breaks) != len(values) - 1 or BYTE_ORDER_MARK in text:
-            return np.array([self._is_regular(value) for value in values])
         separators = np.flatnonzero(letters == self._separator)
-        counts = np.diff(np.searchsorted(separators, np.append(breaks, len(text))), prepend=0)
+        counts = np.diff(np.searchsorted(separators, breaks), prepend=0)
         is_regular: NDArray[np.bool_] = counts == self._width - 1
-        for special in self._special:
-            if special in text:  # faster than a comparison
-                is_regular[np.searchsorted(breaks, np.flatnonzero(letters == special))] = False
+        if self._escape is not None and self._escape in text:  # faster than a comparison
+            is_regular[np.searchsorted(breaks, np.flatnonzero(letters == self._escape))] = False
         return is_regular
 
     def _is_regular(self, value: bytes) -> bool:
         """Return whether `_regular` contains the record."""
         return value.count(self._separator) == self._width - 1 and self._find_special(value) is None
 
+    def _lines(self, values: Sequence[bytes]) -> RecordLines | None:
+        """Return the records as lines that Arrow splits as Hive does; None if it does not."""
+        lines = RecordLines.of(values)
+        if lines is None or lines.text.startswith(BYTE_ORDER_MARK) or self._separator in b"\0\n\r":
+            return None
+        is_null_replaced = lines.stand_ins and not _LINE_ENDS.isdisjoint(self._null_text)
+        has_escape = self._escape is not None and self._escape in lines.text
+        return None if is_null_replaced or has_escape else lines
+
     def _split_by_arrow(self, values: Sequence[bytes]) -> list[pa.Array] | None:
         """Return the fields of all records by column; None if Arrow does not split them as Hive does."""
-        text = join_lines(values) + b"\n"
-        lines = np.count_nonzero(np.frombuffer(text, np.uint8) == NEWLINE)
-        if lines != len(values) or b"\r" in text or text.startswith(BYTE_ORDER_MARK):
+        lines = self._lines(values)
+        if lines is None:
             return None
-        if self._separator in b"\0\n\r" or (self._escape is not None and self._escape in text):
-            return None
+        text = lines.text
         width = text.count(self._separator, 0, text.index(b"\n")) + 1
         # Arrow reads an empty line as one empty field per column.
         has_empty = width > 1 and (text.startswith(b"\n") or b"\n\n" in text)
@@ -318,7 +326,8 @@ class DelimitedDecoder(RecordDecoder):
             return None
         if len(read[0]) != len(values):
             return None
-        return [*read, *[pa.nulls(len(values), pa.binary())] * (self._width - width)]
+        fields = map(lines.restore, read)
+        return [*fields, *[pa.nulls(len(values), pa.binary())] * (self._width - width)]
 
     def _split_each(self, values: Sequence[bytes], rows: Sequence[int]) -> tuple[list[pa.Array], RejectReasons]:
         """Split records one by one; return their fields by column, and the rejects.

@@ -48,6 +48,7 @@ FIELDS = [
     "2026-02-30 10:00:00", "2500-01-01 00:00:00", "2500-01-01 00:00:00.1234567", "1600-01-01 00:00:00.123456",
     "1677-09-21 00:12:43.145224193", "1677-09-21 00:12:43.145224192", "2262-04-11 23:47:16.854775807",
     "2262-04-11 23:47:16.854775808", "1969-12-31 23:59:59.999999999", "9999-12-31 23:59:59.999999",
+    "a\nb", "5\r", "1\r\n", "\r\n", "\n",
     "1\x022\x02x", "a\x032024-01-15\x02a\x03\x02b", "2026-11-21 10:00:00\x022500-01-01 00:00:00", "\x02", "\x03",
 ]  # fmt: skip
 FIELD = st.one_of(
@@ -65,6 +66,7 @@ FIELD = st.one_of(
 FORMS = [
     HIVE, STRICT, DelimitedFormat(escape="\\"), DelimitedFormat(field_delimiter="\n", escape="5", bad_values="reject"),
     DelimitedFormat(field_delimiter=",", null_text=""), DelimitedFormat(null_text="5", bad_counts="reject"),
+    DelimitedFormat(null_text="5\r"),
 ]  # fmt: skip
 
 
