@@ -6,12 +6,13 @@ Invariant: the result depends on each record alone, never on how records are bat
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
+from ingestd.errors import InvalidTable
 from ingestd.formats.decoder import RejectError
 from ingestd.formats.record_decoder import MixedTimestamps, RecordDecoder, RejectReasons, Tombstones
 from ingestd.formats.registry import InvalidSchema
@@ -20,6 +21,7 @@ from ingestd.formats.values import Ints, Records, spread
 from ingestd.schema import Column, HiveType
 
 K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 ReadRows = Callable[[Records, Ints, Ints], pa.StructArray]
 """Reads the records with these indexes, whose data begins at these positions, as one struct per record."""
 
@@ -112,6 +114,17 @@ class ColumnarDecoder(RecordDecoder, Generic[K]):
         if rejects:
             raise RejectError(*rejects[0])
         return [_value(column[0], kind) for column, kind in zip(batch.columns, self.row.children, strict=True)]
+
+
+def needed_of(schemas: Iterable[T], columns_of: Callable[[T], Iterable[Column]]) -> tuple[Column, ...]:
+    """Return the columns of all schemas. Raises InvalidTable if `columns_of` raises InvalidSchema for one of them."""
+    try:
+        return tuple(column for schema in schemas for column in columns_of(schema))
+    except InvalidSchema as error:
+        raise InvalidTable(
+            f"the schema of the records has a field without a column: {error}",
+            hint="add a column for the field to the table, or set schema_evolution: none",
+        ) from None
 
 
 def _value(scalar: pa.Scalar, kind: HiveType) -> Value:

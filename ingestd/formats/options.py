@@ -51,7 +51,7 @@ def can_evolve(options: FormatOptions) -> bool:
     """Return whether the decoder of the format is `Evolving`, with these options."""
     if isinstance(options, JsonOptions):
         return not options.fields and not options.lenient
-    return isinstance(options, AvroOptions)
+    return isinstance(options, (AvroOptions, ProtobufOptions))
 
 
 def schema_columns(options: FormatOptions, registry: Registry | None, topics: Sequence[str]) -> tuple[Column, ...]:

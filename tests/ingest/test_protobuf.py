@@ -1,4 +1,4 @@
-"""Protobuf records reach a table exactly once, with nested columns, and damaged ones become dead letters."""
+"""Protobuf records reach a table exactly once, with nested and new columns, and damaged ones become dead letters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ from tests.support.protobuf import Field, class_of, file_of, message
 from tests.support.registry import registry_server
 from tests.support.stack import Stack
 
-COLUMNS = (
-    "id bigint, kind string, tags array<string>, attributes map<string,int>, "
-    "place struct<city:string,visits:array<struct<n:int,at:timestamp>>>, total decimal(20,0)"
-)
+COLUMNS = "id int, kind string, tags array<string>, place struct<city:string,visits:array<struct<at:timestamp>>>"
 VISIT = message("Visit", [Field("n", 1, "sint32"), Field("at", 2, ".google.protobuf.Timestamp")])
 PLACE = message("Place", [Field("city", 1, "string", "optional"), Field("visits", 2, ".shop.Visit", "repeated")])
 ROW = message(
@@ -33,7 +30,7 @@ ROW = message(
 FILE = file_of(VISIT, PLACE, ROW, Kind={"NEW": 0, "SOLD": 1})
 
 
-def test_protobuf_when_records_are_nested_then_rows_are_exact_and_damaged_records_are_dead_letters(
+def test_protobuf_when_fields_are_nested_and_new_then_rows_are_exact_and_damaged_records_are_dead_letters(
     stack: Stack,
 ) -> None:
     kind = class_of(FILE)
@@ -51,10 +48,21 @@ def test_protobuf_when_records_are_nested_then_rows_are_exact_and_damaged_record
         dead = stack.topic(1, f"{stack.name}.dead")
         stack.table(COLUMNS)
         stack.produce(records)
-        mapping = {"format": {"type": "protobuf"}, "on_error": "dead_letter", "dead_letter": {"topic": dead}}
+        mapping = {
+            "format": {"type": "protobuf"},
+            "schema_evolution": "widen",
+            "on_error": "dead_letter",
+            "dead_letter": {"topic": dead},
+        }
 
-        stack.drain(stack.config(mapping, registry={"url": server.url}))
+        daemon = stack.drain(stack.config(mapping, registry={"url": server.url}))
 
+    statements = [text for event in daemon.events("table_altered") for text in event["statements"]]
+    assert [text.partition(f"`{stack.name}` ")[2] for text in statements] == [
+        "CHANGE COLUMN `id` `id` bigint",
+        "CHANGE COLUMN `place` `place` struct<city:string,visits:array<struct<at:timestamp,n:int>>>",
+        "ADD COLUMNS (`attributes` map<string,int>, `total` decimal(20,0))",
+    ]
     assert stack.ids() == [n for n in range(2000) if n != 1000]
     assert stack.sql(f"SELECT kind, count(*), count(place) FROM {stack.name} GROUP BY kind ORDER BY kind") == [
         ("NEW", 1000, 1),

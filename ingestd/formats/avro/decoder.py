@@ -36,16 +36,14 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ingestd.errors import InvalidTable
 from ingestd.formats.avro.columns import needed_columns, without_fields
 from ingestd.formats.avro.cursor import Cursor
 from ingestd.formats.avro.framing import Framing, groups
 from ingestd.formats.avro.readers import field_of, reader
 from ingestd.formats.avro.resolution import resolve
 from ingestd.formats.avro.schema import AvroType
-from ingestd.formats.columnar_decoder import ColumnarDecoder, ReadRows
+from ingestd.formats.columnar_decoder import ColumnarDecoder, ReadRows, needed_of
 from ingestd.formats.record_decoder import Tombstones
-from ingestd.formats.registry import InvalidSchema
 from ingestd.formats.unmatched import Unmatched, is_unmatched, no_column_of_schema
 from ingestd.formats.values import Ints, Records
 from ingestd.schema import Column
@@ -86,14 +84,9 @@ class AvroDecoder(ColumnarDecoder[int]):
 
     def needed_columns(self, values: Sequence[bytes], others: Collection[str]) -> tuple[Column, ...]:
         """See `Evolving`. Records without a field of a column, which are rejects, need no columns."""
-        records = [without_fields(record, others) for record in self._records.values()]
-        try:
-            return tuple(column for record in records for column in needed_columns(record, self.columns))
-        except InvalidSchema as error:
-            raise InvalidTable(
-                f"the schema of the records has a field without a column: {error}",
-                hint="add a column for the field to the table, or set schema_evolution: none",
-            ) from None
+        return needed_of(
+            self._records.values(), lambda record: needed_columns(without_fields(record, others), self.columns)
+        )
 
     def groups(self, records: Records) -> Iterator[tuple[int, Ints, Ints]]:
         """See `ColumnarDecoder`."""

@@ -37,13 +37,14 @@ A timestamp is a reject if it has digits below the microsecond, and the record h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from ingestd.formats.columnar_decoder import ColumnarDecoder, ReadRows
+from ingestd.formats.columnar_decoder import ColumnarDecoder, ReadRows, needed_of
+from ingestd.formats.protobuf.columns import needed_columns
 from ingestd.formats.protobuf.framing import Framing, Key, groups
 from ingestd.formats.protobuf.readers import StructReader, unknown_messages
 from ingestd.formats.protobuf.scan import Messages, Place
@@ -83,6 +84,11 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
         self._rejects_unmatched = unmatched == "reject"
         self._types = types
         self._framing: Framing = framing
+        self._kinds: dict[Key, ProtoType] = {}
+
+    def needed_columns(self, values: Sequence[bytes], others: Collection[str]) -> tuple[Column, ...]:
+        """See `Evolving`. Messages of a type without a field of a column, which are rejects, need no columns."""
+        return needed_of(self._kinds.values(), lambda kind: needed_columns(kind, self.columns, others))
 
     def groups(self, records: Records) -> Iterator[tuple[Key, Ints, Ints]]:
         """See `ColumnarDecoder`."""
@@ -95,6 +101,7 @@ class ProtobufDecoder(ColumnarDecoder[Key]):
         names = [field.name for field in kind.fields]
         if self._rejects_unmatched and is_unmatched(names, self.row.names, found.absent):
             raise InvalidSchema(no_column_of_schema(names, self.row.names))
+        self._kinds[key] = kind
 
         def read(records: Records, indexes: Ints, starts: Ints) -> pa.StructArray:
             place = Place.of_records(records, indexes)

@@ -16,7 +16,7 @@ from ingestd.formats.conversions import TEXTS
 from ingestd.formats.protobuf.scalars import Leaf, leaf_of, usable, wire_of, wires_of
 from ingestd.formats.protobuf.scan import BYTES, Messages, Place, Tokens, joined, scan
 from ingestd.formats.protobuf.schema import ProtoField, ProtoType
-from ingestd.formats.protobuf.well_known import TEXT_MESSAGES, read_text, read_timestamps
+from ingestd.formats.protobuf.well_known import TEXT_MESSAGES, TIMESTAMP, read_text, read_timestamps
 from ingestd.formats.row_batches import arrow_of
 from ingestd.formats.values import Ints, Mask, last_of_equal, offsets_of, spread
 from ingestd.schema import INTEGER_BITS, HiveType
@@ -162,7 +162,7 @@ class StructReader(MessageReader):
 
     def __init__(self, proto: ProtoType, hive: HiveType) -> None:
         self._hive = hive
-        found = [_field_of(proto.fields, name) for name in hive.names]
+        found = [field_of(proto.fields, name) for name in hive.names]
         self._readers = [
             None if field is None else (field.number, field_reader(field, child))
             for field, child in zip(found, hive.children, strict=True)
@@ -246,12 +246,17 @@ def _without_fields(proto: ProtoType, found: Mapping[int, Tokens], count: int) -
     return has_none
 
 
+def is_wrapper(proto: ProtoType) -> bool:
+    """Return whether messages are stored as the value in them, such as google.protobuf.Int64Value."""
+    return proto.name in _WRAPPERS
+
+
 def message_reader(proto: ProtoType, hive: HiveType) -> MessageReader | None:
     """Return the reader of messages; None if the Hive type cannot store them."""
-    if proto.name in _WRAPPERS and not hive.is_complex:
+    if is_wrapper(proto) and not hive.is_complex:
         leaf = leaf_of(proto.fields[0], hive)
         return _Wrapper(_Scalar(leaf, hive, nullable=False)) if leaf else None
-    if proto.name == "google.protobuf.Timestamp" and hive.kind == "timestamp":
+    if proto.name == TIMESTAMP and hive.kind == "timestamp":
         return _Timestamp()
     if proto.name in TEXT_MESSAGES and hive.kind in TEXTS:
         return _Text(proto.name, hive)
@@ -311,7 +316,7 @@ def _only_last(members: Sequence[ProtoField], tokens: Mapping[int, Tokens]) -> d
     return {number: found.only(keep & (numbers == number)) for number in parts}
 
 
-def _field_of(fields: Sequence[ProtoField], name: str) -> ProtoField | None:
+def field_of(fields: Sequence[ProtoField], name: str) -> ProtoField | None:
     """Return the field with a lower-case name, ignoring case; one whose name is in lower case comes first."""
     exact = [field for field in fields if field.name == name]
     return next(iter(exact or [field for field in fields if field.name.lower() == name]), None)

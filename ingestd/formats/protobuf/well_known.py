@@ -19,6 +19,7 @@ from ingestd.formats.protobuf.scan import VARINT, Messages, scan
 from ingestd.formats.values import Ints
 from ingestd.schema import HiveType
 
+TIMESTAMP = timestamp_pb2.Timestamp.DESCRIPTOR.full_name
 # The messages that are stored in text columns.
 TEXT_MESSAGES: Mapping[str, type[Message]] = MappingProxyType(
     {
