@@ -16,15 +16,18 @@ from pathlib import Path
 
 import click
 
+from ingestd.acid.encoding import Encoding
+from ingestd.acid.routing import Shape
 from ingestd.config.document import Document, load
 from ingestd.config.draft import Draft, checked_settings, mapping_name
 from ingestd.daemon import log
 from ingestd.errors import ConfigError, ConfigFaults, TableMissing
+from ingestd.formats.registry import Registry
 from ingestd.hive.client import Metastore
 from ingestd.hive.creation import NewTable
 from ingestd.hive.tables import TableName, list_tables, require_writable_database
 from ingestd.ingest.options import ControlOptions
-from ingestd.ingest.sample import find_envelope, match, proposed_shape, read_sample
+from ingestd.ingest.sample import match, propose, read_sample
 from ingestd.ingest.target import load_target
 from ingestd.kafka.admin import Broker
 
@@ -48,8 +51,8 @@ _OTHER_DATABASES = (ControlOptions().database, "sys", "information_schema")
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Another key of metastore or kafka, such as kafka.security.protocol=SASL_SSL. Repeatable. Write a secret as"
-    " a reference: 'kafka.sasl.password=${ENV:NAME}'.",
+    help="Another key of metastore, kafka or registry, such as kafka.security.protocol=SASL_SSL. Repeatable. Write a"
+    " secret as a reference: 'kafka.sasl.password=${ENV:NAME}'.",
 )
 @click.option(
     "--output-file",
@@ -72,8 +75,9 @@ def init(  # noqa: PLR0913 - click passes each option
 ) -> None:
     """Write a first configuration by asking Kafka and the metastore.
 
-    The command reads a sample of the topic, compares its fields with the columns of the table, and says what fits. It
-    changes nothing in Kafka or Hive. For a table that does not exist, it proposes a CREATE TABLE statement.
+    The command reads a sample of the topic, finds the format of its records, compares their fields with the columns of
+    the table, and says what fits. It changes nothing in Kafka or Hive. For a table that does not exist, it proposes a
+    CREATE TABLE statement.
     """
     log.configure("auto", "error")
     if not force and os.path.lexists(file):
@@ -154,20 +158,25 @@ def _compared(plain: Draft, document: Document, metastore: Metastore) -> Draft:
 
     Raises InvalidTable for a table that the mapping cannot write or, if it is missing, that Hive would not create.
     """
-    sample = read_sample(document.mappings[0].reader, plain.topic)
+    mapping = document.mappings[0]
+    sample = read_sample(mapping.reader, plain.topic)
+    registry = Registry.of(mapping.registry)
+    table: Shape | None = None
     try:
-        table = load_target(metastore, document.mappings[0])
+        table = load_target(metastore, mapping).shape
     except TableMissing:
         require_writable_database(metastore, plain.table)
-        envelope = find_envelope(sample)
-        draft, shape = replace(plain, envelope=envelope), proposed_shape(sample, envelope)
-        if shape.columns:
-            statement = NewTable(plain.table, shape.columns).statement
-            return replace(draft, match=match(sample, shape, envelope), statement=statement)
-        note = "The table does not exist, and the topic has no JSON objects from which columns could be derived."
-        return replace(draft, notes=(note,))
-    envelope = find_envelope(sample, table.shape)
-    return replace(plain, envelope=envelope, match=match(sample, table.shape, envelope))
+    columns = None if table is None else (*table.columns, *table.partition_columns)
+    proposal = propose(sample, columns, registry, plain.topic)
+    notes = [proposal.note] if proposal.note else []
+    shape = table or Shape(proposal.columns, partition_columns=(), bucketing=None, encoding=Encoding())
+    if not shape.columns:
+        notes.append("The table does not exist, and its columns could not be derived from the records.")
+    draft = replace(plain, format=proposal.format or {}, notes=notes)
+    if proposal.format is None or not shape.columns:
+        return draft
+    found = match(sample, shape, _loaded(draft).mappings[0].format, registry)
+    return replace(draft, match=found, statement="" if table else NewTable(plain.table, shape.columns).statement)
 
 
 def _write(file: Path, text: str, *, force: bool) -> None:

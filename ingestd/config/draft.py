@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ingestd.errors import ConfigError
-from ingestd.formats.json.envelope import Envelope
 from ingestd.hive.tables import TableName
 from ingestd.ingest.sample import Match
 
-_SECTIONS = ("metastore", "kafka")
+_SECTIONS = ("metastore", "kafka", "registry")
 _SECRET = re.compile(r"password|secret|token|credential|key\.pem|jaas|\.pem$", re.IGNORECASE)
 # A default, as in ${ENV:NAME:-secret}, would be the secret itself.
 _REFERENCE = re.compile(r"\$\{(ENV|FILE):[^}:]+\}")
@@ -27,17 +26,17 @@ class Draft:
     """The parts of a first configuration with one mapping.
 
     `settings` maps the path of a key, such as `kafka.sasl.password` or `metastore.kerberos.principal`, to its text.
-    `statement` creates the table if it does not exist. `envelope` is the one in which the records seem to be.
+    `format` is the key of the mapping. `statement` creates the table if it does not exist.
     """
 
     settings: Mapping[str, str]
     name: str
     topic: str
     table: TableName
+    format: Mapping[str, object] = field(default_factory=dict)
     match: Match | None = None
     statement: str = ""
     notes: Sequence[str] = field(default_factory=tuple)
-    envelope: Envelope = "none"
 
     def text(self) -> str:
         """Return the YAML document."""
@@ -48,21 +47,19 @@ class Draft:
         lines += _nested(_section(self.settings, "metastore"), "  ")
         lines += ["", "kafka:  # librdkafka properties"]
         lines += [f"  {_text(key)}: {_text(value)}" for key, value in _section(self.settings, "kafka").items()]
+        if registry := _section(self.settings, "registry"):
+            lines += ["", "registry:", *_nested(registry, "  ")]
         lines += ["", "mappings:", f"  - name: {_text(self.name)}  # never rename it: the state is stored under it"]
         lines += [f"    topics: [{_text(self.topic)}]", f"    table: {_text(str(self.table))}"]
-        if self.envelope != "none":
-            lines.append(f"    format: {{type: json, envelope: {self.envelope}}}")
+        if self.format:
+            lines.append(f"    format: {json.dumps(self.format)}")
         lines += [f"    {line}" for line in self._comments()]
         return "\n".join(lines) + "\n"
 
     @property
     def remarks(self) -> list[str]:
         """Sentences about the records, without values."""
-        lines = [*self.notes]
-        if self.envelope != "none":
-            what = {"connect": "in the envelope of Kafka Connect (schema, payload)", "debezium": "changes of Debezium"}
-            lines.append(f"The records are {what[self.envelope]}; format.envelope unwraps their rows.")
-        return [*lines, *(_describe(self.match) if self.match else ())]
+        return [*self.notes, *(_describe(self.match) if self.match else ())]
 
     def _comments(self) -> list[str]:
         lines = [f"# {line}" for line in self.remarks]
@@ -97,7 +94,7 @@ def checked_settings(settings: Mapping[str, str]) -> dict[str, str]:
     for path, value in settings.items():
         if not path.startswith(tuple(f"{section}." for section in _SECTIONS)):
             raise ConfigError(
-                f"{path} is not a key of metastore or kafka", where="--set", hint="write kafka.NAME=VALUE"
+                f"{path} is not a key of metastore, kafka or registry", where="--set", hint="write kafka.NAME=VALUE"
             )
         if _SECRET.search(path) and not _REFERENCE.fullmatch(value):
             hint = (

@@ -7,16 +7,21 @@ import os
 import pty
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
 
+from ingestd.acid.encoding import Encoding
+from ingestd.acid.routing import Shape
+from ingestd.formats.json.options import JsonOptions
+from ingestd.formats.registry import Registry, RegistryOptions
 from ingestd.hive.tables import TableName
-from ingestd.ingest.sample import find_envelope, match, proposed_shape
+from ingestd.ingest.sample import Match, Proposal, match, propose
+from ingestd.schema import Column, HiveType
 from tests.support.command import Result, Run
 from tests.support.patience import LIMIT
+from tests.support.registry import registry_server
 from tests.support.stack import Stack
 from tests.support.tables import make_table
 
@@ -24,6 +29,7 @@ ACID = "TBLPROPERTIES ('transactional'='true')"
 CANARY = "hunter2canary"
 RECORDS = [
     {"id": number, "Note": f"n{number}", "at": "2026-11-22 10:00:00", "odd\n- injected: 1": True, "price": number / 4}
+    | {"nest": {"order": [number], "date": "x"}}
     for number in range(20)
 ]
 
@@ -47,7 +53,7 @@ def test_init_when_the_table_exists_then_the_file_passes_check_and_says_what_fit
     for said in (text, result.err):
         assert "fields that are stored: id, note" in said
         assert "columns without a field, which become NULL: day" in said
-        assert r'at, "odd\n- injected: 1", price' in said
+        assert r'at, nest, "odd\n- injected: 1", price' in said
         assert "Records that do not fit the table: 1" in said
     assert "The first that does not fit: the record: record is not JSON" in result.err
     document = yaml.safe_load(text)
@@ -108,6 +114,7 @@ def test_init_when_the_table_is_missing_then_the_proposed_statement_creates_one_
     assert "`id` bigint" in statement
     assert "`at` timestamp" in statement
     assert "`price` double" in statement
+    assert "`nest` struct<`order`:array<bigint>,`date`:string>" in statement
     assert run("check", "--online", "--config", file).code == 65
     stack.sql(statement)
     assert run("check", "--online", "--config", file).code == 0
@@ -142,7 +149,7 @@ def test_init_when_topic_or_table_is_not_given_then_asks_on_a_terminal_only(
         (("--set", f"metastore.plain.password={CANARY}"), 78, "metastore.plain.password"),
         (("--set", f"kafka.sasl.password=${{ENV:NO_SUCH:-{CANARY}}}"), 78, "kafka.sasl.password: a secret must not"),
         (("--set", CANARY), 2, "--set requires KEY=VALUE"),
-        (("--set", "spark.master=local"), 78, "spark.master is not a key of metastore or kafka"),
+        (("--set", "spark.master=local"), 78, "spark.master is not a key of metastore, kafka or registry"),
         (("--set", "kafka.no.such=1"), 78, "no such property"),
         (("--table", "a b.c`d"), 78, "must be database.table"),
         (("--metastore", "nowhere"), 78, "is not a metastore address"),
@@ -173,18 +180,33 @@ def _records(*records: object) -> list[bytes]:
     return [json.dumps(record).encode() for record in records]
 
 
+def _proposed(*sample: bytes, table: str | None = None) -> Proposal:
+    columns = None if table is None else [Column(name, HiveType.parse("int")) for name in table.split()]
+    return propose(sample, columns, None, "topic")
+
+
+def _matched(sample: list[bytes], proposal: Proposal) -> Match:
+    """Compare a sample of JSON with the table that is proposed."""
+    assert proposal.format is not None
+    shape = Shape(proposal.columns, (), None, Encoding())
+    return match(sample, shape, JsonOptions(**proposal.format))  # type: ignore[arg-type]  # the keys of the format
+
+
+def _types(proposal: Proposal) -> dict[str, str]:
+    return {column.name: str(column.type) for column in proposal.columns}
+
+
 def test_proposed_columns_then_have_the_narrowest_type_that_stores_every_value() -> None:
     sample = _records(
         {"a": 1, "b": 1, "c": True, "d": "2026-01-01", "e": "2026-01-01T10:00:00Z", "f": {"x": 1}, "g": None, "H": "1"},
         {"a": 2, "b": 1.5, "c": False, "d": "2026-01-02", "e": "2026-01-01", "f": [1], "bad name": 1},
-        {"a": None, "b": 2**70, "i": "x", "j": 1},
-        {"i": 5, "j": "1"},
+        {"a": None, "b": 2**70, "i": "x", "j": 1, "k": ["x", None], "l": {"date": 1, "m": [{"N": 1.5}]}, "o": {}},
+        {"i": 5, "j": "1", "k": [], "l": {"m": [{"p": "2026-01-01"}]}, "q": {"a b": 1}, "r": [[1], ["x"]]},
     )
-    shape = proposed_shape(sample, "none")
-    found = {column.name: str(column.type) for column in shape.columns}
-    assert found == {
+    found = _proposed(*sample)
+    assert _types(found) == {
         "a": "bigint",
-        "b": "double",
+        "b": "string",
         "c": "boolean",
         "d": "date",
         "e": "timestamp",
@@ -193,14 +215,66 @@ def test_proposed_columns_then_have_the_narrowest_type_that_stores_every_value()
         "h": "string",
         "i": "string",
         "j": "string",
+        "k": "array<string>",
+        "l": "struct<date:bigint,m:array<struct<n:double,p:string>>>",
+        "o": "string",
+        "q": "string",
+        "r": "array<array<string>>",
     }
-    assert match(sample, shape, "none").misfits == 0
+    assert _matched(sample, found).misfits == 0
+
+
+@pytest.mark.parametrize(
+    ("sample", "expected", "columns"),
+    [
+        ([b'{"a": 1}', b"{"], {}, "a bigint"),  # one is damaged
+        (_records([{"a": 1}], []), {"type": "json", "records": "array"}, "a bigint"),
+        ([b'{"a": 1}\n{"b": 2}\n'], {"type": "json", "records": "lines"}, "a bigint, b bigint"),
+        (
+            _records({"op": "c", "after": {"a": 1}}, {"schema": {}, "payload": {"op": "d", "before": {"a": 2}}}),
+            {"type": "json", "envelope": "debezium"},
+            "a bigint",
+        ),
+        (_records({"schema": {}, "payload": {"a": [1]}}), {"type": "json", "envelope": "connect"}, "a array<bigint>"),
+        ([b'1,"a,b"', b"2.5,"], {"type": "csv", "field_delimiter": ",", "fields": ["c1", "c2"]}, "c1 double, "),
+        ([b"7\x01true"], {"type": "delimited", "field_delimiter": "1", "fields": ["c1", "c2"]}, "c1 bigint, "),
+        ([b"started", b"ready; 1 worker"], {"type": "text"}, "line string"),
+        ([b"\xff\xfe", b"ab"], {"type": "binary"}, "value binary"),
+    ],
+)  # fmt: skip
+def test_proposal_when_most_records_have_a_format_then_names_it_and_the_columns(
+    sample: list[bytes], expected: dict[str, object], columns: str
+) -> None:
+    found = _proposed(*sample)
+    assert found.format == expected
+    assert ", ".join(f"{column.name} {column.type}" for column in found.columns).startswith(columns)
+
+
+def test_proposal_when_only_the_user_can_decide_then_says_what() -> None:
+    assert _proposed(b"1;2", table="a b").format == {"type": "csv", "field_delimiter": ";", "fields": ["a", "b"]}
+    undecided = {
+        "2 fields between ';', but the table has 3 columns": _proposed(b"1;2", table="a b c"),
+        "set format.type: text": _proposed(b"a text", table="a"),
+        "--set registry.url=URL": _proposed(b"\0\0\0\0\1\2"),
+        "framing: single_object": _proposed(b"\xc3\x01" + bytes(9)),
+    }
+    for note, found in undecided.items():
+        assert (found.format, found.columns, note in found.note) == (None, (), True), found
+
+
+def test_proposal_when_records_name_a_schema_then_the_registry_tells_the_format_and_the_columns() -> None:
+    with registry_server() as server:
+        registry = Registry(RegistryOptions(url=server.url))
+        avro = {"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}]}
+        identifier = server.register("topic-value", {"schema": json.dumps(avro)})
+        found = propose([b"\0" + identifier.to_bytes(4, "big") + b"\2"], None, registry, "topic")
+        assert (found.format, [str(column.type) for column in found.columns]) == ({"type": "avro"}, ["bigint"])
 
 
 def test_match_when_the_sample_has_records_that_stop_a_mapping_then_counts_misfits() -> None:
-    shape = replace(proposed_shape(_records({"a": 1}), "none"), not_null=frozenset({"a"}))
-    found = match([b"[1]", b"{", b'{"a": "x"}', b'{"a": 1}', None, b'{"b": 1}'], shape, "none")
-    assert (found.records, found.misfits, found.stored) == (6, 5, ("a",))
+    shape = Shape((Column("a", HiveType("bigint")),), (), None, Encoding(), not_null=frozenset({"a"}))
+    found = match([b"[1]", b"{", b'{"a": "x"}', b'{"a": 1}', None, b'{"b": 1}'], shape, JsonOptions())
+    assert (found.records, found.misfits, found.stored, found.ignored) == (6, 5, ("a",), ("b",))
 
 
 CHANGES = [
@@ -209,30 +283,26 @@ CHANGES = [
 ]
 
 
-def test_envelope_when_most_records_are_in_one_then_its_rows_are_compared() -> None:
+def test_proposal_when_most_records_are_in_an_envelope_then_its_rows_are_compared() -> None:
     wrapped: list[object] = [{"schema": {"type": "struct"}, "payload": {"id": 1, "day": "2026-01-01"}}] * 2
+    plain = {"schema": "struct<type:string>", "payload": "struct<id:bigint,day:string>", "id": "bigint"}
     for records, envelope, columns, misfits in (
         (CHANGES, "debezium", {"id": "bigint", "name": "string"}, 1),  # an update, which is a reject by default
         ([*wrapped, {"id": 7}], "connect", {"id": "bigint", "day": "date"}, 1),
-        ([*wrapped[:1], {"id": 7}], "none", {"schema": "string", "payload": "string", "id": "bigint"}, 0),
-        ([{"op": "c", "id": 1}], "none", {"op": "string", "id": "bigint"}, 0),
-        ([], "none", {}, 0),
+        ([*wrapped[:1], {"id": 7}], None, plain, 0),
+        ([{"op": "c", "id": 1}], None, {"op": "string", "id": "bigint"}, 0),
+        ([], None, {}, 0),
     ):
         sample = _records(*records)
-        found = find_envelope(sample)
-        shape = proposed_shape(sample, found)
-        assert found == envelope
-        assert {column.name: str(column.type) for column in shape.columns} == columns
+        found = _proposed(*sample)
+        assert found.format == ({"type": "json", "envelope": envelope} if envelope else {})
+        assert _types(found) == columns
         if columns:
-            compared = match(sample, shape, found)
-            assert (compared.stored, compared.misfits) == (tuple(sorted(columns)), misfits)
-
-
-def test_envelope_when_a_record_has_a_field_of_the_table_then_there_is_none() -> None:
-    sample = _records(*CHANGES)
-    assert find_envelope(sample, proposed_shape(_records({"id": 1}), "none")) == "debezium"
-    assert find_envelope(sample, proposed_shape(_records({"id": 1, "op": "c"}), "none")) == "debezium"
-    assert find_envelope(sample, proposed_shape(_records({"after": {}}), "none")) == "none"
+            compared = _matched(sample, found)
+            assert (compared.stored, compared.ignored, compared.misfits) == (tuple(sorted(columns)), (), misfits)
+    assert _proposed(*_records(*CHANGES), table="id op").format == {"type": "json", "envelope": "debezium"}
+    assert _proposed(*_records(*CHANGES), table="id").format == {"type": "json", "envelope": "debezium"}
+    assert _proposed(*_records(*CHANGES), table="after").format == {}  # a field of the table
 
 
 def test_init_when_the_records_are_in_an_envelope_then_the_file_unwraps_them(

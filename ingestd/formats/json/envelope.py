@@ -64,13 +64,6 @@ def event_of(
     return event, _row_of(event, operations) if envelope == "debezium" else AFTER
 
 
-def row_in(record: dict[str, object], envelope: Envelope) -> dict[str, object]:
-    """Return the row in the envelope of a record, whatever the operation of Debezium is. Raises RejectError."""
-    event, row = event_of(record, envelope, (*INSERTS, UPDATE, DELETE), with_decimals=True)
-    members = {name.lower(): item for name, item in event.items()}
-    return members[row] if envelope == "debezium" else event  # type: ignore[return-value]  # an object, by `event_of`
-
-
 def _row_of(event: dict[str, object], operations: Collection[str]) -> str:
     """Return the member that is the row of an event of Debezium. Raises RejectError if it has none."""
     members = {name.lower(): item for name, item in event.items()}
