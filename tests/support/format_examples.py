@@ -29,14 +29,46 @@ class Example:
     rows: tuple[tuple[str, ...], ...]
 
 
+@dataclass(frozen=True)
+class NewFormat:
+    """The format that the page adds: the text of its module, the change of another one as a diff, and its example."""
+
+    module: str
+    change: str
+    example: Example
+
+
 def examples() -> list[Example]:
-    """Return the examples of the page in their order."""
-    sections = re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
-    return [_example(section) for section in sections if "```sql" in section]
+    """Return the examples of the formats in the order of the page."""
+    return [_example(section) for section in _sections() if "```sql" in section and "```diff" not in section]
+
+
+def new_format() -> NewFormat:
+    """Return the format that the page adds."""
+    [section] = [section for section in _sections() if "```diff" in section]
+    blocks = _blocks(section)
+    return NewFormat(blocks["python"], blocks["diff"], _example(section))
+
+
+def changed(text: str, diff: str) -> str:
+    """Return a text after a change, whose parts are separated by lines with `@@`."""
+    for part in diff.split("@@\n"):
+        old, new = ("".join(line[1:] for line in part.splitlines(True) if line[0] != sign) for sign in "+-")
+        assert text.count(old) == 1, part
+        text = text.replace(old, new)
+    return text
+
+
+def _sections() -> list[str]:
+    return re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+
+
+def _blocks(section: str) -> dict[str, str]:
+    return dict(re.findall(r"^```(\w+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL))
 
 
 def _example(section: str) -> Example:
-    blocks = dict(re.findall(r"^```(\w+)\n(.*?)^```", section, re.MULTILINE | re.DOTALL))
+    blocks = _blocks(section)
     table = re.search(r"CREATE TABLE \S+ \((.*?)\)(?: PARTITIONED BY \((.*)\))?$", blocks["sql"], re.MULTILINE)
     assert table, section
     result = re.search(r"(?:^\|.*\n)+", section.rpartition("```")[2], re.MULTILINE)
