@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
-from ingestd.errors import InvalidTable
+from ingestd.errors import ConfigError, InvalidTable
 from ingestd.formats.decoder import RejectError
 from ingestd.formats.record_decoder import MixedTimestamps, RecordDecoder, RejectReasons, Tombstones
 from ingestd.formats.registry import InvalidSchema
@@ -24,6 +24,30 @@ K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 ReadRows = Callable[[Records, Ints, Ints], pa.StructArray]
 """Reads the records with these indexes, whose data begins at these positions, as one struct per record."""
+
+
+def joined_columns(rows: Iterable[HiveType]) -> tuple[Column, ...]:
+    """Return a column for each field of structs, one struct for each schema, in their order.
+
+    The column of a field of several schemas can store the values of all. Raises InvalidSchema if there is none.
+    """
+    columns: dict[str, HiveType] = {}
+    for row in rows:
+        for name, found in zip(row.names, row.children, strict=True):
+            joined = columns.setdefault(name, found).joined(found)
+            if joined is None:
+                raise InvalidSchema(f"field {name} of two schemas: {columns[name]} and {found} have no common type")
+            columns[name] = joined
+    return tuple(Column(name, kind) for name, kind in columns.items())
+
+
+def no_columns(error: InvalidSchema) -> ConfigError:
+    """Return the error of a mapping that cannot derive the columns of its new table."""
+    return ConfigError(
+        f"the columns cannot be derived from a schema: {error}",
+        where="create_table",
+        hint="list the columns in create_table.columns",
+    )
 
 
 class ColumnarDecoder(RecordDecoder, Generic[K]):

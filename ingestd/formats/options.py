@@ -44,7 +44,7 @@ def decoder_of(options: FormatOptions, columns: Sequence[Column], registry: Regi
 
 def has_schema(options: FormatOptions) -> bool:
     """Return whether a schema, which `schema_columns` reads, defines the columns of the records."""
-    return isinstance(options, AvroOptions)
+    return isinstance(options, (AvroOptions, ProtobufOptions))
 
 
 def can_evolve(options: FormatOptions) -> bool:
@@ -59,7 +59,7 @@ def schema_columns(options: FormatOptions, registry: Registry | None, topics: Se
 
     Raises ConfigError if there is no schema, or if no column can store a field of it, and the errors of the registry.
     """
-    if isinstance(options, AvroOptions):
+    if isinstance(options, (AvroOptions, ProtobufOptions)):
         return options.columns(registry, topics)
     raise ConfigError(f"the format {options.type} does not derive columns from schemas", where="format.type")
 

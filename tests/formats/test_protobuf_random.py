@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ingestd.formats.decoder import DecodeResult
 from ingestd.schema import Column, HiveType
-from tests.support.protobuf import Field, class_of, decoder_of, file_of, message, row_of
+from tests.support.protobuf import Field, class_of, decoder_of, file_of, message, options_of, row_of
 
 HIVE = {
     **dict.fromkeys(("int32", "sint32", "sfixed32"), "int"),
@@ -180,7 +180,9 @@ def empty_as_dict(columns: list[Column], row: dict[str, Any] | None) -> Any:
 def test_decode_when_schema_is_random_then_rows_are_those_of_googles_parser(
     schema: tuple[FileDescriptorProto, list[Column]], records: list[bytes], repeated: int
 ) -> None:
-    assert_as_google(*schema, records, repeated)
+    file, columns = schema
+    assert {*options_of(file).columns(None, [])} == {*columns}
+    assert_as_google(file, columns, records, repeated)
 
 
 @settings(max_examples=30, deadline=None)

@@ -47,6 +47,37 @@ def framed(identifier: int, path: bytes, data: bytes) -> bytes:
     return struct.pack(">BI", 0, identifier) + path + data
 
 
+def test_columns_when_one_message_contains_the_others_then_they_are_its_fields(server: RegistryServer) -> None:
+    row = message("Row", [Field("ITEM", 1, ".shop.Outer.Item"), Field("n", 2, "uint64", key="uint64")])
+    well_known = [Field("at", 1, ".google.protobuf.Timestamp"), Field("text", 3, ".google.protobuf.Duration")]
+    for topic, file in (
+        ("a", file_of(message("Outer", [], ITEM), row)),
+        ("b", file_of(message("Row", [Field("n", 2, "string", "repeated"), *well_known]))),
+        ("several", file_of(message("Row", [Field("id", 1, "int32")]), ITEM)),
+        ("tree", file_of(message("Tree", [Field("next", 1, ".shop.Tree")]))),
+        ("empty", file_of(message("Row", []))),
+        ("case", file_of(message("Row", [Field("a", 1, "int32"), Field("A", 2, "int32")]))),
+    ):
+        register(server, file, f"{topic}-value")
+
+    def found(*topics: str) -> str:
+        columns = ProtobufOptions().columns(registry_of(server), topics)
+        return ", ".join(f"{column.name} {column.type}" for column in columns)
+
+    assert found("a") == "item struct<id:bigint,name:string>, n map<bigint,decimal(20,0)>"
+    assert found("b") == "n array<string>, at timestamp, text string"
+    for topics, reason in (
+        (("several",), "it does not say which of its messages records are: shop.Row, shop.Item"),
+        (("tree",), "next: a message that contains itself has no column type"),
+        (("empty",), "which of its messages records are: none has a field"),
+        (("case",), "A: the name of another field differs only in case"),
+        (("none",), "the registry has no subject none-value"),
+        (("a", "b"), r"field n of two schemas: map<bigint,decimal\(20,0\)> and array<string> have no common type"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            found(*topics)
+
+
 @pytest.mark.parametrize("count", [1, 100])
 def test_decode_when_paths_and_schemas_are_interleaved_then_each_record_has_its_type(
     server: RegistryServer, count: int

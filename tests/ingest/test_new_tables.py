@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import struct
 from decimal import Decimal
 from typing import Any
 
 from ingestd.config.document import load
 from ingestd.ingest.new_table import find_target
 from tests.support.avro import logical, schema_of
-from tests.support.registry import registry_server, serialize
+from tests.support.protobuf import Field, class_of, file_of, message
+from tests.support.registry import RegistryServer, registry_server, serialize
 from tests.support.stack import Stack, eventually
 
 AMOUNT = logical("bytes", "decimal", precision=9, scale=2)
@@ -26,6 +29,19 @@ def _described(stack: Stack, table: str) -> list[tuple[Any, ...]]:
     return [row[:2] for row in stack.sql(f"DESCRIBE {table}")]
 
 
+def _protobuf(stack: Stack, server: RegistryServer) -> dict[str, Any]:
+    """Return a mapping that creates its table for the Protobuf record of a topic."""
+    name = f"{stack.name}_p"
+    at = Field("at", 3, ".google.protobuf.Timestamp")
+    file = file_of(message("Row", [Field("Id", 1, "int64"), Field("tags", 2, "string", "repeated"), at]))
+    text = base64.b64encode(file.SerializeToString()).decode()
+    identifier = server.register(f"{name}-value", {"schema": text, "schemaType": "PROTOBUF"})
+    record = class_of(file)(Id=7, tags=["a", "b"]).SerializeToString()
+    stack.produce([struct.pack(">BIB", 0, identifier, 0) + record], stack.topic(1, name))
+    table = {"table": f"default.{name}", "create_table": True}
+    return {"name": name[-40:], "topics": [name], "format": {"type": "protobuf"}, **table}
+
+
 def test_table_when_missing_for_two_mappings_then_created_once_from_the_registry(stack: Stack) -> None:
     topics = [stack.topic(1, f"{stack.name}_{side}") for side in "ab"]
     with registry_server() as server:
@@ -37,12 +53,14 @@ def test_table_when_missing_for_two_mappings_then_created_once_from_the_registry
             stack.produce([serialize(serializer, topic, value) for value in values], topic)
         mapping = {"format": {"type": "avro"}, "create_table": {"partitioned_by": {"dt": "string"}}}
         mappings = [{"name": topic[-40:], "topics": [topic], **mapping} for topic in topics]
+        mappings.append(_protobuf(stack, server))
         config = stack.config(*mappings, registry={"url": server.url})
         _, statement = find_target(stack.metastore, load([config]).mappings[0])
         daemon = stack.drain(config)
 
-    (created,) = daemon.events("table_created")
-    assert created["statement"] == statement
+    first, second = (event["statement"] for event in daemon.events("table_created"))
+    assert statement in (first, second)
+    assert stack.sql(f"SELECT id, tags[1], at FROM {stack.name}_p") == [(7, "b", None)]
     assert stack.sql(f"SELECT id, amount, tags[0], dt FROM {stack.name} WHERE id > 11 ORDER BY id") == [
         (12, Decimal("2.00"), "a", "d0"),
         (13, Decimal("3.00"), "a", "d1"),

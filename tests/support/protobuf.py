@@ -103,9 +103,14 @@ def set_of(*files: FileDescriptorProto) -> str:
     return base64.b64encode(FileDescriptorSet(file=files).SerializeToString()).decode()
 
 
+def options_of(file: FileDescriptorProto) -> ProtobufOptions:
+    """Return the options of the message shop.Row without a header."""
+    return ProtobufOptions(framing="none", descriptor_set=set_of(file), message="shop.Row")
+
+
 def decoder_of(file: FileDescriptorProto, columns: Sequence[Column]) -> ProtobufDecoder:
     """Return a decoder of the message shop.Row without a header."""
-    return ProtobufOptions(framing="none", descriptor_set=set_of(file), message="shop.Row").decoder(columns)
+    return options_of(file).decoder(columns)
 
 
 def row_of(found: Message) -> dict[str, Any]:

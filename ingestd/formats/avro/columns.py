@@ -21,6 +21,7 @@ from dataclasses import replace
 
 from ingestd.formats.avro.readers import field_of
 from ingestd.formats.avro.schema import AvroField, AvroType
+from ingestd.formats.columnar_decoder import joined_columns
 from ingestd.formats.registry import InvalidSchema
 from ingestd.schema import Column, HiveType
 
@@ -39,15 +40,7 @@ def columns_of(records: Iterable[AvroType]) -> tuple[Column, ...]:
     The column of a field of several schemas can store the values of all. Raises InvalidSchema with the path of a field
     that no column can store.
     """
-    columns: dict[str, HiveType] = {}
-    for record in records:
-        row = _type(record, "", ())
-        for name, found in zip(row.names, row.children, strict=True):
-            joined = columns.setdefault(name, found).joined(found)
-            if joined is None:
-                raise InvalidSchema(f"field {name} of two schemas: {columns[name]} and {found} have no common type")
-            columns[name] = joined
-    return tuple(Column(name, kind) for name, kind in columns.items())
+    return joined_columns(_type(record, "", ()) for record in records)
 
 
 def needed_columns(record: AvroType, columns: Sequence[Column]) -> tuple[Column, ...]:

@@ -15,6 +15,7 @@ from ingestd.formats.avro.decoder import AvroDecoder, Schemas
 from ingestd.formats.avro.defaults import check_defaults
 from ingestd.formats.avro.framing import ONLY_SCHEMA, Framing
 from ingestd.formats.avro.schema import AvroType, read_schema
+from ingestd.formats.columnar_decoder import no_columns
 from ingestd.formats.record_decoder import TombstonesKey
 from ingestd.formats.registry import InvalidSchema, Registry
 from ingestd.formats.unmatched import UnmatchedKey
@@ -113,11 +114,7 @@ class AvroOptions:
                 return columns_of(read_schema(text).record for text in self.schemas)
             return columns_of([self.latest(Registry.required(registry), topic) for topic in topics])
         except InvalidSchema as error:
-            raise ConfigError(
-                f"the columns cannot be derived from a schema: {error}",
-                where="create_table",
-                hint="list the columns in create_table.columns",
-            ) from None
+            raise no_columns(error) from None
 
     def latest(self, registry: Registry, topic: str) -> AvroType:
         """Return the latest schema that the registry has for the values of a topic.

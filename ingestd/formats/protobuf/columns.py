@@ -42,6 +42,17 @@ _KINDS = {
 }
 
 
+def row_of(kind: ProtoType) -> HiveType:
+    """Return the struct of the columns that can store all fields of a type, with names in lower case.
+
+    Raises InvalidSchema with the path of a field that no column can store.
+    """
+    try:
+        return _message(kind, None, "", ())
+    except RecursionError:
+        raise InvalidSchema("its types nest too deeply") from None
+
+
 def needed_columns(kind: ProtoType, columns: Sequence[Column], others: Collection[str]) -> tuple[Column, ...]:
     """Return the columns that can store all fields of a type, with the names of those in which they are stored now.
 
@@ -96,7 +107,8 @@ def _message(message: ProtoType, stored: HiveType | None, path: str, outer: tupl
     if message.name in outer:
         raise InvalidSchema(f"{path}: a message that contains itself has no column type")
     if stored is None and not message.fields:
-        raise InvalidSchema(f"{path}: the message {message.name} has no fields, and therefore no column type")
+        at = f"{path}: " if path else ""
+        raise InvalidSchema(f"{at}the message {message.name} has no fields, and therefore no column type")
     types: dict[str, HiveType] = {}
     used: set[str] = set()
     inside, place = (*outer, message.name), f"{path}." if path else ""

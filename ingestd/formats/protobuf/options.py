@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ingestd.errors import ConfigError
+from ingestd.formats.columnar_decoder import joined_columns, no_columns
+from ingestd.formats.protobuf.columns import row_of
 from ingestd.formats.protobuf.decoder import ProtobufDecoder, Types
 from ingestd.formats.protobuf.framing import Framing, Key
 from ingestd.formats.protobuf.schema import ProtoType, SchemaFile, is_descriptor, read_set
@@ -71,6 +73,21 @@ class ProtobufOptions:
         return ProtobufDecoder(
             columns, self._types(registry), self.framing, unmatched=self.unmatched, tombstones=self.tombstones
         )
+
+    def columns(self, registry: Registry | None, topics: Sequence[str]) -> tuple[Column, ...]:
+        """Return the columns that store the records of these topics.
+
+        They are those of the message of the configuration, or of the latest schemas that the registry has for the
+        values of the topics (subject `TOPIC-value`). Raises ConfigError if there is no schema, or if no column can
+        store a field, and the errors of the registry.
+        """
+        try:
+            if self.descriptor_set is not None and self.message is not None:
+                return joined_columns([row_of(read_set(self.descriptor_set, self.message))])
+            found = Registry.required(registry)
+            return joined_columns(row_of(self.latest(found, topic).outermost()) for topic in topics)
+        except InvalidSchema as error:
+            raise no_columns(error) from None
 
     def latest(self, registry: Registry, topic: str) -> SchemaFile:
         """Return the latest types that the registry has for the values of a topic.

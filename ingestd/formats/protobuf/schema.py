@@ -147,6 +147,29 @@ class SchemaFile:
             self._pool = _pool(self._files)
         return _found(self._pool, ".".join(names))
 
+    @_utf8_required()
+    def outermost(self) -> ProtoType:
+        """Return the only type with fields that is not contained in others of the file. Raises InvalidSchema."""
+        types = [self.find((index,)) for index in range(len(self._main.message_type))]
+        found = [kind for kind in types if kind.fields]
+        inner = {name for kind in found for name in _parts(kind) - {kind.name}}
+        outer = [kind for kind in found if kind.name not in inner]
+        if len(outer) != 1:
+            names = ", ".join(kind.name for kind in outer or found) or "none has a field"
+            raise InvalidSchema(f"it does not say which of its messages records are: {names}")
+        return outer[0]
+
+
+def _parts(kind: ProtoType) -> set[str]:
+    """Return the names of all messages that a message can contain."""
+    found: set[str] = set()
+    waiting = [kind]
+    while waiting:
+        messages = [field.message for field in waiting.pop().fields if field.message]
+        waiting += [message for message in messages if message.name not in found]
+        found |= {message.name for message in messages}
+    return found
+
 
 def is_descriptor(text: str) -> bool:
     """Return whether a text is a file's descriptor in Base64, and not the source of a .proto file."""
