@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from ingestd.daemon import log
 from ingestd.daemon.http.server import HttpServer
 from ingestd.errors import ConfigError, ConfigFaults
 from ingestd.ingest.control import Request, RequestFailed
-from ingestd.ingest.preview import AtOffset
+from ingestd.ingest.preview import AtOffset, AtTime, Preview
 from ingestd.kafka.ranges import TopicPartition
 from tests.support import certificates
 from tests.support.http import JSON, LOOPBACK, Client, StaticFleet, server_threads, serving
+from tests.support.patience import LIMIT
 from tests.support.stack import eventually
 
 TOKEN = "0123456789abcdef"
@@ -115,6 +117,34 @@ def test_preview_then_returns_the_document_and_needs_the_rights_of_an_operator(
         shown = client.post(path, {"limit": 5, "at": "orders:0:7"}, **token).json
     assert (shown["mapping"], shown["records"]) == ("orders", 5)
     assert shown["rows"][0]["values"] == {"start": str(AtOffset(TopicPartition("orders", 0), 7))}
+
+
+@dataclass
+class _SlowFleet(StaticFleet):
+    """A fleet whose previews take until `go_on` is set. `begun` counts them."""
+
+    go_on: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def preview(self, name: str, limit: int, start: AtTime | AtOffset | None) -> Preview:
+        self.begun.release()
+        assert self.go_on.wait(LIMIT)
+        return super().preview(name, limit, start)
+
+
+def test_preview_when_its_client_disconnects_then_no_other_one_runs_before_its_end(fleet: StaticFleet) -> None:
+    slow = _SlowFleet(fleet.monitors, fleet.controls)
+    path = "/mappings/orders/preview"
+    with serving(slow) as client:
+        try:
+            with closing(client.open()) as leaving:
+                leaving.request("POST", path, headers=JSON)
+                assert slow.begun.acquire(timeout=LIMIT)
+            for _ in range(20):  # each request gives the server the time to notice
+                assert client.post(path).status == 409
+        finally:
+            slow.go_on.set()
+        eventually("another preview", lambda: client.post(path).status == 200)
 
 
 def test_change_when_the_mapping_refuses_it_then_409_with_its_error(client: Client, fleet: StaticFleet) -> None:
