@@ -103,7 +103,7 @@ class ArrowReader:
                 if lines is None or undecided[lines].all():
                     if self._learn(message, values[int(np.argmin(undecided))], learned):
                         continue
-                    lines, single_rows = row_of(message), single_rows + 1
+                    lines, single_rows = row_of(message, len(values)), single_rows + 1
                     if lines is None or undecided[lines].all() or single_rows > _MAX_SINGLE_ROWS:
                         break
                 text = without_lines(text, lines)

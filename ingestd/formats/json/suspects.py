@@ -52,10 +52,13 @@ def suspects(error: str, text: bytes, schema: pa.Schema, limit: int) -> Lines | 
     return lines if 0 < len(lines) <= limit and len(places) <= limit else None
 
 
-def row_of(error: str) -> Lines | None:
-    """Return the line at which the reader stopped, if the error contains it."""
+def row_of(error: str, count: int) -> Lines | None:
+    """Return the line at which the reader stopped; None if the error lacks it, or names none of the `count` lines.
+
+    The reader counts objects. A line before the fault may contain several.
+    """
     row = _ROW.search(error)
-    return np.array([int(row[1])]) if row else None
+    return np.array([int(row[1])]) if row and int(row[1]) < count else None
 
 
 def without_lines(text: bytes, lines: Lines) -> bytes:
