@@ -195,7 +195,10 @@ class Registry:
                 yield key, Reference(str(reference["name"]), str(found["schema"]))
 
     def _get(self, path: str, what: str) -> dict[str, Any]:
-        """Return the JSON object at a path, which has the key `schema`; `what` is what it describes."""
+        """Return the JSON object at a path, which describes a schema; `what` is what it describes.
+
+        Errors name the URL of the request, not one to which it was redirected, which may contain a secret.
+        """
         url = self._options.url.rstrip("/") + path
         request = urllib.request.Request(url, headers={"Accept": "application/vnd.schemaregistry.v1+json"})  # noqa: S310
         if self._options.username is not None:
@@ -206,7 +209,7 @@ class Registry:
             with urllib.request.urlopen(request, timeout=self._options.timeout, context=self._tls()) as response:  # noqa: S310
                 answer = json.loads(self._body(response))
         except urllib.error.HTTPError as error:
-            raise self._error(error, what) from None
+            raise self._error(error, url, what) from None
         except (ssl.SSLCertVerificationError, urllib.error.URLError) as error:
             reason = error.reason
             if isinstance(error, ssl.SSLCertVerificationError) or isinstance(reason, ssl.SSLCertVerificationError):
@@ -216,21 +219,24 @@ class Registry:
                     hint="set registry.ca_file to the CA certificates of the registry",
                 ) from None
             raise RegistryUnavailable(f"the schema registry does not answer: {reason}", where=url) from None
+        except (ValueError, RecursionError, http.client.InvalidURL):  # the last is of a redirect
+            raise self._not_a_registry(url) from None
         except (OSError, http.client.HTTPException) as error:
             raise RegistryUnavailable(f"the schema registry does not answer: {error}", where=url) from None
-        except ValueError:
             raise self._not_a_registry(url) from None
-        if not isinstance(answer, dict) or "schema" not in answer:
+        if not _is_schema(answer):
             raise self._not_a_registry(url)
-        return answer
+        return answer  # type: ignore[no-any-return]  # a dict, by `_is_schema`
 
     def _body(self, response: http.client.HTTPResponse) -> bytes:
-        """Return the body of an answer. Raises OSError if it is too long, or takes longer than the time limit."""
+        """Return the body of an answer. Raises OSError if it is cut, too long, or takes longer than the time limit."""
         limit, body = Deadline.after(self._options.timeout), bytearray()
         while part := response.read1(_CHUNK):  # `read` waits for as many bytes
             body += part
             if len(body) > _MAX_BYTES or limit.passed:
                 raise OSError(f"the answer is longer than {_MAX_BYTES >> 20} MiB or took too long")
+        if response.length:  # of which `read1` does not complain
+            raise OSError(f"the connection ended {response.length} bytes before the answer")
         return bytes(body)
 
     def _tls(self) -> ssl.SSLContext | None:
@@ -241,24 +247,25 @@ class Registry:
         except OSError as error:  # including ssl.SSLError
             raise ConfigError(f"cannot be used: {error}", where="registry.ca_file") from None
 
-    def _error(self, error: urllib.error.HTTPError, what: str) -> Exception:
+    def _error(self, error: urllib.error.HTTPError, url: str, what: str) -> Exception:
         """Return the error that an answer with an HTTP status of 400 or more stands for."""
         try:
             with error:
-                found = re.search(rb'"error_code"\s*:\s*(\d+)', error.read(10_000))
+                body = self._body(error.fp)  # type: ignore[arg-type]  # of an answer, it is its HTTPResponse
         except (OSError, http.client.HTTPException) as broken:
-            return RegistryUnavailable(f"the answer of the schema registry is incomplete: {broken}", where=error.url)
+            return RegistryUnavailable(f"the answer of the schema registry is incomplete: {broken}", where=url)
+        found = re.search(rb'"error_code"\s*:\s*(\d+)', body)
         if error.code == 404 and found and int(found[1]) in _NOT_FOUND:
             return SchemaMissing(_MISSING.format(what))
         if error.code in _LOGIN_STATUS:
             return LoginFailed(
                 f"the schema registry answers {error.code} {error.reason}",
-                where=error.url,
+                where=url,
                 hint="set registry.username and registry.password to a user who may read schemas",
             )
         if error.code >= 500 or error.code in _BUSY_STATUS:
-            return RegistryUnavailable(f"the schema registry answers {error.code} {error.reason}", where=error.url)
-        return self._not_a_registry(error.url)
+            return RegistryUnavailable(f"the schema registry answers {error.code} {error.reason}", where=url)
+        return self._not_a_registry(url)
 
     def _not_a_registry(self, url: str) -> ConfigError:
         return ConfigError(
@@ -266,3 +273,14 @@ class Registry:
             where=url,
             hint="set registry.url to the root of Confluent's REST API; for Apicurio, it ends in /apis/ccompat/v7",
         )
+
+
+def _is_schema(answer: object) -> bool:
+    """Return whether an answer describes a schema: whether all that is read of it has the right type."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("schema"), str):
+        return False
+    references = answer.get("references") or []
+    return isinstance(references, list) and all(
+        isinstance(found, dict) and {"name", "subject"} <= {*found} and str(found.get("version")).isdecimal()
+        for found in references
+    )

@@ -160,18 +160,48 @@ def test_schema_when_registry_fails_then_raises_unavailable_and_recovers(server:
     assert registry.schema(1, "AVRO").text == NEW
 
 
-def test_schema_when_connection_ends_inside_an_error_then_raises_unavailable() -> None:
-    def answer() -> None:
+def _answered(answer: bytes) -> Exception:
+    """Return the error of a request for a schema to a server that sends these bytes and ends the connection."""
+
+    def send() -> None:
         connection, _ = listener.accept()
         with connection:
             connection.recv(10_000)
-            connection.sendall(b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\nff\r\n{")
+            connection.sendall(answer)
 
     with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor() as pool:
-        answered = pool.submit(answer)
-        with pytest.raises(RegistryUnavailable, match="the answer of the schema registry is incomplete"):
-            Registry(RegistryOptions(f"http://127.0.0.1:{listener.getsockname()[1]}")).schema(1, "AVRO")
-        answered.result()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        sent = pool.submit(send)
+        with pytest.raises((RegistryUnavailable, ConfigError)) as caught:
+            Registry(RegistryOptions(url, username="reader", password="s3cret")).schema(1, "AVRO")
+        sent.result()
+    assert f"{url}/schemas/ids/1" in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"404 Not Found"])
+@pytest.mark.parametrize("rest", [b"Transfer-Encoding: chunked\r\n\r\nff\r\n{", b"Content-Length: 99\r\n\r\n{"])
+def test_schema_when_connection_ends_inside_an_answer_then_raises_unavailable(status: bytes, rest: bytes) -> None:
+    assert isinstance(_answered(b"HTTP/1.1 " + status + b"\r\n" + rest), RegistryUnavailable)
+
+
+@pytest.mark.parametrize("place", ["http://u:s3cret@127.0.0.1/", "file:///s3cret", "s3cret"])
+def test_schema_when_redirected_to_a_place_without_a_registry_then_error_does_not_show_it(place: str) -> None:
+    head = f"HTTP/1.1 302 Found\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n"
+    assert _answered(head.encode())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b'{"schema": null}', b'{"schema": "", "references": 5}', b'{"schema": "", "references": [{}]}', b"[" * 100_000,
+        b'{"schema": "", "references": [{"name": "a", "subject": "b", "version": "x"}]}',
+    ],
+)  # fmt: skip
+def test_schema_when_the_answer_does_not_describe_a_schema_then_raises_config_error(answer: bytes) -> None:
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(answer)}\r\n\r\n"
+    assert isinstance(_answered(head.encode() + answer), ConfigError)
 
 
 @contextmanager
