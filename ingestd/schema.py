@@ -38,11 +38,12 @@ _SIZED = re.compile(r"(varchar|char|decimal)\s*(?:\(\s*(\d+)\s*(?:,\s*(\d+)\s*)?
 _COMPLEX = re.compile(r"(array|map|struct)\s*<(.*)>", re.DOTALL)
 _ARITY = {"array": 1, "map": 2}
 _REASONS = {"timestamp with local time zone": ": Hive cannot read it from ORC (Unknown type TIMESTAMP_INSTANT)"}
-# The names of Hive's virtual columns (VirtualColumn of Hive 4).
+# Names that Hive refuses as an "Invalid column name" (VirtualColumn.VIRTUAL_COLUMN_NAMES of Hive 4.0.1 and 4.2.0): not
+# the whole enumeration, because HiveServer2 reads a column snapshot__id.
 _VIRTUAL = frozenset((
     "input__file__name", "block__offset__inside__file", "row__offset__inside__block", "raw__data__size", "row__id",
     "row__is__deleted", "grouping__id", "partition__spec__id", "partition__hash", "partition__projection", "file__path",
-    "row__position", "snapshot__id",
+    "row__position",
 ))  # fmt: skip
 _USABLE = (
     "use boolean, tinyint, smallint, int, bigint, float, double, decimal, string, varchar, char, date, timestamp, "

@@ -49,6 +49,7 @@ def test_columns_when_hive_has_a_virtual_one_of_the_name_then_refused() -> None:
         evolved_columns("add_columns", TABLE, _columns(row__id="int"))
     with pytest.raises(InvalidTable, match=r"table web\.a, column input__file__name: a virtual column"):
         _table(id="int", input__file__name="string")
+    assert evolved_columns("add_columns", TABLE, _columns(snapshot__id="bigint"))[-1].name == "snapshot__id"
 
 
 def test_error_when_it_crosses_a_process_boundary_then_its_columns_survive() -> None:
