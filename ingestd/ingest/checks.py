@@ -6,11 +6,11 @@ Invariant: a check removes every lock and directory that it creates.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ingestd.clock import Deadline
-from ingestd.errors import IngestdError, MetastoreUnavailable, TableMissing, TopicDenied
+from ingestd.errors import IngestdError, InvalidTable, MetastoreUnavailable, TableMissing, TopicDenied
 from ingestd.formats.options import examine_registry, uses_registry
 from ingestd.formats.registry import Registry
 from ingestd.hive import leases
@@ -22,7 +22,7 @@ from ingestd.ingest.letter_table import load_letter_table
 from ingestd.ingest.new_table import find_target
 from ingestd.ingest.options import MappingOptions
 from ingestd.ingest.permissions import changeable_directories, hidden_directory, levels, require_writable
-from ingestd.ingest.target import check_query
+from ingestd.ingest.target import check_query, existing_tables, letters_name
 from ingestd.kafka.admin import Broker, OffsetMirror
 from ingestd.kafka.ranges import OffsetRange
 from ingestd.kafka.reader import ReadLimits, read
@@ -94,6 +94,12 @@ def check_table(warehouse: Warehouse, options: MappingOptions) -> Iterator[Findi
         if storage.error is None:
             where = f"{subject}, permissions of dead letters"
             yield _prediction(where, lambda: changeable_directories(warehouse, letters))
+
+
+def check_locations(metastore: Metastore, mappings: Sequence[MappingOptions]) -> Iterator[Finding]:
+    """Check that the tables of all mappings have directories of their own. Yields one finding."""
+    names = dict.fromkeys(filter(None, (name for each in mappings for name in (str(each.table), letters_name(each)))))
+    yield _prediction("locations of tables", lambda: separate_locations(metastore, list(names)))
 
 
 def check_control(metastore: Metastore, options: MappingOptions) -> Iterator[Finding]:
@@ -228,6 +234,21 @@ def usable_control(metastore: Metastore, control: TableName) -> str:
     A database or table that is missing passes, because the mapping creates it.
     """
     return "exists" if is_created(metastore, control) else "does not exist; the mapping creates it"
+
+
+def separate_locations(metastore: Metastore, names: Sequence[str]) -> str:
+    """Compare the locations of tables; return what was found. Raises InvalidTable if two of them are the same."""
+    owners: dict[str, TableName] = {}
+    for table in existing_tables(metastore, names):
+        location = table.location.rstrip("/")
+        first = owners.setdefault(location, table.name)
+        if first != table.name:
+            raise InvalidTable(
+                f"{first} and {table.name} have the same location, so queries of each also show rows of the other",
+                where=f"location {location}",
+                hint="set the location of one of them to a directory of its own",
+            )
+    return f"{counted(len(owners), 'table')}, each in a directory of its own"
 
 
 def valid_sql(metastore: Metastore, options: MappingOptions, engine: Callable[[], Engine]) -> str:

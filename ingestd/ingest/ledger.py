@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 
 from ingestd.errors import IngestdError
 from ingestd.hive import transactions
-from ingestd.hive.tables import Table
+from ingestd.hive.tables import Table, require_writable_database
 from ingestd.ingest import events
 from ingestd.ingest.columns import columns_of
 from ingestd.ingest.commit import PendingTransaction, Target
@@ -66,8 +66,16 @@ class Ledger:
         return self._options.topics
 
     def read_table(self) -> Table:
-        """Return the current definition of the table. Raises InvalidTable if the mapping cannot write it."""
-        return load_target(self._services.metastore, self._options)
+        """Return the current definition of the table.
+
+        Raises InvalidTable if the mapping must not write it or, because its database has become a target of
+        replication, the control table.
+        """
+        metastore, options = self._services.metastore, self._options
+        table = load_target(metastore, options)
+        if options.control_database != options.table.database:
+            require_writable_database(metastore, options.control)
+        return table
 
     def open(self, plan: Plan, table: Table, letters: Table | None = None) -> PendingTransaction:
         """Open a transaction and allocate its write ids, which the stage writes into every row.

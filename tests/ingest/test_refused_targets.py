@@ -7,8 +7,8 @@ from typing import Any
 
 from ingestd.config.document import load
 from ingestd.hive.creation import exists
-from ingestd.hive.tables import TableName, read_table
-from ingestd.ingest.checks import check_control
+from ingestd.hive.tables import TableName, load_acid_table, read_table
+from ingestd.ingest.checks import check_control, check_locations
 from ingestd.ingest.letter_table import definition
 from tests.support.daemon import Daemon
 from tests.support.stack import Stack, eventually
@@ -129,6 +129,22 @@ def test_database_when_it_becomes_a_replica_while_the_daemon_runs_then_only_its_
     assert stack.ids() == [1, 2]
 
 
+def test_tables_when_two_have_the_same_location_then_check_warns(stack: Stack) -> None:
+    stack.topic(1)
+    names = [f"default.{stack.name}_{case}" for case in ("first", "second", "third")]
+    stack.table("id int", name=names[0])
+    location = load_acid_table(stack.metastore, TableName.parse(names[0])).location
+    acid = "STORED AS ORC LOCATION '{}' TBLPROPERTIES ('transactional'='true')"
+    stack.sql(f"CREATE TABLE {names[1]} (id int) {acid.format(location)}")
+    stack.table("id int", name=names[2])
+    mappings = load([stack.config(*(_mapping(stack, name.rpartition("_")[2], name) for name in names))]).mappings
+    [found] = check_locations(stack.metastore, mappings)
+    assert found.is_warning
+    assert f"{names[0]} and {names[1]} have the same location" in str(found.error)
+    [separate] = check_locations(stack.metastore, mappings[1:])
+    assert (separate.error, separate.detail) == (None, "2 tables, each in a directory of its own")
+
+
 def test_control_database_when_it_is_a_target_of_replication_then_check_and_the_mapping_say_so(stack: Stack) -> None:
     control = f"{stack.name}_control"
     stack.topic(1)
@@ -145,4 +161,15 @@ def test_control_database_when_it_is_a_target_of_replication_then_check_and_the_
     [failed] = stack.drain(config, expect=65).events("failed")
 
     assert (failed["reason"], stack.ids()) == ("InvalidTable", [])
+    assert f"database {control} is a target of replication (repl.target.for)" in failed["error"]
+
+    stack.sql(f"ALTER DATABASE {control} SET DBPROPERTIES ('repl.target.for'='')")
+    daemon = stack.start(config)
+    eventually("the first row", lambda: daemon.events("committed"))
+    stack.sql(f"ALTER DATABASE {control} SET DBPROPERTIES ('repl.target.for'='p1')")
+    stack.produce([{"id": 2}])
+    eventually("the mapping to stop", lambda: daemon.events("failed"))
+    daemon.kill()
+    [failed] = daemon.events("failed")
+    assert (failed["reason"], stack.ids()) == ("InvalidTable", [1])
     assert f"database {control} is a target of replication (repl.target.for)" in failed["error"]
