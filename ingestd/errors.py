@@ -21,6 +21,7 @@
     ├ RecordsUnreadable                       exit 65  Kafka has records that its client cannot read
     ├ TransactionError             retriable  exit 1   no row of the transaction is visible
     │  ├ TransactionAborted
+    │  │  └ CommitRefused                             the metastore failed to commit, and does not say why
     │  ├ TableChanged                                  the table changed between plan and commit
     │  ├ RangeLost                                     Kafka lost a planned range; the next plan applies on_offset_loss
     │  └ CommitOutcomeUnknown                          the stored offsets decide what is read next
@@ -200,6 +201,14 @@ class TransactionError(IngestdError):
 
 class TransactionAborted(TransactionError):
     """The transaction was aborted after a timeout, by an administrator, or in a takeover."""
+
+
+class CommitRefused(TransactionAborted):
+    """The metastore has answered several commits of the transaction with an internal error, so it was aborted.
+
+    `commit_txn` declares no exception for it (hive_metastore.thrift), so Thrift replaces that of a failing database, of
+    a listener, and of a defect by the same text. An outage ends, so the transaction is repeated without end.
+    """
 
 
 class TableChanged(TransactionError):

@@ -45,6 +45,7 @@ TABLE = {
     "errors.RecordsUnreadable": (False, 65),
     "errors.TransactionError": (True, 1),
     "errors.TransactionAborted": (True, 1),
+    "errors.CommitRefused": (True, 1),
     "errors.TableChanged": (True, 1),
     "errors.RangeLost": (True, 1),
     "errors.CommitOutcomeUnknown": (True, 1),

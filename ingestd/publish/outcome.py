@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ingestd.clock import Deadline, pause
-from ingestd.errors import CommitOutcomeUnknown, IngestdError, MetastoreUnavailable, TransactionAborted
+from ingestd.errors import CommitOutcomeUnknown, CommitRefused, IngestdError, MetastoreUnavailable, TransactionAborted
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.transactions import KeyValue, Transaction
@@ -84,8 +84,8 @@ class _Resolution:
                 if refusals >= _REFUSALS:
                     transactions.abort(self._metastore, self._txn.id)
                     where = f"transaction {self._txn.id}"
-                    hint = "check the log of the metastore"
-                    return TransactionAborted(f"the metastore refused the commit: {cause.what}", where=where, hint=hint)
+                    hint = "its answer does not say why: the log of the metastore contains the exception of commit_txn"
+                    return CommitRefused(f"the metastore refused the commit: {cause.what}", where=where, hint=hint)
                 transactions.commit(self._metastore, self._txn, self._request.key_value)
                 return None
             except TransactionAborted as error:

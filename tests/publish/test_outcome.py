@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from ingestd.errors import CommitOutcomeUnknown, IngestdError, TransactionAborted
+from ingestd.errors import CommitOutcomeUnknown, CommitRefused, IngestdError, TransactionAborted
 from ingestd.hive import transactions
 from ingestd.hive.client import Metastore
 from ingestd.hive.tables import TableName, read_table
@@ -107,9 +107,9 @@ def test_commit_when_the_metastore_has_forgotten_the_transaction_then_the_outcom
     assert next(answers, None) is None
 
 
-def test_commit_when_the_metastore_refuses_it_three_times_then_transaction_aborted(stack: Stack, case: Case) -> None:
+def test_commit_when_the_metastore_refuses_it_three_times_then_commit_refused(stack: Stack, case: Case) -> None:
     wrong = KeyValue(read_table(case.metastore, case.table).id, "must begin with _meta", "x")
-    with pytest.raises(TransactionAborted, match=r"refused the commit: .*Internal error"):
+    with pytest.raises(CommitRefused, match=rf"transaction {case.txn.id}: .*refused the commit: .*Internal error"):
         case.commit(key_value=wrong)
     assert (case.commits, len(case.waits)) == (3, 3)
     assert case.txn.id not in transactions.open_transactions(stack.metastore, "tests/outcome")
