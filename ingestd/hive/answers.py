@@ -38,7 +38,10 @@ _VALUE = (
     r"|but metastore is returning a partition with name"
 )
 _OF_VALUE = re.compile(_VALUE)
-_FINAL = re.compile(f"{_VALUE}|Invalid partition key|InvalidObjectException|StackOverflowError")
+_FINAL = re.compile(
+    f"{_VALUE}|Invalid partition key|InvalidObjectException|StackOverflowError"
+    r"|Cannot convert \S+ to transactional table|Unexpected data file name format"
+)
 _TRANSIENT = re.compile(
     # The database of the metastore, its connection pool, and the libraries in between
     r"\A\s*\Z|JDO\w*Exception|\bSQL\w*Exception|SQLSTATE|\bjava\.sql\b|\bjavax\.jdo\b|datanucleus|Nucleus|JDBC|Hikari"

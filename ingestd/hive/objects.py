@@ -132,6 +132,11 @@ class TableObject(Described):
         return TableName(self.raw.dbName.lower(), self.raw.tableName.lower())
 
     @property
+    def identity(self) -> str:
+        """The id that a metastore 4 has given to the table, and to no other table of its name; '' if it has none."""
+        return str(self.raw.id or "")
+
+    @property
     def kind(self) -> TableKind:
         """What the table's files are. Source: AcidUtils.isTransactionalTable, MetaStoreUtils.isExternalTable."""
         parameters = {key.lower(): value.lower() for key, value in self.parameters.items()}

@@ -100,8 +100,8 @@ class Replay:
             raise _changed(table, f"its next write id is {highest + 1}, but that of the source is {write_id}")
         if write_id <= highest and not is_open:
             return Allocation.FINISHED
-        opened = self._open_on_target(txn_id)
-        if write_id <= highest and not self._has(opened, table, write_id):
+        self._open_on_target(txn_id)
+        if write_id <= highest and not self.has(txn_id, table, write_id):
             if self._accepts_gaps(table):
                 return Allocation.FINISHED
             raise _changed(table, f"its write id {write_id} does not belong to the source's transaction {txn_id}")
@@ -246,10 +246,14 @@ class Replay:
         else:
             register_partitions(self._metastore, target, table, write_id, partitions)
 
-    def _has(self, target_txn: int, table: TableName, write_id: int) -> bool:
-        """Return whether an open transaction of the target has the write id."""
+    def has(self, txn_id: int, table: TableName, write_id: int) -> bool:
+        """Return whether a source transaction is open on the target and has the write id there."""
+        if txn_id not in self._opened():
+            return False
+        if (txn_id, table, write_id) in self._allocated:
+            return True
         valid = read_transactions(self._metastore)
-        without = replace(valid, open=valid.open - {target_txn})
+        without = replace(valid, open=valid.open - {self._opened()[txn_id]})
         actual, committed = (
             read_snapshots(self._metastore, [table], transactions.text)[table] for transactions in (valid, without)
         )

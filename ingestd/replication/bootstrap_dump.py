@@ -27,6 +27,7 @@ from functools import partial
 from ingestd.acid.visibility import ValidWriteIds
 from ingestd.errors import InvalidTable, ReplicationError
 from ingestd.hive.attachments import list_constraints, list_functions, list_references
+from ingestd.hive.events import EventLog
 from ingestd.hive.objects import (
     PartitionObject,
     TableKind,
@@ -44,6 +45,7 @@ from ingestd.hive.write_ids import as_text
 from ingestd.replication.cluster import Cluster
 from ingestd.replication.directory import Dump
 from ingestd.replication.dump_files import DumpMetadata, Phase
+from ingestd.replication.event_records import BootstrapRecord
 from ingestd.replication.exact_statistics import for_copy
 from ingestd.replication.external import ExternalDirectory, directories, store_directories
 from ingestd.replication.manifest import (
@@ -105,6 +107,7 @@ def dump_bootstrap(source: Cluster, dump: Dump, options: BootstrapDumpOptions, s
         external: list[ExternalDirectory] = []
         TableListing(source, snapshot, writer, external, options.observe).run(tables, scope.database)
         store_directories(writer, external)
+        writer.add(BootstrapRecord(tuple(names), EventLog(source.metastore).current_id()))
         held.check()
         writer.finish()
         options.observe(DumpStep.MANIFEST)
@@ -115,9 +118,9 @@ def dump_bootstrap(source: Cluster, dump: Dump, options: BootstrapDumpOptions, s
 def _require_complete(source: Cluster, name: str) -> None:
     if require_source(source.metastore, name).parameters.get(PENDING) == "true":
         raise ReplicationError(
-            "the database is a replica whose first incremental load is not complete",
+            "the database is a replica that does not have all changes that were made during its bootstrap",
             where=f"database {name}",
-            hint="let the replication into this database complete a cycle first",
+            hint="let the replication into this database complete its next cycles first",
         )
 
 

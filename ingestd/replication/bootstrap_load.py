@@ -16,7 +16,8 @@ The steps, in an order that must not change:
 6. create functions and constraints; foreign keys last, because they need the keys of other tables
 7. store the first event of the dump as the last event of the target
 
-The copy is consistent when the first incremental load is complete; until then, the database is marked as PENDING.
+The copy is consistent when the changes that were made while the source was listed are replayed; until then, the
+database is marked as PENDING.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from ingestd.replication.cluster import Cluster, load_lease
 from ingestd.replication.copy import Copier
 from ingestd.replication.directory import Dump
 from ingestd.replication.dump_files import DumpMetadata
+from ingestd.replication.event_records import BootstrapRecord
 from ingestd.replication.external import check_base, mirrors, read_directories
 from ingestd.replication.fence import Fence
 from ingestd.replication.lost_tables import LostTables
@@ -46,6 +48,7 @@ from ingestd.replication.marks import (
     ORIGIN,
     PENDING,
     READ_ONLY,
+    SETTLED,
     TARGET_FOR,
     without_marks,
 )
@@ -134,7 +137,7 @@ class _Load:
             create_database(metastore, described.copied(name, wanted))
         else:
             self._require_own(found)
-            unset = dict.fromkeys((LAST_ID, INCOMPATIBLE, EXTERNAL_BASE))
+            unset = dict.fromkeys((LAST_ID, SETTLED, INCOMPATIBLE, EXTERNAL_BASE))
             change_database(metastore, name, {**unset, **wanted})
         # Transactions of an earlier replication into this database would keep their write ids.
         Replay(metastore, name, accepts_gaps=lambda _: True).sweep(lambda _: True)
@@ -167,7 +170,13 @@ class _Load:
             self.manifest,
             options.on_files,
             options.observe,
+            marks=self._settled(),
         )
+
+    def _settled(self) -> dict[str, str]:
+        """Return the mark of the last event of which copies may contain changes; none if an earlier release dumped."""
+        record = next(self.manifest.read(BootstrapRecord), None)
+        return {SETTLED: str(record.settled)} if record else {}
 
     def drop_others(self, placed: Container[str]) -> None:
         """Drop the tables that the source does not have, and those that are lost."""
@@ -193,6 +202,6 @@ class _Load:
             create_function(metastore, function.copied(database))
 
     def store_last_event(self, event_id: int) -> None:
-        """Store the event after which the first incremental load begins."""
-        change_database(self.target.metastore, self.options.database, {LAST_ID: str(event_id)})
+        """Store the event after which the first incremental load begins, and the last one that it may repeat."""
+        change_database(self.target.metastore, self.options.database, {LAST_ID: str(event_id), **self._settled()})
         self.options.observe(LoadStep.LAST_EVENT)

@@ -88,17 +88,22 @@ class CopyAhead:
     def _files(self, barrier: int) -> Iterator[WrittenFileRecord]:
         """Yield the files with that barrier.
 
-        A file of a write id that has ended on the target is not needed: a bootstrap has copied its rows.
+        A file of a write id that has ended on the target is not needed: a bootstrap has copied its rows. The source
+        transaction may still be open there: it had the write id before the table was replaced by a whole copy.
         """
         highest: dict[str, int] = {}
+        is_open: dict[tuple[str, int], bool] = {}
         for record in self._committed_later():
             if self._barrier(record) != barrier or record.table in self.lost:
                 continue
             if record.table not in highest:
                 found = self.definitions.table(record.table)
                 highest[record.table] = self.replay.highest_write_id(found.name) if found else 2**63
-            txn_id = self.plan.commits[record.event]
-            if record.write_id > highest[record.table] or txn_id in self.replay.open_transactions:
+            write = record.table, record.write_id
+            if record.write_id <= highest[record.table] and write not in is_open:
+                table, txn_id = self.definitions.table(record.table), self.plan.commits[record.event]
+                is_open[write] = table is not None and self.replay.has(txn_id, table.name, record.write_id)
+            if record.write_id > highest[record.table] or is_open[write]:
                 yield record
 
     def _copy_of(self, record: WrittenFileRecord) -> CopyFile:

@@ -77,7 +77,10 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class CyclePlan:
-    """The facts about the events. `commits` maps events to transactions, and `aborted` contains transactions."""
+    """The facts about the events. `commits` maps events to transactions, and `aborted` contains transactions.
+
+    `identities` maps names to the `TableObject.identity` of the table that has the name at its first event.
+    """
 
     outcomes: Outcomes = field(default_factory=Outcomes)
     commits: dict[int, int] = field(default_factory=dict)
@@ -86,6 +89,7 @@ class CyclePlan:
     _barriers: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     _drops: dict[tuple[str, str], int] = field(default_factory=dict)
     _renames: list[tuple[str, str]] = field(default_factory=list)
+    identities: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, records: Iterable[EventRecord], after: int) -> CyclePlan:
@@ -133,6 +137,8 @@ class CyclePlan:
         return found
 
     def _add(self, record: EventRecord) -> None:
+        if record.table and record.table not in self.identities and (table := table_of(record.message)) is not None:
+            self.identities[record.table] = table.identity
         if record.type == ALLOCATE:
             message = record.message
             for txn_id, write_id in zip(message["txnIdList"], message["writeIdList"], strict=True):
@@ -146,9 +152,10 @@ class CyclePlan:
             self._barriers[record.table].append(record.event)
             self._add_drop(record)
             if record.type == "ALTER_TABLE":
-                after = TableObject.parse(record.message["tableObjAfterJson"]).name.table
-                self._barriers[after].append(record.event)
-                self._renames.append((record.table, after))
+                after = TableObject.parse(record.message["tableObjAfterJson"])
+                self._barriers[after.name.table].append(record.event)
+                self._renames.append((record.table, after.name.table))
+                self.identities.setdefault(after.name.table, after.identity)
 
     def _add_drop(self, record: EventRecord) -> None:
         if record.type == "DROP_TABLE":
@@ -158,6 +165,12 @@ class CyclePlan:
             for values in record.message["partitions"]:
                 name = table.partition_name([values[key] for key in table.partition_columns])
                 self._drops[record.table, name] = record.event
+
+
+def table_of(message: Mapping[str, Any]) -> TableObject | None:
+    """Return the table that an event is about, as it was before; None if its message does not describe it."""
+    text = message.get("tableObjBeforeJson") or message.get("tableObjJson")
+    return TableObject.parse(text) if text else None
 
 
 def is_truncation(message: Mapping[str, Any]) -> bool:

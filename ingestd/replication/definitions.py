@@ -7,7 +7,8 @@ except TRUNCATE.
 An object that does not exist on the target is an error, unless `accepts_missing` is set: until the first cycle after a
 bootstrap is complete, events may concern objects that were dropped or renamed while they were copied. A table that was
 renamed meanwhile may have been copied under neither name, and rows that were written to a partition before its rename
-may be in neither partition of the copy; then the table is lost.
+may be in neither partition of the copy, or the copy has a newer partition of the old name; then the table is lost. A
+copy that is newer than the table of the events has been dropped before (`_Load.drop_newer_tables`).
 
 A change under the write id of a transaction that aborts is no TRUNCATE, and makes no statistics exact (`Outcomes`). If
 the transaction has not ended in this cycle, its statistics are not exact until the next change.
@@ -57,7 +58,7 @@ from ingestd.replication.cycle_plan import Outcome, is_move, is_truncation, writ
 from ingestd.replication.event_records import EventRecord
 from ingestd.replication.exact_statistics import inexact
 from ingestd.replication.external import target_location
-from ingestd.replication.marks import READ_ONLY, without_marks
+from ingestd.replication.marks import READ_ONLY, SETTLED, without_marks
 from ingestd.replication.target_objects import TargetObjects
 from ingestd.storage.contract import child
 
@@ -112,7 +113,8 @@ class Definitions:
         self._source = source
         self._database = database
         self._external_base = external_base
-        self._outcome: Outcome | None = Outcome.COMMITTED  # of the event that is being replayed
+        self._event = 0  # that is being replayed
+        self._outcome: Outcome | None = Outcome.COMMITTED  # of its transaction
         self._lose = lose
         self._accepts_missing = accepts_missing
         self._objects = TargetObjects(metastore, database)
@@ -147,7 +149,7 @@ class Definitions:
             raise ReplicationError(
                 f"events of the type {record.type} cannot be replayed", where=f"event {record.event}"
             )
-        self._outcome = outcome
+        self._event, self._outcome = record.event, outcome
         handler(record.table, record.message)
         if not is_repeatable(record):
             self._objects.forget()
@@ -171,7 +173,7 @@ class Definitions:
         return self._objects.partitions(table, names)
 
     def drop(self, name: str) -> None:
-        """Drop a table that has left the scope, if it exists."""
+        """Drop a table, if it exists."""
         self._drop_table(name, {})
         self._objects.forget()
 
@@ -290,7 +292,8 @@ class Definitions:
         if before.values != after.values:
             existing = self._existing(found, [before.values, after.values])
             old = existing.get(before.values)
-            if self._accepts_missing and (old is None or after.values in existing):
+            is_settled = int(found.parameters.get(SETTLED, 0)) < self._event
+            if self._accepts_missing and (not is_settled or old is None or after.values in existing):
                 self._lose(table, f"the partition {found.partition_name(before.values)} was renamed meanwhile")
             elif old is not None:
                 renamed = after.copied(found.name, old.location, _with_marks(after.parameters, old.parameters))

@@ -1,4 +1,4 @@
-"""The records of an incremental dump: events, writes of commits with their files, and transactions of the source.
+"""The records of dumps about events: the events, writes of commits with their files, and transactions of the source.
 
 Invariant: the records of each kind are in the order of the events. A record of a write or file names the event of the
 commit that made it visible.
@@ -81,7 +81,7 @@ class TransactionsRecord:
 
 @dataclass(frozen=True, slots=True)
 class BootstrapRecord:
-    """The tables that are copied as a whole, because they have no events in the dump.
+    """The tables that are copied as a whole: all tables, or those that have no events in an incremental dump.
 
     Those with a TableRecord (`manifest.py`) are replaced by a copy, and the others do not exist on the source. The
     copies may contain changes of events after the dump, but of none after `settled`.

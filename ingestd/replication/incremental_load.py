@@ -46,7 +46,7 @@ from ingestd.replication.external import mirrors, read_directories
 from ingestd.replication.fence import Fence
 from ingestd.replication.lost_tables import LostTables
 from ingestd.replication.manifest import Manifest
-from ingestd.replication.marks import LAST_ID, PENDING, SETTLED
+from ingestd.replication.marks import IDENTITY, LAST_ID, PENDING, SETTLED
 from ingestd.replication.mirror import Mirrors
 from ingestd.replication.report import Copied, LoadReport
 from ingestd.replication.statistics_runs import StatisticsRuns
@@ -103,6 +103,7 @@ def load_incremental(
         marks = continue_target(target.metastore, options.database, metadata, options.external_base)
         load = _Load(target, dump, metadata, options, marks)
         load.require_unchanged_target()
+        load.drop_newer_tables()
         load.replay_events(copier, stop)
         load.copy_tables(copier, stop)
         load.copy_external(copier, stop)
@@ -129,9 +130,11 @@ class _Load:
         self._manifest = manifest = Manifest(storage, child(dump.uri, metadata.payload or ""))
         self._last = self._event = int(marks[LAST_ID])
         self._unstored = 0  # the last event that was replayed, if the database does not have it as its last one
-        self._settled = int(marks.get(SETTLED, 0))
         self._is_first = marks.get(PENDING) == "true"
+        # Dumps of earlier releases do not tell when a bootstrap was settled.
+        self._settled = int(marks.get(SETTLED, metadata.to_event if self._is_first else 0))
         self._replay = Replay(target.metastore, options.database, accepts_gaps=self._is_unsettled)
+        self._accepts_missing = self._is_first or self._settled > self._last
         self._plan = CyclePlan.of(manifest.read(EventRecord), self._last)
         self._lost = lost = LostTables(storage, dump.uri, self._plan.renamed)
         self._definitions = Definitions(
@@ -140,7 +143,7 @@ class _Load:
             options.database,
             options.external_base,
             lost.add,
-            accepts_missing=self._is_first or self._settled > self._last,
+            accepts_missing=self._accepts_missing,
         )
         self._runs = StatisticsRuns.of(manifest.read(EventRecord), self._last)
         self._writes = Cursor(manifest.read(WriteRecord))
@@ -179,6 +182,19 @@ class _Load:
                 continue
             if allocation.write_id <= highest[allocation.table] and not self._is_unstored_commit(allocation.txn_id):
                 raise self._changed(allocation.table, allocation.write_id)
+
+    def drop_newer_tables(self) -> None:
+        """Drop each copy of a table that is newer than the one that had its name at the first event of this cycle.
+
+        The events are those of the older table, until it is dropped or renamed. Then others create the newer one again.
+        """
+        if not self._accepts_missing:
+            return
+        for name, identity in self._plan.identities.items():
+            found = self._definitions.find(name) if name not in self._lost else None
+            if found is not None and identity and found.parameters.get(IDENTITY, identity) != identity:
+                self._definitions.drop(name)
+                self._options.observe(LoadStep.DROPPED)
 
     def _is_unstored_commit(self, txn_id: int) -> bool:
         return any(self._replay.is_ambiguous(event) for event, commit in self._plan.commits.items() if commit == txn_id)
@@ -361,7 +377,9 @@ class _Load:
                 if not self._metadata.scope.contains(name):
                     self._definitions.drop(name)
         last = max(self._last, self._metadata.to_event)
-        marks = {LAST_ID: str(last), PENDING: None, SETTLED: str(self._settled) if self._settled > last else None}
+        marks: dict[str, str | None] = {LAST_ID: str(last), SETTLED: None, PENDING: None}
+        if self._settled > last:
+            marks = {LAST_ID: str(last), SETTLED: str(self._settled)}
         change_database(self._target.metastore, self._options.database, marks)
         self._options.observe(ReplayStep.LOADED)
         for record in self._manifest.read(TransactionsRecord):

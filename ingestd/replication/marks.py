@@ -19,7 +19,8 @@ LAST_ID = "repl.last.id"
 CHECKPOINT = "hive.repl.ckpt.key"
 """On a database, table or partition: the directory of the dump that has filled it completely."""
 PENDING = "hive.repl.first.inc.pending"
-"""On a target: `true` until the first incremental load after a bootstrap. Until then, no dump of it may begin."""
+"""On a target: `true` until the changes that were made during a bootstrap are replayed. Until then, no dump of it may
+begin."""
 INCOMPATIBLE = "repl.incompatible"
 """On a target: `true` if a replicated transaction was ended by another client, so that a bootstrap is required."""
 READ_ONLY = "readonly"
@@ -31,8 +32,11 @@ EXTERNAL_BASE = "ingestd.repl.external.base"
 LOADING = "ingestd.repl.loading"
 """On a table: the directory of the dump that is filling it. A repeated load continues such a table."""
 SETTLED = "ingestd.repl.settled"
-"""On a table that was copied as a whole while others were replayed, and on its database: the last event of which the
-copy may contain changes. The replay accepts that it has them already."""
+"""On a database, and on a table that was copied as a whole while others were replayed: the last event of which a copy
+may contain changes. The replay accepts that it has them already."""
+IDENTITY = "ingestd.repl.identity"
+"""On a table that was copied as a whole: the id that the source's metastore had given to it. Another table of the same
+name, before or after it, has another id."""
 
 _OF_REPLICATION = ("repl.", "hive.repl.", "ingestd.repl.", "bootstrap.dump.state.")
 

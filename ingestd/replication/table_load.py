@@ -46,7 +46,7 @@ from ingestd.replication.manifest import (
     PartitionRecord,
     TableRecord,
 )
-from ingestd.replication.marks import CHECKPOINT, LOADING, without_marks
+from ingestd.replication.marks import CHECKPOINT, IDENTITY, LOADING, without_marks
 from ingestd.replication.report import Copied
 from ingestd.replication.transfer import CopyFile
 from ingestd.storage.contract import child
@@ -146,6 +146,8 @@ class TableLoad:
         if found is None:
             table = TableObject.parse(record.text)
             parameters = {**without_marks(table.parameters), **self.marks, LOADING: self.dump}
+            if table.identity:
+                parameters[IDENTITY] = table.identity
             create_table(metastore, table.copied(name, self._location(table), parameters))
             self.observe(LoadStep.TABLE)
             found = find_table(metastore, name)

@@ -264,7 +264,7 @@ def test_bootstrap_when_repeated_then_replaces_tables_and_drops_those_without_so
 def test_dump_when_the_database_is_an_incomplete_replica_then_is_refused(copying: Copying) -> None:
     name = copying.replica.name("pending")
     make_database(copying.replica.source.metastore, name, {"hive.repl.first.inc.pending": "true"})
-    with pytest.raises(ReplicationError, match="first incremental load is not complete"):
+    with pytest.raises(ReplicationError, match="does not have all changes that were made during its bootstrap"):
         Copying(copying.replica, name, "x", copying.root).dump()
 
 
