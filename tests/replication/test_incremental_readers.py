@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ingestd.hive.client import Metastore
-from ingestd.hive.compactions import Compaction, read_compactions, request_compaction
+from ingestd.hive.compactions import read_compactions, request_compaction
 from ingestd.hive.objects import find_table
 from ingestd.hive.tables import WHOLE_TABLE, TableName
 from ingestd.hive.transactions import abort_all, open_transactions
@@ -26,6 +25,7 @@ from ingestd.sandbox import Addresses
 from ingestd.storage.local import local_path
 from ingestd.storage.storages import Storages
 from tests.replication.test_copy import Meddler
+from tests.support.compaction import compact
 from tests.support.replica import Replica
 from tests.support.replica_copying import new_copying
 from tests.support.replica_following import Following
@@ -87,14 +87,15 @@ def test_compactions_when_they_run_on_either_side_then_the_next_cycle_makes_it_e
         "INSERT INTO {db}.t VALUES (3, 3)",
     )
     following.cycle()
-    following.replica.target.sql(f"ALTER TABLE {following.target}.t COMPACT 'major' AND WAIT")
+    compact(following.replica.target, f"{following.target}.t", "major")
     run(following, "UPDATE {db}.t SET v = 10 WHERE id < 3", "DELETE FROM {db}.t WHERE id = 3")
     following.cycle()
     assert_equal(following, "SELECT * FROM {db}.t")
     source = following.replica.source.metastore
     # The cleaner waits for all older transactions, and other tests leave some open.
     abort_all(source, open_transactions(source, ""))
-    run(following, "INSERT INTO {db}.t VALUES (4, 4)", "ALTER TABLE {db}.t COMPACT 'major' AND WAIT")
+    run(following, "INSERT INTO {db}.t VALUES (4, 4)")
+    compact(following.replica.source, f"{following.database}.t", "major")
     table = find_table(source, following.name("t"))
     assert table is not None
     place = local_path(table.location)
@@ -116,7 +117,7 @@ def test_bootstrap_when_the_target_is_compacted_before_the_last_file_then_has_al
     dump = copying.dump()
     replica.target.sql("SHOW DATABASES")  # its HiveServer2 compacts
 
-    def compact(file: Path) -> None:
+    def compact_before(file: Path) -> None:
         if file.parent.name == "delta_0000001_0000001_0000":
             place = local_path(table_of(metastore, name).location)
             eventually("the other files", lambda: len(list(place.glob("delta_*/bucket_*"))) == 2)
@@ -129,13 +130,9 @@ def test_bootstrap_when_the_target_is_compacted_before_the_last_file_then_has_al
                 ),
             )
 
-    cluster, copier = Cluster(metastore, Storages()), Copier(Meddler(compact))
+    cluster, copier = Cluster(metastore, Storages()), Copier(Meddler(compact_before))
     load_bootstrap(cluster, dump, copying.directory.metadata(dump), copier, copying.loading, threading.Event())
     assert copying.rows("t") == {"t": [(1, "a"), (2, "b"), (3, "c")]}
-
-
-def _is_pending(metastore: Metastore, compaction: Compaction) -> bool:
-    return any(one.id == compaction.id and one.is_pending for one in read_compactions(metastore))
 
 
 def test_tables_when_a_daemon_fills_them_then_target_has_their_rows(following: Following, kafka: Stack) -> None:

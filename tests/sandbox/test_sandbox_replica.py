@@ -15,8 +15,9 @@ from ingestd.hive.events import EventLog
 from ingestd.hive.tables import TableName
 from ingestd.sandbox import TARGET_METASTORE
 from ingestd.storage.local import local_path
+from tests.support.compaction import compact
 from tests.support.replica import Replica, Side
-from tests.support.stack import COMPACTED, eventually
+from tests.support.stack import eventually
 from tests.support.tables import make_table
 
 from .conftest import Cli
@@ -103,21 +104,13 @@ def test_statements_when_run_on_a_side_then_work_and_each_commit_names_its_files
     assert on.sql(f"SELECT count(*) FROM {table}") == [(3,)]
     assert _announced(on, database, before) >= 6
 
-    on.sql(f"ALTER TABLE {table} PARTITION (day = 'x') COMPACT 'major'")
+    compact(on, table, "major", "day = 'x'")
     folder = on.warehouse / f"{database}.db" / "t" / "day=x"
-    # The cleaner waits for all older transactions, and those of replication, which other tests leave, last for days.
-    eventually("the compaction", lambda: _compactions(on, table) & set(COMPACTED))
     assert [p for p in folder.iterdir() if p.name.startswith("base_")]
     assert on.sql(f"SELECT * FROM {table} ORDER BY id") == rows
     assert on.sql(f"SELECT count(*) FROM {table}") == [(3,)]
     on.sql(f"DROP DATABASE {database} CASCADE")
     assert not folder.exists()
-
-
-def _compactions(side: Side, table: str) -> set[str]:
-    """Return the states of the compactions of a table."""
-    answer = side.metastore.call("show_compact", ttypes.ShowCompactRequest())
-    return {compact.state for compact in answer.compacts if f"{compact.dbname}.{compact.tablename}" == table}
 
 
 def _announced(side: Side, database: str, after: int) -> int:

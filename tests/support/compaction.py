@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any, Protocol
 
 from hive_metastore import ttypes
 
 from ingestd.errors import SandboxError
+from ingestd.hive.client import Metastore
 from ingestd.hive.compactions import Compaction, read_compactions
 from ingestd.hive.transactions import abort, describe_transactions
 from ingestd.hive.write_ids import ended_transactions
 from tests.support.patience import LIMIT
-from tests.support.stack import Row, Stack, eventually
+from tests.support.stack import eventually
 
 # Part of the name of the client that has requested a compaction, if it was a statement.
 _MANUAL = "manual"
@@ -22,35 +24,44 @@ _MOST_REPETITIONS = 5
 _STATE, _TRANSACTION, _LAST_BEFORE_COMMIT = 5, 16, 17
 
 
-def compact(stack: Stack, table: str, kind: str, partition: str = "") -> None:
+class Hive(Protocol):
+    """A HiveServer2 and its metastore: a `Stack`, or the `Side` of a replica."""
+
+    @property
+    def metastore(self) -> Metastore: ...
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]: ...
+
+
+def compact(hive: Hive, table: str, kind: str, partition: str = "") -> None:
     """Run one compaction of `db.table` and wait until readers see the result."""
-    request_compaction(stack, table, kind, partition)()
+    request_compaction(hive, table, kind, partition)()
 
 
-def request_compaction(stack: Stack, table: str, kind: str, partition: str = "") -> Callable[[], None]:
+def request_compaction(hive: Hive, table: str, kind: str, partition: str = "") -> Callable[[], None]:
     """Request one compaction of `db.table`. Return a function that waits until readers see the result, and only it.
 
     Hive polls for requests, so compactions that are requested together finish sooner than those requested one by one.
     """
     part = f" PARTITION ({partition})" if partition else ""
-    request = partial(_request, stack, table, f"ALTER TABLE {table}{part} COMPACT '{kind}'")
-    return partial(_wait, stack, f"the {kind} compaction of {table}", request, request())
+    request = partial(_request, hive, table, f"ALTER TABLE {table}{part} COMPACT '{kind}'")
+    return partial(_wait, hive, f"the {kind} compaction of {table}", request, request())
 
 
-def _request(stack: Stack, table: str, statement: str) -> int:
+def _request(hive: Hive, table: str, statement: str) -> int:
     """Request a compaction and return its id."""
-    before = {compaction.id for compaction in _requested(stack, table)}
+    before = {compaction.id for compaction in _requested(hive, table)}
     try:
         # The cleaner waits for the transactions of killed daemons, which end after 300 s at the latest.
-        eventually("the compaction request to be accepted", lambda: _accepted(stack, statement), 2 * LIMIT)
+        eventually("the compaction request to be accepted", lambda: _accepted(hive, statement), 2 * LIMIT)
     except AssertionError as error:
-        shown = [f"{statement}: {stack.sql(statement)}" for statement in ("SHOW TRANSACTIONS", "SHOW COMPACTIONS")]
+        shown = [f"{statement}: {hive.sql(statement)}" for statement in ("SHOW TRANSACTIONS", "SHOW COMPACTIONS")]
         raise AssertionError("\n".join([str(error), *shown])) from error
-    [added] = {compaction.id for compaction in _requested(stack, table)} - before
+    [added] = {compaction.id for compaction in _requested(hive, table)} - before
     return added
 
 
-def _wait(stack: Stack, what: str, request: Callable[[], int], number: int) -> None:
+def _wait(hive: Hive, what: str, request: Callable[[], int], number: int) -> None:
     """Wait until readers see the result of a compaction, which `request` repeats if Hive failed it by accident.
 
     A simple SELECT omits all rows of a partition, without an error, if one of its directories disappears while Hive
@@ -58,39 +69,39 @@ def _wait(stack: Stack, what: str, request: Callable[[], int], number: int) -> N
     also waits until the cleaner has removed the replaced directories, unless it waits for other transactions itself.
     """
     for _ in range(_MOST_REPETITIONS):
-        ended = eventually(what, partial(_ended, stack, number))
-        transaction = int(_shown(stack, number)[_TRANSACTION])
+        ended = eventually(what, partial(_ended, hive, number))
+        transaction = int(_shown(hive, number)[_TRANSACTION])
         if not _is_accident(ended):
             break
         # Nothing else ends it before it times out. Until then it holds its lock, and the cleaner waits for it.
-        abort(stack.metastore, transaction)
+        abort(hive.metastore, transaction)
         number = request()
     # One is refused if another one, which Hive itself has begun, has left nothing to compact.
     assert ended.has_result or ended.state == "refused", ended
     # Its state changes before its transaction commits. Hive reads the files of a simple SELECT after the query's
     # transaction has ended, so a query that starts in between can find neither the new base nor the old deltas.
-    eventually("the commit of the compaction", lambda: ended_transactions(stack.metastore, [transaction]))
-    eventually("the cleaner", lambda: not _is_being_cleaned(stack, number))
+    eventually("the commit of the compaction", lambda: ended_transactions(hive.metastore, [transaction]))
+    eventually("the cleaner", lambda: not _is_being_cleaned(hive, number))
 
 
-def _is_being_cleaned(stack: Stack, number: int) -> bool:
+def _is_being_cleaned(hive: Hive, number: int) -> bool:
     """Return whether the cleaner removes what a compaction has replaced, or will soon."""
-    shown = _shown(stack, number)
+    shown = _shown(hive, number)
     if shown[_STATE] != "ready for cleaning":
         return False
     last = int(shown[_LAST_BEFORE_COMMIT])
-    opened = (txn.id for txn in describe_transactions(stack.metastore) if txn.state == ttypes.TxnState.OPEN)
+    opened = (txn.id for txn in describe_transactions(hive.metastore) if txn.state == ttypes.TxnState.OPEN)
     return all(txn_id > last for txn_id in opened)
 
 
-def _shown(stack: Stack, number: int) -> Row:
+def _shown(hive: Hive, number: int) -> tuple[Any, ...]:
     """Return the row of a compaction in SHOW COMPACTIONS."""
-    return stack.sql(f"SHOW COMPACTIONS COMPACTIONID = {number}")[-1]
+    return hive.sql(f"SHOW COMPACTIONS COMPACTIONID = {number}")[-1]
 
 
-def _accepted(stack: Stack, request: str) -> bool:
+def _accepted(hive: Hive, request: str) -> bool:
     try:
-        stack.sql(request)
+        hive.sql(request)
     except SandboxError as error:
         # Hive 4.0.1 refuses a request while the cleaner has not finished the table's previous compaction.
         if "10432" not in str(error) and "refused" not in str(error).lower():
@@ -99,25 +110,25 @@ def _accepted(stack: Stack, request: str) -> bool:
     return True
 
 
-def compaction_states(stack: Stack, tables: Collection[str]) -> list[str]:
+def compaction_states(hive: Hive, tables: Collection[str]) -> list[str]:
     """Return the states of all compactions of `tables` (without database). Faster than SHOW COMPACTIONS."""
-    answer = stack.metastore.call("show_compact", ttypes.ShowCompactRequest())
+    answer = hive.metastore.call("show_compact", ttypes.ShowCompactRequest())
     return [one.state for one in answer.compacts if one.tablename in tables]
 
 
-def _requested(stack: Stack, table: str) -> list[Compaction]:
+def _requested(hive: Hive, table: str) -> list[Compaction]:
     """Return the compactions of `db.table` that were requested by a statement."""
     return [
         compaction
-        for compaction in read_compactions(stack.metastore)
+        for compaction in read_compactions(hive.metastore)
         if str(compaction.table) == table and _MANUAL in compaction.initiator
     ]
 
 
-def _ended(stack: Stack, number: int) -> Compaction | None:
+def _ended(hive: Hive, number: int) -> Compaction | None:
     found = [
         compaction
-        for compaction in read_compactions(stack.metastore)
+        for compaction in read_compactions(hive.metastore)
         if compaction.id == number and not compaction.is_pending
     ]
     return found[0] if found else None
