@@ -1,7 +1,8 @@
 """The contract of a storage: what ingestd needs from a file system or an object store that contains tables.
 
 Invariant: paths are URIs as the metastore stores them, which are not percent-encoded, and only this package interprets
-them. Every error is a StorageUnavailable with the path, whatever the library raised. No call blocks forever.
+them. Every error is a StorageUnavailable with the path, whatever the library raised. No request to a server blocks
+forever; a call to a mounted file system that hangs ends when the operating system ends it.
 
 The transaction protocol does not rely on the storage for atomicity: until the commit, the write id hides everything
 that was published. It relies on two properties. A staged file that has been removed can no longer be published, so

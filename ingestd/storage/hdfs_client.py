@@ -117,7 +117,7 @@ class HdfsClient:
     def wait(self, uri: str, request: Callable[[], T]) -> T:
         """Send a request that belongs to an open file; see `run`."""
         with self.errors(uri):
-            return _limits[0].run(request, self._timeout)
+            return _limit.run(request, self._timeout)
 
     @contextmanager
     def errors(self, uri: str) -> Iterator[None]:
@@ -362,14 +362,13 @@ _clients: dict[tuple[str, ...], tuple[Client, Deadline]] = {}
 # The number of the NameNode that the client in use asks first, by the same options.
 _first: dict[tuple[str, ...], int] = {}
 _starting = threading.Lock()
-_limits = [TimeLimit(_MOST_OVERDUE)]
+_limit = TimeLimit(_MOST_OVERDUE)
 
 
 def _forget_clients() -> None:
-    """Forget the clients and the threads of the parent process, which do not exist in a child."""
+    """Forget the clients of the parent process, whose threads do not exist in a child."""
     global _starting  # noqa: PLW0603  # another thread may hold the lock during the fork
     _starting = threading.Lock()
-    _limits[0] = TimeLimit(_MOST_OVERDUE)
     _clients.clear()
     _first.clear()
 

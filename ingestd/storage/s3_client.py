@@ -1,16 +1,17 @@
 """Creates clients of boto3, and translates their errors; the only module that imports boto3.
 
-Invariant: a request and its repetitions end within a limited time. Every request that this package sends may be
-repeated, because it stores the same bytes under the same key, or removes something.
+Invariant: a request and its repetitions end within a limited time, even if the server sends its answer byte by byte.
+Every request that this package sends may be repeated, because it stores the same bytes under the same key, or removes
+something. One that is overdue goes on in its thread; the server may also execute any other late (`s3.py`).
 """
 
 from __future__ import annotations
 
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,18 @@ from ingestd.errors import StorageUnavailable
 from ingestd.storage.contract import AlreadyExists, NoAnswer, NoSpace, NotFound, PermissionDenied
 from ingestd.storage.s3_answers import is_from_s3, is_page
 from ingestd.storage.s3_settings import Keys, S3Settings
+from ingestd.storage.time_limit import TimeLimit
 
 _ATTEMPTS = 4
+# botocore limits only how long a server may be silent. Everything else, such as a slow transfer of a part of 16 MiB,
+# may last as many times longer than `storage.timeout`.
+_SLOWNESS = 10
+# While so many requests are overdue, further ones fail at once.
+_MOST_OVERDUE = 64
 _FIRST_ERROR = 300
 _MAX_CONNECT_SECONDS = 10.0
 _lock = threading.Lock()
+_limit = TimeLimit(_MOST_OVERDUE)
 
 _LOGIN_HINT = "check the keys or the role in `storage.s3`, the fs.s3a properties or the environment"
 _EXPIRED_HINT = "provide new temporary keys; roles and web identities renew theirs"
@@ -50,6 +58,7 @@ _SERVER_HINT = "check the server; the request is repeated"
 _SLOW_HINT = (
     "the server limits the rate of requests; reduce storage.s3.connections or commit fewer partitions at a time"
 )
+_SLOW_ANSWER_HINT = "check the endpoint and the network, or raise storage.timeout"
 _TLS_HINT = "set storage.s3.ca_file to the CA certificates of the endpoint, or correct its certificate"
 _PLAIN_HINT = "the endpoint does not use TLS on this port: write http:// in storage.s3.endpoint, or another port"
 _PAGE_HINT = "a proxy or another server answers: check storage.s3.endpoint, HTTPS_PROXY and NO_PROXY"
@@ -92,6 +101,7 @@ def _client(settings: S3Settings) -> Any:
         tcp_keepalive=True,
     )
     session.set_default_client_config(common)  # also for the requests that obtain credentials
+    session.register("creating-client-class.s3", partial(_limit_requests, _SLOWNESS * settings.timeout_seconds))
     special = Config(
         s3={"addressing_style": addressing},
         # A thread of a copy may use several connections.
@@ -117,6 +127,50 @@ def _client(settings: S3Settings) -> Any:
     return client
 
 
+def _limit_requests(seconds: float, base_classes: list[type], **_: Any) -> None:
+    """Limit each request of a client, with its repetitions, and each read of an answer."""
+
+    class Limited:
+        """Precedes botocore's class of clients."""
+
+        def _make_api_call(self, operation_name: str, api_params: Mapping[str, Any]) -> dict[str, Any]:
+            send = super()._make_api_call  # type: ignore[misc]  # of the other base class
+            answer: dict[str, Any] = _limit.run(partial(send, operation_name, api_params), seconds, _close_body)
+            if operation_name == "GetObject":
+                answer["Body"] = _LimitedBody(answer["Body"], seconds)
+            return answer
+
+    base_classes.insert(0, Limited)
+
+
+def _close_body(answer: Mapping[str, Any]) -> None:
+    if "Body" in answer:
+        answer["Body"].close()
+
+
+class _LimitedBody:
+    """The content of an answer. Each read raises TimeoutError after `seconds`."""
+
+    def __init__(self, body: Any, seconds: float) -> None:
+        self._body = body
+        self._seconds = seconds
+        self._is_overdue = False
+
+    def read(self, count: int | None = None) -> bytes:
+        """Return the next bytes, by default all."""
+        read: Callable[[], bytes] = partial(self._body.read, count)
+        try:
+            return _limit.run(read, self._seconds, lambda _: self._body.close())
+        except TimeoutError:
+            self._is_overdue = True
+            raise
+
+    def close(self) -> None:
+        """Close the connection, unless a thread is still reading: it would hold the lock of the stream."""
+        if not self._is_overdue:
+            self._body.close()
+
+
 class _ForeignAnswer(BotoCoreError):  # type: ignore[misc]  # botocore has no types
     """A successful answer does not come from an S3 server."""
 
@@ -127,6 +181,7 @@ def _check_answer(http_response: Any, parsed: Mapping[str, Any], model: Any, **_
     """Raise _ForeignAnswer for an answer that botocore would accept."""
     is_success = http_response.status_code < _FIRST_ERROR
     if is_success and not is_from_s3(model.name, parsed, lambda: http_response.content):
+        http_response.raw.close()  # the content of an object has not been read
         raise _ForeignAnswer(operation=model.name)
 
 
@@ -188,6 +243,9 @@ def errors(where: str) -> Iterator[None]:
             raise StorageUnavailable(what, where=where, hint=_PAGE_HINT) from error
         found = error.response.get("Error", {})
         raise refusal(str(found.get("Code", "")), str(found.get("Message", "")), where) from error
+    except TimeoutError as error:
+        what = "S3 has not completed its answer within the time limit"
+        raise NoAnswer(what, where=where, hint=_SLOW_ANSWER_HINT) from error
     except RecursionError:  # botocore asks for the region of a bucket when it is redirected, and is redirected again
         raise StorageUnavailable("the server redirects each request", where=where, hint=_PAGE_HINT) from None
     except (BotoCoreError, Boto3Error) as error:

@@ -51,7 +51,8 @@ class S3Settings:
     """Everything that determines how requests to a bucket are sent.
 
     `credentials` None means botocore's chain: environment, web identity, profile, container and instance role. The
-    other values that are None are left to botocore, too. `timeout_seconds` limits a request with its repetitions.
+    other values that are None are left to botocore, too. `timeout_seconds` limits how long the server may be silent
+    during a request and its repetitions; they end after ten times as long in any case.
     """
 
     endpoint: str | None

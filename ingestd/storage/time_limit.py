@@ -6,6 +6,7 @@ until it has ended. The number of such calls is limited.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -15,17 +16,28 @@ T = TypeVar("T")
 
 
 class TimeLimit:
-    """Runs calls in threads that it keeps for further calls. While `most_overdue` calls are overdue, it runs none."""
+    """Runs calls in threads that it keeps for further calls. While `most_overdue` calls are overdue, it runs none.
+
+    It lives as long as the process.
+    """
 
     def __init__(self, most_overdue: int) -> None:
         self._most_overdue = most_overdue
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """Forget the threads of the parent process, which do not exist in a child."""
         self._guard = threading.Lock()
         self._idle: list[SimpleQueue[_Call]] = []
         self._overdue = 0
 
-    def run(self, function: Callable[[], T], seconds: float) -> T:
-        """Return the result of `function`, or raise its exception. Raises TimeoutError after `seconds`."""
-        call = _Call(function)
+    def run(self, function: Callable[[], T], seconds: float, close: Callable[[T], object] | None = None) -> T:
+        """Return the result of `function`, or raise its exception. Raises TimeoutError after `seconds`.
+
+        `close` receives the result of a call that ends later; it must not raise.
+        """
+        call = _Call(function, close)
         with self._guard:
             if self._overdue >= self._most_overdue:
                 raise TimeoutError
@@ -52,6 +64,9 @@ class TimeLimit:
             call.run()
             with self._guard:
                 call.has_ended.set()
+            if call.is_overdue:
+                call.close()
+            with self._guard:
                 self._overdue -= call.is_overdue
                 self._idle.append(inbox)
             del call  # it holds the result
@@ -60,8 +75,9 @@ class TimeLimit:
 class _Call:
     """A call without arguments, and later its result or its exception."""
 
-    def __init__(self, function: Callable[[], Any]) -> None:
+    def __init__(self, function: Callable[[], Any], close: Callable[[Any], object] | None) -> None:
         self._function = function
+        self._close = close
         self._result: Any = None
         self._error: BaseException | None = None
         self.has_ended = threading.Event()
@@ -73,6 +89,11 @@ class _Call:
             self._result = self._function()
         except BaseException as error:  # noqa: BLE001  # `result` raises it
             self._error = error
+
+    def close(self) -> None:
+        """Close the result, which nobody receives."""
+        if self._close and self._error is None:
+            self._close(self._result)
 
     def result(self) -> Any:
         """Return the result of the function, or raise its exception."""

@@ -8,13 +8,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ingestd.errors import StorageUnavailable
-from ingestd.storage.contract import NoSpace, NotFound, PermissionDenied, StagedDelta
+from ingestd.storage.contract import NoAnswer, NoSpace, NotFound, PermissionDenied, StagedDelta
 from ingestd.storage.options import S3Options, StorageOptions
 from ingestd.storage.s3 import S3Storage
 from tests.support import certificates
@@ -176,6 +177,36 @@ def test_s3_when_the_server_is_frozen_or_dead_then_calls_fail(processes: None) -
             with pytest.raises(StorageUnavailable, match=r"does not answer|failed"):
                 call()
         storage.discard(TABLE)
+
+
+def test_s3_when_answers_arrive_byte_by_byte_then_calls_fail_and_later_ones_succeed(
+    server: Server, proxy: S3Proxy
+) -> None:
+    options = replace(server.options_at(proxy.endpoint), timeout=0.4)
+    storage = S3Storage(BUCKET, options)
+    storage.write(f"{TABLE}/f", b"1")
+    calls: dict[str, list[Callable[[], object]]] = {
+        "LIST": [partial(storage.exists, TABLE)],
+        "PUT": [partial(storage.write, f"{TABLE}/g", b"1"), partial(_stage, storage, 10)],
+        "GET": [partial(storage.read, f"{TABLE}/f"), partial(storage.open, f"{TABLE}/f"), partial(_read, storage)],
+    }
+    for operation in calls:
+        proxy.trickle(operation)
+    with ThreadPoolExecutor(8) as pool:
+        ended = [pool.submit(call) for some in calls.values() for call in some]
+    for call in ended:
+        with pytest.raises(NoAnswer, match=r"within the time limit.*storage\.timeout"):
+            call.result()
+    proxy.recover()
+    assert storage.read(f"{TABLE}/f") == b"1"
+
+
+def _read(storage: S3Storage) -> None:
+    stream = storage.stream(f"{TABLE}/f")
+    try:
+        stream.read(1 << 20)
+    finally:
+        stream.close()
 
 
 @pytest.mark.parametrize(

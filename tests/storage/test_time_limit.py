@@ -25,9 +25,10 @@ def test_run_when_the_call_ends_then_its_result_or_exception() -> None:
 def test_run_when_calls_are_overdue_then_times_out_and_refuses_further_calls_until_one_has_ended() -> None:
     limit = TimeLimit(2)
     gate = threading.Event()
+    closed: list[bool] = []
     for _ in range(2):
         with pytest.raises(TimeoutError):
-            limit.run(gate.wait, 0.01)
+            limit.run(gate.wait, 0.01, closed.append)
     with pytest.raises(TimeoutError):
         limit.run(lambda: "refused", 30.0)
     threads = limited_threads()
@@ -43,3 +44,4 @@ def test_run_when_calls_are_overdue_then_times_out_and_refuses_further_calls_unt
     eventually("an overdue call to end", runs)
     assert all(limit.run(lambda: True, 30.0) for _ in range(20))
     assert limited_threads() <= threads
+    eventually("late results to be closed", lambda: closed == [True, True])

@@ -1,4 +1,4 @@
-"""An HTTP proxy for an S3 server that refuses requests, loses answers and holds requests."""
+"""An HTTP proxy for an S3 server that refuses requests, loses or delays answers, and holds requests."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from tests.support.patience import LIMIT
 
+# Shorter than any time limit that a client has for one read.
+_BYTE_SECONDS = 0.2
 _HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
 
 
@@ -42,6 +44,8 @@ class S3Proxy:
         self._guard = threading.Lock()
         self._answers: dict[str, tuple[int, Answer]] = {}
         self._lost: Counter[str] = Counter()
+        self._trickling: set[str] = set()
+        self.is_recovered = threading.Event()
         self._held: dict[str, tuple[threading.Event, Iterator[int]]] = {}
         self.held = threading.Semaphore(0)
         self._changed = threading.Condition()
@@ -76,6 +80,15 @@ class S3Proxy:
         with self._guard:
             self._lost[operation] += times
 
+    def trickle(self, operation: str) -> None:
+        """Answer the requests of an operation with success, but send the content byte by byte and without an end."""
+        self.is_recovered.clear()
+        self._trickling.add(operation)
+
+    def trickles(self, operation: str) -> bool:
+        """Return whether the answers of an operation have no end."""
+        return operation in self._trickling
+
     def hold(self, operation: str, after: int = 0) -> None:
         """Hold the requests of an operation until `release`, except the first `after` of them.
 
@@ -92,6 +105,8 @@ class S3Proxy:
         with self._guard:
             self._answers.clear()
             self._lost.clear()
+        self._trickling.clear()
+        self.is_recovered.set()
         for operation in list(self._held):
             self.release(operation)
 
@@ -154,6 +169,9 @@ class _Handler(BaseHTTPRequestHandler):
         if own:
             self._answer(own.status, {"Content-Type": own.type, "Location": own.location}, own.content)
             return
+        if self.owner.trickles(operation):
+            self._trickle()
+            return
         self.owner.wait(operation)
         backend = http.client.HTTPConnection("127.0.0.1", self.owner.backend, timeout=30)
         try:
@@ -180,6 +198,19 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", length if self.command == "HEAD" and length else str(len(content)))
         self.end_headers()
         self.wfile.write(b"" if self.command == "HEAD" else content)
+
+    def _trickle(self) -> None:
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("ETag", "x")
+        self.send_header("Last-Modified", self.date_time_string())
+        self.send_header("Content-Length", str(1 << 30))
+        self.end_headers()
+        try:
+            while not self.owner.is_recovered.wait(_BYTE_SECONDS):
+                self.wfile.write(b" ")
+        except OSError:
+            """The client has closed the connection."""
 
     def _operation(self) -> str:
         query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
