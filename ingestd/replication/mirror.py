@@ -125,12 +125,14 @@ class Mirrors:
         """List trees level by level, all roots together."""
         trees = {root: _Tree() for root in roots}
         level = [(root, "") for root in trees]
+        incomplete: list[str] = []
         while level:
             listed = self._listed([child(root, path) if path else root for root, path in level])
             below = []
             for (root, path), entries in zip(level, listed, strict=True):
-                if entries is None:  # removed meanwhile, unless it is the root
+                if entries is None:
                     trees[root].exists &= bool(path)
+                    incomplete.append(root)
                     continue
                 for entry in entries:
                     inner = f"{path}/{entry.name}" if path else entry.name
@@ -140,6 +142,9 @@ class Mirrors:
                     else:
                         trees[root].files[inner] = Version(entry.size, entry.version)
             level = below
+        # A directory that was removed meanwhile has no files. A root that was removed with it says nothing about them.
+        for root, entries in zip(incomplete, self._listed(incomplete), strict=True):
+            trees[root].exists &= entries is not None
         return trees
 
     def _listed(self, directories: Sequence[str]) -> list[list[Entry] | None]:

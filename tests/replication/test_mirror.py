@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from ingestd.storage.storages import Storages
 from ingestd.storage.stream import BytesStream
 from tests.replication.conftest import Root
 from tests.support.daemon import shared_engine
+from tests.support.patience import LIMIT
+from tests.support.s3 import Server
+from tests.support.s3_proxy import s3_proxy
 
 
 def _update(storages: Storages, *pairs: Mirror) -> MirrorResult:
@@ -85,6 +89,26 @@ def test_mirror_when_the_source_is_missing_then_the_target_is_created_and_nothin
     _put(local_root, "target/file", b"kept")
     assert _update(local_root.storages, pair).missing == (pair,)
     assert _tree(local_root, pair.target) == {"file": b"kept"}
+
+
+def test_mirror_when_the_bucket_of_the_source_disappears_while_it_is_listed_then_nothing_is_removed(
+    s3: Server, tmp_path: Path
+) -> None:
+    s3.create_bucket("source")
+    with s3_proxy(s3.port) as proxy, ThreadPoolExecutor(1) as pool:
+        storages = Storages(s3.options_at(proxy.endpoint))
+        target = Root(storages, tmp_path.as_uri())
+        _put(Root(storages, "s3a://source"), "t/p=1/file", b"kept")
+        pair = Mirror("s3a://source/t", child(target.uri, "t"))
+        _update(storages, pair)
+        proxy.hold("LIST", after=1)
+        update = pool.submit(_update, storages, pair)
+        assert proxy.held.acquire(timeout=LIMIT)
+        s3.client().delete_object(Bucket="source", Key="t/p=1/file")
+        s3.client().delete_bucket(Bucket="source")
+        proxy.release("LIST")
+        assert update.result().missing == (pair,)
+        assert _tree(target, pair.target) == {"p=1/file": b"kept"}
 
 
 def test_mirror_when_a_file_becomes_a_directory_or_the_reverse_then_the_target_follows(
