@@ -82,7 +82,10 @@ _ERRORS: Mapping[str, tuple[type[StorageUnavailable], str]] = {
     **dict.fromkeys(("PreconditionFailed", "412"), (AlreadyExists, "check which process created the object")),
     **dict.fromkeys(("SlowDown", "503", "ServiceUnavailable", "429"), (StorageUnavailable, _SLOW_HINT)),
     "RequestTimeTooSkewed": (StorageUnavailable, "synchronize the clock of this machine"),
-    **dict.fromkeys(("PermanentRedirect", "301", "IllegalLocationConstraintException"), (NotFound, _REGION_HINT)),
+    # Not NotFound: the bucket exists, and its content is unknown.
+    **dict.fromkeys(
+        ("PermanentRedirect", "301", "IllegalLocationConstraintException"), (StorageUnavailable, _REGION_HINT)
+    ),
     "NoSuchUpload": (StorageUnavailable, "another process aborted the upload; the transaction is repeated"),
 }
 # The answer to HEAD has no body, so its code is only the status.
