@@ -216,6 +216,7 @@ def _read(storage: S3Storage) -> None:
         (403, "AccessDenied", PermissionDenied, "grant access"),
         (403, "RequestTimeTooSkewed", StorageUnavailable, "clock"),
         (404, "NoSuchBucket", NotFound, "create the bucket"),
+        (400, "IllegalLocationConstraintException", StorageUnavailable, "region"),
         (403, "QuotaExceeded", NoSpace, "free space"),
         (500, "InternalError", StorageUnavailable, "check the server"),
     ],
@@ -396,6 +397,17 @@ def test_s3_when_a_container_has_a_role_then_its_keys_are_renewed_before_they_ex
             logins.append(proxy.logins["PUT"])
         assert len(set(logins)) == 3
         assert set(logins) <= set(role.given)
+
+
+def test_s3_when_a_virtual_machine_has_a_role_then_requests_are_signed_with_its_keys(
+    proxy: S3Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _without_login(monkeypatch)
+    with role_server() as role:
+        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", role.url)
+        options = S3Options(endpoint=proxy.endpoint, region="us-east-1")
+        S3Storage(BUCKET, StorageOptions(timeout=8.0, s3=options)).write(f"{TABLE}/f", b"1")
+        assert proxy.logins["PUT"] in role.given
 
 
 def _without_login(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The server from which a container obtains the keys of its role."""
+"""The servers from which a container and a virtual machine obtain the keys of their role."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+# The answers of the instance metadata service, version 2. It provides keys only to those who have asked for a token.
+_SESSION = b"session"
+_ROLES = "/latest/meta-data/iam/security-credentials/"
 # botocore does not use keys that expire within ten minutes if it can obtain others.
 _LIFE = timedelta(minutes=1)
 
@@ -23,8 +26,15 @@ class RoleServer:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                content = owner.answer()
-                self.send_response(200)
+                self._answer(b"ingestd" if self.path == _ROLES else owner.answer())
+
+            def do_PUT(self) -> None:
+                self._answer(_SESSION)
+
+            def _answer(self, content: bytes) -> None:
+                is_instance = self.command == "GET" and self.path.startswith(_ROLES)
+                is_allowed = not is_instance or self.headers.get("x-aws-ec2-metadata-token") == _SESSION.decode()
+                self.send_response(200 if is_allowed else 401)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)
@@ -36,7 +46,7 @@ class RoleServer:
 
     @property
     def url(self) -> str:
-        """The address that the container knows."""
+        """The address that the container, or the virtual machine, knows."""
         return f"http://127.0.0.1:{self.server.server_address[1]}/"
 
     def answer(self) -> bytes:
@@ -44,7 +54,12 @@ class RoleServer:
         number = len(self.given)
         self.given.append((f"role{number}", f"token{number}"))
         expiration = (datetime.now(timezone.utc) + _LIFE).strftime("%Y-%m-%dT%H:%M:%SZ")
-        keys = {"AccessKeyId": f"role{number}", "SecretAccessKey": "secret", "Token": f"token{number}"}
+        keys = {
+            "AccessKeyId": f"role{number}",
+            "SecretAccessKey": "secret",
+            "Token": f"token{number}",
+            "Code": "Success",
+        }
         return json.dumps(keys | {"Expiration": expiration}).encode()
 
 
