@@ -20,6 +20,16 @@ _ENDPOINT = re.compile(r"(https?://)?([\w.-]+|\[[\da-fA-F:.]+\])(:\d{1,5})?(/[^\
 _REGION = re.compile(r"(?!\d+$)[a-zA-Z\d]([a-zA-Z\d-]{0,61}[a-zA-Z\d])?", re.ASCII)
 
 
+def check_endpoint(endpoint: str, where: str) -> None:
+    """Raise ConfigError, which does not contain the endpoint, unless it is a URL without user and password."""
+    if not _ENDPOINT.fullmatch(endpoint):
+        raise ConfigError(
+            "must be a URL without user and password",
+            where=where,
+            hint="write for example https://minio.example.com:9000; access_key and secret_key contain the keys",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class S3Options:
     """How to access buckets; what is not set comes from `fs.s3a` properties, and then from botocore's environment.
@@ -57,12 +67,8 @@ class S3Options:
                 where="storage.s3",
                 hint="set both keys, or none of them to use a role, a profile or the environment",
             )
-        if self.endpoint is not None and not _ENDPOINT.fullmatch(self.endpoint):
-            raise ConfigError(
-                "must be a URL without user and password",  # the message does not contain it: there may be a password
-                where="storage.s3.endpoint",
-                hint="write for example https://minio.example.com:9000; access_key and secret_key contain the keys",
-            )
+        if self.endpoint is not None:
+            check_endpoint(self.endpoint, "storage.s3.endpoint")
         if self.region is not None and not _REGION.fullmatch(self.region):
             raise ConfigError(
                 "must be the name of a region", where="storage.s3.region", hint="write for example eu-west-1"

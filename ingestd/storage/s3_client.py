@@ -35,7 +35,7 @@ from botocore.exceptions import (
     TokenRetrievalError,
 )
 
-from ingestd.errors import StorageUnavailable
+from ingestd.errors import ConfigError, StorageUnavailable
 from ingestd.storage.contract import AlreadyExists, NoAnswer, NoSpace, NotFound, PermissionDenied
 from ingestd.storage.s3_answers import is_from_s3, is_page
 from ingestd.storage.s3_settings import Keys, S3Settings
@@ -126,6 +126,8 @@ def _client(settings: S3Settings) -> Any:
         aws_session_token=keys.session_token if keys else None,
         config=special,
     )
+    if "@" in client.meta.endpoint_url:  # every error of botocore contains the URL
+        raise ValueError(client.meta.endpoint_url)
     client.meta.events.register("after-call.s3", _check_answer)
     return client
 
@@ -191,7 +193,8 @@ def _check_answer(http_response: Any, parsed: Mapping[str, Any], model: Any, **_
 def connect(settings: S3Settings) -> Any:
     """Return a client of boto3, which is thread-safe; clients of equal settings are shared.
 
-    Nothing is sent yet. Raises StorageUnavailable for settings that botocore rejects, and for an unusable CA file.
+    Nothing is sent yet. Raises StorageUnavailable for settings that botocore rejects, and for an unusable CA file, and
+    ConfigError for an endpoint with a password.
     """
     if settings.ca_file:
         _check_ca_file(settings.ca_file)  # a request would not name the file
@@ -199,6 +202,12 @@ def connect(settings: S3Settings) -> Any:
         try:
             return _client(settings)
         except ValueError as error:  # an invalid URL
+            if "@" in str(error):  # it may contain a password; the other sources of endpoints have been checked
+                raise ConfigError(
+                    "must be a URL without user and password",
+                    where="AWS_ENDPOINT_URL, or endpoint_url of the profile",
+                    hint="remove user and password; they are not used for requests to S3",
+                ) from None
             raise StorageUnavailable(str(error), where="storage.s3", hint="correct the configuration") from error
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ingestd.errors import ConfigError, InvalidTable
 from ingestd.storage import hadoop
-from ingestd.storage.options import Encryption, StorageOptions
+from ingestd.storage.options import Encryption, StorageOptions, check_endpoint
 
 _DEFAULT_REGION = "us-east-1"
 _BUCKET = re.compile(r"[a-zA-Z0-9._-]{1,255}")
@@ -128,6 +128,7 @@ class _S3aProperties:
         text = self.text("endpoint")
         if not text:
             return None
+        check_endpoint(text, "fs.s3a.endpoint")
         return _with_scheme(text, "http" if self.flag("connection.ssl.enabled") is False else "https")
 
     def credentials(self) -> Keys | Literal["anonymous"] | None:

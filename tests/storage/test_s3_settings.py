@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import replace
 
 import pytest
@@ -116,6 +117,21 @@ def test_settings_when_a_location_contains_credentials_then_they_are_refused_and
     with pytest.raises(ConfigError, match="credentials in locations") as raised:
         Storages(StorageOptions(properties={})).at(uri)
     assert "secret" not in str(raised.value).replace("secret_key", "")
+
+
+@pytest.mark.parametrize("password", ["canary", "ca/canary"])
+def test_settings_when_an_endpoint_contains_a_password_then_it_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, password: str
+) -> None:
+    endpoint = f"http://ann:{password}@127.0.0.1:1"
+    with pytest.raises(ConfigError, match="without user and password") as raised:
+        _resolved(endpoint=endpoint)
+    assert raised.value.where == "fs.s3a.endpoint"
+    assert "canary" not in str(raised.value)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(ConfigError, match="without user and password") as raised:
+        Storages(StorageOptions(properties={})).at("s3a://b/t").entries("s3a://b/t")
+    assert "canary" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize("uri", ["s3a:///t", "s3a://my+bucket/t"])
