@@ -121,6 +121,13 @@ class HiveType:
             return pa.struct([pa.field(name, child) for name, child in zip(self.names, children, strict=True)])
         return pa.map_(*children) if self.kind == "map" else pa.list_(*children)
 
+    @property
+    def known(self) -> HiveType:
+        """This type with string wherever only null, or objects without fields, were found: `void` and `struct<>`."""
+        if self.kind == "void" or (self.kind == "struct" and not self.children):
+            return HiveType("string")
+        return replace(self, children=tuple(child.known for child in self.children)) if self.is_complex else self
+
     def holds(self, other: HiveType) -> bool:
         """Return whether this type can store every value of `other`; a string can store the text of other primitives.
 

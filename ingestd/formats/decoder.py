@@ -188,9 +188,10 @@ class Evolving(Protocol):
     """A decoder that knows the fields of the records that it has decoded, from their schemas or from their values."""
 
     def needed_columns(self, values: Sequence[bytes], others: Collection[str]) -> tuple[Column, ...]:
-        """Return the columns that can store all fields of these records, in their order. A name may occur repeatedly.
+        """Return the columns that can store all fields of these records and of those of earlier calls.
 
-        They have been decoded. Columns for other records that have been decoded may be among them.
+        All of them have been decoded. The columns are in the order of the fields, and a name may occur repeatedly. A
+        type may be incomplete; see `HiveType.known`.
 
         `others` are the columns of the table that are not decoded: fields with their names need no column.
         Raises InvalidTable for a field without a column that no column can store.

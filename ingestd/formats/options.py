@@ -6,19 +6,20 @@ are sent to Spark tasks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ingestd.errors import ConfigError
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.csv import CsvOptions
 from ingestd.formats.delimited import DelimitedOptions
+from ingestd.formats.json.inference import joined
 from ingestd.formats.json.options import JsonOptions
 from ingestd.formats.protobuf.options import ProtobufOptions
 from ingestd.formats.record_decoder import RecordDecoder
 from ingestd.formats.regex import RegexOptions
 from ingestd.formats.registry import InvalidSchema, Registry
 from ingestd.formats.whole_value import BinaryOptions, TextOptions
-from ingestd.schema import Column
+from ingestd.schema import Column, HiveType
 
 # Each member has keys of its own, the key `tombstones`, and a method `decoder(columns: Sequence[Column])`, which
 # returns a RecordDecoder, and raises ConfigError if the format cannot be decoded into these columns. The first member
@@ -52,6 +53,11 @@ def can_evolve(options: FormatOptions) -> bool:
     if isinstance(options, JsonOptions):
         return not options.fields and not options.lenient
     return isinstance(options, (AvroOptions, ProtobufOptions))
+
+
+def join_of(options: FormatOptions) -> Callable[[HiveType, HiveType], HiveType]:
+    """Return the function that joins the types that two decoders of the format need for a field (`Evolving`)."""
+    return joined if isinstance(options, JsonOptions) else HiveType.widened
 
 
 def schema_columns(options: FormatOptions, registry: Registry | None, topics: Sequence[str]) -> tuple[Column, ...]:

@@ -167,10 +167,11 @@ class RowDecoder:
         return self._values.unstored_fields(without_tombstones(batch.values), self._others)
 
     def needed_columns(self, batch: Batch) -> tuple[Column, ...]:
-        """Return the columns that can store all fields of the records of a batch, which has been decoded.
+        """Return the columns that can store all fields of the records of a batch, and of those of earlier calls.
 
-        A field with the name of a column that is filled from Kafka, or that `partition` names, needs no column. Raises
-        as `Evolving.needed_columns`.
+        They have been decoded, and the types may be incomplete, as those of `Evolving.needed_columns`. A field with the
+        name of a column that is filled from Kafka, or that `partition` names, needs no column. Raises as
+        `Evolving.needed_columns`.
         """
         if not isinstance(self._values, Evolving):
             return ()

@@ -1,15 +1,16 @@
 """Changes the columns of a mapping's table so that they store all fields of its records (`schema_evolution`).
 
 A stage compares the fields of its records, by their schemas or their values, with the columns. If a field has no
-column, or if values of its type may not fit, the stage ends with ColumnsNeeded. The main loop then alters the table,
-and reads the records again. The number of schemas, and not of records, limits how often this happens.
+column, or if values of its type may not fit, its tasks read all their records, and end with ColumnsNeeded. The main
+loop then alters the table once for all of them, and reads the records again. The number of schemas, and not of records,
+limits how often this happens.
 
 Invariant: no record is stored without one of its fields. Columns are added and widened, never removed or narrowed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ingestd.acid.routing import Shape
 from ingestd.errors import TransactionError
@@ -18,13 +19,13 @@ from ingestd.ingest.columns import require_fit
 from ingestd.ingest.decoding import RowDecoder
 from ingestd.ingest.options import Evolution, MappingOptions
 from ingestd.kafka.reader import Batch
-from ingestd.schema import Column, require_visible
+from ingestd.schema import Column, HiveType, require_visible
 
 
 class ColumnsNeeded(TransactionError):
     """Records have fields that the table cannot store; it is altered, and they are read again.
 
-    `columns` are the new columns, and those that change.
+    `columns` are the new columns, and those that change. Their types may be incomplete; see `HiveType.known`.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "", columns: tuple[Column, ...] = ()) -> None:
@@ -42,13 +43,19 @@ def _rebuild(what: str, where: str, hint: str, columns: tuple[Column, ...]) -> C
 def require_columns(evolution: Evolution, decoder: RowDecoder, shape: Shape, batch: Batch) -> None:
     """Raise ColumnsNeeded if the columns cannot store all fields of the records of a batch, which was decoded.
 
-    Raises InvalidTable for a field that no column can store.
+    It contains the columns for all batches of the decoder so far. Raises InvalidTable for a field that no column can
+    store.
     """
-    columns = columns_for(evolution, decoder, shape, [batch])
-    if columns != shape.columns:
-        needed = tuple(column for column in columns if column not in shape.columns)
-        changed = ", ".join(f"{column.name} {column.type}" for column in needed)
-        raise ColumnsNeeded(f"the records need columns of the table: {changed}", columns=needed)
+    if evolution == "none":
+        return
+    needed = decoder.needed_columns(batch)
+    changed = [column for column in evolved_columns(evolution, shape, needed) if column not in shape.columns]
+    if changed:
+        names = {column.name for column in changed}
+        raise ColumnsNeeded(
+            f"the records need columns of the table: {', '.join(f'{column.name} {column.type}' for column in changed)}",
+            columns=tuple(column for column in needed if column.name in names),
+        )
 
 
 def columns_for(
@@ -58,9 +65,10 @@ def columns_for(
 
     Raises InvalidTable for a field that no column can store.
     """
-    if evolution == "none":
-        return shape.columns
-    return evolved_columns(evolution, shape, [c for batch in batches for c in decoder.needed_columns(batch)])
+    needed: tuple[Column, ...] = ()
+    for batch in batches if evolution != "none" else ():
+        needed = decoder.needed_columns(batch)
+    return evolved_columns(evolution, shape, needed)
 
 
 def evolved_columns(evolution: Evolution, shape: Shape, needed: Iterable[Column]) -> tuple[Column, ...]:
@@ -81,7 +89,7 @@ def evolved_columns(evolution: Evolution, shape: Shape, needed: Iterable[Column]
             types[name] = types[name].widened(kind)
         else:
             types[name] = types[name].extended(kind)
-    columns = tuple(Column(name, kind) for name, kind in types.items())
+    columns = tuple(Column(name, kind.known) for name, kind in types.items())
     require_visible(columns)
     return columns
 
@@ -98,7 +106,11 @@ def plan_columns(
     return evolved_columns(options.schema_evolution, table.shape, needed)
 
 
-def merged(errors: Sequence[ColumnsNeeded], where: str) -> ColumnsNeeded:
-    """Return one error that needs the columns of all."""
-    columns = tuple(dict.fromkeys(column for error in errors for column in error.columns))
-    return ColumnsNeeded(errors[0].what, where=where, columns=columns)
+def merged(
+    errors: Sequence[ColumnsNeeded], where: str, join: Callable[[HiveType, HiveType], HiveType]
+) -> ColumnsNeeded:
+    """Return one error that needs the columns of all; `join` joins the types of columns with the same name."""
+    types: dict[str, HiveType] = {}
+    for column in (column for error in errors for column in error.columns):
+        types[column.name] = join(types[column.name], column.type) if column.name in types else column.type
+    return ColumnsNeeded(errors[0].what, where=where, columns=tuple(map(Column, types, types.values())))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ingestd.errors import IngestdError, OffsetsLost, StorageUnavailable, TransactionAborted
+from ingestd.formats.options import join_of
 from ingestd.hive.transactions import Transaction
 from ingestd.ingest import stage
 from ingestd.ingest.columns import columns_of, require_fit
@@ -177,6 +178,9 @@ class Pipeline:
             if self._services.signals.abort.is_set():
                 raise self._aborted("aborted during shutdown") from error
             raise
+        needs = [answer for answer in answers if isinstance(answer, ColumnsNeeded)]
+        if needs:
+            raise merged(needs, f"table {pending.table.name}", join_of(self._options.format))
         return list(_results(pending, answers))
 
     def _check_needed(self) -> None:
@@ -249,10 +253,7 @@ class Pipeline:
 
 
 def _results(pending: PendingTransaction, answers: Sequence[StageResult | IngestdError]) -> Iterator[StageResult]:
-    """Yield the results of the tasks. Raises the first error that a task returned, unless records need columns."""
-    needs = [answer for answer in answers if isinstance(answer, ColumnsNeeded)]
-    if needs:
-        raise merged(needs, where=f"table {pending.table.name}")
+    """Yield the results of the tasks. Raises the first error that a task returned."""
     for answer in answers:
         if isinstance(answer, StorageUnavailable):
             raise _explained(pending, answer)

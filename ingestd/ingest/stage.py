@@ -23,7 +23,7 @@ from ingestd.formats.decoder import DecodeResult
 from ingestd.formats.options import FormatOptions
 from ingestd.formats.registry import Registry
 from ingestd.ingest.dead_letters import DeadLetters, LetterTargets, Origin
-from ingestd.ingest.evolution import require_columns
+from ingestd.ingest.evolution import ColumnsNeeded, require_columns
 from ingestd.ingest.options import Evolution, OnError, OnUnreadable, RejectLimit
 from ingestd.ingest.partitioning import Partitioning
 from ingestd.ingest.rejects import Rejects, check_limit, stopping
@@ -225,7 +225,8 @@ class _Source:
         self._firsts: list[FirstRecord] = []
 
     def read(self) -> Iterator[DecodeResult]:
-        """Yield the decoded batches."""
+        """Yield the decoded batches. Raises ColumnsNeeded for all of them after the last one."""
+        needed: ColumnsNeeded | None = None
         task, decoder = self._task, self._decoder
         has_letters = task.on_error == "dead_letter"
         needs_messages = has_letters or task.decoding.columns.need_messages
@@ -238,7 +239,12 @@ class _Source:
         )
         for batch in batches:
             decoded = decoder.decode(batch)
-            require_columns(task.evolution, decoder, task.shape, batch)
+            try:
+                require_columns(task.evolution, decoder, task.shape, batch)
+            except ColumnsNeeded as error:
+                needed = error
+            if needed is not None:  # the other batches may need more columns, or other types
+                continue
             self._records, self._size = self._records + len(batch.values), self._size + batch.size
             self._skipped, self._rows = self._skipped + decoded.skipped, self._rows + decoded.rows
             _stop_at_rejects(task, batch, decoded)
@@ -248,6 +254,8 @@ class _Source:
             self._firsts += batch.firsts
             self._throttled += batch.throttled_seconds
             yield decoded
+        if needed is not None:
+            raise needed
 
     def _reject(self, batch: UnreadableBatch) -> None:
         """Skip records that the client of Kafka cannot read, after writing their dead letter."""

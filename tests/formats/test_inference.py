@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from ingestd.errors import InvalidTable
 from ingestd.formats.json.decoder import JsonDecoder
 from ingestd.formats.json.options import JsonOptions
+from ingestd.formats.options import join_of
 from ingestd.schema import Column, HiveType
 
 
@@ -26,7 +27,7 @@ def _decoder(options: JsonOptions | None = None, /, **types: str) -> JsonDecoder
 
 def _needed(decoder: JsonDecoder, *records: Any, others: Sequence[str] = ()) -> dict[str, str]:
     values = [record if isinstance(record, bytes) else json.dumps(record).encode() for record in records]
-    return {column.name: str(column.type) for column in decoder.needed_columns(values, others)}
+    return {column.name: str(column.type.known) for column in decoder.needed_columns(values, others)}
 
 
 @pytest.mark.parametrize(
@@ -111,6 +112,18 @@ def test_rows_when_they_are_in_an_envelope_or_several_in_a_record_then_their_fie
     assert _needed(_decoder(JsonOptions(records="lines"), id="int")) == {}
 
 
+def test_objects_when_they_have_too_many_names_then_need_a_column_of_text_or_a_map() -> None:
+    records = [{"id": 1, "m": {f"{n}-{part}": {"x": 1} for n in range(600)}} for part in "ab"]
+    assert _needed(_decoder(id="int"), *records) == {"id": "int", "m": "string"}
+    stored = _decoder(id="int", m="map<string,struct<y:int>>")
+    assert _needed(stored, records[0]) == _needed(stored, records[1])
+    assert _needed(stored, {"id": 1, "m": {"k": {"z": "z"}}})["m"] == "map<string,struct<y:int,x:bigint,z:string>>"
+    with pytest.raises(InvalidTable, match="objects in m have more than 1,000 different names"):
+        _needed(_decoder(id="int", m="struct<x:int>"), *records)
+    values = [json.dumps({"id": 1, "n": n, "m": {f"{n}-{k}": 1 for k in range(600)}}).encode() for n in range(2)]
+    assert _decoder(id="int", m="struct<x:int>").unstored_fields(values, ()) == ("n", "m.*")
+
+
 @pytest.mark.parametrize(
     ("record", "words"),
     [
@@ -137,12 +150,27 @@ _JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.lists(st.dictionaries(st.sampled_from("xyXY"), _JSON, max_size=3), min_size=1, max_size=5))
-def test_needed_columns_then_store_each_record_and_need_no_others(records: list[dict[str, Any]]) -> None:
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.dictionaries(st.sampled_from("xyXY"), _JSON, max_size=3), min_size=1, max_size=5), st.data())
+def test_needed_columns_then_store_each_record_and_need_no_others(records: list[dict[str, Any]], data: Any) -> None:
     values = [json.dumps({"id": 1, **record}).encode() for record in records]
-    first = JsonDecoder(_columns(id="int"))
-    columns = first.needed_columns(values, ())
-    second = JsonDecoder(columns)
-    assert second.needed_columns(values, ()) == columns
-    assert second.decode(values).rejects == []
+    parts = [values[slice(*sorted(ends))] for ends in data.draw(st.lists(st.tuples(_ENDS, _ENDS), max_size=3))]
+    columns = _of_tasks(*parts, values)
+    assert set(columns) == set(_of_tasks(values))
+    decoder = JsonDecoder(columns)
+    for part in parts:
+        decoder.needed_columns(part, ())
+    assert decoder.needed_columns(values, ()) == columns
+    assert decoder.decode(values).rejects == []
+
+
+_ENDS = st.integers(0, 5)
+
+
+def _of_tasks(*parts: Sequence[bytes]) -> tuple[Column, ...]:
+    """Return the columns for the records of several tasks, which find their types without those of the others."""
+    found: dict[str, HiveType] = {}
+    for part in parts:
+        for column in JsonDecoder(_columns(id="int")).needed_columns(part, ()):
+            found[column.name] = join_of(JsonOptions())(found.get(column.name, column.type), column.type)
+    return tuple(Column(name, kind.known) for name, kind in found.items())

@@ -12,13 +12,13 @@ from ingestd.acid.routing import Bucketing, Shape
 from ingestd.errors import ConfigError, InvalidTable
 from ingestd.formats.avro.options import AvroOptions
 from ingestd.formats.json.options import JsonOptions
-from ingestd.formats.options import FormatOptions
+from ingestd.formats.options import FormatOptions, join_of
 from ingestd.formats.whole_value import TextOptions
 from ingestd.hive.creation import NewTable
 from ingestd.hive.tables import Table, TableName
 from ingestd.ingest.columns import columns_of
 from ingestd.ingest.decoding import KafkaColumns, RowDecoder
-from ingestd.ingest.evolution import ColumnsNeeded, evolved_columns, plan_columns, require_columns
+from ingestd.ingest.evolution import ColumnsNeeded, evolved_columns, merged, plan_columns, require_columns
 from ingestd.ingest.options import Evolution, KafkaField, MappingOptions
 from ingestd.ingest.partitioning import Partitioning
 from ingestd.kafka.reader import Batch
@@ -87,6 +87,17 @@ def test_columns_when_the_table_lost_one_since_the_stage_then_stops_and_does_not
     assert planned == _columns(id="bigint", note="string", n="bigint", other="date", new="int")
     with pytest.raises(InvalidTable, match="note string was removed or renamed; n int was removed or renamed"):
         plan_columns(options, _table(id="int", title="string"), raised.value.columns, columns_of(staged))
+
+
+def test_columns_when_several_tasks_need_them_then_each_type_stores_what_all_have_found() -> None:
+    needs = [
+        ColumnsNeeded("what", columns=columns)
+        for columns in (_columns(n="bigint", m="map<string,int>"), _columns(n="double", m="map<string,bigint>"))
+    ]
+    json = merged(needs, "here", join_of(JsonOptions()))
+    assert (json.where, json.columns) == ("here", _columns(n="double", m="map<string,bigint>"))
+    assert merged(needs[::-1], "here", join_of(JsonOptions())).columns == json.columns
+    assert merged(needs, "here", join_of(AvroOptions())).columns == _columns(n="bigint", m="map<string,bigint>")
 
 
 def test_needed_columns_when_a_field_is_not_decoded_then_its_type_does_not_matter() -> None:

@@ -184,7 +184,7 @@ def test_field_when_no_column_can_store_it_then_stops_unless_the_table_has_the_c
 
 
 def test_json_when_fields_are_new_or_wider_then_the_table_follows_and_no_value_is_lost(stack: Stack) -> None:
-    stack.topic(1)
+    stack.topic(2)
     stack.table("id int, s struct<x:int>", "dt string")
     old = [{"id": n, "s": {"x": n}, "dt": "a"} for n in range(0, 100, 2)]
     new = [
@@ -198,17 +198,25 @@ def test_json_when_fields_are_new_or_wider_then_the_table_follows_and_no_value_i
         }
         for n in range(1, 100, 2)
     ]
-    stack.produce([record for pair in zip(old, new, strict=True) for record in pair])
-    mapping = {"schema_evolution": "widen"}
-    config = stack.config(mapping)
+    stack.produce([record for pair in zip(old, new, strict=True) for record in pair], partition=0)
+    # Enough records for two tasks, which find different types for the last field, and its first values late.
+    for partition, late in ((0, 1), (1, 0.5)):
+        first = 1_000_000 * (partition + 1)
+        stack.produce(
+            ({"id": first + n, "dt": "a"} | ({"late": late} if n >= 24_000 else {}) for n in range(25_000)),
+            partition=partition,
+        )
+    commit = {"rows": 100_000, "bytes": "1GiB", "interval": "10m"}
+    config = stack.config({"schema_evolution": "widen", "commit": commit})
     daemon = stack.drain(config)
 
     place = f"ALTER TABLE `default`.`{stack.name}`"
     assert _statements(daemon) == [
         f"{place} CHANGE COLUMN `s` `s` struct<x:bigint,y:string>",
-        f"{place} ADD COLUMNS (`price` double, `tags` array<struct<t:bigint>>, `mixed` string)",
+        f"{place} ADD COLUMNS (`price` double, `tags` array<struct<t:bigint>>, `mixed` string, `late` double)",
     ]
-    assert [(event["rows"], event["files"]) for event in daemon.events("committed") if event["rows"]] == [(100, 1)]
+    assert [(event["rows"], event["files"]) for event in daemon.events("committed") if event["rows"]] == [(50_100, 2)]
+    assert stack.sql(f"SELECT sum(late), count(late), count(DISTINCT id) FROM {stack.name}") == [(1500.0, 2000, 50_100)]
     query = f"SELECT id, s.x, s.y, price, tags[0].t, mixed FROM {stack.name} WHERE id IN (2, 3, 5) ORDER BY id"
     assert stack.sql(query) == [
         (2, 2, None, None, None, None),
@@ -216,8 +224,11 @@ def test_json_when_fields_are_new_or_wider_then_the_table_follows_and_no_value_i
         (5, BIG, "y", 5.5, 5, "5"),
     ]
     # Back to the old fields, and to a type that does not fit: nothing changes but a reject.
-    stack.produce([old[0] | {"id": 200, "price": None}, new[0] | {"id": 201}, new[1] | {"id": 202, "price": {"a": 1}}])
+    stack.produce(
+        [old[0] | {"id": 200, "price": None}, new[0] | {"id": 201}, new[1] | {"id": 202, "price": {"a": 1}}],
+        partition=0,
+    )
     stopped = stack.drain(config, expect=65)
     assert "price" in stopped.events("failed")[0]["error"]
     assert not stopped.events("table_altered")
-    assert stack.sql(f"SELECT count(*) FROM {stack.name}") == [(100,)]
+    assert stack.sql(f"SELECT count(*) FROM {stack.name}") == [(50_100,)]

@@ -32,13 +32,13 @@ from ingestd.formats.unmatched import is_envelope, is_envelope_field
 from ingestd.schema import INTEGER_BITS, Column, HiveType
 
 _NAME = re.compile(r"[a-z0-9_]{1,128}")
-# Objects with more different names than this have data as names. At the root, no table could follow them.
+# Objects with more different names than this have data as names. No table could follow them.
 _MAX_NAMES = 1000
 _MAX_STRUCT_NAMES = 100
 _BIGINT_DIGITS = 19
 _TEXT = HiveType("string")
 _BOOLEAN, _DOUBLE, _BIGINT = HiveType("boolean"), HiveType("double"), HiveType("bigint")
-# Only null, or no element at all. No column has this type.
+# Only null, or no element at all; see `HiveType.known`.
 _UNKNOWN = HiveType("void")
 _REALS = ("float", "double", "decimal")
 
@@ -53,20 +53,24 @@ class Rows:
 
 
 def fields_of(rows: Sequence[Rows], columns: Collection[str] | None, own: Collection[str] = ()) -> HiveType:
-    """Return a struct of the fields of all rows, which may have the type `void`; names are in lower case.
+    """Return a struct of the fields of all rows, whose names are in lower case.
 
-    If `columns` is given, rows without any of these fields are ignored, and envelopes without any field of `own`, which
-    are the columns that do not describe an envelope (`own_columns`). Raises InvalidTable for too many names.
+    The type of values that are all null is `void`, and objects without fields are a struct without any. Objects with
+    too many different names are a map. If `columns` is given, rows without any of these fields are ignored, and
+    envelopes without any field of `own`, which are the columns that do not describe an envelope (`own_columns`).
     """
     table = None if columns is None else (columns, own)
-    return reduce(_joined, (_object(part.tape, part.tokens, part.depth, table) for part in rows), HiveType("struct"))
+    return reduce(joined, (_object(part.tape, part.tokens, part.depth, table) for part in rows), HiveType("struct"))
 
 
 def needed(fields: HiveType, columns: Sequence[Column], others: Collection[str]) -> tuple[Column, ...]:
     """Return the columns that store the fields, which are now stored in `columns`; fields of `others` need none.
 
-    Raises InvalidTable for a field whose name cannot be that of a column.
+    Their types may be incomplete; see `HiveType.known`. Raises InvalidTable for a field whose name cannot be that of a
+    column, and for too many fields.
     """
+    if fields.kind == "map":
+        raise _too_many_names("the records")
     stored = {column.name: column.type for column in columns}
     found = []
     for name, kind in zip(fields.names, fields.children, strict=True):
@@ -76,7 +80,10 @@ def needed(fields: HiveType, columns: Sequence[Column], others: Collection[str])
 
 
 def unstored_fields(fields: HiveType, columns: Sequence[Column], others: Collection[str]) -> tuple[str, ...]:
-    """Return the fields that no column stores, in the form `who.zip` if they are inside of a struct."""
+    """Return the fields that no column stores, in the form `who.zip` if they are inside of a struct.
+
+    Too many of them are `*`.
+    """
     row = HiveType("struct", children=tuple(c.type for c in columns), names=tuple(c.name for c in columns))
     return tuple(name for name in _unstored(fields, row, "") if name not in others)
 
@@ -89,7 +96,9 @@ def _unstored(found: HiveType, stored: HiveType, place: str) -> Iterator[str]:
                 yield from _unstored(kind, types[name], f"{place}{name}.")
             else:
                 yield f"{place}{name}"
-    elif found.kind == "struct" and stored.kind == "map":
+    elif found.kind == "map" and stored.kind == "struct":
+        yield f"{place}*"
+    elif found.kind in ("struct", "map") and stored.kind == "map":
         for kind in found.children:
             yield from _unstored(kind, stored.children[1], place)
     elif found.kind == stored.kind == "array":
@@ -99,7 +108,7 @@ def _unstored(found: HiveType, stored: HiveType, place: str) -> Iterator[str]:
 def _object(
     tape: Tape, objects: Ints, depth: int, table: tuple[Collection[str], Collection[str]] | None = None
 ) -> HiveType:
-    """Return the struct of the fields of objects at this depth."""
+    """Return the struct of the fields of objects at this depth, or a map if they have too many."""
     owners, keys = tape.inside(objects, depth)
     if not len(keys):
         return HiveType("struct")
@@ -109,6 +118,8 @@ def _object(
         codes, keys = codes[kept], keys[kept]
     order = np.argsort(codes, kind="stable")
     used, starts = np.unique(codes[order], return_index=True)
+    if len(used) > _MAX_NAMES:
+        return HiveType("map", children=(_TEXT, _type(tape, keys + np.int32(2), depth + 1)))
     parts = np.split(keys[order], starts[1:]) if len(used) else []
     types = tuple(_type(tape, part + np.int32(2), depth + 1) for part in parts)
     return HiveType("struct", children=types, names=tuple(found[code] for code in used.tolist()))
@@ -138,15 +149,9 @@ def _belong(owners: Ints, codes: Ints, found: Sequence[str], columns: Collection
 def _names(tape: Tape, keys: Ints) -> tuple[Ints, list[str]]:
     """Return the number of the name of each key, and the names in lower case."""
     spellings = tape.texts(tape.start[keys] + np.int32(1), tape.end[keys] - np.int32(1)).dictionary_encode()
-    if len(spellings.dictionary) > _MAX_NAMES:
-        raise InvalidTable(
-            f"the objects in the records have more than {_MAX_NAMES:,} different names of fields",
-            hint="a column for each is not possible; set schema_evolution: none, and store such objects in a map",
-        )
     lower = [_unescaped(text).lower() for text in spellings.dictionary.to_pylist()]
-    names = list(dict.fromkeys(lower))
-    numbers = np.array([names.index(name) for name in lower], np.int32)
-    return numbers[spellings.indices.to_numpy()], names
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(lower))}
+    return np.array([numbers[name] for name in lower], np.int32)[spellings.indices.to_numpy()], list(numbers)
 
 
 def _unescaped(text: str) -> str:
@@ -158,13 +163,13 @@ def _type(tape: Tape, tokens: Ints, depth: int) -> HiveType:
     kinds = tape.kind[tokens]
     found = _scalars(tape, tokens[kinds == SCALAR])
     if (kinds == STRING).any():
-        found = _joined(found, _TEXT)
+        found = joined(found, _TEXT)
     arrays, objects = tokens[kinds == OPEN_ARRAY], tokens[kinds == OPEN_OBJECT]
     if len(arrays):
         _, items = tape.inside(arrays, depth)
-        found = _joined(found, HiveType("array", children=(_type(tape, items, depth + 1),)))
+        found = joined(found, HiveType("array", children=(_type(tape, items, depth + 1),)))
     if len(objects):
-        found = _joined(found, _object(tape, objects, depth))
+        found = joined(found, _object(tape, objects, depth))
     return found
 
 
@@ -180,8 +185,8 @@ def _scalars(tape: Tape, tokens: Ints) -> HiveType:
     is_real = pc.match_substring_regex(texts, "[.eE]")
     whole = pc.utf8_ltrim(texts.filter(pc.invert(is_real)), "-")
     if len(whole):
-        found = _joined(found, _whole(whole))
-    return _joined(found, _DOUBLE) if len(whole) < len(texts) else found
+        found = joined(found, _whole(whole))
+    return joined(found, _DOUBLE) if len(whole) < len(texts) else found
 
 
 def _whole(digits: pa.StringArray) -> HiveType:
@@ -195,29 +200,40 @@ def _whole(digits: pa.StringArray) -> HiveType:
     return _BIGINT if longest == _BIGINT_DIGITS and largest < str(1 << 63) else _TEXT
 
 
-def _joined(one: HiveType, other: HiveType) -> HiveType:
-    """Return the type of a field that has values of both types."""
+def joined(one: HiveType, other: HiveType) -> HiveType:
+    """Return the type of a field that has values of both types, which were found or are needed."""
     if other in (one, _UNKNOWN):
         return one
     if one == _UNKNOWN:
         return other
     if one.kind == other.kind == "array":
-        return HiveType("array", children=(_joined(one.children[0], other.children[0]),))
-    if one.kind == other.kind == "struct":
-        fields = dict(zip(one.names, one.children, strict=True))
-        for name, kind in zip(other.names, other.children, strict=True):
-            fields[name] = _joined(fields[name], kind) if name in fields else kind
-        return HiveType("struct", children=tuple(fields.values()), names=tuple(fields))
+        return HiveType("array", children=(joined(one.children[0], other.children[0]),))
+    if {one.kind, other.kind} <= {"struct", "map"}:
+        return _joined_objects(one, other)
     if one.kind in INTEGER_BITS and other.kind in INTEGER_BITS:
         return max(one, other, key=lambda kind: INTEGER_BITS[kind.kind])
     return _DOUBLE if {one.kind, other.kind} <= {*INTEGER_BITS, "double"} else _TEXT
+
+
+def _joined_objects(one: HiveType, other: HiveType) -> HiveType:
+    if one.kind == other.kind == "struct":
+        fields = dict(zip(one.names, one.children, strict=True))
+        for name, kind in zip(other.names, other.children, strict=True):
+            fields[name] = joined(fields[name], kind) if name in fields else kind
+        if len(fields) <= _MAX_NAMES:
+            return HiveType("struct", children=tuple(fields.values()), names=tuple(fields))
+    key = next((kind.children[0] for kind in (one, other) if kind.kind == "map"), _TEXT)
+    values = [
+        value for kind in (one, other) for value in (kind.children if kind.kind == "struct" else kind.children[1:])
+    ]
+    return HiveType("map", children=(key, reduce(joined, values, _UNKNOWN)))
 
 
 def _needed(found: HiveType, stored: HiveType | None, path: str) -> HiveType:
     """Return the type that stores values of a type that was found; `stored` is the type that stores them now."""
     if stored is None:
         return _new(found)
-    if found.kind == "struct" and stored.kind in ("struct", "map"):
+    if found.kind in ("struct", "map") and stored.kind in ("struct", "map"):
         return (_needed_struct if stored.kind == "struct" else _needed_map)(found, stored, path)
     if found.kind == stored.kind == "array":
         return replace(stored, children=(_needed_item(found.children[0], stored.children[0], f"{path}[]"),))
@@ -227,6 +243,8 @@ def _needed(found: HiveType, stored: HiveType | None, path: str) -> HiveType:
 
 
 def _needed_struct(found: HiveType, stored: HiveType, path: str) -> HiveType:
+    if found.kind == "map":
+        raise _too_many_names(path)
     types = dict(zip(stored.names, stored.children, strict=True))
     for name, kind in zip(found.names, found.children, strict=True):
         if kind != _UNKNOWN:
@@ -235,7 +253,7 @@ def _needed_struct(found: HiveType, stored: HiveType, path: str) -> HiveType:
 
 
 def _needed_map(found: HiveType, stored: HiveType, path: str) -> HiveType:
-    value = reduce(_joined, found.children, _UNKNOWN)
+    value = found.children[1] if found.kind == "map" else reduce(joined, found.children, _UNKNOWN)
     return replace(stored, children=(stored.children[0], _needed_item(value, stored.children[1], f"{path}{{}}")))
 
 
@@ -244,17 +262,26 @@ def _needed_item(found: HiveType, stored: HiveType, path: str) -> HiveType:
 
 
 def _new(found: HiveType) -> HiveType:
-    """Return the type of a new column or field."""
+    """Return the type of a new column or field, which is incomplete if values are null or empty."""
     if found.kind in INTEGER_BITS:
         return _BIGINT
     if found.kind == "array":
-        return HiveType("array", children=(_TEXT if found.children[0] == _UNKNOWN else _new(found.children[0]),))
+        return HiveType("array", children=(_new(found.children[0]),))
+    if found.kind == "map":
+        return _TEXT
     if found.kind != "struct":
         return found
     fields = {name: _new(kind) for name, kind in zip(found.names, found.children, strict=True) if kind != _UNKNOWN}
-    if not 0 < len(fields) <= _MAX_STRUCT_NAMES or not all(map(_NAME.fullmatch, fields)):
+    if len(fields) > _MAX_STRUCT_NAMES or not all(map(_NAME.fullmatch, fields)):
         return _TEXT
     return HiveType("struct", children=tuple(fields.values()), names=tuple(fields))
+
+
+def _too_many_names(path: str) -> InvalidTable:
+    return InvalidTable(
+        f"the objects in {path} have more than {_MAX_NAMES:,} different names of fields",
+        hint="a column for each is not possible; set schema_evolution: none, and store such objects in a map",
+    )
 
 
 def _checked(name: str, place: str) -> str:
