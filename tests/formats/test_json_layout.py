@@ -135,11 +135,124 @@ def test_decode_when_layout_is_arbitrary_then_result_is_the_same_as_one_by_one(s
     columns = generator.columns()
     layout = generator.layout(columns)
     values = [generator.placed(layout, columns) for _ in range(count)]
-    decoded = JsonDecoder(columns, layout).decode(values)
+    _assert_decoded_as_alone(JsonDecoder(columns, layout), columns, layout, values)
+
+
+def _assert_decoded_as_alone(
+    decoder: JsonDecoder, columns: Sequence[Column], layout: Layout, values: list[bytes]
+) -> None:
+    decoded = decoder.decode(values)
     alone = [decoded_alone(columns, value, layout) for value in values]
     rejects = {index: one for index, one in enumerate(alone) if isinstance(one, tuple)}
     assert {reject.row: (reject.column, reject.reason) for reject in decoded.rejects} == rejects
     assert_equal(columns, decoded, [row for row in alone if not isinstance(row, tuple)])
+
+
+class ConnectGenerator:
+    """Generates records with schemas of Kafka Connect, which describe decimals. Some do not fit their schema."""
+
+    _NUMBERS = ("MDQ=", "AQ==", "gQ==", "AMOA", "AAAA", "/////w==", "////", "AR==")
+    _VALUES = (
+        *map(json.dumps, _NUMBERS), '"f/////////////////////w=="', '"x"', '""', '"12"', '" AQ=="', '"A\\/8="',
+        '"\\u0041Q=="', "12.5",
+        "1e2", "7", "null", "true", '{"scale":"1","value":"gQ=="}', '["AQ==",null]', '{"a":"AQ==","t":"MDQ="}',
+        '{"A":"AQ=="}', '[{"a":"AQ=="}]', '{"k":"MDQ="}', "{}", "[]",
+    )  # fmt: skip
+    _DECIMAL = "org.apache.kafka.connect.data.Decimal"
+    _NAMES = ("a", "t", "s", "m", "l", "whole")
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._faults = random.choice([0, 0.01, 0.2])  # the part of what is chosen that is unusual
+        self._is_event = random.random() < 0.5
+        types = ("decimal(20,3)", "string", "double")
+        kinds = [random.choice([*types, "decimal(4,1)", "bigint", "timestamp", "binary"]), random.choice(types)]
+        kinds += ["struct<a:decimal(20,3),t:string>", "map<string,decimal(9,2)>", "array<decimal(9,3)>"]
+        taken = random.sample(range(5), random.randint(1, 5))
+        paths: dict[str, Path] = {"whole": ()} if self._is_fault() else {}
+        self.columns = columns_of(**{self._NAMES[i]: kinds[i] for i in taken}, **dict.fromkeys(paths, "string"))
+        self.layout = Layout(
+            envelope="debezium" if self._is_event else "connect",
+            operations=tuple("crud") if self._is_event else INSERTS,
+            paths=paths,
+            rejects_unmatched=random.random() < 0.5,
+        )
+        self._schemas = [self._schema() for _ in range(random.randint(1, 3))]
+
+    def _is_fault(self) -> bool:
+        return self._random.random() < self._faults
+
+    def record(self) -> bytes:
+        schema, row = self._random.choice(self._schemas)
+        payload = self._object(row)
+        if self._is_event:
+            operation = "x" if self._is_fault() else self._random.choice("crud")
+            payload = f'{{"op":"{operation}","before":{self._object(row)},"after":{self._object(row)}}}'
+        blank = " " * self._is_fault()
+        members = [f'"schema":{blank}{json.dumps(schema)}', f'"payload":{blank}{payload}']
+        if self._is_fault():
+            other, _ = self._random.choice(self._schemas)
+            others = ['"x":1', '"Schema":null', f'"payload":{payload}', f'"schema":{json.dumps(other)}']
+            members.append(self._random.choice(others))
+        if self._is_fault():
+            self._random.shuffle(members)
+        return ("{" + ",".join(members[self._is_fault() :]) + "}"[self._is_fault() :]).encode()
+
+    def _object(self, kinds: Mapping[str, dict[str, Any]]) -> str:
+        if self._is_fault():
+            return self._random.choice(["null", "[]", '"x"', "1"])
+        names = [name for name in kinds if self._random.random() < 0.8]
+        pairs = [(name.upper() if self._is_fault() else name, self._value(kinds[name])) for name in names]
+        pairs += pairs[:1] * self._is_fault()
+        return "{" + ",".join(f'"{name}":{value}' for name, value in pairs) + "}"
+
+    def _value(self, kind: Mapping[str, Any]) -> str:
+        if self._is_fault():
+            return self._random.choice(self._VALUES)
+        if kind.get("name") == self._DECIMAL:
+            return self._random.choice([json.dumps(self._random.choice(self._NUMBERS))] * 3 + ["null", "-2.5"])
+        if kind["type"] == "array":
+            return f"[{self._value(kind['items'])}]"
+        if kind["type"] == "map":
+            return f'{{"k":{self._value(kind["values"])}}}'
+        if "fields" in kind:
+            return self._object({inner["field"]: inner for inner in kind["fields"]})
+        return self._random.choice(["0", '"5"', "null", '"1.5"'])
+
+    def _schema(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """Return a schema of the payload, and those of the fields of a row."""
+        inner = self._leaf()
+        struct: dict[str, Any] = {"type": "struct", "fields": [{"field": "a", **self._leaf()}, {"field": "t", **inner}]}
+        nested: list[dict[str, Any]] = [struct, {"type": "map", "values": inner}, {"type": "array", "items": inner}]
+        kinds = [self._leaf(), self._leaf(), *nested]
+        if self._faults > 0.1:
+            self._random.shuffle(kinds)
+        kinds[3:] = [kind for kind in kinds[3:] if self._random.random() < 0.2]
+        row: dict[str, dict[str, Any]] = dict(zip(self._NAMES, kinds, strict=False)) | (
+            {"A": self._leaf()} if self._is_fault() else {}
+        )
+        struct = {"type": "struct", "fields": [{"field": name, **kind} for name, kind in row.items()]}
+        events = {"type": "struct", "fields": [{"field": "before", **struct}, {"field": "after", **struct}]}
+        return (events if self._is_event else struct), row
+
+    def _leaf(self) -> dict[str, Any]:
+        if self._is_fault():
+            scale = self._random.choice(["-1", "40", "x", 2])
+            unusual: dict[str, Any] = {"type": "bytes", "name": self._DECIMAL, "parameters": {"scale": scale}}
+            scaled: dict[str, Any] = {"type": "struct", "name": "io.debezium.data.VariableScaleDecimal"}
+            return self._random.choice([unusual, scaled])
+        decimal = {"type": "bytes", "name": self._DECIMAL, "parameters": {"scale": self._random.choice("0123")}}
+        return self._random.choice([decimal, decimal, {"type": "string", "doc": '"payload":'}])
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.integers(0, 1 << 60), st.sampled_from([1, 3, 20, 60]))
+def test_decode_when_schemas_describe_decimals_then_result_is_the_same_as_one_by_one(seed: int, count: int) -> None:
+    generator = ConnectGenerator(Random(seed))
+    columns, layout = generator.columns, generator.layout
+    decoder = JsonDecoder(columns, layout)
+    for _ in range(2):  # the decoder knows the schemas of the first batch
+        _assert_decoded_as_alone(decoder, columns, layout, [generator.record() for _ in range(count)])
 
 
 def paths_of(paths: Mapping[str, str]) -> dict[str, Path]:
@@ -299,6 +412,9 @@ def test_decode_when_the_schema_of_a_record_describes_decimals_then_they_have_it
     assert [(reject.row, reject.column) for reject in decoded.rejects] == [(2, "amount"), (3, "")]
     assert "'0.001' does not fit decimal(10,2) exactly" in decoded.rejects[0].reason
     assert "'x' in the field 'text' is not a decimal in Base64" in decoded.rejects[1].reason
+    twice = b'{"schema":{},"payload":{"op":"c","after":{"amount":"MDQ="}},' + records[0][1:].replace(b"payload", b"x")
+    [batch] = JsonOptions(envelope="debezium").decoder(columns).decode([twice] * 3).batches
+    assert batch["amount"].to_pylist() == [Decimal("12.34")] * 3
 
 
 @pytest.mark.parametrize(

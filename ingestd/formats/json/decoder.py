@@ -37,7 +37,6 @@ import pyarrow as pa
 from ingestd.formats.decoder import Reject, RejectError
 from ingestd.formats.json import inference
 from ingestd.formats.json.arrow_reader import ArrowReader
-from ingestd.formats.json.envelope import has_decimals
 from ingestd.formats.json.layout import PLAIN, Layout
 from ingestd.formats.json.record import Precheck, RecordReader
 from ingestd.formats.json.tape import Mask
@@ -60,7 +59,7 @@ class JsonDecoder(RecordDecoder):
         super().__init__(columns, tombstones=tombstones)
         self._rejects_unmatched = layout.rejects_unmatched
         self._is_plain = replace(layout, rejects_unmatched=False) == PLAIN
-        self._has_envelope, self._is_event = layout.envelope != "none", layout.envelope == "debezium"
+        self._is_event = layout.envelope == "debezium"
         self._arrow = ArrowReader(columns, layout.matching(columns))
         self._tape = TapeReader(columns, layout)
         self._records = RecordReader(columns, layout)
@@ -70,9 +69,7 @@ class JsonDecoder(RecordDecoder):
         self._found = HiveType("struct")
 
     def decode_batch(self, values: Sequence[bytes]) -> tuple[pa.RecordBatch, RejectReasons]:
-        """See `RecordDecoder`. Raises NotColumnar only for records in envelopes."""
-        if self._has_envelope and any(map(has_decimals, values)):
-            raise NotColumnar
+        """See `RecordDecoder`. Raises only MixedTimestamps."""
         try:
             if self._is_plain:
                 return self._by_arrow(values)

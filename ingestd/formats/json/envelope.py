@@ -30,8 +30,8 @@ SCHEMA, PAYLOAD, OPERATION, AFTER, BEFORE = "schema", "payload", "op", "after", 
 INSERTS = ("c", "r")  # created, read in a snapshot
 UPDATE, DELETE = "u", "d"
 # The names of the types of decimals in schemas: with a scale in the schema, and with one in each value.
-_DECIMAL, _SCALED_DECIMAL = "org.apache.kafka.connect.data.Decimal", "io.debezium.data.VariableScaleDecimal"
-_MARKS = (_DECIMAL.encode(), _SCALED_DECIMAL.encode())
+DECIMAL, SCALED_DECIMAL = "org.apache.kafka.connect.data.Decimal", "io.debezium.data.VariableScaleDecimal"
+_MARKS = (DECIMAL.encode(), SCALED_DECIMAL.encode())
 # Far more than the 38 digits of Hive's decimals.
 _MAX_DECIMAL_BYTES, _MAX_SCALE = 64, 1_000
 _OPERATIONS = {UPDATE: "an update", DELETE: "a delete", "t": "a truncation", "m": "a message of the source database"}
@@ -110,16 +110,12 @@ def _with_decimals(schema: object, value: object, field: str) -> object:
     if not isinstance(schema, dict) or value is None:
         return value
     kind, name = schema.get("type"), schema.get("name")
-    if name == _DECIMAL:
-        parameters = schema.get("parameters")
-        scale = parameters.get("scale") if isinstance(parameters, dict) else None
-        return value if isinstance(value, Number) else _decimal(value, scale, field)
-    if name == _SCALED_DECIMAL and isinstance(value, dict):
-        return _decimal(value.get("value"), value.get("scale"), field)
+    if name == DECIMAL:
+        return value if isinstance(value, Number) else _decimal(value, scale_of(schema), field)
+    if name == SCALED_DECIMAL and isinstance(value, dict):
+        return _decimal(value.get("value"), _scale(value.get("scale")), field)
     if kind == "struct" and isinstance(value, dict):
-        fields = schema.get("fields")
-        known = [inner for inner in fields if isinstance(inner, dict)] if isinstance(fields, list) else []
-        schemas = {str(inner.get("field")): inner for inner in known}
+        schemas = fields_of(schema)
         return {key: _with_decimals(schemas.get(key), item, key) for key, item in value.items()}
     if kind == "map" and isinstance(value, dict):
         return {key: _with_decimals(schema.get("values"), item, field) for key, item in value.items()}
@@ -128,19 +124,40 @@ def _with_decimals(schema: object, value: object, field: str) -> object:
     return value
 
 
-def _decimal(unscaled: object, scale: object, field: str) -> Number:
+def fields_of(schema: Mapping[str, object]) -> dict[str, dict[str, object]]:
+    """Return the schemas of the fields of a struct, by their names."""
+    fields = schema.get("fields")
+    known = [inner for inner in fields if isinstance(inner, dict)] if isinstance(fields, list) else []
+    return {str(inner.get("field")): inner for inner in known}
+
+
+def scale_of(schema: Mapping[str, object]) -> int | None:
+    """Return the scale in the schema of a decimal, None if it has no valid one."""
+    parameters = schema.get("parameters")
+    return _scale(parameters.get("scale") if isinstance(parameters, dict) else None)
+
+
+def _scale(text: object) -> int | None:
+    try:
+        scale = int(text) if isinstance(text, str) else None
+    except ValueError:
+        return None
+    return None if scale is None or abs(scale) > _MAX_SCALE else scale
+
+
+def _decimal(unscaled: object, scale: int | None, field: str) -> Number:
     """Return the number with this unscaled value, which is the Base64 of two's complement bytes. Raises RejectError."""
     try:
-        if type(unscaled) is not str or not isinstance(scale, str):
+        if type(unscaled) is not str or scale is None:
             raise ValueError
-        content, places = base64.b64decode(unscaled, validate=True), int(scale)
-        if not 0 < len(content) <= _MAX_DECIMAL_BYTES or abs(places) > _MAX_SCALE:
+        content = base64.b64decode(unscaled, validate=True)
+        if not 0 < len(content) <= _MAX_DECIMAL_BYTES:
             raise ValueError
     except ValueError:
         what = f"{shown(unscaled)} in the field {shown(field)} is not a decimal in Base64 with a scale in its schema"
         raise RejectError("", what) from None
     number = int.from_bytes(content, "big", signed=True)
-    return Number(f"{Decimal((number < 0, tuple(map(int, str(abs(number)))), -places)):f}")
+    return Number(f"{Decimal((number < 0, tuple(map(int, str(abs(number)))), -scale)):f}")
 
 
 def _kind(value: object) -> str:

@@ -228,6 +228,11 @@ _ORDERED = json.JSONDecoder(
 )
 
 
+def parse_object(value: bytes) -> dict[str, object]:
+    """Return a record that is one JSON object; its numbers are of the type Number. Raises RejectError."""
+    return _parse(value, _UNORDERED)
+
+
 def array_fault(value: bytes) -> RejectError:
     """Return why a record is not one JSON array."""
     try:

@@ -141,6 +141,16 @@ class Tape:
         text: bytes = letters[kept].tobytes()
         return text[:-1]
 
+    def contain(self, containers: Ints, tokens: Ints) -> Mask:
+        """Return which objects and arrays, given by the tokens that open them, contain any of the other tokens.
+
+        Both ascend.
+        """
+        places = self.start[tokens]
+        before, after = self.start[containers], self._close_ends[containers]
+        found: Mask = np.searchsorted(places, after) > np.searchsorted(places, before)
+        return found
+
     @cached_property
     def repeated_keys(self) -> Mask:
         """The records that have an object, at any depth, with two equal keys."""

@@ -7,7 +7,7 @@ reason of a reject.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -17,7 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ingestd.formats.json.envelope import AFTER, BEFORE, DELETE, OPERATION, PAYLOAD
+from ingestd.formats.json.connect_schemas import OTHER, UNCHANGED, Decimals, Schemas, numbers
+from ingestd.formats.json.envelope import AFTER, BEFORE, DELETE, OPERATION, PAYLOAD, SCHEMA
 from ingestd.formats.json.inference import Rows
 from ingestd.formats.json.layout import PLAIN, Layout, Place
 from ingestd.formats.json.nested import POSITION, primitive
@@ -50,6 +51,7 @@ class TapeReader:
         self._place = layout.tree(columns)
         self._deleted = layout.tree(columns, BEFORE)
         self._matching = layout.matching(columns)
+        self._schemas = Schemas() if layout.envelope != "none" and not layout.lenient else None
 
     def read(self, values: Sequence[bytes], unit: str) -> tuple[pa.RecordBatch, Mask, RejectReasons]:
         """Decode the values into a batch whose timestamps have the given unit, ns or us.
@@ -87,9 +89,14 @@ class TapeReader:
         return dict(columns.find(self._place, events, depth))
 
     def _read(self, values: Sequence[bytes], unit: str) -> _Columns:
+        decimals: list[Decimals] = []
+        if self._schemas:
+            values, of_record, decimals = self._schemas.take_out(values)
         tape = Tape(values)
         columns = _Columns(tape, unit, self._layout)
         columns.undecided |= tape.malformed
+        if decimals:
+            columns.read_decimals(decimals, of_record)
         found = self._find(columns)
         columns.leave_unmatched([found[index][0] for index in self._matching])
         arrays = [columns.column(column, *found[index]) for index, column in enumerate(self._columns)]
@@ -117,6 +124,8 @@ class _Columns:
         if layout.lenient:
             self.undecided |= tape.repeated_keys  # there, the last of equal keys does not always win
         self._rows = np.arange(len(tape.malformed), dtype=np.int32)
+        self._decimal_tokens: Ints = np.zeros(0, np.int32)
+        self._decimal_texts = pa.array([], pa.string())
 
     def events(self) -> tuple[Ints, int, Mask]:
         """Return the tokens that open the objects of `envelope.event_of`, or _MISSING, and the depth of their items.
@@ -140,6 +149,59 @@ class _Columns:
             accepted = np.isin(letters, [ord(name) for name in self._layout.operations])
             self.undecided |= ~accepted | (self._opened(rows, OPEN_OBJECT) == _MISSING)
         return events, depth, deletes
+
+    def read_decimals(self, decimals: Sequence[Decimals], of_record: Ints) -> None:
+        """Find the decimals of records without schemas. The arguments are results of `Schemas.take_out`."""
+        payloads, schemas = self._members((PAYLOAD, SCHEMA), self._tape.roots, 1)
+        self.undecided |= (of_record != UNCHANGED) & (schemas != _MISSING)  # the last schema counts
+        found: list[tuple[Ints, pa.StringArray]] = []
+        for index, inside in enumerate(decimals):
+            is_described = of_record == index
+            if isinstance(inside, int):
+                self.undecided |= is_described
+            elif inside and is_described.any():
+                found += self._decimals(inside, np.where(is_described, payloads, _MISSING).astype(np.int32), 2)
+        if found:
+            tokens = np.concatenate([tokens for tokens, _ in found])
+            order = np.argsort(tokens)
+            self._decimal_tokens = tokens[order]
+            self._decimal_texts = pa.concat_arrays([texts for _, texts in found]).take(pa.array(order))
+            self._tape.kind[tokens] = SCALAR
+
+    def _decimals(
+        self, decimals: Mapping[str, Decimals], tokens: Ints, depth: int
+    ) -> Iterator[tuple[Ints, pa.StringArray]]:
+        """Yield the tokens of decimals inside of values, and their numbers. Records with others are undecided.
+
+        The items of the values have this depth.
+        """
+        is_object = (tokens != _MISSING) & (self._tape.kind[tokens] == OPEN_OBJECT)
+        objects = np.where(is_object, tokens, _MISSING).astype(np.int32)
+        members = self._members([name.lower() for name in decimals], objects, depth)
+        for (name, inside), values in zip(decimals.items(), members, strict=True):
+            present = values[values != _MISSING]
+            is_null = (self._tape.kind[present] == SCALAR) & (self._tape.letters_at(present) == ord("n"))
+            present = present[~is_null]
+            self._leave(
+                present[pc.not_equal(self._key_texts(present - np.int32(2)), name).to_numpy(zero_copy_only=False)]
+            )
+            if not isinstance(inside, int):
+                yield from self._decimals(inside, values, depth + 1)
+            elif inside == OTHER:
+                self._leave(present)
+            else:
+                yield self._scaled(present, inside)
+
+    def _scaled(self, tokens: Ints, scale: int) -> tuple[Ints, pa.StringArray]:
+        """Return the tokens of unscaled values that are texts, and their numbers with this scale."""
+        kinds = self._tape.kind[tokens]
+        is_number = (kinds == SCALAR) & ~np.isin(self._tape.letters_at(tokens), list(b"tf"))
+        self._leave(tokens[~is_number & (kinds != STRING)])
+        tokens = tokens[kinds == STRING]
+        texts = numbers(self._tape.texts(self._tape.start[tokens] + 1, self._tape.end[tokens] - 1), scale)
+        valid = texts.is_valid().to_numpy(zero_copy_only=False)
+        self._leave(tokens[~valid])
+        return tokens[valid], texts.drop_null()
 
     def rows(self) -> Rows:
         """Return the objects whose members are fields: the records, or what is in their envelopes."""
@@ -356,6 +418,12 @@ class _Columns:
         quote = (self._tape.kind[used] == STRING).astype(np.int32)
         texts, failed = self._unescaped(self._tape.start[used] + quote, self._tape.end[used] - quote)
         self.undecided[rows[present[failed]]] = True
+        if len(self._decimal_tokens):
+            places = np.searchsorted(self._decimal_tokens, used)
+            places[places == len(self._decimal_tokens)] = 0
+            is_decimal = self._decimal_tokens[places] == used
+            decimals = self._decimal_texts.take(pa.array(places[is_decimal]))
+            texts = pc.replace_with_mask(texts, pa.array(is_decimal), decimals)
         return spread(texts, present, len(tokens))
 
     def _unescaped(self, starts: Ints, ends: Ints) -> tuple[pa.StringArray, Mask]:
@@ -382,6 +450,7 @@ class _Columns:
         if self._lenient:
             rewritten = pc.or_(rewritten, pc.match_substring_regex(parts, _DOUBLE_INSIDE))
         self._leave(tokens[places[rewritten.to_numpy(zero_copy_only=False)]])
+        self._leave(tokens[places[self._tape.contain(tokens[places], self._decimal_tokens)]])
         self.undecided |= self._tape.repeated_keys
         return pc.replace_with_mask(texts, pa.array(refused), parts)
 
