@@ -168,3 +168,11 @@ def test_decode_when_a_name_has_the_kelvin_sign_then_others_keep_their_values() 
     decoded = JsonDecoder(columns_of(k="int", at="timestamp")).decode(values)
     assert [reject.row for reject in decoded.rejects] == [0, 1]
     assert rows_of(decoded) == [{"k": 1, "at": None}]
+
+
+def test_decode_when_the_reader_stops_at_a_row_that_does_not_exist_then_each_record_has_its_own_result() -> None:
+    sound = (NESTED_SOUND % (1, 2, 3)).encode()
+    values = [b'{"items":[{},{},{},5]}', sound, b'{"id":1}"id":1}']
+    for count in (1, 2, 3):
+        decoded = JsonDecoder(NESTED).decode(values[:count])
+        assert [reject.row for reject in decoded.rejects] == [0, 2][: (count + 1) // 2]

@@ -103,8 +103,8 @@ class ArrowReader:
                 if lines is None or undecided[lines].all():
                     if self._learn(message, values[int(np.argmin(undecided))], learned):
                         continue
-                    lines, single_rows = row_of(message, len(values)), single_rows + 1
-                    if lines is None or undecided[lines].all() or single_rows > _MAX_SINGLE_ROWS:
+                    lines, single_rows = row_of(message, len(undecided)), single_rows + 1
+                    if lines is None or single_rows > _MAX_SINGLE_ROWS or undecided[lines].all():
                         break
                 text = without_lines(text, lines)
                 undecided[lines] = True

@@ -53,9 +53,9 @@ def suspects(error: str, text: bytes, schema: pa.Schema, limit: int) -> Lines | 
 
 
 def row_of(error: str, count: int) -> Lines | None:
-    """Return the line at which the reader stopped; None if the error lacks it, or names none of the `count` lines.
+    """Return the line, of `count`, at which the reader stopped, if the error contains it.
 
-    The reader counts objects. A line before the fault may contain several.
+    The reader counts the elements of arrays, and several values of a line, so the line may be another one, or none.
     """
     row = _ROW.search(error)
     return np.array([int(row[1])]) if row and int(row[1]) < count else None
